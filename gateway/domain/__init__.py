@@ -1,0 +1,1 @@
+"""What things are called: values, errors and ports. Knows the standard library alone."""

@@ -1,0 +1,45 @@
+"""Who answers: an agent's definition with its limits and context rules."""
+
+from dataclasses import dataclass, field
+
+from gateway.domain.ids import AgentId
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of one run."""
+
+    max_iterations: int = 15
+    token_budget: int = 50_000
+    timeout_seconds: int = 120
+    max_tool_calls_per_turn: int = 5
+    max_parallel_tools: int = 3
+    tool_timeout_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRules:
+    """How much of a conversation a model is shown."""
+
+    token_budget: int = 16_000  # what is sent, in estimated tokens
+    recent_turns: int = 12  # whole exchanges
+
+
+@dataclass(frozen=True, slots=True)
+class AgentDef:
+    """One agent. `fallback` answers when this one's provider cannot."""
+
+    id: AgentId
+    provider: str
+    model: str
+    max_tokens: int = 4096
+    temperature: float | None = None
+    context_window: int = 128_000
+    thinking: bool = False
+    stream: bool = True
+    system_prompt: str = ""
+    soul_path: str | None = None
+    tools: tuple[str, ...] = ()
+    fallback: "AgentDef | None" = None
+    limits: Limits = field(default_factory=Limits)
+    context: ContextRules = field(default_factory=ContextRules)

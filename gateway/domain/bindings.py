@@ -1,0 +1,51 @@
+"""Where a message comes from, and the bindings that say which agent answers it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.domain.ids import AgentId, SessionKey
+
+MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a message was said. `sender` is the person; in a direct chat that is the peer."""
+
+    channel: str
+    account: str
+    peer: str = "main"
+    guild: str | None = None
+    team: str | None = None
+    thread: str | None = None
+    sender: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Every field that is given must match."""
+
+    agent_id: AgentId
+    channel: str | None = None
+    account_id: str | None = None
+    peer_id: str | None = None
+    guild_id: str | None = None
+    team_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who answers, under which session key, and which binding decided it (None: no binding)."""
+
+    agent_id: AgentId
+    session_key: SessionKey
+    matched_by: MatchedBy
+    binding_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a binding was not the one."""
+
+    index: int
+    why: str

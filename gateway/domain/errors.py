@@ -1,0 +1,131 @@
+"""Every error that the gateway raises on purpose: the name says the fact, attributes carry the data."""
+
+from typing import Literal
+
+
+class GatewayError(Exception):
+    """The root. Its text is for the operator; `code` is stable for programs."""
+
+    code = "internal_error"
+    retryable = False
+
+
+class BadSessionKey(GatewayError):
+    code = "bad_session_key"
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"{text[:200]!r} is not a session key (agent:channel:account:peer)")
+
+
+class NoRoute(GatewayError):
+    """No binding matches and there is no default agent."""
+
+    code = "no_agent"
+
+    def __init__(self, channel: str, account: str, peer: str) -> None:
+        super().__init__(f"no agent configured for {channel}:{account}:{peer}")
+
+
+class UnknownAgent(GatewayError):
+    code = "unknown_agent"
+
+    def __init__(self, agent_id: str, known: tuple[str, ...]) -> None:
+        super().__init__(f"no agent has id {agent_id!r}; defined: {', '.join(known)}")
+        self.agent_id = agent_id
+
+
+class NotFound(GatewayError):
+    """It is not there, or not yours: the two are never told apart."""
+
+    code = "not_found"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} not found")
+
+
+class Conflict(GatewayError):
+    """The same key was used before with other content, or HEAD has moved meanwhile."""
+
+    code = "conflict"
+
+
+class Busy(GatewayError):
+    """An honest refusal: a bound is reached and nothing was accepted."""
+
+    code = "busy"
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StoreUnavailable(GatewayError):
+    """The store could not commit (disk full, read-only, I/O error): nothing was acknowledged."""
+
+    code = "store_unavailable"
+    retryable = True
+
+    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class StoreRefused(GatewayError):
+    """The store must not be opened as it is (corrupt, newer schema, messages missing)."""
+
+    code = "store_refused"
+
+
+class DataDirInUse(GatewayError):
+    code = "data_dir_in_use"
+
+    def __init__(self, path: str, owner: str) -> None:
+        super().__init__(f"{path} is in use by {owner}")
+        self.path, self.owner = path, owner
+
+
+class SoulUnreadable(GatewayError):
+    code = "soul_unreadable"
+
+
+FailureKind = Literal[
+    "auth",  # 401, 403: the key is missing or wrong
+    "rate",  # 429
+    "overloaded",  # 529, 503 and their like
+    "server",  # other 5xx
+    "network",  # refused, reset, DNS
+    "timeout",  # connect, first byte or between two chunks
+    "truncated",  # the stream ended without saying that it is complete
+    "protocol",  # bytes that are not what the wire promises
+    "bad_request",  # 400 and the like: repeating it cannot help
+    "context_overflow",  # the prompt is longer than the model can read
+    "not_found",  # unknown model or wrong address
+    "refused_key",  # no key is configured
+]
+
+
+class ModelFailed(GatewayError):
+    """A provider call that gave no complete reply.
+
+    `started` says that text of this reply was already heard, so nobody may try it again unseen.
+    """
+
+    code = "provider_error"
+
+    def __init__(
+        self,
+        provider: str,
+        kind: FailureKind,
+        detail: str,
+        *,
+        retryable: bool,
+        started: bool = False,
+        status: int | None = None,
+        retry_after_s: float | None = None,
+        tries: int = 1,
+    ) -> None:
+        super().__init__(f"{provider}: {detail}")
+        self.provider, self.kind, self.detail = provider, kind, detail
+        self.retryable, self.started = retryable, started
+        self.status, self.retry_after_s, self.tries = status, retry_after_s, tries

@@ -1,0 +1,58 @@
+"""Identifiers as types, and the session key with its exact text form."""
+
+import re
+from dataclasses import dataclass
+from typing import NewType
+from urllib.parse import unquote_to_bytes
+
+from gateway.domain.errors import BadSessionKey
+
+AgentId = NewType("AgentId", str)
+MessageId = NewType("MessageId", str)
+RunId = NewType("RunId", str)
+NodeId = NewType("NodeId", str)
+
+_UNSAFE = re.compile("[%:\x00-\x1f\x7f-\x9f]")
+
+
+def encode_part(part: str) -> str:
+    """One part of a key as text: `%`, `:` and control characters become percent escapes."""
+    return _UNSAFE.sub(_escape, part)
+
+
+def _escape(match: re.Match[str]) -> str:
+    return "".join(f"%{byte:02X}" for byte in match.group().encode())
+
+
+def decode_part(text: str) -> str:
+    """The exact inverse of `encode_part`; raises BadSessionKey for text it never makes."""
+    try:
+        part = unquote_to_bytes(text).decode()
+    except UnicodeError as error:
+        raise BadSessionKey(text) from error
+    if encode_part(part) != text:
+        raise BadSessionKey(text)
+    return part
+
+
+@dataclass(frozen=True, slots=True)
+class SessionKey:
+    """Whose conversation with which agent; text only at the edge, as `str(key)`."""
+
+    agent: AgentId
+    channel: str
+    account: str
+    peer: str = "main"
+
+    def __str__(self) -> str:
+        parts = (self.agent, self.channel, self.account, self.peer)
+        return ":".join(encode_part(part) for part in parts)
+
+    @classmethod
+    def parse(cls, text: str) -> "SessionKey":
+        """Reads the text form; raises BadSessionKey for anything that `str` does not make."""
+        parts = text.split(":")
+        if len(parts) != 4:
+            raise BadSessionKey(text)
+        agent, channel, account, peer = (decode_part(part) for part in parts)
+        return cls(AgentId(agent), channel, account, peer)

@@ -1,0 +1,115 @@
+"""An accepted message on its way: what is written before it is acknowledged, and how it ends."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from gateway.domain.bindings import MatchedBy
+from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
+from gateway.domain.messages import Node
+from gateway.domain.model import Usage
+
+EntryState = Literal["queued", "running", "done", "dead"]
+EndState = Literal["done", "dead"]
+
+
+@dataclass(frozen=True, slots=True)
+class NewEntry:
+    """A message that is about to be accepted.
+
+    `platform_id` is the platform's message id or the client's idempotency key; with one, a second
+    entry of the same (channel, account, platform_id) is a duplicate. `digest` tells a true repeat
+    from another message under the same key.
+    """
+
+    message_id: MessageId
+    run_id: RunId
+    session_key: SessionKey
+    content: str
+    accepted_at: datetime
+    matched_by: MatchedBy = "default"
+    platform_id: str | None = None
+    digest: str = ""
+    context_id: NodeId | None = None  # grow from this node instead of HEAD
+    sender: str | None = None
+    limits: str | None = None  # JSON of a request's own, tighter limits
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message as the store holds it. `seq` is its place in its session; `seq_mark`: no chunk of
+    this run had a higher number before the last crash."""
+
+    new: NewEntry
+    seq: int
+    state: EntryState
+    attempts: int
+    seq_mark: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """The answer to an accept. A duplicate carries the ids of the first."""
+
+    message_id: MessageId
+    run_id: RunId
+    session_key: SessionKey
+    matched_by: MatchedBy
+    seq: int
+    duplicate: bool = False
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewDelivery:
+    """An answer that a channel has to bring to its platform."""
+
+    id: str
+    channel: str
+    account: str
+    peer: str
+    thread: str | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a run ends, written in ONE commit: nodes into the tree, HEAD, sums, outbox, inbox done.
+
+    `nodes` are in order, each the parent of the next; the first one's parent is `grown_from`.
+    HEAD moves to the last node only if it still is `grown_from`, or if `take_head` is set.
+    `log` is every chunk of the run as sent: JSON objects, one a line.
+    """
+
+    run_id: RunId
+    session_key: SessionKey
+    state: EndState
+    outcome: str  # answered, cancelled, failed, … : the reason of the terminal chunk
+    nodes: tuple[Node, ...]
+    grown_from: NodeId | None
+    take_head: bool
+    usage: Usage
+    log: bytes
+    summary: str  # JSON object: what `run.inspect` shows of a finished run
+    finished_at: datetime
+    deliveries: tuple[NewDelivery, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """A run as the store knows it; `log` and `summary` are empty until it has ended."""
+
+    entry: Entry
+    outcome: str | None
+    log: bytes
+    summary: str
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class JournalNote:
+    """A granted wish of a run that has not ended: told again to a new turn after a crash."""
+
+    step: int
+    kind: str  # "reply" or "result"
+    payload: str  # JSON

@@ -1,0 +1,80 @@
+"""A model call: what is asked, what is heard while it streams, what it came to."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gateway.domain.messages import Extras, Message, ToolCall
+
+FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal", "pause"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """A tool as a model is told of it; `parameters` is JSON Schema text."""
+
+    name: str
+    description: str
+    parameters: str = '{"type":"object","properties":{}}'
+    category: str = "meta"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRequest:
+    """All that a provider needs for one call. `messages` follow each other as a wire wants them:
+    every tool call has its result, none is orphaned."""
+
+    provider: str
+    model: str
+    system: str
+    messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
+    max_tokens: int = 4096
+    temperature: float | None = None
+    thinking: bool = False
+    stream: bool = True
+    deadline_s: float = 120.0  # how long this call, its waits and its retries may take together
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingDelta:
+    text: str
+
+
+Delta = TextDelta | ThinkingDelta
+Hear = Callable[[Delta], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call. `estimated`: the provider did not say, or what it said was absurd."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = None  # None: not known
+    estimated: bool = False
+
+    @property
+    def total(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReply:
+    """A complete reply; an incomplete one is a ModelFailed."""
+
+    provider: str
+    model: str
+    text: str = ""
+    thinking: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    usage: Usage = Usage()
+    finish: FinishReason = "stop"
+    extras: Extras | None = None

@@ -1,0 +1,261 @@
+"""What the core needs from outside: small Protocols named after their role.
+
+Each one has a fake in tests/fakes and a conformance suite that fake and real both pass.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Protocol
+
+from gateway.domain.ids import NodeId, RunId, SessionKey
+from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
+from gateway.domain.messages import Node
+from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
+from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
+
+Encode = Callable[[object], bytes]  # a plain value -> compact JSON
+Decode = Callable[[bytes | str], object]  # the inverse; raises ValueError
+
+
+class Clock(Protocol):
+    def now(self) -> datetime:
+        """Wall clock, aware, UTC."""
+        ...
+
+    def monotonic(self) -> float: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Ids(Protocol):
+    def new(self) -> str:
+        """26 characters, sortable by time, unique."""
+        ...
+
+
+class Model(Protocol):
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        """Asks once (with the provider's own retries before the first delta).
+
+        `hear` is called, without waiting, for each delta. Raises ModelFailed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolScope:
+    """On whose behalf a tool runs; given by the host, never by the model."""
+
+    session_key: SessionKey
+    run_id: RunId
+    principal: str
+
+
+class Tool(Protocol):
+    """One tool: what it is, and a call. A failure is raised as any exception; the gate above
+    turns it into an error result."""
+
+    @property
+    def spec(self) -> ToolSpec: ...
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str: ...
+
+
+class SchemaCheck(Protocol):
+    def compile(self, schema: str) -> Callable[[object], str | None]:
+        """A checker that names what is wrong and where, or gives None. Raises ValueError."""
+        ...
+
+
+class Texts(Protocol):
+    """Texts that an operator may edit while we run: souls now; templates, trees and rules later."""
+
+    def read(self, path: str) -> str:
+        """Raises SoulUnreadable with a sentence (missing, empty, not UTF-8, too large)."""
+        ...
+
+    def changes(self) -> AbstractAsyncContextManager["Changes"]: ...
+
+
+class Changes(Protocol):
+    def __aiter__(self) -> "Changes": ...
+
+    async def __anext__(self) -> str:
+        """The path, as given to `read`, of a text that changed."""
+        ...
+
+
+class Inbox(Protocol):
+    async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
+        """ONE durable commit: dedupe, session (made if new), sequence, message.
+
+        `begin` also counts the first attempt, for a lane that is idle. Raises Conflict if the key
+        was used for another digest, StoreUnavailable if the commit is not certain.
+        """
+        ...
+
+    async def begin(self, run_id: RunId) -> int:
+        """Counts an attempt before it starts (not fsynced); gives the count."""
+        ...
+
+    async def finish(self, ending: Ending) -> bool:
+        """ONE durable commit; True if HEAD moved. Finishing a finished run changes nothing."""
+        ...
+
+    async def unfinished(self) -> Sequence[Entry]:
+        """Queued and running entries in accept order: what a start has to take up again."""
+        ...
+
+
+class Journal(Protocol):
+    async def note(self, run_id: RunId, note: JournalNote) -> None:
+        """Written without an fsync of its own; the same (step, kind, key) again changes nothing."""
+        ...
+
+    async def notes(self, run_id: RunId) -> Sequence[JournalNote]: ...
+
+    async def mark(self, run_id: RunId, seq: int) -> None:
+        """No chunk above `seq` will be sent before the next mark (not fsynced)."""
+        ...
+
+
+class Runs(Protocol):
+    async def find(self, run_id: RunId) -> RunRecord | None: ...
+
+
+class Transcript(Protocol):
+    async def path(
+        self,
+        key: SessionKey,
+        *,
+        upto: NodeId | None = None,
+        before: NodeId | None = None,
+        limit: int,
+    ) -> Path:
+        """The last `limit` nodes on the path to HEAD (or to `upto`), or those above `before`.
+
+        Costs the same in a session of any length. An unknown session is an empty path.
+        """
+        ...
+
+    async def node(self, key: SessionKey, node_id: str) -> Node | None:
+        """By id or by label, within this session."""
+        ...
+
+    async def tree(self, key: SessionKey, *, limit: int) -> Sequence[Node]:
+        """All nodes, oldest first, without their texts."""
+        ...
+
+    async def move_head(
+        self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
+    ) -> bool:
+        """Compare-and-set; durable. `label` names the node. False if HEAD was not `expected`."""
+        ...
+
+
+class Sessions(Protocol):
+    async def find(self, key: SessionKey) -> SessionRecord | None: ...
+
+    async def list(self, query: SessionQuery) -> SessionPage:
+        """Newest first."""
+        ...
+
+    async def count(self) -> int: ...
+
+
+class Outbox(Protocol):
+    async def due(self, *, now: datetime, limit: int) -> Sequence[Delivery]:
+        """Pending ones whose time has come, oldest first, one a session at most."""
+        ...
+
+    async def sending(self, delivery_id: str) -> None:
+        """Durable, before the network is touched; counts the attempt."""
+        ...
+
+    async def settle(
+        self,
+        delivery_id: str,
+        state: DeliveryState,
+        *,
+        receipt: str | None = None,
+        why: str | None = None,
+        due_at: datetime | None = None,
+    ) -> None:
+        """`pending` with `due_at` tries again later."""
+        ...
+
+    async def interrupted(self) -> Sequence[Delivery]:
+        """Left in `sending` by a process that died: nobody knows whether they arrived."""
+        ...
+
+
+class StoreCare(Protocol):
+    async def probe(self) -> None:
+        """Proves that a commit reaches the disk; raises StoreUnavailable."""
+        ...
+
+    async def sweep(self, *, before: datetime, limit: int) -> int:
+        """Forgets journals and chunk logs of runs that ended before; transcripts stay."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Deliver(Protocol):
+    async def deliver(self, delivery: Delivery) -> "Receipt": ...
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a platform said: `sent`, `failed` for good, `pending` (again after `retry_after_s`), or
+    `unknown` (it may have arrived)."""
+
+    state: DeliveryState
+    receipt: str | None = None
+    why: str | None = None
+    retry_after_s: float | None = None
+
+
+class HttpAnswer(Protocol):
+    @property
+    def status(self) -> int: ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Names in lower case."""
+        ...
+
+    async def read_some(self) -> bytes:
+        """What has arrived, at least one byte; b"" at the end. Raises HttpFailed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HttpCall:
+    method: str
+    url: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+    connect_timeout_s: float = 10.0
+    idle_timeout_s: float = 60.0  # to the first byte, and between two
+
+
+class HttpFailed(Exception):
+    """The network did not bring an answer, or broke it off."""
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(detail)
+        self.kind = kind  # "network" or "timeout"
+
+
+class Http(Protocol):
+    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
+        """Never follows a redirect. Leaving the context before the end aborts the request.
+        Raises HttpFailed."""
+        ...
+
+
+Supervised = Callable[[], Awaitable[None]]
