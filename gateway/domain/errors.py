@@ -105,10 +105,15 @@ FailureKind = Literal[
 ]
 
 
+RETRYABLE: frozenset[FailureKind] = frozenset(
+    {"rate", "overloaded", "server", "network", "timeout", "truncated"}
+)
+
+
 class ModelFailed(GatewayError):
     """A provider call that gave no complete reply.
 
-    `started` says that text of this reply was already heard, so nobody may try it again unseen.
+    `started` says that something of this reply was already heard, so nobody may try it again unseen.
     """
 
     code = "provider_error"
@@ -119,13 +124,11 @@ class ModelFailed(GatewayError):
         kind: FailureKind,
         detail: str,
         *,
-        retryable: bool,
         started: bool = False,
         status: int | None = None,
         retry_after_s: float | None = None,
-        tries: int = 1,
     ) -> None:
         super().__init__(f"{provider}: {detail}")
         self.provider, self.kind, self.detail = provider, kind, detail
-        self.retryable, self.started = retryable, started
-        self.status, self.retry_after_s, self.tries = status, retry_after_s, tries
+        self.started, self.status, self.retry_after_s = started, status, retry_after_s
+        self.retryable = kind in RETRYABLE
