@@ -89,6 +89,12 @@ class SoulUnreadable(GatewayError):
     code = "soul_unreadable"
 
 
+class ToolFailed(GatewayError):
+    """A tool could not do it; the text tells the model what to do instead."""
+
+    code = "tool_error"
+
+
 FailureKind = Literal[
     "auth",  # 401, 403: the key is missing or wrong
     "rate",  # 429

@@ -32,7 +32,7 @@ class NewEntry:
     digest: str = ""
     context_id: NodeId | None = None  # grow from this node instead of HEAD
     sender: str | None = None
-    limits: str | None = None  # JSON of a request's own, tighter limits
+    token_limit: int | None = None  # a request's own, tighter limits.token_budget
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,7 @@ class ToolScope:
 
 
 class Tool(Protocol):
-    """One tool: what it is, and a call. A failure is raised as any exception; the gate above
-    turns it into an error result."""
+    """One tool: what it is, and a call. Raises ToolFailed with a sentence for the model."""
 
     @property
     def spec(self) -> ToolSpec: ...
@@ -77,14 +76,8 @@ class Texts(Protocol):
         """Raises SoulUnreadable with a sentence (missing, empty, not UTF-8, too large)."""
         ...
 
-    def changes(self) -> AbstractAsyncContextManager["Changes"]: ...
-
-
-class Changes(Protocol):
-    def __aiter__(self) -> "Changes": ...
-
-    async def __anext__(self) -> str:
-        """The path, as given to `read`, of a text that changed."""
+    async def watch(self, paths: Sequence[str], changed: Callable[[str], None]) -> None:
+        """Calls `changed` with the path of each text that was written; runs until cancelled."""
         ...
 
 
@@ -202,6 +195,19 @@ class StoreCare(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """The ports of one opened store."""
+
+    inbox: Inbox
+    journal: Journal
+    runs: Runs
+    transcript: Transcript
+    sessions: Sessions
+    outbox: Outbox
+    care: StoreCare
 
 
 class Deliver(Protocol):

@@ -1,0 +1,34 @@
+"""Starts the exogate command, once it is certain that the package `gateway` is exogate's own.
+
+Other distributions install a top-level package of the same name; whichever came last has silently
+overwritten the other's files. This module's name is unique, so it is always ours.
+"""
+
+import sys
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+MARK = "exogate:"
+
+
+def foreign_package() -> str | None:
+    """A sentence about whose `gateway` would be imported, or None if it is ours."""
+    spec = PathFinder.find_spec("gateway")
+    if spec is None or spec.origin is None:
+        return "the package `gateway` is missing; install exogate again"
+    if MARK not in Path(spec.origin).read_text(encoding="utf-8", errors="replace")[:200]:
+        return (
+            f"{spec.origin} belongs to another distribution that installs a package named "
+            "`gateway` too; install exogate in a virtual environment of its own"
+        )
+    return None
+
+
+def main() -> None:
+    problem = foreign_package()
+    if problem is not None:
+        sys.stderr.write(f"exogate: {problem}\n")
+        sys.exit(1)
+    from gateway.cli.main import main as run  # noqa: PLC0415  # only once it is known to be ours
+
+    run()

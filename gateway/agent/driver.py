@@ -1,0 +1,257 @@
+"""Grants a turn's wishes through ports: the only place where an agent waits."""
+
+import logging
+from dataclasses import dataclass, field
+
+import anyio
+
+from gateway.agent.job import (
+    Answer,
+    Emit,
+    Job,
+    add_usage,
+    open_calls,
+    stop_chunk,
+    usage_chunk,
+    with_distinct_ids,
+)
+from gateway.agent.story import Story
+from gateway.agent.turn import (
+    AskModel,
+    CallTools,
+    Fail,
+    Finish,
+    ModelBroke,
+    ModelReplied,
+    Stopped,
+    ToolsReturned,
+    Turn,
+    Wish,
+)
+from gateway.domain.agents import AgentDef
+from gateway.domain.chunks import Chunk, DoneReason
+from gateway.domain.errors import ModelFailed
+from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, Usage
+from gateway.domain.ports import Clock, Model
+from gateway.domain.tokens import estimate_tokens
+from gateway.memory.context import message_tokens
+from gateway.tools.gate import ToolGate
+
+log = logging.getLogger(__name__)
+
+SHOWN_RESULT = 2_000  # characters of a tool result in a chunk; the model gets all of it
+
+
+@dataclass(slots=True)
+class Brake:
+    """Stops a run from outside: at once, or when its current step is done."""
+
+    reason: DoneReason | None = None
+    scope: anyio.CancelScope | None = None
+
+    def pull(self, reason: DoneReason, *, at_once: bool) -> None:
+        self.reason = self.reason or reason
+        if at_once and self.scope is not None:
+            self.scope.cancel()
+
+
+@dataclass(slots=True)
+class Driver:
+    """Drives one turn to its end. A driver is made for one run and thrown away."""
+
+    job: Job
+    model: Model
+    gate: ToolGate
+    story: Story
+    clock: Clock
+    emit: Emit
+    brake: Brake = field(default_factory=Brake)
+    _said: list[Message] = field(default_factory=list)
+    _heard: list[str] = field(default_factory=list)
+    _usage: Usage = Usage()
+    _last: tuple[str, str] = ("", "")
+    _step: int = 0
+    _in_flight: bool = False
+    _context_tokens: int = 0
+    _began: float = 0.0
+
+    async def drive(self) -> Answer:
+        """Runs until the turn finishes, its time is up, or the brake is pulled."""
+        job, turn = self.job, Turn(self.job.agent.limits)
+        self._last = (job.agent.provider, job.agent.model)
+        self._context_tokens = job.context.tokens
+        self._began = self.clock.monotonic()
+        self._show_context()
+        end: Finish | Fail | None = None
+        with anyio.move_on_after(job.agent.limits.timeout_seconds) as scope:
+            self.brake.scope = scope
+            end = await self._grant(turn)
+        if end is None:
+            end = self._stopped(turn, self.brake.reason or "timeout")
+        self._close(end)
+        provider, model = self._last
+        iterations = turn.state.iteration + 1
+        return Answer(end, tuple(self._said), self._usage, model, provider, iterations)
+
+    async def _grant(self, turn: Turn) -> Finish | Fail:
+        wish: Wish = turn.begin()
+        while True:
+            if self.brake.reason is not None:
+                return self._stopped(turn, self.brake.reason)
+            match wish:
+                case AskModel():
+                    wish = turn.on(await self._ask())
+                case CallTools(calls, refused):
+                    wish = turn.on(await self._call(calls, refused))
+                    self._step += 1
+                case Finish() | Fail():
+                    return wish
+
+    def _stopped(self, turn: Turn, reason: DoneReason) -> Finish:
+        end = turn.on(Stopped(reason, "".join(self._heard)))
+        assert isinstance(end, Finish)
+        return end
+
+    async def _ask(self) -> ModelReplied | ModelBroke:
+        told = self.story.reply(self._step)
+        if told is not None:
+            self._retell(told)
+            return ModelReplied(told)
+        self._heard.clear()
+        self._in_flight = True
+        try:
+            reply = await self._first_that_answers(self.job.agent)
+        except ModelFailed as failure:
+            heard = "".join(self._heard)
+            self._in_flight = failure.started
+            log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
+            return ModelBroke(failure, heard)
+        self._in_flight = False
+        if reply.tool_calls:
+            reply = with_distinct_ids(reply, self._said)
+        self._take(reply)
+        if reply.tool_calls:
+            await self.story.note_reply(self._step, reply)
+        return ModelReplied(reply)
+
+    async def _first_that_answers(self, agent: AgentDef) -> ModelReply:
+        """Goes down the chain of fallbacks, as long as nothing of a reply was heard."""
+        while True:
+            try:
+                return await self.model.reply(self._request(agent), self._hear)
+            except ModelFailed as failure:
+                if failure.started or agent.fallback is None:
+                    raise
+                log.warning("falling back", extra={"from": agent.model, "why": str(failure)})
+                agent = agent.fallback
+
+    def _request(self, agent: AgentDef) -> ModelRequest:
+        limit = self.job.agent.limits.timeout_seconds
+        return ModelRequest(
+            provider=agent.provider,
+            model=agent.model,
+            system=self.job.context.system,
+            messages=(*self.job.context.messages, *self._said),
+            tools=self.job.tools,
+            max_tokens=agent.max_tokens,
+            temperature=agent.temperature,
+            thinking=agent.thinking,
+            stream=agent.stream,
+            deadline_s=max(0.0, limit - (self.clock.monotonic() - self._began)),
+        )
+
+    def _hear(self, delta: Delta) -> None:
+        if isinstance(delta, TextDelta):
+            self._heard.append(delta.text)
+            self.emit(Chunk("content", {"content": delta.text}))
+        else:
+            self.emit(Chunk("thinking", {"content": delta.text}))
+
+    def _take(self, reply: ModelReply) -> None:
+        self._heard.clear()
+        self._usage = add_usage(self._usage, reply.usage)
+        self._last = (reply.provider, reply.model)
+        message = Message(
+            "assistant", reply.text, reply.tool_calls, thinking=reply.thinking, extras=reply.extras
+        )
+        self._said.append(message)
+        self._context_tokens += message_tokens(message)
+        self.emit(usage_chunk(reply))
+
+    def _retell(self, reply: ModelReply) -> None:
+        """A reply of an earlier attempt: shown again, not asked for again."""
+        if reply.thinking:
+            self.emit(Chunk("thinking", {"content": reply.thinking}))
+        if reply.text:
+            self.emit(Chunk("content", {"content": reply.text}))
+        self._take(reply)
+
+    async def _call(
+        self, calls: tuple[ToolCall, ...], refused: tuple[ToolResult, ...]
+    ) -> ToolsReturned:
+        for call in self._said[-1].tool_calls:
+            shown = {"id": call.id, "name": call.name, "arguments": call.arguments}
+            self.emit(Chunk("tool_call", {"tool_call": {**shown, "status": "pending"}}))
+        results: list[ToolResult | None] = [None] * len(calls)
+        slots = anyio.CapacityLimiter(self.job.agent.limits.max_parallel_tools)
+
+        async def run(index: int, call: ToolCall) -> None:
+            async with slots:
+                results[index] = await self._one(call)
+
+        if len(calls) == 1:
+            results[0] = await self._one(calls[0])
+        else:
+            async with anyio.create_task_group() as group:
+                for index, call in enumerate(calls):
+                    group.start_soon(run, index, call)
+        done = (*(result for result in results if result is not None), *refused)
+        for result in done[len(calls) :]:
+            self._show_result(result)
+        for result in done:
+            message = Message("tool", result=result)
+            self._said.append(message)
+            self._context_tokens += message_tokens(message)
+        self._show_context()
+        return ToolsReturned(done)
+
+    async def _one(self, call: ToolCall) -> ToolResult:
+        result = self.story.result(self._step, call)
+        if result is None:
+            result = await self.gate.call(self.job.agent, call, self.job.scope)
+            await self.story.note_result(self._step, result)
+        self._show_result(result)
+        return result
+
+    def _show_result(self, result: ToolResult) -> None:
+        shown = {
+            "id": result.call_id,
+            "name": result.name,
+            "status": "error" if result.is_error else "success",
+            "result": result.content[:SHOWN_RESULT],
+            "duration_ms": result.duration_ms,
+        }
+        self.emit(Chunk("tool_result", {"tool_call": shown}))
+
+    def _show_context(self) -> None:
+        most = self.job.agent.context_window
+        chunk = {"context_tokens": self._context_tokens, "max_context_tokens": most}
+        self.emit(Chunk("context_update", chunk))
+
+    def _close(self, end: Finish | Fail) -> None:
+        """Leaves a history that a model can read: no call without a result, an answer at the end."""
+        for call in open_calls(self._said):
+            told = self.story.result(self._step, call)
+            result = told or ToolResult(call.id, call.name, "Interrupted.", is_error=True)
+            self._said.append(Message("tool", result=result))
+            self._show_result(result)
+        if self._in_flight:
+            # The prompt was sent and this much was heard: an estimate is nearer than nothing.
+            cut = Usage(self._context_tokens, estimate_tokens("".join(self._heard)), estimated=True)
+            self._usage = add_usage(self._usage, cut)
+        last = self._said[-1] if self._said else None
+        if last is None or last.role != "assistant" or last.text != end.text:
+            self._said.append(Message("assistant", end.text))
+        if isinstance(end, Finish) and end.notice is not None:
+            self.emit(stop_chunk(end, self.job.agent.limits, self.clock.now()))

@@ -1,0 +1,20 @@
+"""A message as a front door hands it in, before anything is decided about it."""
+
+from dataclasses import dataclass
+
+from gateway.domain.bindings import Address
+from gateway.domain.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """`key` is the platform's message id or the client's idempotency key. `fingerprint` is what has
+    to be equal for a second message under that key to be the same message."""
+
+    address: Address
+    content: str
+    key: str | None = None
+    fingerprint: str = ""
+    requested_agent: str | None = None
+    context_id: NodeId | None = None
+    token_limit: int | None = None

@@ -1,0 +1,67 @@
+"""Packs what a model is shown, in a stable order, within the agent's allowance. Pure."""
+
+from dataclasses import dataclass
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.messages import Message, Node
+from gateway.domain.model import ToolSpec
+from gateway.domain.souls import Soul
+from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`tokens` is an estimate of all of it together."""
+
+    system: str
+    messages: tuple[Message, ...]
+    tokens: int
+
+
+def message_tokens(message: Message) -> int:
+    """Estimated tokens of one message, its tool calls and its result included."""
+    tokens = MESSAGE_OVERHEAD + estimate_tokens(message.text)
+    for call in message.tool_calls:
+        tokens += estimate_tokens(call.name) + estimate_tokens(call.arguments) + MESSAGE_OVERHEAD
+    if message.result is not None:
+        tokens += estimate_tokens(message.result.content) + MESSAGE_OVERHEAD
+    return tokens
+
+
+def system_text(agent: AgentDef, soul: Soul | None) -> str:
+    """The soul comes first, always; the agent's own instructions follow."""
+    parts = (soul.content.strip() if soul else "", agent.system_prompt.strip())
+    return "\n\n".join(part for part in parts if part)
+
+
+def pack(
+    agent: AgentDef,
+    soul: Soul | None,
+    window: tuple[Node, ...],
+    question: Message,
+    tools: tuple[ToolSpec, ...],
+) -> Context:
+    """Soul, instructions, recent exchanges, question. The question is never left out; exchanges
+    are shown whole or not at all, newest first until one does not fit."""
+    system = system_text(agent, soul)
+    fixed = message_tokens(question) + (estimate_tokens(system) if soul or system else 0)
+    fixed += sum(_tool_tokens(tool) for tool in tools)
+    allowance = min(agent.context.token_budget, agent.context_window - agent.max_tokens)
+    shown, tokens = _fitting(window, allowance - fixed, agent.context.recent_turns)
+    messages = tuple(node.message for node in shown)
+    return Context(system, (*messages, question), fixed + tokens)
+
+
+def _fitting(window: tuple[Node, ...], room: int, turns: int) -> tuple[tuple[Node, ...], int]:
+    start, used, pending, taken = len(window), 0, 0, 0
+    for index in range(len(window) - 1, -1, -1):
+        pending += window[index].token_count
+        if used + pending > room or taken == turns:
+            break
+        if window[index].message.role == "user":
+            start, used, pending, taken = index, used + pending, 0, taken + 1
+    return window[start:], used
+
+
+def _tool_tokens(tool: ToolSpec) -> int:
+    return estimate_tokens(tool.name + tool.description + tool.parameters) + MESSAGE_OVERHEAD

@@ -1,0 +1,1 @@
+"""Accepts messages durably, works on each session in order, and brings answers out; nothing is lost."""

@@ -1,0 +1,117 @@
+"""How a run ends: its nodes, its terminal chunk and its record, put together for one commit. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from gateway.agent.job import Answer
+from gateway.agent.turn import Finish
+from gateway.domain.chunks import Chunk
+from gateway.domain.ids import NodeId
+from gateway.domain.inbox import Entry
+from gateway.domain.messages import Message, Node, NodeStatus
+from gateway.domain.model import Usage
+from gateway.memory.context import message_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """`outcome` is the reason of `done`, or `failed`."""
+
+    outcome: str
+    nodes: tuple[Node, ...]
+    terminal: Chunk
+    usage: Usage
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    started_at: datetime
+    finished_at: datetime
+    execution_ms: float
+
+
+def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing) -> End:
+    """The end of a run that was driven, whether it was answered, stopped or broken off."""
+    end = answer.end
+    status: NodeStatus = "complete"
+    if isinstance(end, Finish) and end.partial:
+        status = "cancelled" if end.reason == "cancelled" else "partial"
+    elif not isinstance(end, Finish):
+        status = "error" if end.text == end.told else "partial"
+    nodes = _nodes(entry, answer.said, parent, timing, status=status, model=answer.model)
+    if isinstance(end, Finish):
+        data = _done(end, answer, nodes[-1].id, timing)
+        return End(end.reason, nodes, Chunk("done", data), answer.usage, end.text)
+    terminal = _error(
+        "provider_error", end.told, nodes[-1].id, timing, retryable=end.failure.retryable
+    )
+    return End("failed", nodes, terminal, answer.usage, end.text)
+
+
+def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
+    """The end of a run that no model was asked for, or that a defect of ours broke off."""
+    said = (Message("assistant", told),)
+    nodes = _nodes(entry, said, parent, timing, status="error", model=None)
+    terminal = _error(error_type, told, nodes[-1].id, timing, retryable=False)
+    return End("failed", nodes, terminal, Usage(), told)
+
+
+def _nodes(
+    entry: Entry,
+    said: tuple[Message, ...],
+    parent: NodeId | None,
+    timing: Timing,
+    *,
+    status: NodeStatus,
+    model: str | None,
+) -> tuple[Node, ...]:
+    """The question and all that was said after it, each the parent of the next."""
+    new = entry.new
+    question = Message("user", new.content)
+    nodes: list[Node] = []
+    for place, message in enumerate((question, *said)):
+        node_id = NodeId(new.message_id if place == 0 else f"{new.message_id}.{place}")
+        node = Node(
+            id=node_id,
+            parent_id=parent,
+            run_id=new.run_id,
+            message=message,
+            created_at=new.accepted_at if place == 0 else timing.finished_at,
+            token_count=message_tokens(message),
+            status=status if place == len(said) else "complete",
+            model=model if message.role == "assistant" else None,
+        )
+        nodes.append(node)
+        parent = node_id
+    return tuple(nodes)
+
+
+def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mapping[str, object]:
+    return {
+        "reason": end.reason,
+        "message_id": node_id,
+        "context_id": node_id,
+        "response": end.text,
+        "tokens_used": answer.usage.total,
+        "model": answer.model,
+        "execution_time_ms": timing.execution_ms,
+        "partial": end.partial,
+        "timestamp": timing.finished_at,
+    }
+
+
+def _error(
+    error_type: str, told: str, node_id: NodeId, timing: Timing, *, retryable: bool
+) -> Chunk:
+    return Chunk(
+        "error",
+        {
+            "error_type": error_type,
+            "message": told,
+            "retryable": retryable,
+            "context_id": node_id,
+            "timestamp": timing.finished_at,
+        },
+    )

@@ -1,0 +1,123 @@
+"""Live runs: each one's numbered chunks, whoever listens to them, and its brake."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gateway.agent.driver import Brake
+from gateway.domain.chunks import Chunk
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.ports import Encode
+
+log = logging.getLogger(__name__)
+
+# A run that starts again after a crash numbers its chunks above everything that the attempt before
+# can have sent. The count of attempts is durable before an attempt starts, so nothing else needs
+# to be written to know where to go on.
+SEQ_A_ATTEMPT = 10_000_000
+
+Listener = Callable[[int, bytes], None]  # seq, encoded event; must not wait
+
+
+@dataclass(slots=True)
+class LiveRun:
+    """A run from its accept to its end. `events` are the encoded chunks in order of `seq`."""
+
+    run_id: RunId
+    session_key: SessionKey
+    encode: Encode
+    accepted_at: datetime
+    attempt: int = 1
+    state: str = "queued"
+    brake: Brake = field(default_factory=Brake)
+    events: list[bytes] = field(default_factory=list)
+    first_seq: int = 1
+    ended: bool = False
+    sealed: bool = False
+    _listeners: list[Listener] = field(default_factory=list)
+    _prefix: bytes = b""
+
+    def start(self, attempt: int) -> None:
+        """Begins an attempt; after a crash the listeners learn what to throw away."""
+        self.attempt, self.state = attempt, "running"
+        self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
+        ids = self.encode({"run_id": self.run_id, "session_key": str(self.session_key)})
+        self._prefix = ids[:-1] + b',"seq":'
+
+    def emit(self, chunk: Chunk) -> None:
+        """Numbers a chunk and tells it to every listener, without waiting for any."""
+        self._tell(self._add(chunk))
+
+    def seal(self, chunk: Chunk) -> bytes:
+        """Adds the terminal chunk, untold until `publish`, and gives the whole log."""
+        self._add(chunk)
+        self.sealed = True
+        return b"\n".join(self.events)
+
+    def publish(self) -> None:
+        """The end is durable: tell it."""
+        self.ended = True
+        self._tell(self.first_seq + len(self.events) - 1)
+        self._listeners.clear()
+
+    def listen(self, listener: Listener, *, after_seq: int = 0) -> Callable[[], None]:
+        """Replays what is missing, then goes on live without a gap; gives a way to stop."""
+        told = self.events[:-1] if self.sealed and not self.ended else self.events
+        skip = max(0, after_seq + 1 - self.first_seq)
+        for place in range(skip, len(told)):
+            listener(self.first_seq + place, told[place])
+        if not self.ended:
+            self._listeners.append(listener)
+        return lambda: self._forget(listener)
+
+    def _forget(self, listener: Listener) -> None:
+        if listener in self._listeners:
+            self._listeners.remove(listener)
+
+    def _add(self, chunk: Chunk) -> int:
+        seq = self.first_seq + len(self.events)
+        body = self.encode({"type": chunk.type, **chunk.data})
+        self.events.append(b"%b%d,%b" % (self._prefix, seq, body[1:]))
+        return seq
+
+    def _tell(self, seq: int) -> None:
+        event = self.events[seq - self.first_seq]
+        for listener in tuple(self._listeners):
+            listener(seq, event)
+
+    def summary(self) -> Mapping[str, object]:
+        return {
+            "run_id": self.run_id,
+            "session_key": str(self.session_key),
+            "agent_id": self.session_key.agent,
+            "state": self.state,
+            "attempt": self.attempt,
+            "accepted_at": self.accepted_at,
+            "chunks": len(self.events),
+        }
+
+
+class LiveRuns:
+    """The runs that have not ended, by id."""
+
+    def __init__(self, encode: Encode) -> None:
+        self._encode = encode
+        self._runs: dict[RunId, LiveRun] = {}
+
+    def open(self, run_id: RunId, session_key: SessionKey, accepted_at: datetime) -> LiveRun:
+        run = LiveRun(run_id, session_key, self._encode, accepted_at)
+        self._runs[run_id] = run
+        return run
+
+    def find(self, run_id: str) -> LiveRun | None:
+        return self._runs.get(RunId(run_id))
+
+    def close(self, run_id: RunId) -> None:
+        self._runs.pop(run_id, None)
+
+    def of_agent(self, agent: AgentId) -> int:
+        return sum(run.session_key.agent == agent for run in self._runs.values())
+
+    def __len__(self) -> int:
+        return len(self._runs)

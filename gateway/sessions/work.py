@@ -1,0 +1,191 @@
+"""What a lane does with one message: start, drive the agent, end it in one commit, tell the end."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import TypeVar
+
+from gateway.agent.driver import Driver
+from gateway.agent.job import Answer, Job
+from gateway.agent.story import Story
+from gateway.domain.agents import AgentDef
+from gateway.domain.chunks import Chunk
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.ids import AgentId
+from gateway.domain.inbox import Ending, Entry, NewDelivery
+from gateway.domain.messages import Message
+from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, Model, ToolScope
+from gateway.memory.context import pack
+from gateway.memory.episodes import Episode, Episodes
+from gateway.memory.souls import Souls
+from gateway.sessions.endings import End, Timing, answered, refused
+from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.tools.gate import ToolGate
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MOST_ATTEMPTS = 3
+RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # while the store cannot commit
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """All that working on a message needs."""
+
+    agents: Mapping[AgentId, AgentDef]
+    inbox: Inbox
+    journal: Journal
+    episodes: Episodes
+    souls: Souls
+    model: Model
+    gate: ToolGate
+    clock: Clock
+    encode: Encode
+    decode: Decode
+    channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
+
+
+class Work:
+    def __init__(self, means: Means, runs: LiveRuns) -> None:
+        self._means = means
+        self._runs = runs
+
+    async def __call__(self, entry: Entry, run: LiveRun) -> None:
+        """Brings one accepted message to its one end. Only cancellation gets out of here, and then
+        the message is still in the inbox."""
+        means, started = self._means, self._means.clock.now()
+        attempt = entry.attempts
+        if entry.state == "queued":
+            attempt = await self._until_stored(lambda: means.inbox.begin(entry.new.run_id))
+        run.start(attempt)
+        key = entry.new.session_key
+        agent = means.agents.get(key.agent)
+        turns = agent.context.recent_turns if agent else 1
+        recall = means.episodes.recall
+        episode = await self._until_stored(
+            lambda: recall(key, turns=turns, upto=entry.new.context_id)
+        )
+        end = await self._end(entry, run, agent, episode, started)
+        await self._commit(entry, run, episode, end, started)
+        self._runs.close(run.run_id)
+        run.publish()
+
+    async def _end(
+        self,
+        entry: Entry,
+        run: LiveRun,
+        agent: AgentDef | None,
+        episode: Episode,
+        started: datetime,
+    ) -> End:
+        clock, began = self._means.clock, self._means.clock.monotonic()
+
+        def timing() -> Timing:
+            took_ms = (clock.monotonic() - began) * 1000
+            return Timing(started, clock.now(), round(took_ms, 3))
+
+        if run.attempt > MOST_ATTEMPTS:
+            told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
+            return refused(entry, "internal_error", told, episode.head, timing())
+        if agent is None:
+            told = f"The agent {entry.new.session_key.agent!r} is no longer configured."
+            return refused(entry, "config_error", told, episode.head, timing())
+        try:
+            answer = await self._drive(entry, run, agent, episode)
+        except Exception:
+            log.exception("a run failed", extra={"run": run.run_id})
+            told = "Something went wrong inside the gateway; the operator finds it in the log."
+            return refused(entry, "internal_error", told, episode.head, timing())
+        return answered(entry, answer, episode.head, timing())
+
+    async def _drive(self, entry: Entry, run: LiveRun, agent: AgentDef, episode: Episode) -> Answer:
+        means, new = self._means, entry.new
+        if new.token_limit is not None:
+            budget = min(new.token_limit, agent.limits.token_budget)
+            agent = replace(agent, limits=replace(agent.limits, token_budget=budget))
+        story = Story(new.run_id, means.journal, encode=means.encode, decode=means.decode)
+        if run.attempt > 1:
+            run.emit(_made_again(means.clock.now()))
+            await story.recall()
+        tools = means.gate.offered(agent)
+        soul = means.souls.of(agent.id)
+        context = pack(agent, soul, episode.nodes, Message("user", new.content), tools)
+        scope = ToolScope(new.session_key, new.run_id, new.session_key.account)
+        driver = Driver(
+            job=Job(agent, context, tools, scope),
+            model=means.model,
+            gate=means.gate,
+            story=story,
+            clock=means.clock,
+            emit=run.emit,
+            brake=run.brake,
+        )
+        return await driver.drive()
+
+    async def _commit(
+        self, entry: Entry, run: LiveRun, episode: Episode, end: End, started: datetime
+    ) -> None:
+        means, new = self._means, entry.new
+        log_bytes = run.seal(end.terminal)
+        run.state = "ended"
+        summary = {
+            **run.summary(),
+            "started_at": started,
+            "tokens_used": end.usage.total,
+            "elapsed_s": (means.clock.now() - started).total_seconds(),
+            "termination_reason": end.outcome,
+        }
+        ending = Ending(
+            run_id=new.run_id,
+            session_key=new.session_key,
+            state="dead" if run.attempt > MOST_ATTEMPTS else "done",
+            outcome=end.outcome,
+            nodes=end.nodes,
+            grown_from=episode.head,
+            take_head=new.context_id is not None,
+            usage=end.usage,
+            log=log_bytes,
+            summary=means.encode(summary).decode(),
+            finished_at=means.clock.now(),
+            deliveries=self._deliveries(entry, end),
+        )
+        moved = await self._until_stored(lambda: means.inbox.finish(ending))
+        agent = means.agents.get(new.session_key.agent)
+        if moved and agent is not None:
+            turns = agent.context.recent_turns
+            means.episodes.append(new.session_key, episode, end.nodes, turns=turns)
+        else:
+            means.episodes.forget(new.session_key)
+
+    def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
+        key = entry.new.session_key
+        if key.channel not in self._means.channels:
+            return ()
+        delivery_id = f"d_{entry.new.message_id}"
+        return (NewDelivery(delivery_id, key.channel, key.account, key.peer, None, end.text),)
+
+    async def _until_stored(self, act: Callable[[], Awaitable[T]]) -> T:
+        """An accepted message waits for the store to come back; it is never given up."""
+        tries = 0
+        while True:
+            try:
+                return await act()
+            except StoreUnavailable as error:
+                log.warning("the store is not available", extra={"why": str(error)})
+                await self._means.clock.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+                tries += 1
+
+
+def _made_again(at: datetime) -> Chunk:
+    return Chunk(
+        "system",
+        {
+            "system_type": "notice",
+            "system_message": "The gateway restarted; this answer is made again.",
+            "metadata": {"discard_from_seq": 1},
+            "timestamp": at,
+        },
+    )

@@ -1,0 +1,298 @@
+"""The driver grants wishes: models with fallbacks, tools side by side, and it stops when told."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.agent.driver import Driver
+from gateway.agent.job import Answer, Job
+from gateway.agent.story import Story
+from gateway.agent.turn import Fail, Finish
+from gateway.domain.agents import AgentDef, Limits
+from gateway.domain.chunks import Chunk
+from gateway.domain.errors import ModelFailed, ToolFailed
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.messages import Message, ToolCall
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.ports import Model, ToolScope
+from gateway.memory.context import pack
+from gateway.tools.gate import ToolGate
+from tests.fakes.clock import FakeClock
+from tests.fakes.journal import FakeJournal
+from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.tools import FakeTool, NoSchemas
+
+AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo", "other"))
+SCOPE = ToolScope(SessionKey(AGENT.id, "c", "p"), RunId("r_1"), "p")
+
+
+def encode(value: object) -> bytes:
+    return json.dumps(value).encode()
+
+
+class Stage:
+    """A driver with its surroundings, and the chunks it emitted."""
+
+    def __init__(
+        self,
+        model: Model,
+        *tools: FakeTool,
+        agent: AgentDef = AGENT,
+        journal: FakeJournal | None = None,
+    ) -> None:
+        clock = FakeClock()
+        gate = ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=clock)
+        self.chunks: list[Chunk] = []
+        self.journal = journal or FakeJournal()
+        self.story = Story(SCOPE.run_id, self.journal, encode=encode, decode=json.loads)
+        offered = gate.offered(agent)
+        context = pack(agent, None, (), Message("user", "hi"), offered)
+        self.driver = Driver(
+            job=Job(agent, context, offered, SCOPE),
+            model=model,
+            gate=gate,
+            story=self.story,
+            clock=clock,
+            emit=self.chunks.append,
+        )
+
+    async def drive(self) -> Answer:
+        await self.story.recall()
+        with anyio.fail_after(5):
+            return await self.driver.drive()
+
+    def of(self, kind: str) -> list[Mapping[str, Any]]:
+        return [chunk.data for chunk in self.chunks if chunk.type == kind]
+
+
+async def test_text_is_heard_as_it_comes_and_the_answer_is_said() -> None:
+    stage = Stage(ScriptedModel(says("hello")))
+
+    answer = await stage.drive()
+
+    assert answer.end == Finish("answered", "hello")
+    assert answer.said == (Message("assistant", "hello"),)
+    assert [chunk.type for chunk in stage.chunks] == ["context_update", "content", "usage"]
+    assert answer.usage.total == 10
+
+
+@pytest.mark.requirement("S-000-ToolCall-04", "S-002-Tools-03", "S-002-E2E-02")
+async def test_a_tool_result_reaches_the_next_question() -> None:
+    model = ScriptedModel(says("look", ToolCall("1", "echo", '{"x":1}')), says("done"))
+    stage = Stage(model, FakeTool())
+
+    answer = await stage.drive()
+
+    assert [m.role for m in model.asked[1].messages] == ["user", "assistant", "tool"]
+    result = model.asked[1].messages[2].result
+    assert result is not None
+    assert result.content == '{"x": 1}'
+    assert answer.iterations == 2
+    assert stage.of("tool_call")[0]["tool_call"]["status"] == "pending"
+    assert stage.of("tool_result")[0]["tool_call"]["status"] == "success"
+
+
+@pytest.mark.requirement("S-002-Tools-05", "S-002-Tools-06", "S-002-Tools-07", "S-002-E2E-03")
+async def test_tools_run_side_by_side_and_return_in_call_order() -> None:
+    first_ended = anyio.Event()
+
+    async def waits(arguments: Mapping[str, object]) -> str:
+        await first_ended.wait()
+        return "slow"
+
+    async def fails(arguments: Mapping[str, object]) -> str:
+        first_ended.set()
+        raise ToolFailed("no luck")
+
+    calls = (ToolCall("1", "echo"), ToolCall("2", "other"))
+    model = ScriptedModel(says("", *calls), says("done"))
+    stage = Stage(model, FakeTool("echo", waits), FakeTool("other", fails))
+
+    await stage.drive()
+
+    results = [message.result for message in model.asked[1].messages[2:]]
+    assert [(r.call_id, r.content, r.is_error) for r in results if r] == [
+        ("1", "slow", False),
+        ("2", "no luck", True),
+    ]
+    assert [shown["tool_call"]["id"] for shown in stage.of("tool_result")] == ["2", "1"]
+
+
+@pytest.mark.requirement("S-001-Config-07")
+async def test_no_more_tools_run_at_once_than_allowed() -> None:
+    working = most = 0
+
+    async def act(arguments: Mapping[str, object]) -> str:
+        nonlocal working, most
+        working += 1
+        most = max(most, working)
+        await anyio.lowlevel.checkpoint()
+        working -= 1
+        return "ok"
+
+    calls = tuple(ToolCall(str(n), "echo") for n in range(5))
+    agent = replace(AGENT, limits=Limits(max_parallel_tools=2))
+    stage = Stage(ScriptedModel(says("", *calls), says("done")), FakeTool("echo", act), agent=agent)
+
+    await stage.drive()
+
+    assert most == 2
+
+
+@pytest.mark.requirement("S-003-AgentDef-11")
+async def test_the_fallback_answers_when_nothing_was_heard() -> None:
+    second = replace(AGENT, provider="second", model="m2")
+    agent = replace(AGENT, fallback=replace(AGENT, model="m1", fallback=second))
+    broken = ModelFailed("fake", "overloaded", "529")
+    model = ScriptedModel(broken, broken, says("from the third"))
+
+    answer = await Stage(model, agent=agent).drive()
+
+    assert [(r.provider, r.model) for r in model.asked] == [
+        ("fake", "fake-1"),
+        ("fake", "m1"),
+        ("second", "m2"),
+    ]
+    assert answer.end == Finish("answered", "from the third")
+
+
+async def test_after_the_first_delta_there_is_no_fallback() -> None:
+    async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
+        hear(TextDelta("half an"))
+        raise ModelFailed("fake", "truncated", "gone", started=True)
+
+    agent = replace(AGENT, fallback=replace(AGENT, model="m1"))
+    model = ScriptedModel(breaks)
+
+    answer = await Stage(model, agent=agent).drive()
+
+    assert len(model.asked) == 1
+    assert isinstance(answer.end, Fail)
+    assert answer.said[-1].text == "half an"
+    assert answer.usage.estimated
+    assert answer.usage.total > 0
+
+
+@pytest.mark.requirement("S-002-Cancel-01", "S-002-E2E-08")
+async def test_cancelling_at_once_ends_a_streaming_model_and_keeps_its_text() -> None:
+    model = StallingModel(TextDelta("half an"))
+    stage = Stage(model)
+    answers: list[Answer] = []
+
+    async def drive() -> None:
+        answers.append(await stage.drive())
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(drive)
+            await model.reached.wait()
+            stage.driver.brake.pull("cancelled", at_once=True)
+
+    assert model.cancelled
+    assert isinstance(answers[0].end, Finish)
+    assert (answers[0].end.reason, answers[0].end.text) == ("cancelled", "half an")
+    assert stage.of("system")[0]["system_message"] == "Cancelled by user"
+
+
+async def test_cancelling_after_the_turn_lets_the_step_end() -> None:
+    stage: Stage
+
+    async def act(arguments: Mapping[str, object]) -> str:
+        stage.driver.brake.pull("cancelled", at_once=False)
+        return "finished all the same"
+
+    model = ScriptedModel(says("look", ToolCall("1", "echo")), says("never asked"))
+    stage = Stage(model, FakeTool("echo", act))
+
+    answer = await stage.drive()
+
+    assert len(model.asked) == 1
+    assert answer.end.text == "look"
+    assert answer.said[1].result is not None
+    assert answer.said[1].result.content == "finished all the same"
+
+
+async def test_cancelled_before_it_began_no_model_is_asked() -> None:
+    model = ScriptedModel(says("never"))
+    stage = Stage(model)
+    stage.driver.brake.pull("cancelled", at_once=True)
+
+    answer = await stage.drive()
+
+    assert model.asked == []
+    assert isinstance(answer.end, Finish)
+    assert answer.end.reason == "cancelled"
+
+
+@pytest.mark.requirement("S-001-Config-05")
+async def test_time_running_out_ends_the_run_with_what_there_is() -> None:
+    agent = replace(AGENT, limits=Limits(timeout_seconds=0))
+    stage = Stage(StallingModel(TextDelta("half")), agent=agent)
+
+    answer = await stage.drive()
+
+    assert isinstance(answer.end, Finish)
+    assert answer.end.reason == "timeout"
+    assert stage.of("system")[0]["system_type"] == "limit_reached"
+
+
+@pytest.mark.requirement("S-003-Message-06", "S-000-ToolCall-05")
+async def test_a_cancelled_tool_leaves_no_call_without_a_result() -> None:
+    reached = anyio.Event()
+
+    async def stalls(arguments: Mapping[str, object]) -> str:
+        reached.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    stage = Stage(ScriptedModel(says("", ToolCall("1", "echo"))), FakeTool("echo", stalls))
+    answers: list[Answer] = []
+
+    async def drive() -> None:
+        answers.append(await stage.drive())
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(drive)
+            await reached.wait()
+            stage.driver.brake.pull("cancelled", at_once=True)
+
+    roles = [message.role for message in answers[0].said]
+    assert roles == ["assistant", "tool", "assistant"]
+    assert answers[0].said[1].result is not None
+    assert answers[0].said[1].result.is_error
+
+
+async def test_a_crashed_run_repeats_neither_the_reply_nor_the_tool_that_ended() -> None:
+    journal, tool = FakeJournal(), FakeTool()
+    calls = (ToolCall("1", "echo"), ToolCall("2", "other"))
+    broken = ModelFailed("fake", "network", "gone")
+    await Stage(ScriptedModel(says("look", *calls), broken), tool, journal=journal).drive()
+    model = ScriptedModel(says("done"))
+    stage = Stage(model, tool, journal=journal)
+
+    answer = await stage.drive()
+
+    assert len(tool.calls) == 1
+    assert len(model.asked) == 1
+    assert [m.role for m in model.asked[0].messages] == ["user", "assistant", "tool", "tool"]
+    assert answer.end == Finish("answered", "done")
+    assert answer.usage.total == 20
+    assert stage.of("content")[0]["content"] == "look"
+
+
+@pytest.mark.requirement("S-002-Tools-02")
+async def test_two_calls_with_one_id_each_get_their_own_result() -> None:
+    calls = (ToolCall("x", "echo", '{"n":1}'), ToolCall("x", "echo", '{"n":2}'))
+    model = ScriptedModel(says("", *calls), says("", calls[0]), says("done"))
+
+    await Stage(model, FakeTool()).drive()
+
+    ids = [m.result.call_id for m in model.asked[2].messages if m.result]
+    assert len(ids) == len(set(ids)) == 3
+    asked = [c.id for m in model.asked[2].messages for c in m.tool_calls]
+    assert asked == ids

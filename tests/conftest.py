@@ -1,0 +1,42 @@
+"""What every test stands on."""
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+from blockbuster import BlockBuster, blockbuster_ctx
+
+# The test runner's own way into the loop, one task a fixture and test.
+RUNNER = "TestRunner._call_in_runner_task"
+
+
+def _name(task: "asyncio.Task[object]") -> str:
+    return getattr(task.get_coro(), "__qualname__", task.get_name())
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+async def no_task_is_left_behind() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    running = asyncio.all_tasks() - before - {asyncio.current_task()}
+    left = {_name(task) for task in running if not task.done()} - {RUNNER}
+    assert not left, f"these tasks outlived the test: {sorted(left)}"
+
+
+@pytest.fixture(autouse=True)
+def tidy(request: pytest.FixtureRequest) -> None:
+    """An async test is watched for tasks that outlive it."""
+    if inspect.iscoroutinefunction(getattr(request.node, "obj", None)):
+        request.getfixturevalue("no_task_is_left_behind")
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_loop() -> Iterator[BlockBuster]:
+    with blockbuster_ctx() as guard:
+        yield guard

@@ -1,0 +1,36 @@
+"""Tools for tests, and the schema check that lets everything through."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping
+
+from gateway.domain.model import ToolSpec
+from gateway.domain.ports import ToolScope
+
+Act = Callable[[Mapping[str, object]], Awaitable[str]]
+
+
+async def _echo(arguments: Mapping[str, object]) -> str:
+    return json.dumps(arguments)
+
+
+class FakeTool:
+    def __init__(self, name: str = "echo", act: Act = _echo) -> None:
+        self.spec = ToolSpec(name, f"The tool {name}.")
+        self._act = act
+        self.calls: list[tuple[Mapping[str, object], ToolScope]] = []
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        self.calls.append((arguments, scope))
+        return await self._act(arguments)
+
+
+class NoSchemas:
+    """Finds nothing wrong, unless a field named `bad` is given."""
+
+    def compile(self, schema: str) -> Callable[[object], str | None]:
+        json.loads(schema)
+
+        def problem(value: object) -> str | None:
+            return "bad: is not allowed" if isinstance(value, dict) and "bad" in value else None
+
+        return problem
