@@ -118,17 +118,11 @@ def bindings(draw: st.DrawFn) -> Binding:
 
 def slow(rules: list[Binding], said: Address) -> int | None:
     """The rule of the contract, word for word."""
-    fields = [
-        (said.peer, lambda b: b.peer_id),
-        (said.guild, lambda b: b.guild_id),
-        (said.team, lambda b: b.team_id),
-        (said.account, lambda b: b.account_id),
-        (said.channel, lambda b: b.channel),
-    ]
+    have = (said.peer, said.guild, said.team, said.account, said.channel)
     best: tuple[int, int, int] | None = None
     for index, rule in enumerate(rules):
-        wants = [of(rule) for _, of in fields]
-        if any(w is not None and w != have for w, (have, _) in zip(wants, fields, strict=True)):
+        wants = (rule.peer_id, rule.guild_id, rule.team_id, rule.account_id, rule.channel)
+        if any(w is not None and w != h for w, h in zip(wants, have, strict=True)):
             continue
         tier = next(i for i, w in enumerate(wants) if w is not None)
         rank = (tier, -sum(w is not None for w in wants), index)

@@ -72,11 +72,13 @@ class SchemaCheck(Protocol):
 class Texts(Protocol):
     """Texts that an operator may edit while we run: souls now; templates, trees and rules later."""
 
-    def read(self, path: str) -> str:
+    async def read(self, path: str) -> str:
         """Raises SoulUnreadable with a sentence (missing, empty, not UTF-8, too large)."""
         ...
 
-    async def watch(self, paths: Sequence[str], changed: Callable[[str], None]) -> None:
+    async def watch(
+        self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]
+    ) -> None:
         """Calls `changed` with the path of each text that was written; runs until cancelled."""
         ...
 

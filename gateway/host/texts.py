@@ -1,46 +1,74 @@
 """Text files that people edit while we run."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
+from anyio import to_thread
+
 from gateway.domain.errors import SoulUnreadable
+from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
 
 MOST_BYTES = 256 * 1024
 
 
+LOOK_EVERY_S = 1.0
+
+Stamp = tuple[int, int, int] | None
+
+
 class FileTexts:
-    def read(self, path: str) -> str:
+    """Looks at its files once a second: a handful of `stat` calls cost less than a watcher's thread,
+    and work on every file system."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def read(self, path: str) -> str:
         """Raises SoulUnreadable with a sentence that says what and where."""
-        file = Path(path)
-        try:
-            with file.open("rb") as opened:
-                raw = opened.read(MOST_BYTES + 1)
-        except OSError as error:
-            raise SoulUnreadable(f"{path} cannot be read: {error.strerror}") from error
-        if len(raw) > MOST_BYTES:
-            raise SoulUnreadable(f"{path} is larger than {MOST_BYTES // 1024} KiB")
-        try:
-            text = raw.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise SoulUnreadable(f"{path} is not UTF-8 (byte {error.start})") from error
-        if "\0" in text:
-            raise SoulUnreadable(f"{path} contains a NUL character")
-        if not text.strip():
-            raise SoulUnreadable(f"{path} is empty")
-        return text
+        return await to_thread.run_sync(_read, path)
 
-    async def watch(self, paths: Sequence[str], changed: Callable[[str], None]) -> None:
-        """Watches the folders, because editors replace files instead of writing them."""
-        if not paths:
-            return
-        from watchfiles import awatch  # noqa: PLC0415  # its start costs more than ours may
+    async def watch(self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]) -> None:
+        """Calls `changed` for each file that is another than a moment ago; runs until cancelled."""
+        before = await to_thread.run_sync(_stamps, paths)
+        while True:
+            await self._clock.sleep(LOOK_EVERY_S)
+            now = await to_thread.run_sync(_stamps, paths)
+            for path in paths:
+                if now[path] != before[path]:
+                    await changed(path)
+            before = now
 
-        by_file = {Path(path).resolve(): path for path in paths}
-        folders = sorted({str(file.parent) for file in by_file})
-        async for changes in awatch(*folders, recursive=False, step=50, debounce=200):
-            for file in {Path(name).resolve() for _, name in changes}:
-                if file in by_file:
-                    changed(by_file[file])
+
+def _stamps(paths: Sequence[str]) -> dict[str, Stamp]:
+    return {path: _stamp(path) for path in paths}
+
+
+def _stamp(path: str) -> Stamp:
+    """Tells a file from the one that was there before, also when an editor replaced it."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _read(path: str) -> str:
+    try:
+        with Path(path).open("rb") as opened:
+            raw = opened.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise SoulUnreadable(f"{path} cannot be read: {error.strerror}") from error
+    if len(raw) > MOST_BYTES:
+        raise SoulUnreadable(f"{path} is larger than {MOST_BYTES // 1024} KiB")
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise SoulUnreadable(f"{path} is not UTF-8 (byte {error.start})") from error
+    if "\0" in text:
+        raise SoulUnreadable(f"{path} contains a NUL character")
+    if not text.strip():
+        raise SoulUnreadable(f"{path} is empty")
+    return text

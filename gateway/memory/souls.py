@@ -16,12 +16,16 @@ LONG_SOUL_TOKENS = 1_500  # it is sent with every single call
 
 class Souls:
     def __init__(self, texts: Texts, paths: Mapping[AgentId, str], *, clock: Clock) -> None:
-        """Reads every soul; raises SoulUnreadable for the first that cannot be read."""
         self._texts = texts
         self._clock = clock
         self._paths = dict(paths)
-        self._souls = {agent: self._read(agent, path) for agent, path in paths.items()}
+        self._souls: dict[AgentId, Soul] = {}
         self._problems: dict[str, str] = {}
+
+    async def load(self) -> None:
+        """Reads every soul; raises SoulUnreadable for the first that cannot be read."""
+        for agent, path in self._paths.items():
+            self._souls[agent] = await self._read(agent, path)
 
     def of(self, agent: AgentId) -> Soul | None:
         return self._souls.get(agent)
@@ -35,14 +39,15 @@ class Souls:
         """Follows the files until cancelled."""
         await self._texts.watch(sorted(set(self._paths.values())), self.refresh)
 
-    def refresh(self, path: str) -> None:
+    async def refresh(self, path: str) -> None:
+        """Takes the new version of a text; a bad one is told and changes nothing."""
         for agent, its_path in self._paths.items():
             if its_path == path:
-                self._take(agent, path)
+                await self._take(agent, path)
 
-    def _take(self, agent: AgentId, path: str) -> None:
+    async def _take(self, agent: AgentId, path: str) -> None:
         try:
-            soul = self._read(agent, path)
+            soul = await self._read(agent, path)
         except SoulUnreadable as error:
             self._problems[path] = f"{error}; the version before stays in use"
             log.warning("soul not reloaded", extra={"agent": agent, "why": str(error)})
@@ -52,8 +57,8 @@ class Souls:
             self._souls[agent] = soul
             log.info("soul reloaded", extra={"agent": agent, "tokens": soul.token_count})
 
-    def _read(self, agent: AgentId, path: str) -> Soul:
-        content = self._texts.read(path)
+    async def _read(self, agent: AgentId, path: str) -> Soul:
+        content = await self._texts.read(path)
         tokens = estimate_tokens(content)
         if tokens > LONG_SOUL_TOKENS:
             log.warning("soul is long", extra={"agent": agent, "tokens": tokens})
