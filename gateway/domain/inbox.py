@@ -9,6 +9,11 @@ from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.model import Usage
 
+# A run that starts again after a crash numbers its chunks above everything that the attempt before
+# can have sent. The count of attempts is durable before an attempt starts, so nothing else needs
+# to be written to know where to go on.
+SEQ_A_ATTEMPT = 10_000_000
+
 EntryState = Literal["queued", "running", "done", "dead"]
 EndState = Literal["done", "dead"]
 
@@ -104,6 +109,11 @@ class RunRecord:
     log: bytes
     summary: str
     finished_at: datetime | None
+
+    @property
+    def first_seq(self) -> int:
+        """The number of the log's first event."""
+        return (max(1, self.entry.attempts) - 1) * SEQ_A_ATTEMPT + 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,9 +76,7 @@ class Texts(Protocol):
         """Raises SoulUnreadable with a sentence (missing, empty, not UTF-8, too large)."""
         ...
 
-    async def watch(
-        self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]
-    ) -> None:
+    async def watch(self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]) -> None:
         """Calls `changed` with the path of each text that was written; runs until cancelled."""
         ...
 

@@ -1,23 +1,21 @@
 """Live runs: each one's numbered chunks, whoever listens to them, and its brake."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gateway.agent.driver import Brake
 from gateway.domain.chunks import Chunk
 from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.inbox import SEQ_A_ATTEMPT
 from gateway.domain.ports import Encode
 
 log = logging.getLogger(__name__)
 
-# A run that starts again after a crash numbers its chunks above everything that the attempt before
-# can have sent. The count of attempts is durable before an attempt starts, so nothing else needs
-# to be written to know where to go on.
-SEQ_A_ATTEMPT = 10_000_000
-
-Listener = Callable[[int, bytes], None]  # seq, encoded event; must not wait
+Listener = Callable[
+    [bytes, bool], None
+]  # an encoded event, and whether it is the last; never waits
 
 
 @dataclass(slots=True)
@@ -61,12 +59,21 @@ class LiveRun:
         self._tell(self.first_seq + len(self.events) - 1)
         self._listeners.clear()
 
+    @property
+    def told(self) -> Sequence[bytes]:
+        """The events that listeners may know: an end that is not durable yet is none of them."""
+        return self.events[:-1] if self.sealed and not self.ended else self.events
+
+    def events_after(self, seq: int, limit: int) -> Sequence[bytes]:
+        """Up to `limit` events that come after `seq`."""
+        start = max(0, seq + 1 - self.first_seq)
+        return self.told[start : start + limit]
+
     def listen(self, listener: Listener, *, after_seq: int = 0) -> Callable[[], None]:
         """Replays what is missing, then goes on live without a gap; gives a way to stop."""
-        told = self.events[:-1] if self.sealed and not self.ended else self.events
-        skip = max(0, after_seq + 1 - self.first_seq)
-        for place in range(skip, len(told)):
-            listener(self.first_seq + place, told[place])
+        told = self.told
+        for place in range(max(0, after_seq + 1 - self.first_seq), len(told)):
+            listener(told[place], self.ended and place + 1 == len(told))
         if not self.ended:
             self._listeners.append(listener)
         return lambda: self._forget(listener)
@@ -84,7 +91,7 @@ class LiveRun:
     def _tell(self, seq: int) -> None:
         event = self.events[seq - self.first_seq]
         for listener in tuple(self._listeners):
-            listener(seq, event)
+            listener(event, self.ended)
 
     def summary(self) -> Mapping[str, object]:
         return {

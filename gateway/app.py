@@ -1,0 +1,330 @@
+"""The composition root: a configuration in, a running gateway out; the only place where rooms meet."""
+
+import logging
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+from pydantic_core import from_json, to_json
+
+import gateway
+from gateway.config.values import GatewayConfig
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.ids import AgentId
+from gateway.domain.ports import Clock, Ids, Model, Stores
+from gateway.host.clock import SystemClock
+from gateway.host.ids import TimeIds
+from gateway.host.keyfile import make_key
+from gateway.host.texts import FileTexts
+from gateway.memory.episodes import Episodes
+from gateway.memory.souls import Souls
+from gateway.outbound import open_outbound
+from gateway.providers.client import ProviderClient
+from gateway.providers.demo import DemoModel
+from gateway.providers.models import Models
+from gateway.routing import Router
+from gateway.schemas import SchemaChecks
+from gateway.sessions.front import Front
+from gateway.sessions.lanes import Lanes
+from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.runs import LiveRuns
+from gateway.sessions.work import Means, Work
+from gateway.store.opening import note_owner, open_store
+from gateway.tools.clock import ClockTool
+from gateway.tools.gate import ToolGate
+from gateway.web.asgi import WebApp, build
+from gateway.web.chat_api import ChatApi
+from gateway.web.methods.chat import ChatMethods
+from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.sessions import SessionMethods
+from gateway.web.server import Address, WebServer
+from gateway.web.settings import TokenDef, WebSettings
+
+log = logging.getLogger(__name__)
+
+SWEEP_EVERY_S = 3600.0
+SWEEP_AT_ONCE = 500
+PROBE_EVERY_S = 5.0
+GOODBYE_S = 2.0  # for answers that are on their way when the last run has ended
+
+
+@dataclass(slots=True)
+class Health:
+    """Why the gateway should be sent no work; nothing: it is ready."""
+
+    starting: bool = True
+    draining: bool = False
+    store: str | None = None
+
+    def reasons(self) -> Sequence[str]:
+        said = (
+            "the gateway is starting" if self.starting else None,
+            "the gateway is draining before it stops" if self.draining else None,
+            self.store,
+        )
+        return [reason for reason in said if reason is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What `run` tells once the gateway listens, the store passed its probe and work was resumed."""
+
+    config: GatewayConfig
+    url: str
+    resumed: int
+
+
+@dataclass(slots=True)
+class Gateway:
+    """The rooms of one running gateway."""
+
+    config: GatewayConfig
+    version: str
+    clock: Clock
+    ids: Ids
+    stores: Stores
+    souls: Souls
+    lanes: Lanes
+    front: Front
+    health: Health = field(default_factory=Health)
+
+    def web(self, settings: WebSettings) -> WebApp:
+        about = About(
+            version=self.version,
+            started_at=self.clock.now(),
+            store_url=self.config.store.url,
+            pid=os.getpid(),
+            origin=str(self.config.origin or "none (built-in defaults)"),
+        )
+        methods = (
+            *ChatMethods(self.front, to_json).all(),
+            *SessionMethods(self.front).all(),
+            *InsightMethods(self.front, about, self.health.reasons, from_json).all(),
+        )
+        routes = ChatApi(self.front, to_json, from_json, self.ids).routes()
+        return build(
+            settings, methods=methods, routes=routes, ready=self.health.reasons, clock=self.clock
+        )
+
+    async def sweep(self) -> None:
+        """Forgets journals and chunk logs that are old enough, a little at a time, until cancelled."""
+        while True:
+            before = self.clock.now() - timedelta(days=self.config.store.journal_days)
+            try:
+                while await self.stores.care.sweep(before=before, limit=SWEEP_AT_ONCE):
+                    await self.clock.sleep(0.1)
+            except StoreUnavailable as error:
+                log.warning("old journals stay for now", extra={"why": str(error)})
+            await self.clock.sleep(SWEEP_EVERY_S)
+
+    async def watch_store(self) -> None:
+        """Readiness follows what the store can really do, until cancelled."""
+        while True:
+            await self.clock.sleep(PROBE_EVERY_S)
+            try:
+                await self.stores.care.probe()
+                self.health.store = None
+            except StoreUnavailable as error:
+                self.health.store = str(error)
+
+    async def drain(self) -> None:
+        """Takes nothing more in, and waits for the runs that are at work."""
+        self.health.draining = True
+        self.front.reception.close()
+        self.lanes.pause()
+        log.info("draining", extra={"running": self.lanes.working})
+        with anyio.move_on_after(self.config.gateway.drain_s) as scope:
+            await self.lanes.rest()
+        if scope.cancelled_caught:
+            log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
+
+
+async def run(
+    config: GatewayConfig,
+    *,
+    version: str,
+    ready: Callable[[Running], None],
+    accept_loss: bool = False,
+) -> None:
+    """Runs a gateway until SIGTERM or SIGINT. `ready` is called once it can answer.
+
+    Raises the GatewayError that kept it from starting.
+    """
+    async with assembled(config, version=version, accept_loss=accept_loss) as rooms:
+        data_dir = config.gateway.data_dir
+        settings = web_settings(config, await to_thread.run_sync(make_key, data_dir))
+        server = WebServer(rooms.web(settings), settings)
+        async with anyio.create_task_group() as group:
+            address: Address = await group.start(server.serve)
+            url = f"http://{address}"
+            await note_owner(data_dir, url)
+            resumed = await rooms.front.reception.resume()
+            rooms.health.starting = False
+            ready(Running(config, url, resumed))
+            await _until_told(rooms, server, group.cancel_scope)
+
+
+async def _until_told(rooms: Gateway, server: WebServer, all_of_it: anyio.CancelScope) -> None:
+    """The first signal drains, the second one ends at once."""
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        await anext(signals)
+
+        async def end_at_once() -> None:
+            await anext(signals)
+            log.warning("told twice: stopping at once")
+            all_of_it.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(end_at_once)
+            await rooms.drain()
+            group.cancel_scope.cancel()
+        server.stop(GOODBYE_S)
+
+
+@asynccontextmanager
+async def assembled(
+    config: GatewayConfig,
+    *,
+    version: str,
+    accept_loss: bool = False,
+) -> AsyncIterator[Gateway]:
+    """Everything but the front doors, at work until the context is left."""
+    clock = SystemClock()
+    ids = TimeIds(clock)
+    async with AsyncExitStack() as stack:
+        stores = await stack.enter_async_context(
+            open_store(
+                config.store.url, config.gateway.data_dir, clock=clock, accept_loss=accept_loss
+            )
+        )
+        await stores.care.probe()
+        model = await stack.enter_async_context(models(config, clock))
+        souls = Souls(FileTexts(clock), soul_paths(config.agents), clock=clock)
+        await souls.load()
+        group = await stack.enter_async_context(anyio.create_task_group())
+        gate = ToolGate((ClockTool(clock),), schemas=SchemaChecks(), decode=from_json, clock=clock)
+        rooms = _wired(config, Parts(version, clock, ids, stores, souls, model, gate), group)
+        for task in (souls.keep_fresh, rooms.sweep, rooms.watch_store):
+            group.start_soon(task)
+        try:
+            yield rooms
+        finally:
+            group.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What was opened or made before the rooms are wired."""
+
+    version: str
+    clock: Clock
+    ids: Ids
+    stores: Stores
+    souls: Souls
+    model: Model
+    gate: ToolGate
+
+
+def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
+    agents = {agent.id: agent for agent in config.agents}
+    episodes = Episodes(parts.stores.transcript)
+    runs = LiveRuns(to_json)
+    lanes = Lanes(group, width=config.queue.max_running)
+    means = Means(
+        agents=agents,
+        inbox=parts.stores.inbox,
+        journal=parts.stores.journal,
+        episodes=episodes,
+        souls=parts.souls,
+        model=parts.model,
+        gate=parts.gate,
+        clock=parts.clock,
+        encode=to_json,
+        decode=from_json,
+    )
+    router = Router(tuple(agents), config.bindings, config.default_agent)
+    reception = Reception(
+        router=router,
+        inbox=parts.stores.inbox,
+        lanes=lanes,
+        runs=runs,
+        work=Work(means, runs),
+        clock=parts.clock,
+        ids=parts.ids,
+        bounds=Bounds(config.queue.max_pending, config.queue.max_pending_total),
+    )
+    front = Front(
+        agents=agents,
+        router=router,
+        reception=reception,
+        live=runs,
+        runs=parts.stores.runs,
+        transcript=parts.stores.transcript,
+        sessions=parts.stores.sessions,
+        episodes=episodes,
+        souls=parts.souls,
+        clock=parts.clock,
+    )
+    return Gateway(
+        config=config,
+        version=parts.version,
+        clock=parts.clock,
+        ids=parts.ids,
+        stores=parts.stores,
+        souls=parts.souls,
+        lanes=lanes,
+        front=front,
+    )
+
+
+@asynccontextmanager
+async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
+    """The providers that the configuration defines, and the demo model."""
+    async with open_outbound() as http:
+        providers: dict[str, Model] = {
+            name: ProviderClient(definition, http, clock, random.random)
+            for name, definition in config.providers.items()
+        }
+        providers.setdefault("demo", DemoModel())
+        yield Models(providers)
+
+
+def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
+    """An agent's own soul, or the one that ships with the gateway."""
+    shipped = str(shipped_folder("souls") / "default.md")
+    return {agent.id: agent.soul_path or shipped for agent in agents}
+
+
+def shipped_folder(name: str) -> Path:
+    """In the package once installed; beside it in a checkout."""
+    package = Path(gateway.__file__).parent
+    return package / name if (package / name).is_dir() else package.parent / name
+
+
+def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
+    settings = config.gateway
+    tokens = tuple(
+        TokenDef(token.name, token.token.reveal(), frozenset(token.scopes))
+        for token in config.tokens
+    )
+    return WebSettings(
+        bind=settings.bind,
+        port=settings.port,
+        tokens=tokens,
+        operator_secret=settings.token.reveal() if settings.token else None,
+        cli_secret=operator_key,
+        allowed_origins=settings.allowed_origins,
+        trusted_proxies=settings.trusted_proxies,
+        max_connections=settings.max_connections,
+        max_frame_bytes=settings.max_frame_bytes,
+        max_body_bytes=settings.max_body_bytes,
+    )

@@ -1,0 +1,133 @@
+"""`exogate chat`: talk to an agent in the terminal."""
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gateway.cli.context import CliContext
+from gateway.cli.ending import FAILED
+from gateway.cli.link import Link, linked
+from gateway.domain.ids import encode_part
+
+HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"
+
+
+@click.command()
+@click.option("--message", "-m", help="Send this one message and print the answer.")
+@click.option("--agent", help="Talk to this agent instead of the one that bindings choose.")
+@click.option("--peer", default="main", show_default=True, help="Which conversation.")
+@click.pass_obj
+def chat(context: CliContext, message: str | None, agent: str | None, peer: str) -> None:
+    """Talk to an agent of the running gateway."""
+    with linked(context) as link:
+        if message is None:
+            Conversation(link, agent, peer).hold()
+            return
+        end = _ask(link, message, agent, peer)
+        if context.json:
+            click.echo(json.dumps(end, ensure_ascii=False))
+        elif end["type"] == "done":
+            click.echo(end["response"])
+        if end["type"] == "error":
+            click.echo(f"exogate: {end['message']}", err=True)
+            sys.exit(FAILED)
+
+
+def _ask(link: Link, message: str, agent: str | None, peer: str) -> Mapping[str, Any]:
+    sent = link.call("chat.send", content=message, agent=agent, peer=peer)
+    *_, end = link.events(sent["run_id"])
+    return end
+
+
+class Conversation:
+    """Reads a line, streams the answer, until the input ends."""
+
+    def __init__(self, link: Link, agent: str | None, peer: str) -> None:
+        self._link, self._agent, self._peer = link, agent, peer
+        self._fresh = 0
+
+    def hold(self) -> None:
+        self._greet()
+        while True:
+            try:
+                line = input("you> ").strip()
+            except (EOFError, KeyboardInterrupt):
+                click.echo()
+                return
+            if line == "/quit":
+                return
+            if line.startswith("/"):
+                self._command(line)
+            elif line:
+                self._say(line)
+
+    def _greet(self) -> None:
+        route = self._link.call(
+            "route.explain", channel="websocket", account="local", peer=self._peer
+        )
+        agent = self._agent or route["agent_id"]
+        click.echo(f"Talking to {agent} as websocket:local:{self._peer}. {HELP}")
+
+    def _command(self, line: str) -> None:
+        match line.split()[0]:
+            case "/new":
+                self._start_anew()
+            case "/stop":
+                click.echo("nothing is being answered")
+            case "/status":
+                shown = self._link.call("status")
+                click.echo(
+                    f"exogate {shown['version']}, up {shown['uptime_s']:.0f} s, "
+                    f"{shown['sessions']} sessions, {shown['running']} runs at work, "
+                    f"{'ready' if shown['ready'] else '; '.join(shown['reasons'])}"
+                )
+            case _:
+                click.echo(HELP)
+
+    def _start_anew(self) -> None:
+        """Another peer is another session; the old one stays as it is."""
+        base = self._peer.partition("#")[0]
+        page = self._link.call(
+            "session.list", channel="websocket", query=encode_part(base), limit=500
+        )
+        taken = {record["peer"] for record in page["sessions"]}
+        number = 2
+        while f"{base}#{number}" in taken or f"{base}#{number}" == self._peer:
+            number += 1
+        self._peer = f"{base}#{number}"
+        click.echo(f"a fresh conversation: {self._peer}")
+
+    def _say(self, line: str) -> None:
+        sent = self._link.call("chat.send", content=line, agent=self._agent, peer=self._peer)
+        events = self._link.events(sent["run_id"])
+        while True:
+            try:
+                for event in events:
+                    _show(event)
+                return
+            except KeyboardInterrupt:
+                self._link.call("chat.abort", run_id=sent["run_id"])
+                events = self._link.events(sent["run_id"])
+
+
+def _show(event: Mapping[str, Any]) -> None:
+    match event["type"]:
+        case "content":
+            click.echo(event["content"], nl=False)
+        case "tool_call":
+            call = event["tool_call"]
+            click.secho(f"[{call['name']} {call['arguments']}]", dim=True)
+        case "tool_result":
+            call = event["tool_call"]
+            click.secho(
+                f"[{call['name']}: {call['status']}, {call['duration_ms']:.1f} ms]", dim=True
+            )
+        case "system":
+            click.secho(f"\n{event['system_message']}", fg="yellow")
+        case "error":
+            click.secho(f"\n{event['message']}", fg="red")
+        case "done":
+            click.echo()

@@ -1,0 +1,153 @@
+"""`exogate config`: check, show and explain the configuration."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gateway.cli.context import BAD_CONFIG, CliContext, as_json, config_path, refuse
+from gateway.cli.known import known
+from gateway.config.environment import read_environment
+from gateway.config.problems import ConfigInvalid, nearest
+from gateway.config.values import Notice, Overrides
+
+if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
+    from gateway.config.effective import Row
+    from gateway.config.reading import Loaded
+
+
+@click.group("config")
+def config() -> None:
+    """Check, show and explain the configuration."""
+
+
+@config.command()
+@click.pass_obj
+def validate(context: CliContext) -> None:
+    """Check the configuration; say every error at once."""
+    try:
+        loaded = _load(context)
+    except ConfigInvalid as error:
+        click.echo(json.dumps(as_json(error)) if context.json else error.render())
+        raise SystemExit(BAD_CONFIG) from None
+    name, notices = loaded.document.name, loaded.config.notices
+    if context.json:
+        noted = [_notice_as_json(notice) for notice in notices]
+        click.echo(json.dumps({"ok": True, "file": name or None, "notices": noted}))
+        return
+    for notice in notices:
+        click.echo(f"notice: {notice.path}: {notice.message}\n  fix: {notice.fix}", err=True)
+    click.echo(f"{name} is valid" if name else "there is no config file: the defaults are valid")
+
+
+@config.command()
+@click.pass_obj
+def show(context: CliContext) -> None:
+    """Show every value in force and where it comes from."""
+    loaded, rows = _rows(context)
+    if context.json:
+        values = [_row_as_json(row) for row in rows]
+        file = str(loaded.config.origin) if loaded.config.origin else None
+        click.echo(json.dumps({"file": file, "values": values}, ensure_ascii=False))
+        return
+    for row in rows:
+        if row.value is not None:
+            click.echo(_line(row))
+
+
+@config.command()
+@click.argument("key")
+@click.pass_obj
+def get(context: CliContext, key: str) -> None:
+    """Show the value of KEY, or of all keys below it."""
+    _, rows = _rows(context)
+    exact = next((row for row in rows if row.key == key), None)
+    below = [row for row in rows if row.key.startswith(f"{key}.")]
+    if exact is None and not below:
+        raise click.ClickException(_no_such_key(key, rows))
+    if exact is not None:
+        shown = json.dumps(_row_as_json(exact)) if context.json else _bare(exact.value)
+    elif context.json:
+        shown = json.dumps([_row_as_json(row) for row in below])
+    else:
+        shown = "\n".join(_line(row) for row in below if row.value is not None)
+    click.echo(shown)
+
+
+def _no_such_key(key: str, rows: Iterable["Row"]) -> str:
+    near = nearest(key, (row.key for row in rows))
+    meant = f"did you mean {near}?" if near else "`exogate config show` lists all"
+    return f"there is no key {key}; {meant}"
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON Schema of config.toml, for editors."""
+    # pydantic is slow to import
+    from gateway.config.json_schema import json_schema  # noqa: PLC0415
+
+    click.echo(json.dumps(json_schema(), indent=2))
+
+
+@config.command()
+@click.pass_obj
+def path(context: CliContext) -> None:
+    """Print the file that counts; fail if there is none."""
+    found = config_path(context)
+    if context.json:
+        click.echo(json.dumps({"path": str(found) if found else None}))
+    elif found:
+        click.echo(str(found))
+    if not found:
+        home = Path.home() / ".config" / "exogate" / "config.toml"
+        raise click.ClickException(f"there is no ./config.toml and no {home}: defaults are used")
+
+
+def _load(context: CliContext) -> "Loaded":
+    # pydantic is slow to import
+    from gateway.config.reading import read  # noqa: PLC0415
+
+    return read(
+        config_path(context),
+        environment=read_environment(),
+        home=Path.home(),
+        cwd=Path.cwd(),
+        known=known(),
+        overrides=Overrides(context.data_dir),
+    )
+
+
+def _rows(context: CliContext) -> tuple["Loaded", tuple["Row", ...]]:
+    # only `show` and `get` need positions of what is right
+    from gateway.config.effective import effective  # noqa: PLC0415
+
+    try:
+        loaded = _load(context)
+    except ConfigInvalid as error:
+        refuse(context, error)
+    return loaded, effective(loaded)
+
+
+def _line(row: "Row") -> str:
+    return f"{row.key} = {json.dumps(row.value, ensure_ascii=False)}  # {row.origin}"
+
+
+def _bare(value: object) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _row_as_json(row: "Row") -> dict[str, object]:
+    return {"key": row.key, "value": row.value, "origin": row.origin}
+
+
+def _notice_as_json(notice: Notice) -> dict[str, str]:
+    return {
+        "code": notice.code,
+        "key": notice.path,
+        "message": notice.message,
+        "fix": notice.fix,
+    }

@@ -1,0 +1,74 @@
+"""What every verb is given, and how it gets its configuration."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from gateway.cli.known import known
+from gateway.config.environment import read_environment
+from gateway.config.load import find_file, load
+from gateway.config.problems import ConfigInvalid
+from gateway.config.values import GatewayConfig, Overrides
+
+BAD_CONFIG = 78
+
+
+@dataclass(frozen=True, slots=True)
+class CliContext:
+    """The options that stand before the verb."""
+
+    config_path: Path | None = None
+    data_dir: Path | None = None
+    json: bool = False
+    debug: bool = False
+
+
+def config_or_exit(context: CliContext, *, port: int | None = None) -> GatewayConfig:
+    """Says every problem on stderr and ends with 78 if the configuration is not valid."""
+    try:
+        return load(
+            context.config_path,
+            environment=read_environment(),
+            home=Path.home(),
+            cwd=Path.cwd(),
+            known=known(),
+            overrides=Overrides(context.data_dir, port),
+        )
+    except ConfigInvalid as error:
+        refuse(context, error)
+
+
+def config_path(context: CliContext) -> Path | None:
+    """The file that counts; None for a start without one."""
+    return find_file(
+        context.config_path, environment=read_environment(), home=Path.home(), cwd=Path.cwd()
+    )
+
+
+def refuse(context: CliContext, error: ConfigInvalid) -> NoReturn:
+    if context.json:
+        click.echo(json.dumps(as_json(error), ensure_ascii=False))
+    else:
+        click.echo(error.render(), err=True)
+    raise SystemExit(BAD_CONFIG)
+
+
+def as_json(error: ConfigInvalid) -> dict[str, object]:
+    """The failure as programs read it."""
+    problems = [
+        {
+            "code": problem.code,
+            "source": problem.source,
+            "line": problem.line or None,
+            "column": problem.column or None,
+            "key": problem.key,
+            "message": problem.message,
+            "fix": problem.fix,
+        }
+        for problem in error.problems
+    ]
+    failure = {"type": error.code, "message": str(error)}
+    return {"ok": False, "error": failure, "problems": problems, "left_out": error.left_out}

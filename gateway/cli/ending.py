@@ -1,0 +1,66 @@
+"""How a command ends: exit codes that scripts can rely on, one sentence on stderr, no traceback."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from gateway.domain.errors import Busy, DataDirInUse, GatewayError
+
+FAILED, UNREACHABLE, BUSY, NOT_ALLOWED = 1, 69, 75, 77
+BUSY_CODES = frozenset({"address_in_use"})
+
+
+class Unreachable(GatewayError):
+    """No gateway runs here, or it does not answer."""
+
+    code = "unreachable"
+
+
+class NotAllowed(GatewayError):
+    code = "not_allowed"
+
+
+@contextmanager
+def ending_well(*, debug: bool) -> Iterator[None]:
+    """Turns what a command raises into its exit code and one sentence."""
+    try:
+        yield
+    except BaseExceptionGroup as group:
+        known = group.subgroup(GatewayError)
+        if known is None or debug:
+            raise
+        _end(_first(known))
+    except GatewayError as error:
+        if debug:
+            raise
+        _end(error)
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python must not complain when it flushes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+
+
+def _first(group: BaseExceptionGroup[GatewayError]) -> GatewayError:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, GatewayError)
+    return error
+
+
+def _end(error: GatewayError) -> None:
+    click.echo(f"exogate: {error}", err=True)
+    sys.exit(exit_code(error))
+
+
+def exit_code(error: GatewayError) -> int:
+    if isinstance(error, Unreachable):
+        return UNREACHABLE
+    if isinstance(error, Busy | DataDirInUse) or error.code in BUSY_CODES:
+        return BUSY
+    if isinstance(error, NotAllowed):
+        return NOT_ALLOWED
+    return FAILED

@@ -1,0 +1,97 @@
+"""The command line's way to a running gateway: its WebSocket, found through the data directory."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+from gateway.cli.context import CliContext, config_or_exit
+from gateway.cli.ending import NotAllowed, Unreachable
+from gateway.domain.errors import Busy, GatewayError
+from gateway.host.keyfile import read_key
+from gateway.store.opening import read_owner
+
+ANSWER_S = 30.0
+BIGGEST_FRAME = 64 * 1024 * 1024
+
+_KINDS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed, -32005: Busy}
+
+
+class Link:
+    """Calls methods one after another; events that arrive meanwhile wait for `events`."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._count = 0
+        self._events: list[dict[str, Any]] = []
+
+    def call(self, method: str, **params: object) -> Any:  # the wire's JSON
+        """The result; raises the GatewayError that fits the answer."""
+        self._count += 1
+        given = {name: value for name, value in params.items() if value is not None}
+        request = {"jsonrpc": "2.0", "id": self._count, "method": method, "params": given}
+        self._socket.send(json.dumps(request))
+        while True:
+            answer = self._next(ANSWER_S)
+            if answer.get("id") == self._count:
+                break
+            self._events.append(answer)
+        if "error" in answer:
+            raise _error(answer["error"])
+        return answer["result"]
+
+    def events(self, run_id: str) -> Iterator[Mapping[str, Any]]:
+        """The events of a run until its last."""
+        while True:
+            message = self._events.pop(0) if self._events else self._next(None)
+            event = message.get("params", {})
+            if message.get("method") != "chat.event" or event.get("run_id") != run_id:
+                continue
+            yield event
+            if event["type"] in {"done", "error"}:
+                return
+
+    def _next(self, timeout_s: float | None) -> dict[str, Any]:
+        try:
+            message = json.loads(self._socket.recv(timeout=timeout_s))
+        except TimeoutError as error:
+            raise Unreachable(f"the gateway did not answer within {ANSWER_S:g} s") from error
+        except ConnectionClosed as error:
+            raise Unreachable(f"the gateway closed the connection ({error})") from error
+        assert isinstance(message, dict)
+        return message
+
+
+def _error(error: Mapping[str, Any]) -> GatewayError:
+    kind = _KINDS.get(error["code"], GatewayError)
+    return kind(str(error["message"]))
+
+
+@contextmanager
+def linked(context: CliContext) -> Iterator[Link]:
+    """A link to the gateway that owns the data directory.
+
+    Raises Unreachable with what to do about it, NotAllowed.
+    """
+    data_dir = config_or_exit(context).gateway.data_dir
+    owner = read_owner(data_dir)
+    if owner is None or owner.url is None:
+        raise Unreachable(f"no gateway is running on {data_dir}; start one with `exogate run`")
+    key = read_key(data_dir)
+    if key is None:
+        raise NotAllowed(f"the operator's key in {data_dir} cannot be read by this user")
+    url = owner.url.replace("http", "ws", 1) + "/ws"
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        socket = connect(
+            url, additional_headers=headers, max_size=BIGGEST_FRAME, compression=None, proxy=None
+        )
+    except InvalidStatus as error:
+        raise NotAllowed(f"{url} answered {error.response.status_code}") from error
+    except OSError as error:
+        raise Unreachable(f"{url} (process {owner.pid}) does not answer: {error}") from error
+    with socket:
+        yield Link(socket)

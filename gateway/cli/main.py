@@ -1,0 +1,59 @@
+"""`exogate`: the verbs, each loaded only when it is used."""
+
+import sys
+from importlib import import_module  # noqa: TID251  # from the fixed table below, and nowhere else
+from pathlib import Path
+
+import click
+
+from gateway.cli.context import CliContext
+from gateway.cli.ending import ending_well
+
+# verb -> module and name of its click command
+VERBS = {
+    "run": ("gateway.cli.run", "run"),
+    "chat": ("gateway.cli.chat", "chat"),
+    "status": ("gateway.cli.status", "status"),
+    "agent": ("gateway.cli.agent", "agent"),
+    "config": ("gateway.cli.config", "config"),
+    "doctor": ("gateway.cli.doctor", "doctor"),
+    "provider": ("gateway.cli.provider", "provider"),
+    "route": ("gateway.cli.route", "route"),
+    "session": ("gateway.cli.session", "session"),
+    "version": ("gateway.cli.version", "version"),
+}
+
+
+class Verbs(click.Group):
+    """Imports a verb when it is asked for: `exogate version` must not wait for a web server."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        found = VERBS.get(cmd_name)
+        if found is None:
+            return None
+        module, name = found
+        command: click.Command = getattr(import_module(module), name)  # see above
+        return command
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--config", "-c", type=click.Path(path_type=Path), help="The configuration file.")
+@click.option(
+    "--data-dir", type=click.Path(path_type=Path), help="Where the gateway keeps its data."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print results as JSON.")
+@click.option("--debug", is_flag=True, help="Show a traceback when something fails.")
+@click.pass_context
+def exogate(
+    ctx: click.Context, config: Path | None, data_dir: Path | None, *, as_json: bool, debug: bool
+) -> None:
+    """A multi-channel gateway for AI agents."""
+    ctx.obj = CliContext(config, data_dir, as_json, debug)
+
+
+def main() -> None:
+    with ending_well(debug="--debug" in sys.argv):
+        exogate(prog_name="exogate")

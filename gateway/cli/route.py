@@ -1,0 +1,35 @@
+"""`exogate route explain`."""
+
+import json
+
+import click
+
+from gateway.cli.context import CliContext
+from gateway.cli.link import linked
+
+
+@click.group()
+def route() -> None:
+    """Look at how messages find their agent."""
+
+
+@route.command()
+@click.option("--channel", required=True)
+@click.option("--account", default="default", show_default=True)
+@click.option("--peer", default="main", show_default=True)
+@click.option("--guild")
+@click.option("--team")
+@click.pass_obj
+def explain(context: CliContext, /, **address: str | None) -> None:
+    """Say which agent answers a message from there, and why no other binding does."""
+    with linked(context) as link:
+        shown = link.call("route.explain", **address)
+    if context.json:
+        click.echo(json.dumps(shown, ensure_ascii=False))
+        return
+    index = shown["binding_index"]
+    which = "no binding matched" if index is None else f"binding {index}"
+    click.echo(f"{shown['agent_id']}   matched by {shown['matched_by']} ({which})")
+    click.echo(f"session {shown['session_key']}")
+    for one in shown["rejected"]:
+        click.echo(f"  not binding {one['index']}: {one['why']}")

@@ -1,0 +1,82 @@
+"""`exogate run`: the gateway in the foreground."""
+
+import sys
+
+import anyio
+import click
+
+from gateway import app
+from gateway.cli.context import CliContext, config_or_exit
+from gateway.config.values import GatewayConfig
+from gateway.domain.version import VERSION
+from gateway.host.logs import logging_to_stderr
+
+
+@click.command()
+@click.option(
+    "--port", type=click.IntRange(0, 65535), help="Listen here instead; 0: any free port."
+)
+@click.option(
+    "--accept-loss",
+    is_flag=True,
+    help="Start although accepted messages are missing from the store.",
+)
+@click.pass_obj
+def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
+    """Run the gateway until Ctrl+C or SIGTERM."""
+    config = config_or_exit(context, port=port)
+    observability = config.observability
+
+    def ready(running: app.Running) -> None:
+        click.echo("\n".join(banner(running)))
+        sys.stdout.flush()
+
+    async def serve() -> None:
+        await app.run(config, version=VERSION, ready=ready, accept_loss=accept_loss)
+
+    with logging_to_stderr(observability.log_level, observability.log_format):
+        anyio.run(serve, backend_options={"use_uvloop": sys.platform != "win32"})
+
+
+def banner(running: app.Running) -> list[str]:
+    """What an operator needs to go on, on one screen."""
+    config = running.config
+    lines = [
+        f"exogate {VERSION}   {_mode(config)}",
+        "",
+        f"  WebSocket  {running.url.replace('http', 'ws', 1)}/ws",
+        f"  HTTP API   {running.url}/api/chat",
+        f"  Data       {config.gateway.data_dir}   ({_store(config)})",
+        *(f"  Agent      {line}" for line in _agents(config)),
+    ]
+    if running.resumed:
+        lines.append(f"  Resumed    {running.resumed} unfinished messages of the last run")
+    return [
+        *lines,
+        "",
+        "  Next       exogate chat     talk here in the terminal",
+        "  Ctrl+C stops.",
+    ]
+
+
+def _mode(config: GatewayConfig) -> str:
+    if config.origin is not None:
+        return f"configuration {config.origin}"
+    if not config.providers:
+        return "demo mode: no config file, no API key needed"
+    name = next(iter(config.providers))
+    return f"no config file: provider {name} (key from {config.key_origins.get(name, 'config')})"
+
+
+def _store(config: GatewayConfig) -> str:
+    return "embedded SQLite" if config.store.url == "embedded" else "in memory: lost on exit"
+
+
+def _agents(config: GatewayConfig) -> list[str]:
+    shown = [
+        f"{agent.id}   {agent.provider}/{agent.model}"
+        + (f" · tools {', '.join(agent.tools)}" if agent.tools else "")
+        + ("   (scripted answers, no AI)" if agent.provider == "demo" else "")
+        for agent in config.agents
+    ]
+    return shown if len(shown) <= 3 else [*shown[:2], f"and {len(shown) - 2} more"]

@@ -1,0 +1,32 @@
+"""`exogate status`."""
+
+import json
+import sys
+
+import click
+
+from gateway.cli.context import CliContext
+from gateway.cli.ending import FAILED
+from gateway.cli.link import linked
+
+
+@click.command()
+@click.pass_obj
+def status(context: CliContext) -> None:
+    """Say how the running gateway is; exit 1 if it is not ready."""
+    with linked(context) as link:
+        shown = link.call("status")
+    if context.json:
+        click.echo(json.dumps(shown))
+    else:
+        click.echo(f"exogate {shown['version']}   {'ready' if shown['ready'] else 'NOT READY'}")
+        for reason in (*shown["reasons"], *shown["problems"]):
+            click.echo(f"  !          {reason}")
+        click.echo(f"  Process    {shown['pid']}, up {shown['uptime_s']:.0f} s")
+        click.echo(f"  Config     {shown['config']}")
+        click.echo(f"  Store      {shown['store']['url']}")
+        click.echo(f"  Agents     {', '.join(shown['agents'])}")
+        click.echo(f"  Sessions   {shown['sessions']}")
+        click.echo(f"  Messages   {shown['running']} at work, {shown['pending']} not ended")
+    if not shown["ready"]:
+        sys.exit(FAILED)

@@ -1,0 +1,86 @@
+"""Where log records go: to stderr, off the event loop, and never at the price of waiting for it."""
+
+import contextlib
+import json
+import logging
+import queue
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from logging.handlers import QueueHandler, QueueListener
+from typing import Literal
+
+Format = Literal["auto", "json", "console"]
+
+MOST_WAITING = 10_000
+_USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
+
+
+class _DroppingQueue(QueueHandler):
+    """A full queue drops the record: a log that nobody reads must not stop the gateway."""
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record  # the listener is a thread of ours: nothing has to be made picklable
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        shown = {**_facts(record), **_bound(record)}
+        if record.exc_info:
+            shown["exception"] = self.formatException(record.exc_info)
+        return json.dumps(shown, default=str, ensure_ascii=False)
+
+
+class Console(logging.Formatter):
+    """For a person: time, level, event, then what is bound to it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = _facts(record)
+        bound = " ".join(f"{name}={value!r}" for name, value in _bound(record).items())
+        line = (
+            f"{facts['at'][11:19]} {record.levelname.lower():7} {facts['event']} {bound}".rstrip()
+        )
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _facts(record: logging.LogRecord) -> dict[str, str]:
+    at = datetime.fromtimestamp(record.created, UTC)
+    return {
+        "at": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "level": record.levelname.lower(),
+        "logger": record.name.replace("gateway.", "exogate.", 1),
+        "event": record.getMessage(),
+    }
+
+
+def _bound(record: logging.LogRecord) -> dict[str, object]:
+    return {name: value for name, value in record.__dict__.items() if name not in _USUAL}
+
+
+@contextlib.contextmanager
+def logging_to_stderr(level: str, form: Format) -> Iterator[None]:
+    """Everything that is logged inside goes to stderr, in order."""
+    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
+    stream = logging.StreamHandler(sys.stderr)
+    stream.setFormatter(JsonLines() if as_json else Console())
+    waiting: queue.Queue[logging.LogRecord] = queue.Queue(MOST_WAITING)
+    listener = QueueListener(waiting, stream)
+    root, handler = logging.getLogger(), _DroppingQueue(waiting)
+    before = root.level
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    listener.start()
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+        listener.stop()

@@ -1,0 +1,184 @@
+"""POST /api/chat: one message in, its answer out, whole or as a stream of its chunks."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import anyio
+from pydantic import BaseModel, ConfigDict, StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import BaseRoute, Route
+
+from gateway.domain.bindings import Address
+from gateway.domain.errors import NotFound
+from gateway.domain.inbound import Inbound
+from gateway.domain.inbox import Accepted, RunRecord
+from gateway.domain.ports import Decode, Encode, Ids
+from gateway.sessions.front import Front
+from gateway.sessions.runs import LiveRun
+from gateway.web.asgi import principal_of
+from gateway.web.guards import parse_json
+from gateway.web.identity import Principal, may, may_use
+from gateway.web.methods.chat import OwnLimits, Text
+from gateway.web.refusals import Forbidden, InvalidRequest
+from gateway.web.responses import json_response
+from gateway.web.rpc import validate
+
+CHANNEL = "api"
+JSON_DEPTH = 64
+STATUS = {"provider_error": 502, "internal_error": 500, "config_error": 500}
+
+
+class ChatBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    message: Annotated[str, StringConstraints(max_length=400_000)]
+    conversation_id: Text | None = None
+    agent: Text | None = None
+    stream: bool = False
+    limits: OwnLimits | None = None
+
+
+@dataclass(slots=True)
+class Ear:
+    """Listens to a run for one HTTP request. What it holds for a slow reader are the run's own
+    events, so it costs nothing while the run is live and is bounded by it afterwards."""
+
+    events: list[bytes] = field(default_factory=list)
+    news: anyio.Event = field(default_factory=anyio.Event)
+    ended: bool = False
+
+    def hear(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+        self.events.append(event)
+        self.ended = last
+        self.news.set()
+
+    async def more(self) -> Sequence[bytes]:
+        """The events since the last call; none: it has ended."""
+        while not self.events and not self.ended:
+            self.news = anyio.Event()
+            await self.news.wait()
+        taken, self.events = self.events, []
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class ChatApi:
+    front: Front
+    encode: Encode
+    decode: Decode
+    ids: Ids
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return (Route("/api/chat", self.chat, methods=["POST"]),)
+
+    async def chat(self, request: Request) -> Response:
+        body = _body(await request.body())
+        principal = principal_of(request)
+        if not may(principal, "chat"):
+            raise Forbidden("chatting needs the scope 'chat'")
+        accepted = await self._accept(body, principal, request.headers.get("idempotency-key"))
+        run = await self.front.run(accepted.run_id)
+        headers = {
+            "x-exogate-run": accepted.run_id,
+            "x-exogate-session": str(accepted.session_key),
+        }
+        if body.stream or "text/event-stream" in request.headers.get("accept", ""):
+            return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
+        events = [self._read(event) async for event in _events(run)]
+        return self._answer(accepted, events, headers)
+
+    async def _accept(self, body: ChatBody, principal: Principal, key: str | None) -> Accepted:
+        if key is not None and not 0 < len(key) <= 256:
+            raise InvalidRequest("Idempotency-Key must have 1 to 256 characters")
+        conversation = body.conversation_id or self.ids.new()
+        inbound = Inbound(
+            address=Address(CHANNEL, principal.name, conversation),
+            content=body.message,
+            key=key,
+            fingerprint=self.encode(body.model_dump(exclude={"stream"})).decode(),
+            requested_agent=body.agent,
+            token_limit=None if body.limits is None else body.limits.token_budget,
+        )
+        route = self.front.router.resolve(inbound.address, requested=body.agent)
+        if not may_use(principal, route.agent_id):
+            raise NotFound(f"agent {route.agent_id!r}")
+        return await self.front.reception.accept(inbound)
+
+    def _read(self, event: bytes) -> Mapping[str, Any]:
+        value = self.decode(event)
+        assert isinstance(value, dict)
+        return value
+
+    def _answer(
+        self, accepted: Accepted, events: Sequence[Mapping[str, Any]], headers: Mapping[str, str]
+    ) -> Response:
+        end = events[-1]
+        ids = {"conversation_id": accepted.session_key.peer, "run_id": accepted.run_id}
+        if end["type"] == "error":
+            status = STATUS.get(end["error_type"], 500)
+            return json_response({"error": _error(end), **ids}, status, headers)
+        answer = {
+            "response": end["response"],
+            **ids,
+            "message_id": end["message_id"],
+            "tokens_used": end["tokens_used"],
+            "model": end["model"],
+            "execution_time_ms": end["execution_time_ms"],
+            "reason": end["reason"],
+            "partial": end["partial"],
+            "tool_calls_made": _tool_calls(events),
+        }
+        if end["reason"] == "timeout":
+            told = "the run reached its time limit; what there is comes with this error"
+            error = {"type": "timeout", "code": "timeout", "message": told, "retryable": True}
+            return json_response({"error": error, **answer}, 504, headers)
+        return json_response(answer, 200, headers)
+
+
+def _body(raw: bytes) -> ChatBody:
+    value = parse_json(raw, JSON_DEPTH)
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body has to be a JSON object with a message")
+    body = validate(ChatBody, value)
+    assert isinstance(body, ChatBody)
+    if not body.message.strip():
+        raise InvalidRequest("message: is empty")
+    return body
+
+
+async def _events(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
+    """All events of a run, from its first to its last."""
+    if isinstance(run, RunRecord):
+        for event in run.log.split(b"\n"):
+            yield event
+        return
+    ear = Ear()
+    stop = run.listen(ear.hear)
+    try:
+        while events := await ear.more():
+            for event in events:
+                yield event
+    finally:
+        stop()
+
+
+async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
+    async for event in _events(run):
+        yield b"data: %b\n\n" % event
+
+
+def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, object]]:
+    asked = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
+    ended = [e["tool_call"] for e in events if e["type"] == "tool_result"]
+    return [{**asked.get(call["id"], {}), **call} for call in ended]
+
+
+def _error(end: Mapping[str, Any]) -> Mapping[str, object]:
+    return {
+        "type": end["error_type"],
+        "code": end["error_type"],
+        "message": end["message"],
+        "retryable": end["retryable"],
+    }

@@ -1,0 +1,1 @@
+"""The JSON-RPC methods: parameters in, one question to the core, a plain value out."""

@@ -1,0 +1,209 @@
+"""chat.send, chat.abort, chat.history, chat.resume."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from anyio.lowlevel import checkpoint
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from gateway.domain.bindings import Address
+from gateway.domain.errors import NotFound
+from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.inbound import Inbound
+from gateway.domain.inbox import RunRecord
+from gateway.domain.ports import Encode
+from gateway.sessions.front import Front
+from gateway.sessions.runs import LiveRun
+from gateway.web.identity import Principal, may_use, sees_session, speaks_as
+from gateway.web.refusals import Forbidden, InvalidParams
+from gateway.web.rpc import Call, Method, Peer
+from gateway.web.shapes import message
+
+Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000)]
+REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class OwnLimits(_Params):
+    """A request's own limits: they may only tighten the agent's."""
+
+    token_budget: int = Field(ge=1, le=200_000)
+
+
+class Send(_Params):
+    content: Content
+    channel: Text = "websocket"
+    account: Text | None = None
+    peer: Text = "main"
+    guild: Text | None = None
+    team: Text | None = None
+    thread: Text | None = None
+    idempotency_key: Text | None = None
+    context_id: Text | None = None
+    agent: Text | None = None
+    limits: OwnLimits | None = None
+
+
+class Abort(_Params):
+    run_id: Text
+    mode: Literal["immediate", "after_turn"] = "immediate"
+
+
+class History(_Params):
+    session_key: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+    before: Text | None = None
+    limit: int = Field(default=50, ge=1, le=500)
+
+
+class Resume(_Params):
+    run_id: Text
+    after_seq: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMethods:
+    front: Front
+    encode: Encode
+
+    def all(self) -> Sequence[Method]:
+        return (
+            Method("chat.send", Send, "chat", self.send),
+            Method("chat.abort", Abort, "chat", self.abort),
+            Method("chat.history", History, None, self.history),
+            Method("chat.resume", Resume, None, self.resume),
+        )
+
+    async def send(self, call: Call, params: Send) -> object:
+        principal = call.principal
+        account = params.account or principal.name
+        if not speaks_as(principal, params.channel, account):
+            raise Forbidden(
+                f"you may only speak as {principal.name!r} on websocket; other channels and "
+                "accounts need the scope 'impersonate'"
+            )
+        inbound = self._inbound(params, account)
+        route = self.front.router.resolve(inbound.address, requested=params.agent)
+        if not may_use(principal, route.agent_id):
+            raise Forbidden(f"your token does not reach the agent {route.agent_id!r}")
+        if params.context_id is not None:
+            await self.front.node(route.session_key, params.context_id)
+        accepted = await self.front.reception.accept(inbound)
+        if not accepted.duplicate:
+            run = self.front.live.find(accepted.run_id)
+            if run is not None:
+                call.after_answer(lambda: follow(run, call.peer))
+        return {
+            "message_id": accepted.message_id,
+            "run_id": accepted.run_id,
+            "session_key": str(accepted.session_key),
+            "agent_id": accepted.session_key.agent,
+            "matched_by": accepted.matched_by,
+            "duplicate": accepted.duplicate,
+        }
+
+    def _inbound(self, params: Send, account: str) -> Inbound:
+        if not params.content.strip():
+            raise InvalidParams("content: is empty", [("content", "is empty")])
+        fingerprint = ""
+        if params.idempotency_key is not None:
+            same = params.model_dump(exclude={"idempotency_key"}, exclude_defaults=True)
+            fingerprint = self.encode({**same, "account": account}).decode()
+        return Inbound(
+            address=Address(
+                params.channel,
+                account,
+                params.peer,
+                guild=params.guild,
+                team=params.team,
+                thread=params.thread,
+            ),
+            content=params.content,
+            key=params.idempotency_key,
+            fingerprint=fingerprint,
+            requested_agent=params.agent,
+            context_id=None if params.context_id is None else NodeId(params.context_id),
+            token_limit=None if params.limits is None else params.limits.token_budget,
+        )
+
+    async def abort(self, call: Call, params: Abort) -> object:
+        run = await find_run(self.front, call.principal, params.run_id)
+        if isinstance(run, LiveRun):
+            self.front.abort(run, at_once=params.mode == "immediate")
+        return {"run_id": params.run_id, "aborted": isinstance(run, LiveRun)}
+
+    async def history(self, call: Call, params: History) -> object:
+        key = visible_key(call.principal, params.session_key)
+        before = None if params.before is None else NodeId(params.before)
+        if before is not None:
+            await self.front.node(key, before)
+        path = await self.front.transcript.path(key, before=before, limit=params.limit)
+        return {
+            "messages": [message(node) for node in path.nodes],
+            "head": path.head,
+            "more": path.more,
+        }
+
+    async def resume(self, call: Call, params: Resume) -> object:
+        """Missed events come first, then the answer, then what is still to come."""
+        run = await find_run(self.front, call.principal, params.run_id)
+        if isinstance(run, RunRecord):
+            await _replay_ended(run, call.peer, params.after_seq)
+            return {"run_id": params.run_id, "live": False}
+        seq = params.after_seq
+        while run.events_after(seq, REPLAYED_AT_ONCE + 1)[REPLAYED_AT_ONCE:]:
+            for event in run.events_after(seq, REPLAYED_AT_ONCE):
+                call.peer.notify("chat.event", event)
+            seq = max(seq, run.first_seq - 1) + REPLAYED_AT_ONCE
+            await checkpoint()
+        follow(run, call.peer, after_seq=seq)
+        return {"run_id": params.run_id, "live": not run.ended}
+
+
+def follow(run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:
+    """The peer hears the run until either of them ends."""
+
+    def hear(event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+        peer.notify("chat.event", event)
+        if last:
+            forget()
+
+    forget = _nothing
+    stop = run.listen(hear, after_seq=after_seq)
+    if not run.ended:
+        forget = peer.on_close(stop)
+
+
+def _nothing() -> None:
+    """There is nothing to forget yet."""
+
+
+async def _replay_ended(run: RunRecord, peer: Peer, after_seq: int) -> None:
+    events = run.log.split(b"\n") if run.log else []
+    first = run.first_seq
+    missed = events[max(0, after_seq + 1 - first) :]
+    for place, event in enumerate(missed, 1):
+        peer.notify("chat.event", event)
+        if place % REPLAYED_AT_ONCE == 0:
+            await checkpoint()
+
+
+async def find_run(front: Front, principal: Principal, run_id: str) -> LiveRun | RunRecord:
+    """A run that the principal may see; raises NotFound, alike for absent and for forbidden."""
+    run = await front.run(run_id)
+    key = run.session_key if isinstance(run, LiveRun) else run.entry.new.session_key
+    if not sees_session(principal, key):
+        raise NotFound(f"run {run_id[:64]!r}")
+    return run
+
+
+def visible_key(principal: Principal, text: str) -> SessionKey:
+    """A session key that the principal may see; raises BadSessionKey, NotFound."""
+    key = SessionKey.parse(text)
+    if not sees_session(principal, key):
+        raise NotFound(f"session {text[:200]!r}")
+    return key

@@ -1,0 +1,149 @@
+"""ping, status, agent.list, route.explain, run.inspect: what the gateway tells about itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from pydantic import BaseModel, ConfigDict
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import Address
+from gateway.domain.ports import Decode
+from gateway.sessions.front import Front
+from gateway.sessions.runs import LiveRun
+from gateway.web.identity import may, may_use
+from gateway.web.methods.chat import Text, find_run
+from gateway.web.rpc import Call, Method, NoParams
+from gateway.web.shapes import stamp
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Explain(_Params):
+    channel: Text
+    account: Text = "default"
+    peer: Text = "main"
+    guild: Text | None = None
+    team: Text | None = None
+
+
+class Inspect(_Params):
+    run_id: Text
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known once, at start."""
+
+    version: str
+    started_at: datetime
+    store_url: str
+    pid: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class InsightMethods:
+    front: Front
+    about: About
+    reasons: Callable[[], Sequence[str]]
+    decode: Decode
+
+    def all(self) -> Sequence[Method]:
+        return (
+            Method("ping", NoParams, None, self.ping),
+            Method("status", NoParams, None, self.status),
+            Method("agent.list", NoParams, None, self.agents),
+            Method("route.explain", Explain, None, self.explain),
+            Method("run.inspect", Inspect, None, self.inspect),
+        )
+
+    def ping(self, call: Call, params: NoParams) -> object:
+        return "pong"
+
+    async def status(self, call: Call, params: NoParams) -> object:
+        """What others do is shown to those who may read everything."""
+        front, about = self.front, self.about
+        reasons = list(self.reasons())
+        shown: dict[str, object] = {
+            "version": about.version,
+            "uptime_s": round((front.clock.now() - about.started_at).total_seconds(), 3),
+            "ready": not reasons,
+            "reasons": reasons,
+            "agents": [name for name in sorted(front.agents) if may_use(call.principal, name)],
+            "plugins": [],
+            "channels": [],
+            "store": {"url": about.store_url},
+        }
+        if may(call.principal, "read"):
+            shown["sessions"] = await front.sessions.count()
+            shown["pending"] = front.reception.pending
+            shown["running"] = front.reception.lanes.working
+            shown["pid"] = about.pid
+            shown["config"] = about.origin
+            shown["problems"] = list(front.souls.problems)
+        return shown
+
+    def agents(self, call: Call, params: NoParams) -> object:
+        agents = self.front.agents
+        mine = [agents[name] for name in sorted(agents) if may_use(call.principal, name)]
+        return {"agents": [self._agent(agent) for agent in mine]}
+
+    def _agent(self, agent: AgentDef) -> Mapping[str, object]:
+        soul = self.front.souls.of(agent.id)
+        return {
+            "id": agent.id,
+            "provider": agent.provider,
+            "model": agent.model,
+            "fallbacks": [one.model for one in _fallbacks(agent)],
+            "tools": list(agent.tools),
+            "context_window": agent.context_window,
+            "soul": None
+            if soul is None
+            else {
+                "path": soul.loaded_from,
+                "token_count": soul.token_count,
+                "loaded_from": soul.loaded_from,
+                "loaded_at": stamp(soul.loaded_at),
+            },
+        }
+
+    def explain(self, call: Call, params: Explain) -> object:
+        address = Address(
+            params.channel, params.account, params.peer, guild=params.guild, team=params.team
+        )
+        route = self.front.router.resolve(address)
+        return {
+            "agent_id": route.agent_id,
+            "matched_by": route.matched_by,
+            "binding_index": route.binding_index,
+            "session_key": str(route.session_key),
+            "rejected": [
+                {"index": one.index, "why": one.why} for one in self.front.router.rejected(address)
+            ],
+        }
+
+    async def inspect(self, call: Call, params: Inspect) -> object:
+        run = await find_run(self.front, call.principal, params.run_id)
+        if isinstance(run, LiveRun):
+            return run.summary()
+        if run.summary:
+            return self.decode(run.summary)
+        new = run.entry.new
+        return {
+            "run_id": new.run_id,
+            "session_key": str(new.session_key),
+            "agent_id": new.session_key.agent,
+            "state": run.entry.state,
+            "termination_reason": run.outcome,
+        }
+
+
+def _fallbacks(agent: AgentDef) -> Sequence[AgentDef]:
+    chain: list[AgentDef] = []
+    while agent.fallback is not None:
+        agent = agent.fallback
+        chain.append(agent)
+    return chain

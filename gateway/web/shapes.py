@@ -1,0 +1,74 @@
+"""How sessions, messages and runs look outside. Pure."""
+
+from datetime import datetime
+
+from gateway.domain.messages import Node
+from gateway.domain.sessions import SessionRecord
+
+
+def stamp(at: datetime) -> str:
+    """ISO 8601, UTC, with Z."""
+    return at.isoformat().replace("+00:00", "Z")
+
+
+def message(node: Node) -> dict[str, object]:
+    said = node.message
+    shown: dict[str, object] = {
+        "id": node.id,
+        "seq": node.seq,
+        "role": said.role,
+        "content": said.text,
+        "tool_calls": [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in said.tool_calls
+        ]
+        or None,
+        "run_id": node.run_id,
+        "parent_id": node.parent_id,
+        "status": node.status,
+        "created_at": stamp(node.created_at),
+        "token_count": node.token_count,
+        "model": node.model,
+    }
+    if said.result is not None:
+        shown["content"] = said.result.content
+        shown["tool_call_id"] = said.result.call_id
+        shown["name"] = said.result.name
+        shown["is_error"] = said.result.is_error
+        shown["duration_ms"] = said.result.duration_ms
+    return shown
+
+
+def tree_node(node: Node) -> dict[str, object]:
+    return {
+        "id": node.id,
+        "parent_id": node.parent_id,
+        "role": node.message.role,
+        "run_id": node.run_id,
+        "label": node.label,
+        "created_at": stamp(node.created_at),
+    }
+
+
+def session(record: SessionRecord) -> dict[str, object]:
+    return {
+        "session_key": str(record.key),
+        "agent_id": record.key.agent,
+        "channel": record.key.channel,
+        "account": record.key.account,
+        "peer": record.key.peer,
+        "created_at": stamp(record.created_at),
+        "updated_at": stamp(record.updated_at),
+        "message_count": record.message_count,
+        "token_usage": {
+            "input_tokens": record.input_tokens,
+            "output_tokens": record.output_tokens,
+            "cost_usd": record.cost_usd,
+        },
+        "state": record.state,
+        "head": record.head,
+    }
