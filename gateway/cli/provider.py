@@ -1,0 +1,111 @@
+"""`exogate provider list|test`."""
+
+import json
+import sys
+from dataclasses import replace
+
+import anyio
+import click
+
+from gateway import app
+from gateway.cli.context import CliContext, config_or_exit
+from gateway.cli.ending import FAILED
+from gateway.config.values import GatewayConfig
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import GatewayError, ModelFailed
+from gateway.domain.messages import Message
+from gateway.domain.model import ModelReply, ModelRequest
+from gateway.host.clock import SystemClock
+
+QUESTION = "Answer with the single word: ready"
+MOST_TOKENS = 32
+WITHIN_S = 60.0
+
+
+class NothingToTest(GatewayError):
+    code = "nothing_to_test"
+
+
+@click.group()
+def provider() -> None:
+    """Look at the model providers of the configuration."""
+
+
+@provider.command("list")
+@click.pass_obj
+def list_providers(context: CliContext) -> None:
+    """List the configured providers and where their keys come from."""
+    config = config_or_exit(context)
+    rows = [
+        {
+            "name": name,
+            "wire": one.wire,
+            "base_url": one.base_url,
+            "key": config.key_origins.get(name, "config") if one.api_key else None,
+            "agents": [agent.id for agent in config.agents if agent.provider == name],
+        }
+        for name, one in config.providers.items()
+    ]
+    if context.json:
+        click.echo(json.dumps(rows))
+        return
+    for row in rows:
+        key = f"key from {row['key']}" if row["key"] else "no key"
+        click.echo(f"{row['name']}   {row['wire']} wire   {row['base_url']}   {key}")
+    click.echo("demo   in this process   scripted answers, no AI, no key")
+
+
+@provider.command()
+@click.argument("name", required=False)
+@click.pass_obj
+def test(context: CliContext, name: str | None) -> None:
+    """Ask a provider one tiny question (about 30 tokens) and show what came back."""
+    config = config_or_exit(context)
+    agent = _agent_of(config, name)
+    try:
+        reply = anyio.run(_ask, config, agent)
+    except ModelFailed as error:
+        if context.json:
+            click.echo(json.dumps({"ok": False, "kind": error.kind, "message": str(error)}))
+        else:
+            click.echo(f"exogate: {error}", err=True)
+        sys.exit(FAILED)
+    shown = {
+        "ok": True,
+        "provider": reply.provider,
+        "model": reply.model,
+        "text": reply.text,
+        "tokens": reply.usage.total,
+        "estimated": reply.usage.estimated,
+    }
+    about = " (estimated)" if reply.usage.estimated else ""
+    text = (
+        f"{reply.provider}/{reply.model} answered {reply.text!r}, {reply.usage.total} tokens{about}"
+    )
+    click.echo(json.dumps(shown, ensure_ascii=False) if context.json else text)
+
+
+def _agent_of(config: GatewayConfig, name: str | None) -> AgentDef:
+    """The agent whose model is asked: the first one that uses the provider."""
+    for agent in config.agents:
+        link: AgentDef | None = agent
+        while link is not None:
+            if name is None or link.provider == name:
+                return link
+            link = link.fallback
+    raise NothingToTest(f"no agent uses the provider {name!r}; `exogate provider list` shows them")
+
+
+async def _ask(config: GatewayConfig, agent: AgentDef) -> ModelReply:
+    request = ModelRequest(
+        provider=agent.provider,
+        model=agent.model,
+        system="",
+        messages=(Message("user", QUESTION),),
+        max_tokens=MOST_TOKENS,
+        stream=agent.stream,
+        deadline_s=WITHIN_S,
+    )
+    once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
+    async with app.models(replace(config, providers=once), SystemClock()) as model:
+        return await model.reply(request, lambda _delta: None)

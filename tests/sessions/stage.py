@@ -1,0 +1,126 @@
+"""A core with the in-memory store, a scripted model and a fake clock, ready to accept messages."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import anyio
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import Address
+from gateway.domain.ids import AgentId
+from gateway.domain.inbound import Inbound
+from gateway.domain.ports import Inbox, Model, Stores
+from gateway.memory.episodes import Episodes
+from gateway.memory.souls import Souls
+from gateway.routing import Router
+from gateway.sessions.front import Front
+from gateway.sessions.lanes import Lanes
+from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.runs import LiveRuns
+from gateway.sessions.work import Means, Work
+from gateway.tools.gate import ToolGate
+from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.texts import FakeTexts
+from tests.fakes.tools import FakeTool, NoSchemas
+
+AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
+ROOMY = Bounds()
+Events = list[dict[str, Any]]
+
+
+def encode(value: object) -> bytes:
+    return json.dumps(value, default=_iso, separators=(",", ":")).encode()
+
+
+def _iso(value: object) -> str:
+    assert isinstance(value, datetime)
+    return value.isoformat()
+
+
+@dataclass
+class Stage:
+    front: Front
+    lanes: Lanes
+    clock: FakeClock
+    stores: Stores
+    heard: dict[str, Events] = field(default_factory=dict)
+
+    async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
+        """Accepts a message and listens to it; gives the run's id."""
+        address = Address("websocket", "p", peer)
+        accepted = await self.front.reception.accept(Inbound(address, content, **more))
+        self.listen(accepted.run_id)
+        return accepted.run_id
+
+    def listen(self, run_id: str, *, after_seq: int = 0) -> None:
+        run = self.front.live.find(run_id)
+        events = self.heard.setdefault(run_id, [])
+        if run is not None:
+            run.listen(lambda event, _last: events.append(json.loads(event)), after_seq=after_seq)
+
+    def said(self, run_id: str, kind: str) -> Events:
+        return [event for event in self.heard[run_id] if event["type"] == kind]
+
+
+@asynccontextmanager
+async def staged(
+    model: Model,
+    stores: Stores,
+    *,
+    bounds: Bounds = ROOMY,
+    width: int = 8,
+    agents: tuple[AgentDef, ...] = (AGENT,),
+    tool: FakeTool | None = None,
+    inbox: Inbox | None = None,
+    channels: frozenset[str] = frozenset(),
+) -> AsyncIterator[Stage]:
+    """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
+    clock = FakeClock()
+    used = inbox or stores.inbox
+    souls = Souls(FakeTexts(), {}, clock=clock)
+    episodes, runs = Episodes(stores.transcript), LiveRuns(encode)
+    gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
+    means = Means(
+        agents={agent.id: agent for agent in agents},
+        inbox=used,
+        journal=stores.journal,
+        episodes=episodes,
+        souls=souls,
+        model=model,
+        gate=gate,
+        clock=clock,
+        encode=encode,
+        decode=json.loads,
+        channels=channels,
+    )
+    router = Router([agent.id for agent in agents], (), AGENT.id)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            lanes = Lanes(group, width=width)
+            reception = Reception(
+                router=router,
+                inbox=used,
+                lanes=lanes,
+                runs=runs,
+                work=Work(means, runs),
+                clock=clock,
+                ids=CountingIds(),
+                bounds=bounds,
+            )
+            front = Front(
+                agents=means.agents,
+                router=router,
+                reception=reception,
+                live=runs,
+                runs=stores.runs,
+                transcript=stores.transcript,
+                sessions=stores.sessions,
+                episodes=episodes,
+                souls=souls,
+                clock=clock,
+            )
+            yield Stage(front, lanes, clock, stores)

@@ -1,0 +1,74 @@
+"""Live runs: whoever listens, from whenever on, hears every event once and in order."""
+
+import json
+from datetime import UTC, datetime
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain.chunks import Chunk
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.sessions.runs import LiveRun, LiveRuns
+from tests.sessions.stage import encode
+
+KEY = SessionKey(AgentId("a"), "c", "p")
+
+
+def live(attempt: int = 1) -> LiveRun:
+    run = LiveRuns(encode).open(RunId("r"), KEY, datetime(2026, 1, 1, tzinfo=UTC))
+    run.start(attempt)
+    return run
+
+
+@given(st.integers(0, 6), st.integers(0, 8), st.integers(1, 3))
+def test_a_listener_that_comes_late_misses_nothing(
+    before: int, after_seq: int, attempt: int
+) -> None:
+    run, heard = live(attempt), list[int]()
+    base = run.first_seq - 1
+    for n in range(before):
+        run.emit(Chunk("content", {"content": str(n)}))
+
+    run.listen(lambda event, _: heard.append(json.loads(event)["seq"]), after_seq=base + after_seq)
+    run.emit(Chunk("content", {"content": "live"}))
+    run.seal(Chunk("done", {}))
+    run.publish()
+
+    total = before + 2
+    first = min(after_seq, before)
+    assert heard == [base + n + 1 for n in range(first, total)]
+
+
+def test_an_end_that_is_not_durable_is_told_to_nobody() -> None:
+    run, early, late = live(), list[bytes](), list[bytes]()
+    run.listen(lambda event, _: early.append(event))
+    run.emit(Chunk("content", {"content": "x"}))
+    log = run.seal(Chunk("done", {"reason": "answered"}))
+
+    run.listen(lambda event, _: late.append(event))
+    before = (len(early), len(late))
+    run.publish()
+
+    assert before == (1, 1)
+    assert early == late == log.split(b"\n")
+
+
+def test_the_last_event_says_so_and_then_nobody_listens() -> None:
+    run, lasts = live(), list[bool]()
+    stop = run.listen(lambda _, last: lasts.append(last))
+    run.emit(Chunk("content", {"content": "x"}))
+    run.seal(Chunk("done", {}))
+    run.publish()
+    stop()
+    stop()
+
+    assert lasts == [False, True]
+
+
+def test_who_stops_listening_hears_no_more() -> None:
+    run, heard = live(), list[bytes]()
+    stop = run.listen(lambda event, _: heard.append(event))
+    stop()
+    run.emit(Chunk("content", {"content": "x"}))
+
+    assert heard == []

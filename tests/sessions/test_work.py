@@ -1,0 +1,239 @@
+"""A message's one end: committed before it is told, whatever happens on the way."""
+
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from gateway.domain.errors import ModelFailed, StoreUnavailable
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
+from gateway.domain.messages import ToolCall
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.ports import Inbox, Stores
+from gateway.sessions.work import MOST_ATTEMPTS
+from gateway.store.memory import open_memory
+from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.tools import FakeTool
+from tests.sessions.stage import AGENT, staged
+
+KEY = SessionKey(AGENT.id, "websocket", "p")
+
+
+@pytest.mark.requirement("S-002-E2E-01", "S-004-Flow-02", "S-004-Flow-03")
+async def test_an_answer_is_numbered_without_gaps_and_ends_once() -> None:
+    model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("done"))
+    async with open_memory() as stores:
+        async with staged(model, stores) as stage:
+            run = await stage.say("hi")
+        path = await stores.transcript.path(KEY, limit=10)
+
+    events = stage.heard[run]
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert [event["type"] for event in events if event["type"] in {"done", "error"}] == ["done"]
+    end = events[-1]
+    assert (end["reason"], end["response"], end["tokens_used"]) == ("answered", "done", 20)
+    assert end["message_id"] == end["context_id"] == path.head
+    assert [node.message.role for node in path.nodes] == ["user", "assistant", "tool", "assistant"]
+    assert events[0]["run_id"] == run
+    assert events[0]["session_key"] == str(KEY)
+
+
+@pytest.mark.requirement("S-003-Session-08")
+async def test_each_turn_of_a_session_sees_the_one_before() -> None:
+    model = ScriptedModel(says("ok"))
+    async with (
+        open_memory() as stores,
+        staged(model, stores) as stage,
+        anyio.create_task_group() as group,
+    ):
+        for n in range(20):
+            group.start_soon(stage.say, f"q{n}")
+
+    questions = [request.messages[-1].text for request in model.asked]
+    for n, request in enumerate(model.asked):
+        before = [text for one in questions[max(0, n - 12) : n] for text in (one, "ok")]
+        assert [message.text for message in request.messages] == [*before, questions[n]]
+    assert questions == [f"q{n}" for n in range(20)]
+
+
+@pytest.mark.requirement("S-004-Err-01")
+async def test_a_model_that_fails_ends_the_run_with_an_error_and_keeps_the_question() -> None:
+    model = ScriptedModel(ModelFailed("fake", "auth", "key sk-123 is wrong"))
+    async with open_memory() as stores:
+        async with staged(model, stores) as stage:
+            run = await stage.say("hi")
+        path = await stores.transcript.path(KEY, limit=10)
+
+    error = stage.heard[run][-1]
+    assert (error["type"], error["error_type"], error["retryable"]) == (
+        "error",
+        "provider_error",
+        False,
+    )
+    assert "sk-123" not in str(stage.heard)
+    assert [(n.message.role, n.status) for n in path.nodes] == [
+        ("user", "complete"),
+        ("assistant", "error"),
+    ]
+
+
+async def test_a_defect_of_ours_ends_the_run_and_not_its_neighbours() -> None:
+    async def defect(request: ModelRequest, hear: Hear) -> ModelReply:
+        raise ZeroDivisionError
+
+    model = ScriptedModel(defect, says("fine"))
+    async with open_memory() as stores, staged(model, stores) as stage:
+        bad = await stage.say("one")
+        good = await stage.say("two")
+
+    assert stage.heard[bad][-1]["error_type"] == "internal_error"
+    assert "ZeroDivision" not in str(stage.heard[bad])
+    assert stage.heard[good][-1]["response"] == "fine"
+
+
+class Flaky:
+    """An inbox whose `finish` fails a few times before it works."""
+
+    def __init__(self, inner: Inbox, failures: int) -> None:
+        self._inner, self.left = inner, failures
+        self.accept, self.begin, self.unfinished = inner.accept, inner.begin, inner.unfinished
+
+    async def finish(self, ending: Ending) -> bool:
+        if self.left:
+            self.left -= 1
+            raise StoreUnavailable("disk full")
+        return await self._inner.finish(ending)
+
+
+async def test_the_end_is_not_told_before_it_is_durable() -> None:
+    async with open_memory() as stores:
+        flaky = Flaky(stores.inbox, failures=2)
+        async with staged(ScriptedModel(says("ok")), stores, inbox=flaky) as stage:
+            run = await stage.say("hi")
+            await stage.clock.until_someone_sleeps()
+            before = [event["type"] for event in stage.heard[run]]
+            late: list[bytes] = []
+            live = stage.front.live.find(run)
+            assert live is not None
+            live.listen(lambda event, _last: late.append(event))
+            stage.clock.move(10)
+            await stage.clock.until_someone_sleeps()
+            stage.clock.move(10)
+
+    assert "done" not in before
+    assert stage.heard[run][-1]["type"] == "done"
+    assert len(late) == len(stage.heard[run])
+
+
+async def test_after_a_crash_the_run_goes_on_with_higher_numbers_and_says_so() -> None:
+    async with open_memory() as stores:
+        stalling = StallingModel(TextDelta("half"))
+        async with staged(stalling, stores) as stage:
+            run = await stage.say("hi")
+            await stalling.reached.wait()
+            stage.lanes._group.cancel_scope.cancel()
+        async with staged(ScriptedModel(says("whole")), stores) as again:
+            resumed = await again.front.reception.resume()
+            again.listen(run)
+        record = await stores.runs.find(RunId(run))
+
+    events = again.heard[run]
+    assert resumed == 1
+    assert [event["seq"] for event in events] == [SEQ_A_ATTEMPT + 1 + n for n in range(len(events))]
+    assert events[0]["metadata"] == {"discard_from_seq": 1}
+    assert events[-1]["response"] == "whole"
+    assert record is not None
+    assert record.first_seq == SEQ_A_ATTEMPT + 1
+
+
+@pytest.mark.requirement("S-000-ToolCall-05")
+async def test_a_tool_that_ended_before_the_crash_is_not_called_again() -> None:
+    tool = FakeTool()
+    stuck = anyio.Event()
+
+    async def stalls(request: ModelRequest, hear: Hear) -> ModelReply:
+        stuck.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async with open_memory() as stores:
+        model = ScriptedModel(says("look", ToolCall("1", "echo", '{"n":1}')), stalls)
+        async with staged(model, stores, tool=tool) as stage:
+            run = await stage.say("hi")
+            await stuck.wait()
+            stage.lanes._group.cancel_scope.cancel()
+        second = ScriptedModel(says("done"))
+        async with staged(second, stores, tool=tool) as again:
+            await again.front.reception.resume()
+            again.listen(run)
+
+    assert len(tool.calls) == 1
+    assert len(second.asked) == 1
+    assert [m.role for m in second.asked[0].messages] == ["user", "assistant", "tool"]
+
+
+async def test_a_message_that_stops_the_gateway_thrice_is_set_aside_and_the_rest_goes_on() -> None:
+    async with open_memory() as stores:
+        stalling = StallingModel()
+        async with staged(stalling, stores) as stage:
+            poison, behind = await stage.say("poison"), await stage.say("behind")
+            await stalling.reached.wait()
+            stage.lanes._group.cancel_scope.cancel()
+        for _ in range(MOST_ATTEMPTS - 1):
+            await _crash_over(stores)
+        async with staged(ScriptedModel(says("ok")), stores) as last:
+            await last.front.reception.resume()
+            last.listen(poison)
+            last.listen(behind)
+        record = await stores.runs.find(RunId(poison))
+
+    assert last.heard[poison][-1]["type"] == "error"
+    assert "3 times" in last.heard[poison][-1]["message"]
+    assert last.heard[behind][-1]["response"] == "ok"
+    assert record is not None
+    assert record.entry.state == "dead"
+
+
+async def _crash_over(stores: Stores) -> None:
+    """Takes up what is unfinished, and stops in the middle of the first turn."""
+    stalling = StallingModel()
+    async with staged(stalling, stores) as stage:
+        await stage.front.reception.resume()
+        await stalling.reached.wait()
+        stage.lanes._group.cancel_scope.cancel()
+
+
+async def test_an_agent_that_is_gone_is_an_honest_refusal() -> None:
+    async with open_memory() as stores:
+        stalling = StallingModel()
+        async with staged(stalling, stores) as stage:
+            run = await stage.say("hi")
+            await stalling.reached.wait()
+            stage.lanes._group.cancel_scope.cancel()
+        other = replace(AGENT, id=AgentId("b"))
+        async with staged(ScriptedModel(says("never")), stores, agents=(other,)) as again:
+            await again.front.reception.resume()
+            again.listen(run)
+
+    assert again.heard[run][-1]["error_type"] == "config_error"
+
+
+async def test_a_requests_own_limit_only_tightens() -> None:
+    call = ToolCall("1", "echo", "{}")
+    model = ScriptedModel(says("so far", call, tokens=50))
+    async with open_memory() as stores, staged(model, stores) as stage:
+        run = await stage.say("hi", token_limit=40)
+
+    end = stage.heard[run][-1]
+    assert (end["reason"], end["partial"], end["response"]) == ("token_budget", True, "so far")
+
+
+async def test_an_answer_for_a_channel_leaves_through_the_outbox() -> None:
+    async with open_memory() as stores:
+        channels = frozenset({"websocket"})
+        async with staged(ScriptedModel(says("ok")), stores, channels=channels) as stage:
+            await stage.say("hi")
+        due = await stores.outbox.due(now=stage.clock.now(), limit=10)
+
+    assert [(d.new.channel, d.new.peer, d.new.text) for d in due] == [("websocket", "main", "ok")]
