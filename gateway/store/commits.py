@@ -1,0 +1,132 @@
+"""Transactions of many operations: whose fault a failure is, what is synced, when to give up."""
+
+import logging
+import sqlite3
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gateway.domain.errors import GatewayError, StoreUnavailable
+from gateway.store.data_dir import Held, Mark
+from gateway.store.faults import is_io_error, sentence
+from gateway.store.pen import Pen
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Operation = Callable[[Pen], T]
+
+GIVE_UP_AFTER = 3  # I/O errors in a row: the kernel may have dropped what it could not write
+
+# What a single operation can be at fault for; everything else is the database's own trouble.
+_OF_ONE = (sqlite3.IntegrityError, sqlite3.DataError, ValueError, TypeError, ArithmeticError)
+
+
+class OperationFailed(GatewayError):
+    """One operation broke a rule of the database; its neighbours were written without it."""
+
+    code = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What an operation gave, or why it was not done."""
+
+    result: Any = None
+    error: Exception | None = None
+
+
+class Commits:
+    """Belongs to one thread. An operation raises GatewayError only before it has written."""
+
+    def __init__(self, pen: Pen, mark: Mark, held: Held, where: str) -> None:
+        self._pen, self._mark, self._where = pen, mark, where
+        self._commits = held.commits
+        self._synchronous = ""
+        self._io_errors = 0
+        self.done = 0  # transactions so far
+        self.synced = 0  # of these, with an fsync
+        self.given_up: str | None = None
+
+    def commit(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
+        """One transaction for all; an outcome each."""
+        try:
+            outcomes = self._transaction(operations, durable=durable)
+        except _OF_ONE as error:
+            self._undo()
+            if len(operations) == 1:
+                log.exception("store operation failed")
+                return [Outcome(error=OperationFailed(f"{self._where}: {error}"))]
+            # One of them is at fault: each for itself, so that it harms nobody else.
+            singly = [self.commit([operation], durable=durable) for operation in operations]
+            return [outcome for outcomes in singly for outcome in outcomes]
+        except sqlite3.Error as error:
+            # Whether this reached the disk is not known: nobody is told that it did.
+            why = sentence(error, self._where)
+            self._undo()
+            self._count_failure(error)
+            return [Outcome(error=StoreUnavailable(why)) for _ in operations]
+        self._io_errors = 0
+        return outcomes
+
+    def _transaction(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
+        if self._io_errors:
+            self._start_a_new_log()
+        self._be_synchronous("FULL" if durable else "NORMAL")
+        pen = self._pen
+        pen.db.execute("BEGIN IMMEDIATE")
+        outcomes: list[Outcome] = []
+        for operation in operations:
+            try:
+                outcomes.append(Outcome(operation(pen)))
+            except GatewayError as error:
+                outcomes.append(Outcome(error=error))
+        if durable:
+            pen.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
+        pen.db.execute("COMMIT")
+        self.done += 1
+        if durable:
+            self._note_durable()
+        return outcomes
+
+    def _note_durable(self) -> None:
+        self.synced += 1
+        self._commits += 1
+        try:
+            self._mark.write(Held(self._pen.accepted, self._commits))
+        except StoreUnavailable as error:
+            # The commit itself is safe; an older mark only detects less.
+            log.warning("store mark not written", extra={"why": str(error)})
+
+    def _be_synchronous(self, mode: str) -> None:
+        if self._synchronous != mode:
+            self._pen.db.execute(f"PRAGMA synchronous = {mode}")
+            self._synchronous = mode
+
+    def _start_a_new_log(self) -> None:
+        """After an I/O error the kernel may think that pages are on the disk which are not, and one
+        missing page spoils all of the log after it: move everything into the database instead."""
+        self._be_synchronous("FULL")
+        busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        if busy:
+            log.info("store log still read by somebody")
+
+    def _undo(self) -> None:
+        try:
+            if self._pen.db.in_transaction:
+                self._pen.db.execute("ROLLBACK")
+            self._pen.refresh()
+        except sqlite3.Error as error:
+            self.given_up = f"{sentence(error, self._where)}; restart when it is mended"
+            log.exception("store cannot undo a transaction")
+
+    def _count_failure(self, error: sqlite3.Error) -> None:
+        log.error("store cannot commit", extra={"why": sentence(error, self._where)})
+        if not is_io_error(error):
+            return
+        self._io_errors += 1
+        if self._io_errors >= GIVE_UP_AFTER and self.given_up is None:
+            self.given_up = (
+                f"{self._io_errors} commits to {self._where} failed one after another: "
+                "check the disk, then restart"
+            )

@@ -1,0 +1,177 @@
+"""The data directory: made private, locked for one process, with the mark of what was accepted."""
+
+import contextlib
+import fcntl
+import json
+import os
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.domain.errors import DataDirInUse, StoreRefused
+from gateway.store.faults import file_fault
+
+LOCK = "lock"
+MARK = "store.mark"
+_TRIES, _BETWEEN_S = 4, 0.05  # a command that only asks who owns the lock holds it for a moment
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The process that has the data directory; `url` once its gateway listens."""
+
+    pid: int
+    url: str | None = None
+
+
+def make_private(path: Path) -> None:
+    """Raises StoreUnavailable if the directory cannot be made or entered."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o700)
+    except OSError as error:
+        raise file_fault(error, str(path)) from error
+
+
+@contextlib.contextmanager
+def locked(data_dir: Path) -> Iterator[None]:
+    """The directory is ours until the end; raises DataDirInUse naming who has it."""
+    path = data_dir / LOCK
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise file_fault(error, str(path)) from error
+    try:
+        if not _taken(lock):
+            raise DataDirInUse(str(data_dir), _described(_parsed(path)))
+        _write_owner(lock, Owner(os.getpid()), str(path))
+        yield
+    finally:
+        os.close(lock)
+
+
+def _taken(lock: int) -> bool:
+    for attempt in range(_TRIES):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt + 1 < _TRIES:
+                time.sleep(_BETWEEN_S)
+        else:
+            return True
+    return False
+
+
+def _write_owner(lock: int, owner: Owner, where: str) -> None:
+    text = json.dumps({"pid": owner.pid, "url": owner.url}).encode()
+    try:
+        os.pwrite(lock, text.ljust(_size_of(lock)), 0)
+        os.ftruncate(lock, len(text))
+    except OSError as error:
+        raise file_fault(error, where) from error
+
+
+def _size_of(file: int) -> int:
+    return os.fstat(file).st_size
+
+
+def _described(owner: Owner | None) -> str:
+    if owner is None:
+        return "another process"
+    return f"process {owner.pid}" + (f" ({owner.url})" if owner.url else "")
+
+
+def _parsed(path: Path) -> Owner | None:
+    try:
+        said = json.loads(path.read_bytes())
+        return Owner(int(said["pid"]), said["url"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_owner(data_dir: Path) -> Owner | None:
+    """Who has the directory now; None if nobody, whatever an earlier process left behind."""
+    path = data_dir / LOCK
+    try:
+        lock = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _parsed(path)
+    else:
+        return None
+    finally:
+        os.close(lock)
+
+
+def write_address(data_dir: Path, url: str) -> None:
+    """Only for the process that holds the lock."""
+    path = data_dir / LOCK
+    try:
+        lock = os.open(path, os.O_RDWR)
+    except OSError as error:
+        raise file_fault(error, str(path)) from error
+    try:
+        _write_owner(lock, Owner(os.getpid(), url), str(path))
+    finally:
+        os.close(lock)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How far a database had come: messages accepted and durable commits."""
+
+    accepted: int = 0
+    commits: int = 0
+
+
+class Mark:
+    """What was acknowledged, kept beside the database: SQLite drops a damaged end of its log
+    without a word, and only an account kept elsewhere can tell."""
+
+    _FORM = struct.Struct(">QQ")
+
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / MARK
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise file_fault(error, str(self.path)) from error
+
+    def read(self) -> Held:
+        """Raises StoreRefused if the file is not one of ours."""
+        text = os.pread(self._file, self._FORM.size + 1, 0)
+        if not text:
+            return Held()
+        if len(text) != self._FORM.size:
+            raise StoreRefused(
+                f"{self.path} is damaged: check the disk and the database, then move the file away"
+            )
+        return Held(*self._FORM.unpack(text))
+
+    def write(self, held: Held) -> None:
+        """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
+        try:
+            os.pwrite(self._file, self._FORM.pack(held.accepted, held.commits), 0)
+        except OSError as error:
+            raise file_fault(error, str(self.path)) from error
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def require_all(held: Held, mark: Held, where: str) -> None:
+    """Raises StoreRefused if the database is behind what was acknowledged."""
+    if held.accepted >= mark.accepted and held.commits >= mark.commits:
+        return
+    messages = max(0, mark.accepted - held.accepted)
+    commits = max(0, mark.commits - held.commits)
+    raise StoreRefused(
+        f"{where} misses {messages} accepted messages and {commits} commits that were "
+        "acknowledged: restore the newest backup, or start with --accept-loss to go on without them"
+    )

@@ -1,0 +1,77 @@
+"""What SQLite reports, as sentences for the operator."""
+
+import errno
+import sqlite3
+
+from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
+
+_FULL = "the disk that holds {where} is full: free some space; nothing was acknowledged"
+_READ_ONLY = "{where} cannot be written (read-only): check its owner, mode and mount"
+_INPUT_OUTPUT = "writing {where} failed ({name}): check the disk; nothing was acknowledged"
+_LOCKED = "{where} is locked by another program: close it (a database shell, a backup)"
+_NO_ACCESS = "{where} cannot be opened ({name}): check that it exists, its owner and its mode"
+_DAMAGED = (
+    "{where} is damaged ({detail}): stop, keep a copy of the directory, and restore a backup "
+    "or move the file away to start empty"
+)
+_OTHER = "{where}: {detail}"
+
+_SENTENCES = {
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    sqlite3.SQLITE_IOERR: _INPUT_OUTPUT,
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
+    sqlite3.SQLITE_PERM: _NO_ACCESS,
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+}
+
+
+def code_of(error: sqlite3.Error) -> int:
+    """The primary result code; 0 where the module itself complains."""
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    return code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    # The index of the log is a file of its own, and SQLite has another word for its lack of room.
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
+
+
+def is_io_error(error: sqlite3.Error) -> bool:
+    return code_of(error) == sqlite3.SQLITE_IOERR and not _is_full(error)
+
+
+def sentence(error: sqlite3.Error, where: str) -> str:
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    form = _FULL if _is_full(error) else _SENTENCES.get(code_of(error), _OTHER)
+    return form.format(where=where, name=name, detail=error)
+
+
+def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
+    return StoreUnavailable(sentence(error, where))
+
+
+def at_opening(error: sqlite3.Error, where: str) -> GatewayError:
+    """Damage and old libraries are refused for good; the rest may be mended and tried again."""
+    if is_damage(error) or code_of(error) == sqlite3.SQLITE_ERROR:
+        return StoreRefused(sentence(error, where) if is_damage(error) else damaged(where, error))
+    return unavailable(error, where)
+
+
+def damaged(where: str, detail: object) -> str:
+    return _DAMAGED.format(where=where, detail=detail)
+
+
+def file_fault(error: OSError, where: str) -> StoreUnavailable:
+    """A failed call on a file of the data directory."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
+        return StoreUnavailable(_FULL.format(where=where))
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return StoreUnavailable(_READ_ONLY.format(where=where))
+    return StoreUnavailable(_OTHER.format(where=where, detail=error.strerror or error))

@@ -1,0 +1,353 @@
+"""The inbox and its runs in SQLite: accepted once, begun, finished in one commit."""
+
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from gateway.domain.errors import Conflict, NotFound
+from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
+from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
+from gateway.domain.messages import Node
+from gateway.store.pen import Pen, SessionRow
+from gateway.store.reader import Readers
+from gateway.store.rows import (
+    message_texts,
+    pack_message,
+    place_of,
+    require_text,
+    to_micros,
+    to_time,
+)
+from gateway.store.writer import Writer
+
+
+class SqliteInbox:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+
+    async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
+        require_entry(entry)
+        return await self._writer.write(partial(_accept, entry, int(begin)), durable=True)
+
+    async def begin(self, run_id: RunId) -> int:
+        return await self._writer.write(partial(_begin, run_id), durable=False)
+
+    async def finish(self, ending: Ending) -> bool:
+        require_ending(ending)
+        return await self._writer.write(partial(_finish, ending), durable=True)
+
+    async def unfinished(self) -> Sequence[Entry]:
+        return await self._readers.read(_unfinished)
+
+
+class SqliteRuns:
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def find(self, run_id: RunId) -> RunRecord | None:
+        return await self._readers.read(partial(_find, run_id))
+
+
+def require_entry(entry: NewEntry) -> None:
+    """Raises TextRefused before anything is written."""
+    key = entry.session_key
+    require_text("the message", entry.content)
+    require_text("the message's address", key.agent, key.channel, key.account, key.peer)
+    require_text("the message's key or sender", entry.platform_id, entry.digest, entry.sender)
+    require_text("the message's id", entry.message_id, entry.run_id, entry.context_id)
+
+
+def require_ending(ending: Ending) -> None:
+    """Raises TextRefused before anything is written."""
+    require_text("the run's record", ending.run_id, ending.outcome, ending.summary)
+    for node in ending.nodes:
+        require_text("an answer", node.id, node.run_id, node.model, node.label)
+        require_text("an answer", *message_texts(node.message))
+    for new in ending.deliveries:
+        require_text("a delivery", new.id, new.channel, new.account, new.peer, new.thread, new.text)
+
+
+def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
+    key = entry.session_key
+    session = pen.session(key)
+    if session is None:
+        # Looked up first, so that a repeat under another key makes no empty session.
+        if (earlier := _earlier(entry, pen.db)) is not None:
+            return earlier
+        if pen.db.execute(_HAS_RUN, (entry.run_id,)).fetchone() is not None:
+            raise Conflict(taken(entry))
+        session = pen.make_session(key, to_micros(entry.accepted_at))
+    seq = session.last_run + 1
+    added = pen.db.execute(
+        _ADD_RUN,
+        (
+            entry.run_id,
+            entry.message_id,
+            session.id,
+            seq,
+            "running" if attempts else "queued",
+            attempts,
+            to_micros(entry.accepted_at),
+            entry.matched_by,
+            key.channel,
+            key.account,
+            entry.platform_id,
+            entry.digest,
+            entry.sender,
+            entry.context_id,
+            entry.token_limit,
+            entry.content,
+        ),
+    )
+    if added.rowcount == 0:
+        earlier = _earlier(entry, pen.db)
+        if earlier is None:
+            raise Conflict(taken(entry))
+        return earlier
+    session.last_run = seq
+    pen.accepted = added.lastrowid or pen.accepted
+    return Accepted(entry.message_id, entry.run_id, key, entry.matched_by, seq, attempts=attempts)
+
+
+def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
+    """The first of the same (channel, account, platform id). Raises Conflict if it said other
+    things."""
+    if entry.platform_id is None:
+        return None
+    key = entry.session_key
+    row = db.execute(_FIND_EARLIER, (entry.platform_id, key.channel, key.account)).fetchone()
+    if row is None:
+        return None
+    message_id, run_id, session_key, matched_by, seq, attempts, digest = row
+    if digest != entry.digest:
+        raise Conflict(other_content(entry))
+    return Accepted(
+        MessageId(message_id),
+        RunId(run_id),
+        SessionKey.parse(session_key),
+        matched_by,
+        seq,
+        duplicate=True,
+        attempts=attempts,
+    )
+
+
+def other_content(entry: NewEntry) -> str:
+    key = entry.session_key
+    return (
+        f"key {entry.platform_id!r} of {key.channel}:{key.account} was used before for another "
+        "message: send it under a new key"
+    )
+
+
+def taken(entry: NewEntry) -> str:
+    return f"run {entry.run_id} was accepted before: take a new id"
+
+
+def _begin(run_id: RunId, pen: Pen) -> int:
+    row = pen.db.execute(_BEGIN_RUN, (run_id,)).fetchone()
+    if row is not None:
+        return int(row[0])
+    raise _not_open(run_id, pen.db)
+
+
+def _not_open(run_id: RunId, db: sqlite3.Connection) -> Conflict | NotFound:
+    known = db.execute(_HAS_RUN, (run_id,)).fetchone()
+    return NotFound(f"run {run_id}") if known is None else Conflict(f"run {run_id} has ended")
+
+
+def _finish(ending: Ending, pen: Pen) -> bool:
+    session = pen.session(ending.session_key)
+    if session is None:
+        raise NotFound(f"session {ending.session_key}")
+    parent = pen.place(session, ending.grown_from)
+    if parent is None and ending.grown_from is not None:
+        raise NotFound(f"message {ending.grown_from}")
+    ended = pen.db.execute(
+        _END_RUN,
+        (
+            ending.state,
+            to_micros(ending.finished_at),
+            ending.outcome,
+            ending.summary,
+            ending.log,
+            ending.run_id,
+            session.id,
+        ),
+    )
+    if ended.rowcount == 0:
+        _require_ended(ending.run_id, session, pen.db)
+        return False
+    moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
+    _append(ending.nodes, parent, session, pen.db)
+    _add_deliveries(ending, session, pen.db)
+    _count(ending, session, pen, moves=moves)
+    return moves
+
+
+def _require_ended(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> None:
+    row = db.execute("SELECT session FROM run WHERE run_id = ?", (run_id,)).fetchone()
+    if row is None or row[0] != session.id:
+        raise NotFound(f"run {run_id}")
+
+
+def _append(
+    nodes: Sequence[Node], parent: int | None, session: SessionRow, db: sqlite3.Connection
+) -> None:
+    rows = []
+    for seq, node in enumerate(nodes, session.last_seq + 1):
+        place = place_of(session.id, seq)
+        message = node.message
+        rows.append(
+            (
+                place,
+                node.id,
+                parent,
+                node.run_id,
+                message.role,
+                message.text,
+                pack_message(message),
+                node.status,
+                node.token_count,
+                node.model,
+                to_micros(node.created_at),
+                node.label,
+            )
+        )
+        parent = place
+    if rows:
+        db.executemany(_ADD_NODE, rows)
+
+
+def _add_deliveries(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
+    due = to_micros(ending.finished_at)
+    for new in ending.deliveries:
+        db.execute(
+            _ADD_DELIVERY,
+            (
+                new.id,
+                ending.run_id,
+                session.id,
+                new.channel,
+                new.account,
+                new.peer,
+                new.thread,
+                new.text,
+                due,
+            ),
+        )
+
+
+def _count(ending: Ending, session: SessionRow, pen: Pen, *, moves: bool) -> None:
+    """The session's sums, and HEAD if it moves."""
+    usage, nodes = ending.usage, ending.nodes
+    last_seq = session.last_seq + len(nodes)
+    head = place_of(session.id, last_seq) if moves else session.head
+    cost = usage.cost_usd
+    pen.db.execute(
+        _COUNT,
+        (
+            pen.stamps.take(to_micros(ending.finished_at)),
+            spoken(nodes),
+            usage.input_tokens,
+            usage.output_tokens,
+            cost,
+            cost,
+            last_seq,
+            head,
+            session.id,
+        ),
+    )
+    session.last_seq, session.head = last_seq, head
+    if moves:
+        session.head_id = nodes[-1].id
+
+
+def spoken(nodes: Sequence[Node]) -> int:
+    """What counts as a message of a conversation: what a person or the agent said. Results of
+    tools are steps in between."""
+    return sum(node.message.role != "tool" for node in nodes)
+
+
+def _unfinished(db: sqlite3.Connection) -> Sequence[Entry]:
+    rows = db.execute(f"{_RUN} WHERE r.finished_at IS NULL ORDER BY r.id").fetchall()
+    return [_to_entry(row) for row in rows]
+
+
+def _find(run_id: RunId, db: sqlite3.Connection) -> RunRecord | None:
+    row = db.execute(f"{_RUN} WHERE r.run_id = ?", (run_id,)).fetchone()
+    if row is None:
+        return None
+    finished_at, outcome, log, summary = row[-4:]
+    return RunRecord(
+        _to_entry(row),
+        outcome,
+        log or b"",
+        summary,
+        None if finished_at is None else to_time(finished_at),
+    )
+
+
+def _to_entry(row: Sequence[Any]) -> Entry:
+    new = NewEntry(
+        message_id=MessageId(row[0]),
+        run_id=RunId(row[1]),
+        session_key=SessionKey.parse(row[2]),
+        content=row[3],
+        accepted_at=to_time(row[4]),
+        matched_by=row[5],
+        platform_id=row[6],
+        digest=row[7],
+        context_id=None if row[8] is None else NodeId(row[8]),
+        sender=row[9],
+        token_limit=row[10],
+    )
+    return Entry(new, seq=row[11], state=row[12], attempts=row[13], seq_mark=row[14])
+
+
+_RUN = """
+SELECT r.message_id, r.run_id, s.key, r.content, r.accepted_at, r.matched_by, r.platform_id,
+       r.digest, r.context_id, r.sender, r.token_limit, r.seq, r.state, r.attempts, r.seq_mark,
+       r.finished_at, r.outcome, r.log, r.summary
+FROM run r JOIN session s ON s.id = r.session
+"""
+_ADD_RUN = """
+INSERT INTO run (run_id, message_id, session, seq, state, attempts, accepted_at, matched_by,
+                 channel, account, platform_id, digest, sender, context_id, token_limit, content)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO NOTHING
+"""
+_HAS_RUN = "SELECT 1 FROM run WHERE run_id = ?"
+_FIND_EARLIER = """
+SELECT r.message_id, r.run_id, s.key, r.matched_by, r.seq, r.attempts, r.digest
+FROM run r JOIN session s ON s.id = r.session
+WHERE r.platform_id = ? AND r.channel = ? AND r.account = ?
+"""
+_BEGIN_RUN = """
+UPDATE run SET attempts = attempts + 1, state = 'running'
+WHERE run_id = ? AND finished_at IS NULL
+RETURNING attempts
+"""
+_END_RUN = """
+UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, log = ?
+WHERE run_id = ? AND session = ? AND finished_at IS NULL
+"""
+_ADD_NODE = """
+INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens, model, created_at,
+                  label)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_ADD_DELIVERY = """
+INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thread, text, state,
+                      due_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
+"""
+_COUNT = """
+UPDATE session
+SET updated_at = ?, message_count = message_count + ?, input_tokens = input_tokens + ?,
+    output_tokens = output_tokens + ?,
+    cost_usd = CASE WHEN ? IS NULL THEN cost_usd ELSE coalesce(cost_usd, 0.0) + ? END,
+    last_seq = ?, head = ?
+WHERE id = ?
+"""

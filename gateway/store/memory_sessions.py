@@ -1,0 +1,121 @@
+"""Conversation trees and the list of sessions in memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+
+from gateway.domain.errors import NotFound
+from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.messages import Message, Node
+from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
+from gateway.store.memory_shelf import Session, Shelf
+from gateway.store.rows import require_text
+
+
+class MemoryTranscript:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def path(
+        self,
+        key: SessionKey,
+        *,
+        upto: NodeId | None = None,
+        before: NodeId | None = None,
+        limit: int,
+    ) -> Path:
+        require_text("the session's key or a message's id", str(key), upto, before)
+        await self._shelf.ready()
+        session = self._shelf.sessions.get(key)
+        if session is None:
+            return Path((), None, more=False)
+        end = session.record.head
+        if before is not None:
+            end = _node_of(session, before).parent_id
+        elif upto is not None:
+            end = _node_of(session, upto).id
+        nodes: list[Node] = []
+        while end is not None and len(nodes) < limit:
+            nodes.append(session.nodes[end])
+            end = session.nodes[end].parent_id
+        return Path(tuple(reversed(nodes)), session.record.head, more=end is not None)
+
+    async def node(self, key: SessionKey, node_id: str) -> Node | None:
+        require_text("the session's key or a message's id", str(key), node_id)
+        await self._shelf.ready()
+        session = self._shelf.sessions.get(key)
+        if session is None:
+            return None
+        labelled = (node for node in session.nodes.values() if node.label == node_id)
+        return session.nodes.get(NodeId(node_id)) or next(labelled, None)
+
+    async def tree(self, key: SessionKey, *, limit: int) -> Sequence[Node]:
+        require_text("the session's key", str(key))
+        await self._shelf.ready()
+        session = self._shelf.sessions.get(key)
+        if session is None:
+            return ()
+        newest = islice(reversed(session.nodes.values()), max(0, limit))
+        bare = [replace(node, message=Message(node.message.role)) for node in newest]
+        return bare[::-1]
+
+    async def move_head(
+        self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
+    ) -> bool:
+        require_text("the label or a message's id", str(key), to, expected, label)
+        await self._shelf.ready()
+        session = self._shelf.sessions.get(key)
+        if session is None:
+            raise NotFound(f"session {key}")
+        target = _node_of(session, to)
+        if session.record.head != expected:
+            return False
+        session.record = replace(session.record, head=to)
+        if label is not None:
+            for node in tuple(session.nodes.values()):
+                if node.label == label:
+                    session.nodes[node.id] = replace(node, label=None)
+            session.nodes[to] = replace(target, label=label)
+        return True
+
+
+def _node_of(session: Session, node_id: NodeId) -> Node:
+    node = session.nodes.get(node_id)
+    if node is None:
+        raise NotFound(f"message {node_id}")
+    return node
+
+
+class MemorySessions:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def find(self, key: SessionKey) -> SessionRecord | None:
+        require_text("the session's key", str(key))
+        await self._shelf.ready()
+        session = self._shelf.sessions.get(key)
+        return None if session is None else session.record
+
+    async def list(self, query: SessionQuery) -> SessionPage:
+        require_text("the query", query.agent, query.channel, query.account, query.text)
+        await self._shelf.ready()
+        records = [session.record for session in self._shelf.sessions.values()]
+        found = [record for record in records if _is_wanted(record, query)]
+        found.sort(key=lambda record: record.updated_at, reverse=True)
+        limit = max(0, query.limit)
+        return SessionPage(tuple(found[:limit]), more=len(found) > limit)
+
+    async def count(self) -> int:
+        await self._shelf.ready()
+        return len(self._shelf.sessions)
+
+
+def _is_wanted(record: SessionRecord, query: SessionQuery) -> bool:
+    key = record.key
+    return (
+        query.agent in {None, key.agent}
+        and query.channel in {None, key.channel}
+        and query.account in {None, key.account}
+        and (query.text is None or query.text in str(key))
+        and (query.before is None or record.updated_at < query.before)
+    )

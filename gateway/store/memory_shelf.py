@@ -1,0 +1,46 @@
+"""What the store in memory holds, apart from the ports that change it."""
+
+from dataclasses import dataclass, field
+
+from anyio.lowlevel import checkpoint
+
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.ids import NodeId, RunId, SessionKey
+from gateway.domain.inbox import JournalNote, RunRecord
+from gateway.domain.messages import Node
+from gateway.domain.outbox import Delivery
+from gateway.domain.sessions import SessionRecord
+from gateway.store.rows import Stamps
+
+
+@dataclass(slots=True)
+class Session:
+    record: SessionRecord
+    last_run: int = 0
+    nodes: dict[NodeId, Node] = field(default_factory=dict)  # in the order they were appended
+
+
+@dataclass(slots=True)
+class Run:
+    record: RunRecord
+    swept: bool = False
+
+
+@dataclass(slots=True)
+class Shelf:
+    """All there is; every change happens between two awaits, so it is whole or not at all."""
+
+    sessions: dict[SessionKey, Session] = field(default_factory=dict)
+    runs: dict[RunId, Run] = field(default_factory=dict)
+    open_runs: dict[RunId, None] = field(default_factory=dict)
+    seen: dict[tuple[str, str, str], RunId] = field(default_factory=dict)
+    node_ids: set[NodeId] = field(default_factory=set)
+    journal: dict[RunId, list[JournalNote]] = field(default_factory=dict)
+    deliveries: dict[str, Delivery] = field(default_factory=dict)
+    stamps: Stamps = field(default_factory=Stamps)
+    is_closed: bool = False
+
+    async def ready(self) -> None:
+        await checkpoint()
+        if self.is_closed:
+            raise StoreUnavailable("the store is closed")

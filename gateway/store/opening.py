@@ -1,0 +1,61 @@
+"""The store that a configuration asks for, in a data directory that is ours alone."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from anyio import CancelScope, to_thread
+
+from gateway.domain.errors import StoreRefused
+from gateway.domain.ports import Clock, Stores
+from gateway.store import data_dir as directory
+from gateway.store.data_dir import Owner
+from gateway.store.memory import open_memory
+from gateway.store.sqlite import open_sqlite
+
+__all__ = ["Owner", "note_owner", "open_store", "read_owner"]
+
+
+@contextlib.asynccontextmanager
+async def open_store(
+    url: str, data_dir: Path, *, clock: Clock, accept_loss: bool = False
+) -> AsyncIterator[Stores]:
+    """Locks the directory (also for `memory`: the lock tells the command line who runs here).
+
+    Raises DataDirInUse, StoreRefused or StoreUnavailable, each with one sentence.
+    """
+    async with _ours_alone(data_dir):
+        if url == "embedded":
+            async with open_sqlite(data_dir, clock=clock, accept_loss=accept_loss) as stores:
+                yield stores
+        elif url == "memory":
+            async with open_memory() as stores:
+                yield stores
+        else:
+            raise StoreRefused(f"[store] url {url!r} is not known: use 'embedded' or 'memory'")
+
+
+@contextlib.asynccontextmanager
+async def _ours_alone(data_dir: Path) -> AsyncIterator[None]:
+    with contextlib.ExitStack() as held:
+        await to_thread.run_sync(_take, held, data_dir)
+        try:
+            yield
+        finally:
+            with CancelScope(shield=True):
+                await to_thread.run_sync(held.close)
+
+
+def _take(held: contextlib.ExitStack, data_dir: Path) -> None:
+    directory.make_private(data_dir)
+    held.enter_context(directory.locked(data_dir))
+
+
+async def note_owner(data_dir: Path, url: str) -> None:
+    """Writes the address of our gateway beside our pid, for the command line to find."""
+    await to_thread.run_sync(directory.write_address, data_dir, url)
+
+
+def read_owner(data_dir: Path) -> Owner | None:
+    """Who has the directory now; None if nobody. Blocks for a moment: for the command line."""
+    return directory.read_owner(data_dir)

@@ -1,0 +1,100 @@
+"""The threads that read: each has a connection of its own, none waits for the writer."""
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+from gateway.domain.errors import GatewayError, StoreUnavailable
+from gateway.store.faults import unavailable
+
+T = TypeVar("T")
+Query = Callable[[sqlite3.Connection], T]
+
+THREADS = 2
+_FAULTS = (sqlite3.Error, GatewayError, ValueError, TypeError, LookupError, ArithmeticError)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ticket:
+    query: Query[Any]
+    future: asyncio.Future[Any]
+
+
+class Readers:
+    """A few threads over one queue, so that a long listing does not hold up a short look."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._queue: SimpleQueue[_Ticket | None] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        self._is_open = True
+        self._threads = [
+            threading.Thread(target=self._run, name=f"store reader {number}", daemon=True)
+            for number in range(THREADS)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    async def read(self, query: Query[T]) -> T:
+        """Raises StoreUnavailable if the database cannot be read."""
+        if not self._is_open:
+            raise StoreUnavailable("the store is closed")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put(_Ticket(query, future))
+        return await future
+
+    def stop(self) -> None:
+        self._is_open = False
+        for _ in self._threads:
+            self._queue.put(None)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        db: sqlite3.Connection | None = None
+        while (ticket := self._queue.get()) is not None:
+            result: Any = None
+            error: Exception | None = StoreUnavailable("a reader of the store has stopped: restart")
+            try:
+                db = db or open_to_read(self._path)
+                result, error = ticket.query(db), None
+            except _FAULTS as fault:
+                error = self._told(fault)
+            finally:  # also after a mistake of ours: nobody waits for a thread that is gone
+                self._answer(ticket.future, result, error)
+        if db is not None:
+            db.close()
+
+    def _told(self, error: Exception) -> Exception:
+        if isinstance(error, sqlite3.Error):
+            return unavailable(error, str(self._path))
+        return error
+
+    def _answer(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        self._loop.call_soon_threadsafe(_settle, future, result, error)
+
+
+def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
+
+
+def open_to_read(path: Path) -> sqlite3.Connection:
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+    db.execute("PRAGMA query_only = 1")
+    db.execute("PRAGMA temp_store = MEMORY")  # a full disk must not stop a listing
+    db.execute("PRAGMA cache_size = -1000")
+    return db

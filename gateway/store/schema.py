@@ -1,0 +1,136 @@
+"""The tables, and how an older database becomes a newer one."""
+
+import sqlite3
+
+from gateway.domain.errors import StoreRefused
+
+_FIRST = """
+CREATE TABLE IF NOT EXISTS session (
+    id INTEGER PRIMARY KEY,
+    key TEXT NOT NULL UNIQUE,
+    agent TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    account TEXT NOT NULL,
+    peer TEXT NOT NULL,
+    created_at INTEGER NOT NULL,     -- microseconds since 1970, UTC, as every time here
+    updated_at INTEGER NOT NULL,
+    state TEXT NOT NULL DEFAULT 'active' CHECK (state IN ('active', 'closed')),
+    message_count INTEGER NOT NULL DEFAULT 0,
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    cost_usd REAL,                   -- NULL: no call had a known price
+    last_seq INTEGER NOT NULL DEFAULT 0,
+    head INTEGER                     -- place of the node that the next message grows from
+);
+CREATE INDEX IF NOT EXISTS session_by_time ON session (updated_at);
+CREATE INDEX IF NOT EXISTS session_by_agent ON session (agent, updated_at);
+CREATE INDEX IF NOT EXISTS session_by_account ON session (channel, account, updated_at);
+
+CREATE TABLE IF NOT EXISTS run (
+    id INTEGER PRIMARY KEY,          -- order of acceptance over all sessions
+    run_id TEXT NOT NULL UNIQUE,
+    message_id TEXT NOT NULL,
+    session INTEGER NOT NULL REFERENCES session (id),
+    seq INTEGER NOT NULL,            -- order of acceptance within the session
+    state TEXT NOT NULL CHECK (state IN ('queued', 'running', 'done', 'dead')),
+    attempts INTEGER NOT NULL,
+    seq_mark INTEGER NOT NULL DEFAULT 0,
+    accepted_at INTEGER NOT NULL,
+    finished_at INTEGER,
+    matched_by TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    account TEXT NOT NULL,
+    platform_id TEXT,
+    digest TEXT NOT NULL,
+    sender TEXT,
+    context_id TEXT,
+    token_limit INTEGER,
+    outcome TEXT,
+    content TEXT NOT NULL,
+    summary TEXT NOT NULL DEFAULT '',
+    log BLOB                         -- NULL: not ended, or forgotten
+);
+CREATE UNIQUE INDEX IF NOT EXISTS run_once ON run (platform_id, channel, account)
+    WHERE platform_id IS NOT NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS run_in_session ON run (session, seq);
+CREATE INDEX IF NOT EXISTS run_unfinished ON run (id) WHERE finished_at IS NULL;
+CREATE INDEX IF NOT EXISTS run_with_log ON run (finished_at) WHERE log IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS node (
+    place INTEGER PRIMARY KEY,       -- session * 2^32 + number within the session
+    id TEXT NOT NULL UNIQUE,
+    parent INTEGER,                  -- place of the parent; NULL for a root
+    run_id TEXT NOT NULL,
+    role TEXT NOT NULL CHECK (role IN ('user', 'assistant', 'tool')),
+    text TEXT NOT NULL,
+    packed BLOB,                     -- JSON: tool calls, result, thinking, extras
+    status TEXT NOT NULL CHECK (status IN ('complete', 'partial', 'cancelled', 'error')),
+    tokens INTEGER NOT NULL,
+    model TEXT,
+    created_at INTEGER NOT NULL,
+    label TEXT
+);
+CREATE INDEX IF NOT EXISTS node_by_label ON node (label, place) WHERE label IS NOT NULL;
+
+CREATE TABLE IF NOT EXISTS journal (
+    id INTEGER PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    step INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    payload TEXT NOT NULL
+);
+CREATE UNIQUE INDEX IF NOT EXISTS journal_once ON journal (run_id, step, kind);
+
+CREATE TABLE IF NOT EXISTS delivery (
+    id INTEGER PRIMARY KEY,
+    delivery_id TEXT NOT NULL UNIQUE,
+    run_id TEXT NOT NULL,
+    session INTEGER NOT NULL REFERENCES session (id),
+    channel TEXT NOT NULL,
+    account TEXT NOT NULL,
+    peer TEXT NOT NULL,
+    thread TEXT,
+    text TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('pending', 'sending', 'sent', 'unknown', 'failed')),
+    attempts INTEGER NOT NULL DEFAULT 0,
+    due_at INTEGER NOT NULL,
+    receipt TEXT,
+    why TEXT
+);
+CREATE INDEX IF NOT EXISTS delivery_open ON delivery (session, id)
+    WHERE state IN ('pending', 'sending');
+CREATE INDEX IF NOT EXISTS delivery_due ON delivery (due_at) WHERE state = 'pending';
+
+CREATE TABLE IF NOT EXISTS pulse (
+    id INTEGER PRIMARY KEY CHECK (id = 1),
+    commits INTEGER NOT NULL,        -- durable commits so far; store.mark must not be ahead of it
+    probed_at INTEGER NOT NULL
+);
+INSERT OR IGNORE INTO pulse VALUES (1, 0, 0);
+"""
+
+# Each step brings a database from the version of its index to the next one. A step may run again
+# after a crash, so it must not mind what is already there.
+MIGRATIONS: tuple[str, ...] = (_FIRST,)
+VERSION = len(MIGRATIONS)
+TABLES = frozenset({"session", "run", "node", "journal", "delivery", "pulse"})
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def require_known(version: int, where: str) -> None:
+    if version > VERSION:
+        raise StoreRefused(
+            f"{where} has schema version {version}, this program knows up to {VERSION}: "
+            "run the newer program again, or restore a backup made before the update"
+        )
+
+
+def migrate(db: sqlite3.Connection) -> None:
+    """Each step with its version number in one transaction."""
+    for step in range(version_of(db), VERSION):
+        db.executescript(
+            f"BEGIN IMMEDIATE; {MIGRATIONS[step]}; PRAGMA user_version = {step + 1}; COMMIT"
+        )

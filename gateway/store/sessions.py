@@ -1,0 +1,76 @@
+"""Sessions in SQLite, as they are listed."""
+
+import sqlite3
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.sessions import SessionPage, SessionQuery, SessionRecord
+from gateway.store.reader import Readers
+from gateway.store.rows import require_text, to_micros, to_time
+
+
+class SqliteSessions:
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def find(self, key: SessionKey) -> SessionRecord | None:
+        require_text("the session's key", str(key))
+        return await self._readers.read(partial(_find, key))
+
+    async def list(self, query: SessionQuery) -> SessionPage:
+        """`updated_at` is never the same twice, so `before` = the last one's loses nobody."""
+        require_text("the query", query.agent, query.channel, query.account, query.text)
+        return await self._readers.read(partial(_list, query))
+
+    async def count(self) -> int:
+        return await self._readers.read(_total)
+
+
+def _find(key: SessionKey, db: sqlite3.Connection) -> SessionRecord | None:
+    row = db.execute(f"{_SESSION} WHERE s.key = ?", (str(key),)).fetchone()
+    return None if row is None else _to_record(row)
+
+
+def _list(query: SessionQuery, db: sqlite3.Connection) -> SessionPage:
+    wanted = {
+        "s.agent = ?": query.agent,
+        "s.channel = ?": query.channel,
+        "s.account = ?": query.account,
+        "instr(s.key, ?) > 0": query.text,
+        "s.updated_at < ?": None if query.before is None else to_micros(query.before),
+    }
+    given = {term: value for term, value in wanted.items() if value is not None}
+    where = f"WHERE {' AND '.join(given)}" if given else ""
+    limit = max(0, query.limit)
+    rows = db.execute(
+        f"{_SESSION} {where} ORDER BY s.updated_at DESC LIMIT ?", (*given.values(), limit + 1)
+    ).fetchall()
+    return SessionPage(tuple(_to_record(row) for row in rows[:limit]), more=len(rows) > limit)
+
+
+def _total(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM session").fetchone()[0])
+
+
+def _to_record(row: Sequence[Any]) -> SessionRecord:
+    key, created_at, updated_at, count, tokens_in, tokens_out, cost, state, head = row
+    return SessionRecord(
+        SessionKey.parse(key),
+        to_time(created_at),
+        to_time(updated_at),
+        count,
+        tokens_in,
+        tokens_out,
+        cost,
+        state,
+        None if head is None else NodeId(head),
+    )
+
+
+_SESSION = """
+SELECT s.key, s.created_at, s.updated_at, s.message_count, s.input_tokens, s.output_tokens,
+       s.cost_usd, s.state, (SELECT n.id FROM node n WHERE n.place = s.head)
+FROM session s
+"""

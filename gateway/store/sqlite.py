@@ -1,0 +1,185 @@
+"""The embedded store: one SQLite file in the data directory, looked over before it is trusted."""
+
+import contextlib
+import logging
+import sqlite3
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from anyio import CancelScope, to_thread
+
+from gateway.domain.errors import StoreRefused
+from gateway.domain.ports import Clock, Stores
+from gateway.store.care import SqliteCare
+from gateway.store.commits import Commits
+from gateway.store.data_dir import Held, Mark, require_all
+from gateway.store.faults import at_opening, damaged, file_fault
+from gateway.store.inbox import SqliteInbox, SqliteRuns
+from gateway.store.journal import SqliteJournal
+from gateway.store.outbox import SqliteOutbox
+from gateway.store.pen import Pen
+from gateway.store.reader import Readers, open_to_read
+from gateway.store.rows import to_micros
+from gateway.store.schema import TABLES, VERSION, migrate, require_known, version_of
+from gateway.store.sessions import SqliteSessions
+from gateway.store.transcript import SqliteTranscript
+from gateway.store.writer import Writer
+
+log = logging.getLogger(__name__)
+
+FILE = "store.db"
+_LEAST_SQLITE = (3, 35, 0)  # RETURNING
+# A database up to this size has its indexes compared with its tables as well: a second at most.
+_THOROUGH_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    path: Path
+    db: sqlite3.Connection
+    mark: Mark
+    commits: Commits
+
+    def close(self) -> None:
+        self.db.close()
+        self.mark.close()
+
+
+@contextlib.asynccontextmanager
+async def open_sqlite(
+    data_dir: Path, *, clock: Clock, accept_loss: bool = False
+) -> AsyncIterator[Stores]:
+    """Raises StoreRefused if the database must not be used as it is, StoreUnavailable if it cannot
+    be written now. Nothing is deleted or mended unasked. The directory must be locked already."""
+    now = to_micros(clock.now())
+    opened = await to_thread.run_sync(partial(_open, data_dir, now, accept_loss=accept_loss))
+    try:
+        writer = Writer(opened.commits)
+        readers = Readers(opened.path)
+        care = SqliteCare(writer, readers, clock)
+        writer.start()
+        readers.start()
+        try:
+            yield Stores(
+                SqliteInbox(writer, readers),
+                SqliteJournal(writer, readers),
+                SqliteRuns(readers),
+                SqliteTranscript(writer, readers),
+                SqliteSessions(readers),
+                SqliteOutbox(writer, readers),
+                care,
+            )
+        finally:
+            await care.close()
+    finally:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(opened.close)
+
+
+def _open(data_dir: Path, now: int, *, accept_loss: bool) -> _Opened:
+    _require_library()
+    path = data_dir / FILE
+    with contextlib.ExitStack() as undo:
+        mark = Mark(data_dir)
+        undo.callback(mark.close)
+        held = _look_over(path)
+        if accept_loss:
+            _tell_loss(held, mark.read())
+        else:
+            require_all(held, mark.read(), str(path))
+        db = _open_to_write(path, now)
+        undo.callback(db.close)
+        held = _held(db)
+        mark.write(held)
+        commits = Commits(Pen(db), mark, held, str(path))
+        undo.pop_all()
+    return _Opened(path, db, mark, commits)
+
+
+def _require_library() -> None:
+    if sqlite3.sqlite_version_info < _LEAST_SQLITE:
+        least = ".".join(str(part) for part in _LEAST_SQLITE)
+        raise StoreRefused(
+            f"this Python has SQLite {sqlite3.sqlite_version}, the embedded store needs {least}: "
+            "use a Python with a newer one"
+        )
+
+
+def _tell_loss(held: Held, marked: Held) -> None:
+    lost = max(0, marked.accepted - held.accepted)
+    log.warning("store opened although messages are missing", extra={"messages_lost": lost})
+
+
+def _look_over(path: Path) -> Held:
+    """What a database holds; nothing if there is none. Read-only: SQLite cuts a damaged log off
+    when a writing connection closes, and the operator may still want it."""
+    if not path.exists() or path.stat().st_size == 0:
+        return Held()
+    _require_header(path)
+    try:
+        with contextlib.closing(open_to_read(path)) as db:
+            version = version_of(db)
+            require_known(version, str(path))
+            tables = {name for (name,) in db.execute(_TABLES)}
+            _require_ours(version, tables, str(path))
+            thorough = path.stat().st_size <= _THOROUGH_BYTES
+            check = "integrity_check" if thorough else "quick_check"
+            problems = [str(row[0]) for row in db.execute(f"PRAGMA {check}(1)")]
+            if problems != ["ok"]:
+                raise StoreRefused(damaged(str(path), problems[0]))
+            return _held(db) if "pulse" in tables else Held()
+    except sqlite3.Error as error:
+        raise at_opening(error, str(path)) from error
+
+
+def _require_header(path: Path) -> None:
+    """SQLite takes a flipped bit here for a file of the future, and calls it read-only."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(20)
+    except OSError as error:
+        raise file_fault(error, str(path)) from error
+    if not header.startswith(b"SQLite format 3\0") or header[18:20] not in {b"\1\1", b"\2\2"}:
+        raise StoreRefused(damaged(str(path), "it does not begin like a database"))
+
+
+_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
+
+
+def _require_ours(version: int, tables: set[str], where: str) -> None:
+    if version == VERSION and not tables >= TABLES:
+        missing = ", ".join(sorted(TABLES - tables))
+        raise StoreRefused(damaged(where, f"tables are missing: {missing}"))
+    if not version and tables - TABLES:
+        raise StoreRefused(
+            f"{where} is a database of another program: move the file away or choose another "
+            "data_dir"
+        )
+
+
+def _held(db: sqlite3.Connection) -> Held:
+    accepted = db.execute("SELECT coalesce(max(id), 0) FROM run").fetchone()[0]
+    pulse = db.execute("SELECT commits FROM pulse").fetchone()
+    return Held(accepted, pulse[0] if pulse else 0)
+
+
+def _open_to_write(path: Path, now: int) -> sqlite3.Connection:
+    """Ends with a durable write: a full disk or a read-only file shows here, not at a message."""
+    try:
+        path.touch(mode=0o600)
+    except OSError as error:
+        raise file_fault(error, str(path)) from error
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA temp_store = MEMORY")
+        db.execute("PRAGMA journal_size_limit = 67108864")
+        migrate(db)
+        db.execute("UPDATE pulse SET probed_at = ?", (now,))
+    except sqlite3.Error as error:
+        db.close()
+        raise at_opening(error, str(path)) from error
+    return db

@@ -1,0 +1,1 @@
+"""One suite per port, that fake and real both pass."""

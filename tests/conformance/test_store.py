@@ -1,0 +1,848 @@
+"""What every store promises, whatever it is made of."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
+from gateway.domain.ids import NodeId, RunId, SessionKey
+from gateway.domain.inbox import Accepted, Ending, JournalNote, NewDelivery
+from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
+from gateway.domain.model import Usage
+from gateway.domain.ports import Stores
+from gateway.domain.sessions import SessionQuery
+from gateway.store.opening import open_store
+from gateway.store.rows import TextRefused
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
+
+Open = Callable[[], AbstractAsyncContextManager[Stores]]
+HOSTILE = (
+    "nul \0 control \x01\x1f\x7f rtl \u202e\u2066 astral \U0001f600 combining e\u0301 \ufeff \uffff"
+)
+
+
+@pytest.fixture(params=["embedded", "memory"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    @asynccontextmanager
+    async def bounded() -> AsyncIterator[Stores]:
+        with anyio.fail_after(5):
+            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
+                yield stores
+
+    return bounded
+
+
+async def exchange(
+    stores: Stores, name: str, *, grown_from: str | None = None, key: SessionKey | None = None
+) -> bool:
+    """Accepts and finishes run `run-NAME`."""
+    await stores.inbox.accept(an_entry(name, key), begin=True)
+    return await stores.inbox.finish(an_ending(name, key, grown_from=grown_from))
+
+
+async def ids(stores: Stores, **where: str | int) -> tuple[list[str], str | None, bool]:
+    path = await stores.transcript.path(session_key(), **where)  # type: ignore[arg-type]  # by name
+    return [node.id for node in path.nodes], path.head, path.more
+
+
+# --- accept ------------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-003-Session-03")
+async def test_a_session_is_made_by_its_first_message(opened: Open) -> None:
+    async with opened() as stores:
+        before = await stores.sessions.count()
+        assert await stores.sessions.find(session_key()) is None
+
+        await stores.inbox.accept(an_entry("a"), begin=False)
+        await stores.inbox.accept(an_entry("b"), begin=False)
+
+        assert (before, await stores.sessions.count()) == (0, 1)
+
+
+async def test_messages_of_a_session_are_numbered_in_the_order_of_acceptance(opened: Open) -> None:
+    other = session_key("other")
+    async with opened() as stores:
+        first = await stores.inbox.accept(an_entry("a"), begin=False)
+        aside = await stores.inbox.accept(an_entry("x", other), begin=False)
+        second = await stores.inbox.accept(an_entry("b"), begin=False)
+
+        assert (first.seq, second.seq, aside.seq) == (1, 2, 1)
+        assert [entry.new.run_id for entry in await stores.inbox.unfinished()] == [
+            "run-a",
+            "run-x",
+            "run-b",
+        ]
+
+
+async def test_a_second_copy_gets_the_ids_of_the_first_and_makes_no_turn(opened: Open) -> None:
+    async with opened() as stores:
+        first = await stores.inbox.accept(an_entry("a", platform_id="p1", digest="d"), begin=True)
+
+        copy = await stores.inbox.accept(an_entry("b", platform_id="p1", digest="d"), begin=True)
+
+        assert copy == replace(first, duplicate=True)
+        assert len(await stores.inbox.unfinished()) == 1
+
+
+async def test_of_ten_copies_at_once_exactly_one_is_accepted(opened: Open) -> None:
+    answers: list[Accepted] = []
+    async with opened() as stores:
+
+        async def send(number: int) -> None:
+            entry = an_entry(f"c{number}", platform_id="same", digest="d")
+            answers.append(await stores.inbox.accept(entry, begin=False))
+
+        async with anyio.create_task_group() as group:
+            for number in range(10):
+                group.start_soon(send, number)
+
+        assert sum(not answer.duplicate for answer in answers) == 1
+        assert len({answer.run_id for answer in answers}) == 1
+        assert len(await stores.inbox.unfinished()) == 1
+        assert await stores.sessions.count() == 1
+
+
+async def test_a_copy_for_another_agent_makes_no_session(opened: Open) -> None:
+    async with opened() as stores:
+        first = await stores.inbox.accept(an_entry("a", platform_id="p1"), begin=False)
+
+        moved = an_entry("b", session_key(agent="other"), platform_id="p1")
+        copy = await stores.inbox.accept(moved, begin=False)
+
+        assert (copy.duplicate, copy.session_key) == (True, first.session_key)
+        assert await stores.sessions.count() == 1
+
+
+async def test_the_same_key_with_other_content_is_a_conflict(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a", platform_id="p1", digest="d1"), begin=False)
+
+        with pytest.raises(Conflict, match="p1"):
+            await stores.inbox.accept(an_entry("b", platform_id="p1", digest="d2"), begin=False)
+
+        assert len(await stores.inbox.unfinished()) == 1
+
+
+async def test_a_key_counts_within_its_channel_and_account(opened: Open) -> None:
+    async with opened() as stores:
+        here = await stores.inbox.accept(an_entry("a", platform_id="p1"), begin=False)
+        there = an_entry("b", session_key(account="other"), platform_id="p1")
+
+        assert not (await stores.inbox.accept(there, begin=False)).duplicate
+        assert not here.duplicate
+
+
+async def test_messages_without_a_key_are_never_copies_of_each_other(opened: Open) -> None:
+    async with opened() as stores:
+        for name in "abc":
+            assert not (await stores.inbox.accept(an_entry(name), begin=False)).duplicate
+
+        assert len(await stores.inbox.unfinished()) == 3
+
+
+async def test_a_run_id_serves_once(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=False)
+
+        for key in (session_key(), session_key("new")):
+            with pytest.raises(Conflict, match="run-a"):
+                await stores.inbox.accept(an_entry("a", key), begin=False)
+
+        assert await stores.sessions.count() == 1
+
+
+async def test_an_entry_comes_back_as_it_was_given(opened: Open) -> None:
+    entry = replace(
+        an_entry("a", session_key("a:b%\n"), platform_id="p", digest="d", content=HOSTILE),
+        context_id=NodeId("n0"),
+        sender=HOSTILE,
+        token_limit=77,
+        matched_by="guild",
+        accepted_at=NOON + timedelta(microseconds=123_457),
+    )
+    async with opened() as stores:
+        await stores.inbox.accept(entry, begin=False)
+
+        [kept] = await stores.inbox.unfinished()
+
+    assert kept.new == entry
+    assert (kept.seq, kept.state, kept.attempts, kept.seq_mark) == (1, "queued", 0, 0)
+
+
+# --- attempts ----------------------------------------------------------------------------------
+
+
+async def test_attempts_are_counted_from_the_first_begin(opened: Open) -> None:
+    async with opened() as stores:
+        begun = await stores.inbox.accept(an_entry("a"), begin=True)
+        await stores.inbox.accept(an_entry("b"), begin=False)
+
+        counts = [
+            await stores.inbox.begin(RunId("run-a")),
+            await stores.inbox.begin(RunId("run-a")),
+            await stores.inbox.begin(RunId("run-b")),
+        ]
+
+        assert (begun.attempts, counts) == (1, [2, 3, 1])
+        states = {entry.new.run_id: entry.state for entry in await stores.inbox.unfinished()}
+        assert states == {"run-a": "running", "run-b": "running"}
+
+
+async def test_an_unknown_run_cannot_begin_and_an_ended_one_not_again(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+
+        with pytest.raises(Conflict, match="run-a"):
+            await stores.inbox.begin(RunId("run-a"))
+        with pytest.raises(NotFound, match="run-z"):
+            await stores.inbox.begin(RunId("run-z"))
+
+
+# --- finish ------------------------------------------------------------------------------------
+
+
+async def test_finish_writes_nodes_sums_log_and_end_at_once(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+
+        moved = await stores.inbox.finish(an_ending("a", usage=Usage(10, 5, cost_usd=0.5)))
+
+        assert moved
+        assert await stores.inbox.unfinished() == []
+        record = await stores.runs.find(RunId("run-a"))
+        assert record is not None
+        assert record.entry.state == "done"
+        assert (record.outcome, record.log, record.summary, record.finished_at) == (
+            "answered",
+            b'{"type":"done"}\n',
+            '{"turn":1}',
+            NOON + timedelta(seconds=1),
+        )
+        session = await stores.sessions.find(session_key())
+        assert session is not None
+        assert (session.message_count, session.input_tokens, session.output_tokens) == (2, 10, 5)
+        assert (session.cost_usd, session.head) == (0.5, "a-2")
+        assert (session.created_at, session.updated_at) == (NOON, NOON + timedelta(seconds=1))
+
+
+async def test_finishing_again_changes_nothing(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+        before = await stores.sessions.find(session_key())
+
+        again = an_ending("a", nodes=an_exchange("other"), take_head=True)
+        assert await stores.inbox.finish(again) is False
+
+        assert await stores.sessions.find(session_key()) == before
+        assert (await ids(stores, limit=9))[0] == ["a-1", "a-2"]
+
+
+async def test_a_dead_run_without_nodes_leaves_head_where_it_is(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+        await stores.inbox.accept(an_entry("b"), begin=True)
+
+        ending = an_ending("b", nodes=(), grown_from="a-2", state="dead")
+
+        assert await stores.inbox.finish(ending) is False
+        record = await stores.runs.find(RunId("run-b"))
+        assert record is not None
+        assert record.entry.state == "dead"
+        assert (await ids(stores, limit=9))[1] == "a-2"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        an_ending("z"),
+        an_ending("a", session_key("nobody")),
+        an_ending("a", grown_from="z-9"),
+        an_ending("x"),
+    ],
+    ids=["unknown run", "unknown session", "unknown parent", "another session's run"],
+)
+async def test_an_ending_of_what_is_not_there_is_refused_whole(opened: Open, wrong: Ending) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        await stores.inbox.accept(an_entry("x", session_key("other")), begin=True)
+
+        with pytest.raises(NotFound):
+            await stores.inbox.finish(wrong)
+
+        assert len(await stores.inbox.unfinished()) == 2
+        assert await ids(stores, limit=9) == ([], None, False)
+
+
+async def test_if_head_has_moved_meanwhile_the_answer_becomes_a_branch(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+        await exchange(stores, "b", grown_from="a-2")
+
+        moved = await exchange(stores, "c", grown_from="a-2")
+
+        assert moved is False
+        assert await ids(stores, limit=9) == (["a-1", "a-2", "b-1", "b-2"], "b-2", False)
+        assert (await ids(stores, upto="c-2", limit=9))[0] == ["a-1", "a-2", "c-1", "c-2"]
+
+
+async def test_take_head_moves_it_from_anywhere(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+        await exchange(stores, "b", grown_from="a-2")
+        await stores.inbox.accept(an_entry("c"), begin=True)
+
+        assert await stores.inbox.finish(an_ending("c", grown_from="a-1", take_head=True))
+
+        assert (await ids(stores, limit=9))[0] == ["a-1", "c-1", "c-2"]
+
+
+async def test_an_answer_from_the_root_beside_a_conversation_is_a_branch(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+
+        assert await exchange(stores, "b") is False
+
+        assert (await ids(stores, limit=9))[1] == "a-2"
+        assert (await ids(stores, upto="b-2", limit=9))[0] == ["b-1", "b-2"]
+
+
+@pytest.mark.requirement("S-003-Session-04", "S-003-Session-05", "S-003-Session-06")
+async def test_sums_of_a_session_only_grow(opened: Open) -> None:
+    async with opened() as stores:
+        costs = (None, 0.25, None, 0.5)
+        for number, cost in enumerate(costs):
+            await stores.inbox.accept(an_entry(f"r{number}"), begin=True)
+            ending = an_ending(
+                f"r{number}",
+                grown_from=f"r{number - 1}-2" if number else None,
+                usage=Usage(100, 7, cost_usd=cost),
+                after_s=number + 1,
+            )
+            await stores.inbox.finish(ending)
+
+        session = await stores.sessions.find(session_key())
+
+    assert session is not None
+    assert (session.message_count, session.input_tokens, session.output_tokens) == (8, 400, 28)
+    assert (session.cost_usd, session.created_at) == (0.75, NOON)
+    assert session.updated_at == NOON + timedelta(seconds=4)
+
+
+async def test_an_unknown_cost_stays_unknown(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+
+        session = await stores.sessions.find(session_key())
+
+    assert session is not None
+    assert session.cost_usd is None
+
+
+async def test_an_ending_that_breaks_a_rule_harms_only_itself(opened: Open) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+        for name in "bcd":
+            await stores.inbox.accept(an_entry(name, session_key(name)), begin=True)
+        failed: list[str] = []
+
+        async def finish(name: str, nodes: tuple[Node, ...] | None) -> None:
+            try:
+                await stores.inbox.finish(an_ending(name, session_key(name), nodes=nodes))
+            except Exception as error:  # noqa: BLE001  # which one is up to the store
+                failed.append(f"{name}: {error}")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(finish, "b", None)
+            group.start_soon(finish, "c", an_exchange("a"))  # ids that are taken
+            group.start_soon(finish, "d", None)
+
+        assert [line[0] for line in failed] == ["c"]
+        assert [entry.new.run_id for entry in await stores.inbox.unfinished()] == ["run-c"]
+        for name in "bd":
+            assert (await stores.transcript.path(session_key(name), limit=9)).head == f"{name}-2"
+        assert (await stores.transcript.path(session_key("c"), limit=9)).head is None
+
+
+# --- transcript --------------------------------------------------------------------------------
+
+
+async def three(stores: Stores) -> None:
+    """a, then b; c is a branch beside b."""
+    await exchange(stores, "a")
+    await exchange(stores, "b", grown_from="a-2")
+    await exchange(stores, "c", grown_from="a-2")
+
+
+@pytest.mark.parametrize(
+    ("where", "expected", "more"),
+    [
+        ({"limit": 9}, ["a-1", "a-2", "b-1", "b-2"], False),
+        ({"limit": 4}, ["a-1", "a-2", "b-1", "b-2"], False),
+        ({"limit": 3}, ["a-2", "b-1", "b-2"], True),
+        ({"limit": 1}, ["b-2"], True),
+        ({"limit": 0}, [], True),
+        ({"limit": 9, "upto": "b-1"}, ["a-1", "a-2", "b-1"], False),
+        ({"limit": 2, "upto": "c-2"}, ["c-1", "c-2"], True),
+        ({"limit": 9, "before": "b-1"}, ["a-1", "a-2"], False),
+        ({"limit": 1, "before": "b-2"}, ["b-1"], True),
+        ({"limit": 9, "before": "a-1"}, [], False),
+    ],
+)
+async def test_a_path_is_the_newest_part_oldest_first(
+    opened: Open, where: dict[str, str | int], expected: list[str], more: bool
+) -> None:
+    async with opened() as stores:
+        await three(stores)
+
+        assert await ids(stores, **where) == (expected, "b-2", more)
+
+
+async def test_an_unknown_session_has_an_empty_path_tree_and_no_nodes(opened: Open) -> None:
+    async with opened() as stores:
+        assert await ids(stores, limit=9) == ([], None, False)
+        assert await stores.transcript.tree(session_key(), limit=9) == ()
+        assert await stores.transcript.node(session_key(), "a-1") is None
+
+
+async def test_a_node_of_another_session_is_not_found(opened: Open) -> None:
+    other = session_key("other")
+    async with opened() as stores:
+        await exchange(stores, "a")
+        await exchange(stores, "x", key=other)
+
+        assert await stores.transcript.node(session_key(), "x-1") is None
+        for bad in ({"upto": "x-1"}, {"before": "x-1"}, {"upto": "none"}):
+            with pytest.raises(NotFound):
+                await ids(stores, limit=9, **bad)
+        with pytest.raises(NotFound):
+            await stores.transcript.move_head(session_key(), NodeId("x-1"), expected=NodeId("a-2"))
+
+
+async def test_nodes_are_numbered_and_chained(opened: Open) -> None:
+    async with opened() as stores:
+        await three(stores)
+
+        path = await stores.transcript.path(session_key(), limit=9)
+        branch = await stores.transcript.node(session_key(), "c-1")
+
+    assert [node.seq for node in path.nodes] == [1, 2, 3, 4]
+    assert [node.parent_id for node in path.nodes] == [None, "a-1", "a-2", "b-1"]
+    assert branch is not None
+    assert (branch.seq, branch.parent_id) == (5, "a-2")
+
+
+@pytest.mark.requirement("S-003-Message-05")
+async def test_a_message_comes_back_as_it_was_given(opened: Open) -> None:
+    calls = (ToolCall("t1", "clock", '{"a":"\\u0000"}'), ToolCall("t2", "x", "not json"))
+    messages = [
+        Message("user", HOSTILE),
+        Message("assistant", "", calls, thinking=HOSTILE, extras=Extras("p", '{"s":"é"}')),
+        Message("tool", result=ToolResult("t1", "clock", HOSTILE, True, 1.5)),
+        Message("tool", result=ToolResult("t2", "x", "")),
+        Message("assistant", "done"),
+    ]
+    nodes = tuple(
+        Node(
+            NodeId(f"n{number}"),
+            None,
+            RunId("run-a"),
+            message,
+            NOON + timedelta(microseconds=number),
+            number,
+            "partial" if number else "complete",
+            "model-1",
+        )
+        for number, message in enumerate(messages)
+    )
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        await stores.inbox.finish(an_ending("a", nodes=nodes))
+
+        path = await stores.transcript.path(session_key(), limit=9)
+        session = await stores.sessions.find(session_key())
+
+    assert [node.message for node in path.nodes] == messages
+    assert [replace(node, parent_id=None, seq=0) for node in path.nodes] == list(nodes)
+    assert session is not None
+    assert session.message_count == 3  # what a tool returned is nobody's message
+
+
+async def test_a_megabyte_comes_back_byte_for_byte(opened: Open) -> None:
+    text = "\0é\U0001f600x" * 130_000
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a", content=text), begin=True)
+        await stores.inbox.finish(an_ending("a", nodes=an_exchange("a", text, text)))
+
+        path = await stores.transcript.path(session_key(), limit=9)
+        record = await stores.runs.find(RunId("run-a"))
+
+    assert [node.message.text for node in path.nodes] == [text, text]
+    assert record is not None
+    assert record.entry.new.content == text
+
+
+async def test_half_a_surrogate_pair_is_refused_before_anything_is_written(opened: Open) -> None:
+    async with opened() as stores:
+        with pytest.raises(TextRefused, match="surrogate"):
+            await stores.inbox.accept(an_entry("a", content="x\ud800"), begin=True)
+        with pytest.raises(TextRefused):
+            await stores.inbox.accept(an_entry("a", session_key("\udfff")), begin=True)
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        with pytest.raises(TextRefused):
+            await stores.inbox.finish(an_ending("a", nodes=an_exchange("a", "q", "\ud800")))
+        call = Message("assistant", "", (ToolCall("t", "n", "\ud800"),))
+        with pytest.raises(TextRefused):
+            await stores.inbox.finish(
+                an_ending("a", nodes=(replace(an_exchange("a")[0], message=call),))
+            )
+
+        assert await stores.sessions.count() == 1
+        assert len(await stores.inbox.unfinished()) == 1
+        assert await stores.inbox.finish(an_ending("a"))
+
+
+async def test_a_tree_has_every_branch_and_no_texts(opened: Open) -> None:
+    async with opened() as stores:
+        await three(stores)
+
+        tree = await stores.transcript.tree(session_key(), limit=9)
+        newest = await stores.transcript.tree(session_key(), limit=2)
+
+    assert [node.id for node in tree] == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"]
+    assert tree[4].parent_id == "a-2"
+    assert {node.message.role for node in tree} == {"user", "assistant"}
+    assert {node.message.text for node in tree} == {""}
+    assert [node.id for node in newest] == ["c-1", "c-2"]
+
+
+async def test_head_moves_only_from_where_it_was_expected(opened: Open) -> None:
+    async with opened() as stores:
+        await three(stores)
+        transcript, key = stores.transcript, session_key()
+
+        assert not await transcript.move_head(key, NodeId("a-2"), expected=NodeId("c-2"))
+        assert not await transcript.move_head(key, NodeId("a-2"), expected=None)
+        assert (await ids(stores, limit=1))[1] == "b-2"
+        assert await transcript.move_head(key, NodeId("a-2"), expected=NodeId("b-2"))
+
+        assert await ids(stores, limit=9) == (["a-1", "a-2"], "a-2", False)
+        assert await exchange(stores, "d", grown_from="a-2")
+        assert (await ids(stores, limit=9))[0] == ["a-1", "a-2", "d-1", "d-2"]
+
+
+async def test_a_label_finds_its_node_and_moves_with_the_next_use(opened: Open) -> None:
+    async with opened() as stores:
+        await three(stores)
+        transcript, key = stores.transcript, session_key()
+        await transcript.move_head(
+            key, NodeId("a-2"), expected=NodeId("b-2"), label="before the trip"
+        )
+
+        first = await transcript.node(key, "before the trip")
+        await transcript.move_head(
+            key, NodeId("c-2"), expected=NodeId("a-2"), label="before the trip"
+        )
+        second = await transcript.node(key, "before the trip")
+        old = await transcript.node(key, "a-2")
+
+    assert first is not None
+    assert (first.id, first.label) == ("a-2", "before the trip")
+    assert second is not None
+    assert second.id == "c-2"
+    assert old is not None
+    assert old.label is None
+
+
+async def test_a_failed_move_labels_nothing(opened: Open) -> None:
+    async with opened() as stores:
+        await three(stores)
+
+        await stores.transcript.move_head(session_key(), NodeId("a-2"), expected=None, label="x")
+
+        assert await stores.transcript.node(session_key(), "x") is None
+
+
+async def test_labels_of_two_sessions_do_not_meet(opened: Open) -> None:
+    other = session_key("other")
+    async with opened() as stores:
+        await exchange(stores, "a")
+        await exchange(stores, "x", key=other)
+        move = stores.transcript.move_head
+        await move(session_key(), NodeId("a-2"), expected=NodeId("a-2"), label="same")
+        await move(other, NodeId("x-2"), expected=NodeId("x-2"), label="same")
+
+        here = await stores.transcript.node(session_key(), "same")
+        there = await stores.transcript.node(other, "same")
+
+    assert here is not None
+    assert there is not None
+    assert (here.id, there.id) == ("a-2", "x-2")
+
+
+# --- sessions ----------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-003-Index-01")
+async def test_pages_lose_nobody_even_if_all_were_touched_at_once(opened: Open) -> None:
+    async with opened() as stores:
+        for number in range(7):
+            await stores.inbox.accept(an_entry(f"s{number}", session_key(f"p{number}")), begin=True)
+        seen: list[str] = []
+        query = SessionQuery(limit=3)
+        while True:
+            page = await stores.sessions.list(query)
+            seen += [record.key.peer for record in page.sessions]
+            if not page.more:
+                break
+            query = replace(query, before=page.sessions[-1].updated_at)
+
+    assert seen == [f"p{number}" for number in reversed(range(7))]
+
+
+async def test_the_session_spoken_in_last_comes_first(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a", session_key("a")), begin=True)
+        await stores.inbox.accept(an_entry("b", session_key("b")), begin=True)
+        await stores.inbox.finish(an_ending("a", session_key("a"), after_s=60))
+
+        page = await stores.sessions.list(SessionQuery())
+
+    assert [record.key.peer for record in page.sessions] == ["a", "b"]
+    assert not page.more
+
+
+async def test_a_filter_has_to_match_in_every_field(opened: Open) -> None:
+    keys = [
+        session_key("one"),
+        session_key("two", agent="other"),
+        session_key("three", account="bob"),
+        session_key("100%"),
+    ]
+    async with opened() as stores:
+        for number, key in enumerate(keys):
+            await stores.inbox.accept(an_entry(f"s{number}", key), begin=False)
+
+        async def peers(query: SessionQuery) -> set[str]:
+            return {record.key.peer for record in (await stores.sessions.list(query)).sessions}
+
+        assert await peers(SessionQuery(agent="other")) == {"two"}
+        assert await peers(SessionQuery(account="bob")) == {"three"}
+        assert await peers(SessionQuery(channel="websocket", account="local", text="o")) == {
+            "one",
+            "two",
+            "100%",
+        }
+        assert await peers(SessionQuery(text="%25")) == {"100%"}
+        assert await peers(SessionQuery(text="_")) == set()
+        assert await peers(SessionQuery(channel="api")) == set()
+        assert await peers(SessionQuery(limit=0)) == set()
+
+
+# --- runs and journal --------------------------------------------------------------------------
+
+
+async def test_a_run_is_found_while_it_runs_and_an_unknown_one_never(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+
+        record = await stores.runs.find(RunId("run-a"))
+
+        assert record is not None
+        assert (record.entry.state, record.outcome, record.log, record.finished_at) == (
+            "running",
+            None,
+            b"",
+            None,
+        )
+        assert await stores.runs.find(RunId("run-z")) is None
+
+
+async def test_the_journal_tells_every_note_once_in_order_of_steps(opened: Open) -> None:
+    run = RunId("run-a")
+    notes = [
+        JournalNote(1, "reply", '{"text":"\0"}'),
+        JournalNote(1, "result:t1", "1"),
+        JournalNote(1, "result:t2", "2"),
+        JournalNote(2, "reply", "{}"),
+    ]
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        for note in [notes[3], *notes, replace(notes[1], payload="again")]:
+            await stores.journal.note(run, note)
+        await stores.journal.note(RunId("run-b"), notes[0])
+
+        assert list(await stores.journal.notes(run)) == notes
+        assert list(await stores.journal.notes(RunId("run-z"))) == []
+
+
+async def test_a_mark_never_goes_down(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        for seq in (64, 128, 32):
+            await stores.journal.mark(RunId("run-a"), seq)
+
+        [entry] = await stores.inbox.unfinished()
+
+    assert entry.seq_mark == 128
+
+
+# --- outbox ------------------------------------------------------------------------------------
+
+
+def delivery(name: str, text: str = "answer") -> NewDelivery:
+    return NewDelivery(name, "telegram", "bot", "peer", None, text)
+
+
+async def deliver(stores: Stores, name: str, peer: str, *deliveries: NewDelivery) -> None:
+    key = session_key(peer)
+    await stores.inbox.accept(an_entry(name, key), begin=True)
+    await stores.inbox.finish(an_ending(name, key, nodes=(), deliveries=deliveries))
+
+
+LATER = NOON + timedelta(hours=1)
+
+
+async def due(stores: Stores, limit: int = 9) -> list[str]:
+    return [one.new.id for one in await stores.outbox.due(now=LATER, limit=limit)]
+
+
+async def test_an_answer_is_due_once_its_run_has_ended(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "main", delivery("d1", HOSTILE))
+
+        early = await stores.outbox.due(now=NOON, limit=9)
+        [one] = await stores.outbox.due(now=LATER, limit=9)
+
+    assert list(early) == []
+    assert one.new == delivery("d1", HOSTILE)
+    assert (one.run_id, one.session_key, one.state, one.attempts) == (
+        "run-a",
+        session_key(),
+        "pending",
+        0,
+    )
+    assert one.due_at == NOON + timedelta(seconds=1)
+
+
+async def test_one_delivery_a_session_is_due_and_the_oldest_goes_first(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
+        await deliver(stores, "b", "two", delivery("d3"))
+
+        assert await due(stores) == ["d1", "d3"]
+        assert await due(stores, limit=1) == ["d1"]
+        await stores.outbox.sending("d1")
+        assert await due(stores) == ["d3"]
+        await stores.outbox.settle("d1", "sent", receipt="m1")
+        assert await due(stores) == ["d2", "d3"]
+
+
+async def test_a_delivery_that_waits_holds_back_those_behind_it(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
+        await stores.outbox.sending("d1")
+
+        await stores.outbox.settle("d1", "pending", why="429", due_at=LATER + timedelta(seconds=1))
+
+        assert await due(stores) == []
+        [again] = await stores.outbox.due(now=LATER + timedelta(seconds=1), limit=9)
+        assert (again.new.id, again.attempts, again.why) == ("d1", 1, "429")
+
+
+@pytest.mark.parametrize("final", ["failed", "unknown"])
+async def test_a_delivery_that_is_over_lets_the_next_go(opened: Open, final: str) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
+        await stores.outbox.sending("d1")
+
+        await stores.outbox.settle("d1", final, why="gone")  # type: ignore[arg-type]  # parametrised
+
+        assert await due(stores) == ["d2"]
+
+
+async def test_only_a_pending_delivery_can_be_taken(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1")
+
+        with pytest.raises(Conflict, match="d1 is sending"):
+            await stores.outbox.sending("d1")
+        with pytest.raises(NotFound):
+            await stores.outbox.sending("d9")
+        with pytest.raises(NotFound):
+            await stores.outbox.settle("d9", "sent")
+        with pytest.raises(Conflict):
+            await stores.outbox.settle("d1", "sending")
+
+
+async def test_what_was_sent_stays_sent(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1")
+        await stores.outbox.settle("d1", "sent", receipt="m1")
+
+        await stores.outbox.settle("d1", "pending")
+
+        assert await due(stores) == []
+
+
+async def test_what_was_being_sent_is_found_and_may_be_sent_again(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await deliver(stores, "b", "two", delivery("d2"))
+        await stores.outbox.sending("d1")
+
+        [left] = await stores.outbox.interrupted()
+        assert (left.new.id, left.state, left.attempts) == ("d1", "sending", 1)
+        await stores.outbox.settle("d1", "pending")
+
+        assert list(await stores.outbox.interrupted()) == []
+        assert await due(stores) == ["d1", "d2"]
+
+
+# --- care --------------------------------------------------------------------------------------
+
+
+async def test_a_sweep_forgets_journals_and_logs_and_keeps_the_rest(opened: Open) -> None:
+    async with opened() as stores:
+        parent = None
+        for number, name in enumerate("abc"):
+            await stores.inbox.accept(an_entry(name), begin=True)
+            await stores.journal.note(RunId(f"run-{name}"), JournalNote(1, "reply", "{}"))
+            await stores.inbox.finish(an_ending(name, grown_from=parent, after_s=number))
+            parent = f"{name}-2"
+        await stores.inbox.accept(an_entry("open"), begin=True)
+        await stores.journal.note(RunId("run-open"), JournalNote(1, "reply", "{}"))
+        before = NOON + timedelta(seconds=2)
+
+        swept = [await stores.care.sweep(before=before, limit=1) for _ in range(3)]
+
+        assert swept == [1, 1, 0]
+        for name, is_kept in {"a": False, "b": False, "c": True, "open": True}.items():
+            assert bool(await stores.journal.notes(RunId(f"run-{name}"))) is is_kept
+        record = await stores.runs.find(RunId("run-a"))
+        assert record is not None
+        assert (record.log, record.outcome, record.summary) == (b"", "answered", '{"turn":1}')
+        assert len((await ids(stores, limit=9))[0]) == 6
+
+
+async def test_a_closed_store_refuses_and_closes_twice(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.care.probe()
+        await stores.care.close()
+        await stores.care.close()
+
+        for refused in (
+            lambda: stores.inbox.accept(an_entry("a"), begin=True),
+            stores.care.probe,
+            stores.sessions.count,
+        ):
+            with pytest.raises(StoreUnavailable, match="closed"):
+                await refused()

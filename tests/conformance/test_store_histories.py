@@ -1,0 +1,148 @@
+"""Whatever is done to both stores, they answer alike."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import anyio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.domain.errors import GatewayError
+from gateway.domain.ids import NodeId, RunId
+from gateway.domain.inbox import JournalNote, NewDelivery
+from gateway.domain.model import Usage
+from gateway.domain.outbox import DeliveryState
+from gateway.domain.ports import Stores
+from gateway.domain.sessions import SessionQuery
+from gateway.store.opening import open_store
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
+
+Step = Callable[[Stores], Awaitable[object]]
+
+runs = st.sampled_from(["r0", "r1", "r2", "r3", "r4"])
+peers = st.sampled_from(["one", "two"])
+nodes = st.none() | st.builds("{}-{}".format, runs, st.integers(1, 3))
+seconds = st.integers(0, 200)
+
+
+@st.composite
+def accepts(draw: st.DrawFn) -> Step:
+    platform_id = draw(st.none() | st.sampled_from(["p1", "p2"]))
+    entry = an_entry(
+        draw(runs),
+        session_key(draw(peers)),
+        platform_id=platform_id,
+        digest=draw(st.sampled_from("de")),
+        content=draw(st.text(max_size=5)),
+        at=NOON + timedelta(seconds=draw(seconds)),
+    )
+    begin = draw(st.booleans())
+    return lambda stores: stores.inbox.accept(entry, begin=begin)
+
+
+@st.composite
+def finishes(draw: st.DrawFn) -> Step:
+    name = draw(runs)
+    texts = draw(st.lists(st.text(max_size=5), min_size=1, max_size=3))
+    deliveries = [NewDelivery(f"d-{name}", "c", "a", "p", None, "text")]
+    ending = an_ending(
+        name,
+        session_key(draw(peers)),
+        grown_from=draw(nodes),
+        nodes=draw(st.sampled_from([(), an_exchange(name, *texts)])),
+        take_head=draw(st.booleans()),
+        state=draw(st.sampled_from(["done", "dead"])),
+        usage=Usage(3, 4, cost_usd=draw(st.none() | st.just(0.25))),
+        deliveries=deliveries if draw(st.booleans()) else (),
+        after_s=draw(seconds),
+    )
+    return lambda stores: stores.inbox.finish(ending)
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> Step:
+    key, label = session_key(draw(peers)), draw(st.none() | st.sampled_from(["x", "r0-1"]))
+    to, expected = NodeId(draw(nodes) or "none"), draw(nodes)
+    at = None if expected is None else NodeId(expected)
+    return lambda stores: stores.transcript.move_head(key, to, expected=at, label=label)
+
+
+@st.composite
+def others(draw: st.DrawFn) -> Step:
+    name = draw(runs)
+    run, delivery = RunId(f"run-{name}"), f"d-{name}"
+    note = JournalNote(draw(st.integers(1, 2)), draw(st.sampled_from("rs")), draw(st.text("ab")))
+    at, seq = NOON + timedelta(seconds=draw(seconds)), draw(st.integers(0, 9))
+    states: list[DeliveryState] = ["pending", "sent", "failed", "unknown"]
+    state = draw(st.sampled_from(states))
+    steps: list[Step] = [
+        lambda stores: stores.inbox.begin(run),
+        lambda stores: stores.journal.note(run, note),
+        lambda stores: stores.journal.mark(run, seq),
+        lambda stores: stores.outbox.sending(delivery),
+        lambda stores: stores.outbox.settle(delivery, state, why="w", due_at=at),
+        lambda stores: stores.care.sweep(before=at, limit=2),
+    ]
+    return draw(st.sampled_from(steps))
+
+
+async def told(stores: Stores, step: Step) -> object:
+    try:
+        return await step(stores)
+    except GatewayError as error:
+        return type(error), error.code
+
+
+async def seen(stores: Stores) -> list[object]:
+    """Everything that any port shows."""
+    page = await stores.sessions.list(SessionQuery(limit=9))
+    views: list[object] = [
+        page,
+        await stores.sessions.count(),
+        list(await stores.inbox.unfinished()),
+    ]
+    for record in page.sessions:
+        views.append(await stores.transcript.path(record.key, limit=1))
+        views.append(await stores.transcript.path(record.key, limit=99))
+        for node in await stores.transcript.tree(record.key, limit=99):
+            views.append(replace(node))
+            views.append(await stores.transcript.path(record.key, before=node.id, limit=2))
+            views.append(await stores.transcript.node(record.key, node.id))
+        views.append(await stores.transcript.node(record.key, "x"))
+        views.append(await stores.sessions.find(record.key))
+    for number in range(5):
+        run = RunId(f"run-r{number}")
+        views += [await stores.runs.find(run), list(await stores.journal.notes(run))]
+    views.append(list(await stores.outbox.due(now=NOON + timedelta(seconds=100), limit=9)))
+    views.append(list(await stores.outbox.interrupted()))
+    return views
+
+
+async def compare(steps: list[Step], data_dir: Path) -> None:
+    clock = FakeClock()
+    async with (
+        open_store("memory", data_dir / "m", clock=clock) as memory,
+        open_store("embedded", data_dir / "e", clock=clock) as embedded,
+    ):
+        for step in steps:
+            assert await told(embedded, step) == await told(memory, step)
+        remembered = await seen(memory)
+        assert await seen(embedded) == remembered
+    async with open_store("embedded", data_dir / "e", clock=clock) as again:
+        assert await seen(again) == remembered
+
+
+async def bounded(steps: list[Step], data_dir: Path) -> None:
+    with anyio.fail_after(5):
+        await compare(steps, data_dir)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(accepts() | finishes() | accepts() | finishes() | moves() | others(), max_size=30))
+def test_the_embedded_store_and_the_one_in_memory_answer_alike(steps: list[Step]) -> None:
+    with TemporaryDirectory() as data_dir:
+        anyio.run(bounded, steps, Path(data_dir))

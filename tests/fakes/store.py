@@ -1,0 +1,84 @@
+"""Stores for tests: the shipped one in memory, and values to put into any of them."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
+from gateway.domain.inbox import Ending, EndState, NewDelivery, NewEntry
+from gateway.domain.messages import Message, Node
+from gateway.domain.model import Usage
+from gateway.store.memory import open_memory
+
+__all__ = ["NOON", "an_ending", "an_entry", "an_exchange", "open_memory", "session_key"]
+
+SOME_USAGE = Usage(10, 5)
+NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+
+
+def session_key(peer: str = "main", *, agent: str = "demo", account: str = "local") -> SessionKey:
+    return SessionKey(AgentId(agent), "websocket", account, peer)
+
+
+def an_entry(
+    name: str,
+    key: SessionKey | None = None,
+    *,
+    platform_id: str | None = None,
+    digest: str = "",
+    content: str = "hello",
+    at: datetime = NOON,
+) -> NewEntry:
+    """Run `run-NAME` with message `msg-NAME`."""
+    return NewEntry(
+        MessageId(f"msg-{name}"),
+        RunId(f"run-{name}"),
+        key or session_key(),
+        content,
+        at,
+        platform_id=platform_id,
+        digest=digest,
+    )
+
+
+def an_exchange(name: str, *texts: str) -> tuple[Node, ...]:
+    """Nodes NAME-1, NAME-2 …: a question and its answer, unless told otherwise."""
+    return tuple(
+        Node(
+            NodeId(f"{name}-{number}"),
+            None,
+            RunId(f"run-{name}"),
+            Message("user" if number % 2 else "assistant", text),
+            NOON,
+            3,
+        )
+        for number, text in enumerate(texts or ("question", "answer"), 1)
+    )
+
+
+def an_ending(
+    name: str,
+    key: SessionKey | None = None,
+    *,
+    grown_from: str | None = None,
+    nodes: Sequence[Node] | None = None,
+    take_head: bool = False,
+    state: EndState = "done",
+    usage: Usage = SOME_USAGE,
+    deliveries: Sequence[NewDelivery] = (),
+    after_s: float = 1.0,
+) -> Ending:
+    """How `run-NAME` ends: an exchange that grows from `grown_from`."""
+    return Ending(
+        RunId(f"run-{name}"),
+        key or session_key(),
+        state,
+        "answered",
+        tuple(an_exchange(name) if nodes is None else nodes),
+        None if grown_from is None else NodeId(grown_from),
+        take_head,
+        usage,
+        b'{"type":"done"}\n',
+        '{"turn":1}',
+        NOON + timedelta(seconds=after_s),
+        tuple(deliveries),
+    )

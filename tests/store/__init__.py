@@ -1,0 +1,1 @@
+"""The store: SQLite under faults."""

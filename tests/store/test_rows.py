@@ -1,0 +1,86 @@
+"""Values survive their way into columns and back."""
+
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain.messages import Extras, Message, ToolCall, ToolResult
+from gateway.store.rows import (
+    Stamps,
+    TextRefused,
+    message_texts,
+    pack_message,
+    place_of,
+    require_text,
+    seq_of,
+    to_micros,
+    to_time,
+    unpack_message,
+)
+
+texts = st.text()
+messages = st.builds(
+    Message,
+    role=st.sampled_from(["user", "assistant", "tool"]),
+    text=texts,
+    tool_calls=st.lists(st.builds(ToolCall, texts, texts, texts), max_size=3).map(tuple),
+    result=st.none()
+    | st.builds(ToolResult, texts, texts, texts, st.booleans(), st.floats(0, 1e9, allow_nan=False)),
+    thinking=texts,
+    extras=st.none() | st.builds(Extras, texts, texts),
+    kept=st.just({}),
+)
+
+
+@given(messages)
+def test_a_message_comes_back_equal(message: Message) -> None:
+    assert unpack_message(message.role, message.text, pack_message(message)) == message
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=())), messages)
+def test_a_text_is_refused_exactly_if_it_has_no_utf8_form(text: str, message: Message) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        with pytest.raises(TextRefused, match="it was the answer"):
+            require_text("it was the answer", "fine", None, text)
+    else:
+        require_text("it was the answer", "fine", None, text, *message_texts(message))
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_a_time_comes_back_to_the_microsecond(at: datetime) -> None:
+    assert to_time(to_micros(at)) == at
+
+
+def test_a_time_of_another_zone_is_the_same_moment() -> None:
+    here = datetime(2026, 1, 1, 14, tzinfo=timezone(timedelta(hours=2)))
+
+    assert to_time(to_micros(here)) == datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@given(st.integers(0, 2**31 - 1), st.integers(0, 2**32 - 1))
+def test_a_place_tells_session_and_number_and_fits_a_row_id(session: int, seq: int) -> None:
+    place = place_of(session, seq)
+
+    assert (place >> 32, seq_of(place)) == (session, seq)
+    assert place < 2**63
+
+
+@given(st.lists(st.integers(0, 50)))
+def test_no_two_stamps_are_equal_and_none_is_early(times: list[int]) -> None:
+    stamps = Stamps()
+
+    taken = [stamps.take(time) for time in times]
+
+    assert len(set(taken)) == len(taken)
+    assert all(stamp >= time for stamp, time in zip(taken, times, strict=True))
+
+
+def test_a_clock_that_is_set_back_by_an_hour_is_believed() -> None:
+    hour = 3_600_000_000
+    stamps = Stamps(2 * hour)
+
+    assert [stamps.take(hour), stamps.take(hour)] == [hour, hour + 1]
