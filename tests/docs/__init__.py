@@ -1,0 +1,1 @@
+"""The documentation says what is there, and nothing else."""

@@ -1,0 +1,77 @@
+"""docs/protocol.md names every method, event, reason and scope, and none that is not there."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pydantic_core import from_json, to_json
+
+from gateway.domain import chunks
+from gateway.store.memory import open_memory
+from gateway.web.chat_api import ChatApi
+from gateway.web.methods.chat import ChatMethods
+from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.sessions import SessionMethods
+from gateway.web.rpc import Method
+from tests.fakes.clock import CountingIds
+from tests.fakes.model import ScriptedModel, says
+from tests.sessions.stage import staged
+
+ROOT = Path(__file__).parent.parent.parent
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def rows(section: str) -> dict[str, str]:
+    """First cell to the rest, of the first table after a heading."""
+    text = PROTOCOL.split(f"\n## {section}", 1)[1].split("\n## ", 1)[0]
+    found = re.findall(r"^\| `([^`]+)` \|(.*)$", text, re.MULTILINE)
+    return dict(found)
+
+
+async def methods() -> list[Method]:
+    async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
+        about = About("0", stage.clock.now(), "memory", 1, "none")
+        return [
+            *ChatMethods(stage.front, to_json).all(),
+            *SessionMethods(stage.front).all(),
+            *InsightMethods(stage.front, about, list, from_json).all(),
+        ]
+
+
+async def test_every_method_is_documented_with_every_parameter_and_no_other() -> None:
+    documented = rows("WebSocket")
+    real = {method.name: method for method in await methods()}
+
+    assert set(documented) == {*real, "auth"}
+    for name, method in real.items():
+        missing = [
+            field for field in method.params.model_fields if f"`{field}" not in documented[name]
+        ]
+        assert not missing, f"{name} does not document {missing}"
+
+
+def test_every_event_type_is_documented_and_no_other() -> None:
+    assert set(rows("Events")) == set(get_args(chunks.ChunkType))
+
+
+@pytest.mark.parametrize(
+    ("line", "values"),
+    [
+        ("`done.reason`: ", get_args(chunks.DoneReason)),
+        ("`error.error_type`: ", get_args(chunks.ErrorType)),
+    ],
+)
+def test_every_ending_is_documented_and_no_other(line: str, values: tuple[str, ...]) -> None:
+    text = PROTOCOL.split(line, 1)[1].split(".", 1)[0]
+
+    assert set(re.findall(r"`(\w+)`", text)) == set(values)
+
+
+async def test_every_route_is_documented() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds()).routes()
+
+    for route in routes:
+        path = getattr(route, "path", "")
+        assert f"`POST {path}`" in PROTOCOL
