@@ -1,0 +1,135 @@
+"""What is wrong with a configuration, and how it is shown to the operator."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Literal
+
+from gateway.config.values import Notice
+from gateway.domain.errors import GatewayError
+
+KeyPath = tuple[str | int, ...]
+At = Literal["key", "value", "table"]  # what the caret points at
+
+SYNTAX = "CFG001"
+UNKNOWN_KEY = "CFG002"
+NOT_A_CHOICE = "CFG003"
+MISSING = "CFG004"
+WRONG_TYPE = "CFG005"
+MALFORMED = "CFG006"
+OUT_OF_RANGE = "CFG007"
+DUPLICATE = "CFG008"
+UNKNOWN_NAME = "CFG009"
+UNSET_VARIABLE = "CFG010"
+BAD_SECRET_FILE = "CFG011"
+MISSING_FILE = "CFG012"
+OPEN_DOOR = "CFG013"
+NO_KEY = "CFG014"
+
+SHOWN = 100  # more problems than anyone reads
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A problem that does not know yet where in the file it is."""
+
+    code: str
+    path: KeyPath
+    message: str
+    fix: str
+    at: At = "value"
+    variable: str | None = None  # where the value came from, if not from the file
+
+
+@dataclass(slots=True)
+class Report:
+    """What reading a configuration brings to light."""
+
+    findings: list[Finding] = field(default_factory=list)
+    notices: list[Notice] = field(default_factory=list)
+
+    def wrong(self, code: str, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
+        self.findings.append(Finding(code, path, message, fix, at))
+
+    def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
+        self.notices.append(Notice(code, dotted(path), message, fix))
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem with its place. `line` is 0 where there is no file (then `source` is a variable)."""
+
+    code: str
+    source: str
+    line: int
+    column: int
+    key: str
+    message: str
+    fix: str
+    text: str = ""  # the source line, secrets masked
+    caret: int = 0  # where in `text` the place is
+
+    def render(self) -> str:
+        place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
+        subject = f" {self.key}:" if self.key else ""
+        lines = [f"{place}: error[{self.code}]{subject} {self.message}"]
+        if self.text:
+            lines += [f"{self.line:>5} | {self.text}", f"{'':>5} | {' ' * self.caret}^"]
+        return "\n".join([*lines, f"{'':>5} = fix: {self.fix}"])
+
+
+class ConfigInvalid(GatewayError):
+    """The configuration must not be used; `problems` is never empty."""
+
+    code = "config_error"
+
+    def __init__(self, problems: tuple[Problem, ...], *, left_out: int = 0) -> None:
+        super().__init__(f"{len(problems) + left_out} errors in the configuration")
+        self.problems, self.left_out = problems, left_out
+
+    def render(self) -> str:
+        count = len(self.problems) + self.left_out
+        more = f" ({self.left_out} of them not shown)" if self.left_out else ""
+        end = f"{count} error{'s' if count > 1 else ''}{more}. Nothing was changed."
+        return "\n".join([*(problem.render() for problem in self.problems), end])
+
+
+def dotted(path: KeyPath) -> str:
+    """A path as the operator would write it; odd keys are quoted and long ones cut."""
+    return ".".join(_part(part) for part in path)
+
+
+def _part(part: str | int) -> str:
+    if isinstance(part, int):
+        return str(part)
+    if part and part.isascii() and part.replace("-", "").replace("_", "").isalnum():
+        return part[:60]
+    return quoted(part)
+
+
+def quoted(text: str) -> str:
+    """A value inside a message: short, on one line, without control characters."""
+    cut = text if len(text) <= 60 else f"{text[:57]}..."
+    plain = "".join(char if char.isprintable() and char != '"' else _escape(char) for char in cut)
+    return f'"{plain}"'
+
+
+def _escape(char: str) -> str:
+    if char == '"':
+        return '\\"'
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+
+
+def nearest(word: str, choices: Iterable[str]) -> str | None:
+    """The choice that was probably meant."""
+    by_lower = {choice.lower(): choice for choice in choices}
+    found = get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def choose(word: str, choices: Iterable[str]) -> str:
+    """The fix for a word that is not one of the choices."""
+    names = tuple(choices)
+    near = nearest(word, names)
+    meant = f'did you mean "{near}"? ' if near else ""
+    return f"{meant}choose one of: {', '.join(names)}" if names else f"{meant}none is defined"

@@ -1,0 +1,125 @@
+"""What a configuration is once it is read: frozen values with their defaults."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import Binding
+from gateway.domain.ids import AgentId
+from gateway.domain.providers import ProviderDef, Wire
+from gateway.domain.secrets import Secret
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["auto", "json", "console"]
+StoreUrl = Literal["embedded", "memory"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """Where the gateway listens and what it refuses."""
+
+    bind: str = "127.0.0.1"
+    port: int = 7200
+    data_dir: Path = Path("~/.local/share/exogate")  # always absolute once loaded
+    token: Secret | None = None
+    allowed_origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
+    drain_s: float = 20.0
+    max_connections: int = 12_000
+    max_frame_bytes: int = 1_048_576
+    max_body_bytes: int = 4_194_304
+
+
+@dataclass(frozen=True, slots=True)
+class TokenGrant:
+    """Who may do what; `name` is the principal."""
+
+    name: str
+    token: Secret
+    scopes: tuple[str, ...] = ("chat",)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSettings:
+    url: StoreUrl = "embedded"
+    journal_days: int = 30
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderDefaults:
+    """What a provider has that says nothing else."""
+
+    connect_timeout_s: float = 10.0
+    idle_timeout_s: float = 60.0
+    max_retries: int = 3
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSettings:
+    max_pending: int = 1_000
+    max_pending_total: int = 100_000
+    max_running: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ObservabilitySettings:
+    log_level: LogLevel = "info"
+    log_format: LogFormat = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something an operator should know that is no error."""
+
+    code: str
+    path: str
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """A provider that is known by name. `key_variable` is None where no key is needed."""
+
+    wire: Wire
+    base_url: str
+    key_variable: str | None = None
+    default_model: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What other rooms know and a configuration is checked against."""
+
+    presets: Mapping[str, Preset]  # in order of preference; without `demo`
+    tools: tuple[str, ...]
+    context_window: Callable[[str], int | None]
+    output_limit: Callable[[str], int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the command line says; it wins over file and environment."""
+
+    data_dir: Path | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """Everything that the gateway was told. `origin` is None for a start without a file."""
+
+    gateway: GatewaySettings
+    agents: tuple[AgentDef, ...]
+    default_agent: AgentId | None
+    providers: Mapping[str, ProviderDef]
+    key_origins: Mapping[str, str]  # provider -> where its key comes from, in words
+    origin: Path | None = None
+    tokens: tuple[TokenGrant, ...] = ()
+    bindings: tuple[Binding, ...] = ()
+    store: StoreSettings = field(default_factory=StoreSettings)
+    queue: QueueSettings = field(default_factory=QueueSettings)
+    observability: ObservabilitySettings = field(default_factory=ObservabilitySettings)
+    notices: tuple[Notice, ...] = ()

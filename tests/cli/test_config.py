@@ -1,0 +1,186 @@
+"""`exogate config` as it is typed."""
+
+import json
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gateway.cli.config import config
+from gateway.cli.context import CliContext
+
+UNSET = [
+    "EXOGATE_CONFIG",
+    "EXOGATE_TOKEN",
+    "ANTHROPIC_API_KEY",
+    "OPENAI_API_KEY",
+    "GEMINI_API_KEY",
+    "OPENROUTER_API_KEY",
+    "AGENT_GEMINI_API_KEY",
+    "AGENT_SYSTEM_PROMPT",
+    "AGENT_TEMPERATURE",
+    "AGENT_TOKEN_BUDGET",
+]
+
+
+class Shell:
+    """Runs the verbs with a home and an environment of their own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.file = home / ".config" / "exogate" / "config.toml"
+        self.folder = home / "here"
+        for folder in (self.file.parent, self.folder):
+            folder.mkdir(parents=True)
+
+    def run(self, *arguments: str, as_json: bool = False, **environment: str) -> Result:
+        unset: dict[str, str | None] = dict.fromkeys(UNSET)
+        runner = CliRunner(env={**unset, "HOME": str(self.home), **environment})
+        context = CliContext(json=as_json)
+        with chdir(self.folder):
+            return runner.invoke(config, list(arguments), obj=context)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path)
+
+
+def test_validate_says_that_a_file_is_valid(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\nport = 7300")
+
+    done = shell.run("validate")
+
+    assert (done.exit_code, done.stdout) == (0, "~/.config/exogate/config.toml is valid\n")
+
+
+def test_validate_without_a_file_is_fine(shell: Shell) -> None:
+    done = shell.run("validate")
+
+    assert (done.exit_code, done.stdout) == (0, "there is no config file: the defaults are valid\n")
+
+
+@pytest.mark.requirement("S-003-Config-08")
+def test_validate_prints_every_error_and_ends_with_78(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\nprot = 1\nport = 'x'")
+
+    done = shell.run("validate")
+
+    assert done.exit_code == 78
+    assert "~/.config/exogate/config.toml:2:1: error[CFG002] gateway.prot" in done.stdout
+    assert "~/.config/exogate/config.toml:3:8: error[CFG005] gateway.port" in done.stdout
+    assert done.stdout.endswith("2 errors. Nothing was changed.\n")
+
+
+def test_validate_as_json(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\nprot = 1")
+
+    done = shell.run("validate", as_json=True)
+
+    said = json.loads(done.stdout)
+    assert (done.exit_code, said["ok"]) == (78, False)
+    assert said["problems"] == [
+        {
+            "code": "CFG002",
+            "source": "~/.config/exogate/config.toml",
+            "line": 2,
+            "column": 1,
+            "key": "gateway.prot",
+            "message": 'unknown key "prot"',
+            "fix": 'did you mean "port"?',
+        }
+    ]
+
+
+def test_validate_tells_notices_on_stderr(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\ntoken = 'hunter2-hunter2'")
+
+    done = shell.run("validate")
+
+    assert done.exit_code == 0
+    assert "gateway.token" in done.stderr
+    assert "hunter2" not in done.output
+
+
+def test_show_has_values_origins_and_no_secret(shell: Shell) -> None:
+    shell.file.write_text("[gateway]\nport = 7300\ntoken = 'hunter2-hunter2'")
+
+    done = shell.run("show")
+
+    assert done.exit_code == 0
+    assert "gateway.port = 7300  # ~/.config/exogate/config.toml:2\n" in done.stdout
+    assert 'gateway.token = "***"  # ~/.config/exogate/config.toml:3\n' in done.stdout
+    assert "gateway.drain_s = 20.0  # default\n" in done.stdout
+    assert "hunter2" not in done.output
+
+
+def test_show_as_json_has_every_value(shell: Shell) -> None:
+    done = shell.run("show", as_json=True, OPENAI_API_KEY="sk-hunter2-hunter2")
+
+    said = json.loads(done.stdout)
+    values = {row["key"]: (row["value"], row["origin"]) for row in said["values"]}
+    assert said["file"] is None
+    assert values["gateway.token"] == (None, "default")
+    assert values["agent.provider"] == ("openai", "environment OPENAI_API_KEY")
+    assert values["providers.openai.api_key"] == ("***", "environment OPENAI_API_KEY")
+    assert "hunter2" not in done.output
+
+
+def test_show_of_an_invalid_file_prints_no_value(shell: Shell) -> None:
+    shell.file.write_text("prot = 1")
+
+    done = shell.run("show")
+
+    assert (done.exit_code, done.stdout) == (78, "")
+    assert "CFG002" in done.stderr
+
+
+def test_get_prints_one_value_plainly(shell: Shell) -> None:
+    assert shell.run("get", "gateway.bind").stdout == "127.0.0.1\n"
+    assert shell.run("get", "gateway.port").stdout == "7200\n"
+    assert shell.run("get", "agent.tools").stdout == '["clock"]\n'
+    assert shell.run("get", "gateway.token").stdout == "\n"
+    assert json.loads(shell.run("get", "gateway.port", as_json=True).stdout) == {
+        "key": "gateway.port",
+        "value": 7200,
+        "origin": "default",
+    }
+
+
+def test_get_prints_all_below_a_key(shell: Shell) -> None:
+    done = shell.run("get", "store")
+
+    assert done.stdout == 'store.url = "embedded"  # default\nstore.journal_days = 30  # default\n'
+    assert len(json.loads(shell.run("get", "store", as_json=True).stdout)) == 2
+
+
+def test_get_of_an_unknown_key_suggests_one(shell: Shell) -> None:
+    done = shell.run("get", "gateway.prot")
+
+    assert done.exit_code == 1
+    assert "did you mean gateway.port?" in done.stderr
+
+
+def test_schema_prints_json_schema(shell: Shell) -> None:
+    done = shell.run("schema")
+
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["$schema"].endswith("2020-12/schema")
+
+
+def test_path_prints_the_file_that_counts(shell: Shell) -> None:
+    assert shell.run("path").exit_code == 1
+    shell.file.write_text("")
+
+    assert shell.run("path").stdout == f"{shell.file}\n"
+    assert json.loads(shell.run("path", as_json=True).stdout) == {"path": str(shell.file)}
+    assert shell.run("path", EXOGATE_CONFIG="/other.toml").stdout == "/other.toml\n"
+
+
+@pytest.mark.parametrize("verb", ["validate", "show", "get", "schema", "path"])
+def test_every_verb_explains_itself(shell: Shell, verb: str) -> None:
+    done = shell.run(verb, "--help")
+
+    assert done.exit_code == 0
+    assert "Usage:" in done.stdout

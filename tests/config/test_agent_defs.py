@@ -1,0 +1,212 @@
+"""Agents with everything merged that they stand on."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.config.arena import Arena
+
+BOUNDS = {
+    "max_iterations": (15, 1, 50),
+    "token_budget": (50_000, 1_000, 200_000),
+    "timeout_seconds": (120, 10, 600),
+    "max_tool_calls_per_turn": (5, 1, 20),
+    "max_parallel_tools": (3, 1, 10),
+}
+
+
+@pytest.mark.requirement(
+    "S-001-Config-01",
+    "S-001-Config-03",
+    "S-001-Config-05",
+    "S-001-Config-06",
+    "S-001-Config-07",
+)
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("section", ["limits", "agent.limits"])
+def test_a_limit_has_its_default_and_both_bounds(arena: Arena, name: str, section: str) -> None:
+    default, least, most = BOUNDS[name]
+
+    def loaded(value: int) -> int:
+        agent = arena.load(f"[{section}]\n{name} = {value}").agents[0]
+        return int(getattr(agent.limits, name))
+
+    assert getattr(arena.load("[agent]").agents[0].limits, name) == default
+    assert (loaded(least), loaded(most)) == (least, most)
+    for outside in (least - 1, most + 1):
+        (problem,) = arena.problems(f"[{section}]\n{name} = {outside}")
+        assert (problem.code, problem.key) == ("CFG007", f"{section}.{name}")
+
+
+def test_an_agents_limits_go_before_everyones(arena: Arena) -> None:
+    agent = arena.load(
+        "[limits]\nmax_iterations = 9\ntool_timeout_s = 5\n[agent.limits]\nmax_iterations = 15"
+    ).agents[0]
+
+    assert (agent.limits.max_iterations, agent.limits.tool_timeout_s) == (15, 5.0)
+
+
+def test_an_agents_context_goes_before_everyones(arena: Arena) -> None:
+    agent = arena.load(
+        "[context]\ntoken_budget = 5000\nrecent_turns = 3\n[agent.context]\nrecent_turns = 4"
+    ).agents[0]
+
+    assert (agent.context.token_budget, agent.context.recent_turns) == (5_000, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "window", "budget"),
+    [
+        ("model = 'claude-test'\ncontext.token_budget = 'auto'", 200_000, 160_000),
+        ("model = 'unheard-of'\ncontext.token_budget = 'auto'", 128_000, 102_400),
+        ("context_window = 10000\ncontext.token_budget = 'auto'", 10_000, 8_000),
+        ("model = 'claude-test'\ncontext.token_budget = 128000", 200_000, 128_000),
+        ("model = 'small'", 8_000, 6_400),
+        ("model = 'small'\ncontext.token_budget = 16000", 8_000, 6_400),
+    ],
+)
+def test_the_budget_fits_the_models_window(
+    arena: Arena, text: str, window: int, budget: int
+) -> None:
+    agent = arena.load(f"[agent]\nprovider = 'demo'\n{text}").agents[0]
+
+    assert (agent.context_window, agent.context.token_budget) == (window, budget)
+
+
+def test_a_budget_that_the_model_cannot_read_is_noted(arena: Arena) -> None:
+    config = arena.load("[context]\ntoken_budget = 16000\n[agent]\nmodel = 'small'")
+
+    assert [n.code for n in config.notices] == ["context-clamped"]
+
+
+@pytest.mark.requirement("S-003-AgentDef-01", "S-003-AgentDef-13", "S-003-Config-03")
+def test_a_fallback_is_the_same_agent_with_another_model(arena: Arena) -> None:
+    (agent,) = arena.load(
+        "[agent]\nid = 'a-1'\nprovider = 'ollama'\nmodel = 'claude-test'\ntemperature = 1\n"
+        "system_prompt = 'brief'\ntools = ['clock']\ncontext.token_budget = 'auto'\n"
+        "[agent.fallback]\nprovider = 'demo'\nmax_tokens = 100\n"
+        "[agent.fallback.fallback]\nprovider = 'ollama'\nmodel = 'small'\nthinking = true"
+    ).agents
+
+    first, second = agent.fallback, agent.fallback and agent.fallback.fallback
+    assert first is not None
+    assert second is not None
+    assert [a.id for a in (agent, first, second)] == ["a-1"] * 3
+    assert [a.model for a in (agent, first, second)] == ["claude-test", "demo", "small"]
+    assert [a.max_tokens for a in (agent, first, second)] == [4_096, 100, 4_096]
+    assert [a.temperature for a in (agent, first, second)] == [1.0, None, None]
+    assert [a.thinking for a in (agent, first, second)] == [False, False, True]
+    assert {(a.system_prompt, a.tools) for a in (agent, first, second)} == {("brief", ("clock",))}
+    assert [a.context.token_budget for a in (agent, first, second)] == [160_000, 102_400, 6_400]
+    assert second.fallback is None
+
+
+@pytest.mark.requirement("S-003-AgentDef-12")
+def test_a_chain_of_fallbacks_has_an_end(arena: Arena) -> None:
+    chain = "".join(f"[agent{'.fallback' * depth}]\nprovider = 'demo'\n" for depth in range(7))
+
+    (problem,) = arena.problems(chain)
+
+    assert (problem.code, problem.line) == ("CFG007", 13)
+
+
+def test_an_endless_chain_of_fallbacks_is_an_error_and_no_crash(arena: Arena) -> None:
+    text = f"[agent{'.fallback' * 5_000}]\nprovider = 'demo'"
+
+    assert arena.problems(text)
+
+
+@pytest.mark.requirement("S-003-AgentDef-03")
+@pytest.mark.parametrize("name", ["", "a b", "a_b", "a/b", "ä", "a" * 65, "a\\n"])
+def test_an_agents_id_is_letters_digits_and_hyphens(arena: Arena, name: str) -> None:
+    (problem,) = arena.problems(f'[agent]\nid = "{name}"')
+
+    assert (problem.code, problem.key) == ("CFG006", "agent.id")
+
+
+@pytest.mark.requirement("S-003-AgentDef-04")
+def test_an_unknown_provider_is_refused_with_those_that_there_are(arena: Arena) -> None:
+    (problem,) = arena.problems("[agent]\nprovider = 'antropic'\n[providers.ollama]")
+
+    assert problem.fix == (
+        'did you mean "anthropic"? '
+        "choose one of: anthropic, openai, gemini, openrouter, ollama, demo"
+    )
+
+
+@pytest.mark.requirement("S-003-AgentDef-07")
+def test_an_unknown_tool_names_agent_and_tool(arena: Arena) -> None:
+    (problem,) = arena.problems("[agent]\nid = 'luna'\ntools = ['clokc']")
+
+    assert '"luna"' in problem.message
+    assert '"clokc"' in problem.message
+    assert '"clock"' in problem.fix
+
+
+@pytest.mark.requirement("S-003-AgentDef-02", "S-003-AgentDef-06")
+@pytest.mark.parametrize(("tokens", "is_right"), [(0, 0), (-1, 0), (1, 1), (8_192, 1), (8_193, 0)])
+def test_max_tokens_is_what_the_model_can_give(arena: Arena, tokens: int, is_right: int) -> None:
+    text = f"[agent]\nmodel = 'claude-test'\nmax_tokens = {tokens}"
+
+    if is_right:
+        assert arena.load(text).agents[0].max_tokens == tokens
+    else:
+        assert [p.key for p in arena.problems(text)] == ["agent.max_tokens"]
+
+
+def test_a_model_that_nobody_knows_may_give_anything(arena: Arena) -> None:
+    text = "[agent]\nmodel = 'unheard-of'\nmax_tokens = 1000000"
+
+    assert arena.load(text).agents[0].max_tokens == 1_000_000
+
+
+def test_a_provider_without_a_usual_model_needs_one(arena: Arena) -> None:
+    (problem,) = arena.problems("[agent]\nprovider = 'ollama'")
+
+    assert (problem.code, problem.key) == ("CFG004", "agent.model")
+
+
+def test_an_agent_without_a_provider_takes_the_one_at_hand(arena: Arena) -> None:
+    arena = replace(arena, environment={"OPENAI_API_KEY": "k"})
+
+    agent = arena.load("[agent]\nsystem_prompt = 'brief'").agents[0]
+
+    assert (agent.id, agent.provider, agent.model) == ("main", "openai", "gpt-test")
+
+
+@pytest.mark.requirement("S-003-Binding-08", "S-003-Config-05")
+def test_bindings_lead_to_agents(arena: Arena) -> None:
+    config = arena.load(
+        "[[agents]]\nid = 'helper'\n"
+        "[[bindings]]\nagent_id = 'helper'\nchannel = 'c'\naccount_id = 'a'\n"
+        "peer_id = 'p'\nguild_id = 'g'\nteam_id = 't'"
+    )
+
+    (binding,) = config.bindings
+    assert binding.agent_id == "helper"
+    assert (binding.channel, binding.account_id, binding.peer_id) == ("c", "a", "p")
+    assert (binding.guild_id, binding.team_id) == ("g", "t")
+
+
+@pytest.mark.requirement("S-003-Binding-08")
+def test_a_binding_to_nobody_is_refused(arena: Arena) -> None:
+    (problem,) = arena.problems(
+        "[[agents]]\nid = 'personal'\n[[bindings]]\nagent_id = 'persnal'\nchannel = 'x'"
+    )
+
+    assert (problem.code, problem.line) == ("CFG009", 4)
+    assert '"personal"' in problem.fix
+
+
+@pytest.mark.requirement("S-003-Binding-09")
+def test_a_binding_without_any_field_is_refused_with_its_index(arena: Arena) -> None:
+    (problem,) = arena.problems("[agent]\nid = 'a'\n[[bindings]]\nagent_id = 'a'")
+
+    assert (problem.code, problem.key, problem.line) == ("CFG004", "bindings.0", 3)
+    assert "binding 0" in problem.message
+
+
+def test_a_number_for_an_id_is_refused_with_its_string(arena: Arena) -> None:
+    (problem,) = arena.problems("[[bindings]]\nagent_id = 'demo'\npeer_id = 5512")
+
+    assert problem.fix == 'put it into quotes: "5512"'

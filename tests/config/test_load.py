@@ -1,0 +1,236 @@
+"""From a path, or none, to the one frozen configuration."""
+
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+from pathlib import Path
+
+import pytest
+
+from gateway.config.load import find_file
+from gateway.config.reading import read
+from gateway.config.values import Overrides
+from tests.config.arena import KNOWN, Arena
+
+
+@pytest.mark.requirement("S-003-Config-07")
+def test_without_a_file_the_demo_answers_on_loopback(arena: Arena) -> None:
+    config = arena.load()
+
+    (agent,) = config.agents
+    assert (agent.id, agent.provider, agent.model, agent.tools) == (
+        "demo",
+        "demo",
+        "demo",
+        ("clock",),
+    )
+    assert (config.default_agent, config.gateway.bind, config.gateway.port) == (
+        "demo",
+        "127.0.0.1",
+        7200,
+    )
+    assert config.gateway.data_dir == arena.home / ".local/share/exogate"
+    assert config.origin is None
+    assert config.notices == ()
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"OPENAI_API_KEY": "sk-1"}, {"EXOGATE_TOKEN": "tttt"}, {"AGENT_GEMINI_API_KEY": "g"}],
+)
+@pytest.mark.parametrize("overrides", [Overrides(), Overrides(Path("/d"), 0)])
+def test_the_fast_way_and_the_thorough_way_agree(
+    arena: Arena, environment: dict[str, str], overrides: Overrides
+) -> None:
+    arena = replace(arena, environment=environment, overrides=overrides)
+
+    thorough = read(
+        None,
+        environment=environment,
+        home=arena.home,
+        cwd=arena.cwd,
+        known=KNOWN,
+        overrides=overrides,
+    )
+
+    assert arena.load() == thorough.config
+
+
+def test_an_empty_file_is_as_good_as_none(arena: Arena) -> None:
+    without = arena.load()
+
+    assert replace(arena.load(""), origin=None) == without
+
+
+def test_a_file_that_names_no_agent_keeps_the_usual_one(arena: Arena) -> None:
+    config = arena.load("[gateway]\nport = 7300")
+
+    assert (config.gateway.port, config.default_agent) == (7300, "demo")
+    assert config.agents[0].tools == ("clock",)
+    assert config.origin == arena.cwd / "config.toml"
+
+
+def test_agents_without_a_default_leave_no_default(arena: Arena) -> None:
+    config = arena.load("[[agents]]\nid = 'helper'\nprovider = 'demo'")
+
+    assert config.default_agent is None
+    assert [agent.id for agent in config.agents] == ["helper"]
+
+
+@pytest.mark.requirement("S-003-AgentDef-05")
+def test_a_key_in_the_environment_is_enough(arena: Arena) -> None:
+    config = replace(arena, environment={"OPENAI_API_KEY": "sk-value"}).load()
+
+    (agent,) = config.agents
+    assert (agent.id, agent.provider, agent.model) == ("main", "openai", "gpt-test")
+    key = config.providers["openai"].api_key
+    assert key is not None
+    assert key.reveal() == "sk-value"
+    assert config.key_origins == {"openai": "OPENAI_API_KEY"}
+
+
+def test_of_several_keys_the_first_is_taken_and_said(arena: Arena) -> None:
+    environment = {"OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a"}
+
+    config = replace(arena, environment=environment).load()
+
+    assert config.agents[0].provider == "anthropic"
+    assert [(n.code, "OPENAI_API_KEY" in n.message) for n in config.notices] == [
+        ("several-keys", True)
+    ]
+
+
+def test_the_file_is_found_in_the_promised_order(arena: Arena) -> None:
+    at_home = arena.home / ".config/exogate/config.toml"
+    at_home.parent.mkdir(parents=True)
+
+    def found(path: Path | None = None, environment: dict[str, str] | None = None) -> Path | None:
+        return find_file(path, environment=environment or {}, home=arena.home, cwd=arena.cwd)
+
+    assert found() is None
+    at_home.write_text("")
+    assert found() == at_home
+    here = arena.write("")
+    assert found() == here
+    assert found(None, {"EXOGATE_CONFIG": "other.toml"}) == arena.cwd / "other.toml"
+    assert found(Path("/named.toml"), {"EXOGATE_CONFIG": "other.toml"}) == Path("/named.toml")
+
+
+def test_a_named_file_must_exist(arena: Arena) -> None:
+    (problem,) = replace(arena, environment={"EXOGATE_CONFIG": "no.toml"}).problems()
+
+    assert (problem.code, problem.source) == ("CFG012", "no.toml")
+
+
+@pytest.mark.requirement("S-004-Cfg-09")
+def test_variables_stand_for_keys_of_the_default_agent(arena: Arena) -> None:
+    environment = {
+        "AGENT_SYSTEM_PROMPT": "be brief",
+        "AGENT_TEMPERATURE": "0.7",
+        "AGENT_TOKEN_BUDGET": "auto",
+    }
+
+    config = replace(arena, environment=environment).load("[agent]\ntemperature = 1.5")
+
+    (agent,) = config.agents
+    assert (agent.system_prompt, agent.temperature) == ("be brief", 0.7)
+    assert agent.context.token_budget == 102_400
+
+
+@pytest.mark.requirement("S-004-Cfg-06")
+@pytest.mark.parametrize(("text", "is_right"), [("0", 1), ("2.0", 1), ("-0.1", 0), ("2.1", 0)])
+def test_the_temperature_of_the_environment_has_its_bounds(
+    arena: Arena, text: str, is_right: int
+) -> None:
+    arena = replace(arena, environment={"AGENT_TEMPERATURE": text})
+
+    if is_right:
+        assert arena.load().agents[0].temperature == float(text)
+    else:
+        (problem,) = arena.problems("[gateway]\nport = 1")
+        assert (problem.code, problem.source, problem.line) == ("CFG007", "AGENT_TEMPERATURE", 0)
+        assert problem.render().startswith("AGENT_TEMPERATURE: error[CFG007] agent.temperature: ")
+
+
+@pytest.mark.parametrize("text", ["nan", "warm", "1_0x"])
+def test_a_variable_of_the_wrong_type_is_named(arena: Arena, text: str) -> None:
+    arena = replace(arena, environment={"AGENT_TEMPERATURE": text})
+
+    assert [p.source for p in arena.problems()] == ["AGENT_TEMPERATURE"]
+
+
+def test_a_variable_without_a_default_agent_is_noted(arena: Arena) -> None:
+    arena = replace(arena, environment={"AGENT_TEMPERATURE": "1"})
+
+    config = arena.load("[[agents]]\nid = 'a'")
+
+    assert [n.code for n in config.notices] == ["unused-variable"]
+
+
+def test_the_command_line_wins(arena: Arena) -> None:
+    arena = replace(arena, overrides=Overrides(Path("/data"), 0))
+
+    config = arena.load("[gateway]\nport = 7300\ndata_dir = 'x'")
+
+    assert (config.gateway.port, config.gateway.data_dir) == (0, Path("/data"))
+
+
+def test_an_impossible_port_of_the_command_line_is_refused(arena: Arena) -> None:
+    arena = replace(arena, overrides=Overrides(port=70_000))
+
+    assert [p.source for p in arena.problems()] == ["--port"]
+
+
+def test_relative_paths_start_at_the_files_folder(arena: Arena) -> None:
+    path = arena.write("[gateway]\ndata_dir = 'data'\n[agent]\nsoul_path = 'me.md'", "sub/c.toml")
+    path.with_name("me.md").write_text("# Me")
+
+    config = replace(arena, environment={"EXOGATE_CONFIG": "sub/c.toml"}).load()
+
+    assert config.gateway.data_dir == path.parent / "data"
+    assert config.agents[0].soul_path == str(path.parent / "me.md")
+
+
+def test_a_configuration_cannot_be_changed(arena: Arena) -> None:
+    config = arena.load()
+
+    with pytest.raises(FrozenInstanceError):
+        config.default_agent = None  # type: ignore[misc]  # that is the point
+
+
+def test_a_start_without_a_file_imports_nothing_that_only_a_file_needs() -> None:
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from gateway.config.load import load\n"
+        "from gateway.config.values import Known\n"
+        "known = Known({}, (), lambda model: None, lambda model: None)\n"
+        "load(None, environment={}, home=Path('/nowhere'), cwd=Path('/nowhere'), known=known)\n"
+        "print(sorted({'pydantic', 'tree_sitter', 'difflib'} & set(sys.modules) - {'difflib'}))\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_file_without_mistakes_needs_no_positions() -> None:
+    program = (
+        "import sys, tempfile\n"
+        "from pathlib import Path\n"
+        "from gateway.config.load import load\n"
+        "from gateway.config.values import Known\n"
+        "known = Known({}, (), lambda model: None, lambda model: None)\n"
+        "folder = Path(tempfile.mkdtemp())\n"
+        "(folder / 'config.toml').write_text('[gateway]\\nport = 1')\n"
+        "config = load(None, environment={}, home=folder, cwd=folder, known=known)\n"
+        "print(config.gateway.port, 'tree_sitter' in sys.modules)\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
+
+    assert done.stdout.strip() == "1 False"

@@ -1,0 +1,94 @@
+"""Secrets are struck out wherever they turn up."""
+
+import pytest
+
+from gateway.config.masking import is_sensitive, looks_secret
+from gateway.config.problems import KeyPath
+from tests.config.arena import Arena
+
+SECRET = "hunter2-hunter2"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["token", "api_key", "apiKey", "API-KEY", "bot_token", "client_secret", "password", "key"],
+)
+def test_a_name_that_looks_like_a_secret_is_one(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize("name", ["tokens", "max_tokens", "token_budget", "keyboard", "port"])
+def test_a_name_that_only_sounds_so_is_none(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        (("providers", "x", "headers", "X-Team"), True),
+        (("gateway", "token"), True),
+        (("gateway", "token", "nested"), True),
+        (("tokens", 0, "name"), False),
+    ],
+)
+def test_a_path_is_as_sensitive_as_its_parts(path: KeyPath, expected: bool) -> None:
+    assert is_sensitive(path) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (f"gateway.token = ['{SECRET}']", "gateway.token = ***"),
+        (f"gateway = {{ token = '{SECRET}', prot = 1 }}", "gateway = { token = ***, prot = 1 }"),
+        (f"gateway = {{ prot = 1, token = '{SECRET}' }}", "gateway = { prot = 1, token = *** }"),
+        (f"[gateway]\ntokn = '{SECRET}'", "tokn = ***"),
+        (f"[gateway]\nprot = {{ a = '{SECRET}' }}", "prot = ***"),
+        (f"[gateway]\npassword = '{SECRET}' # was {SECRET}", "password = *** ***"),
+        (f"gateway.prot = 7 # not '{SECRET[:4]}'", f"gateway.prot = 7 # not '{SECRET[:4]}'"),
+        (
+            f"[providers.openai]\nheaders = {{ 'a b' = '{SECRET}' }}",
+            "headers = ***",
+        ),
+        (
+            f'[providers.openai.headers]\n"a b" = "{SECRET}"',
+            '"a b" = ***',
+        ),
+        (
+            f"[gateway]\nbind = '{SECRET} '\n[providers.openai]\napi_key = '{SECRET}'",
+            "bind = '*** '",
+        ),
+        ("[agent]\nprovider = 'sk-ant-0123456789'", "provider = '***'"),
+        ("gateway.token = '${env:NOPE}'", "gateway.token = '${env:NOPE}'"),
+    ],
+)
+def test_a_line_is_shown_without_its_secret(arena: Arena, text: str, line: str) -> None:
+    refusal = arena.refusal(text)
+
+    assert refusal.problems[0].text == line
+    assert SECRET not in refusal.render()
+    assert "0123456789" not in refusal.render()
+
+
+def test_the_caret_stays_with_its_place_behind_a_mask(arena: Arena) -> None:
+    (problem,) = arena.problems(f"gateway = {{ token = '{SECRET}', prot = 1 }}")
+
+    assert problem.column == 40
+    assert problem.text[problem.caret :] == "prot = 1 }"
+
+
+def test_nothing_that_is_loaded_shows_a_secret(arena: Arena) -> None:
+    config = arena.load(
+        f"[gateway]\ntoken = '{SECRET}'\n[[tokens]]\nname = 'a'\ntoken = '{SECRET}-2'\n"
+        f"[agent]\nprovider = 'mine'\nmodel = 'm'\n[providers.mine]\nwire = 'openai'\n"
+        f"base_url = 'https://a.example'\napi_key = '{SECRET}-3'\n"
+        f"headers = {{ Authorization = '{SECRET}-4' }}"
+    )
+
+    assert SECRET not in repr(config)
+    assert SECRET not in str(config.notices)
+
+
+def test_a_comment_beside_a_secret_is_not_shown(arena: Arena) -> None:
+    refusal = arena.refusal("[gateway]\ntoken = '${env:NOPE}' # was correct-horse")
+
+    assert refusal.problems[0].text == "token = '${env:NOPE}' ***"

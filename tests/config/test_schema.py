@@ -1,0 +1,187 @@
+"""Schema, example and documentation say the same."""
+
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import jsonschema_rs
+import pytest
+from pydantic_core import PydanticUndefined
+
+from gateway.config.json_schema import DIALECT, json_schema
+from gateway.config.keys import every_key, keys_at, model_at, sections_with
+from tests.config.arena import Arena
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = (ROOT / "config.example.toml").read_text()
+WHOLE_EXAMPLE = re.sub(r"^#(?=[a-z\[])", "", EXAMPLE, flags=re.MULTILINE)
+DOCUMENTATION = (ROOT / "docs" / "configuration.md").read_text()
+
+# Said once: [[agents]] has the keys of [agent], and an agent's limits and context those of all.
+SAID_ELSEWHERE = ("agents[].", "agent.limits.", "agent.context.")
+EVERY_KEY = {path: default for path, default, _ in every_key()}
+
+
+def flattened(document: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in document.items():
+        path = f"{above}{key}"
+        named = {"providers.example": "providers.NAME", "providers.NAME.headers.X-Team": None}
+        if path in named:
+            path = named[path] or path
+        if path == "providers.NAME.headers":
+            yield path, value
+        elif isinstance(value, dict):
+            yield from flattened(value, f"{path}.")
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            for item in value:
+                yield from flattened(item, f"{path}[].")
+        else:
+            yield path, value
+
+
+def test_the_example_has_every_key_and_no_other() -> None:
+    found = {path for path, _ in flattened(tomllib.loads(WHOLE_EXAMPLE))}
+
+    wanted = {path for path in EVERY_KEY if not path.startswith("agents[].")}
+    assert {path for path in found if not path.startswith("agents[].")} == wanted
+    assert {path for path in found if path.startswith("agents[].")} <= set(EVERY_KEY)
+
+
+def test_what_the_example_sets_is_the_default() -> None:
+    for path, value in flattened(tomllib.loads(EXAMPLE)):
+        assert (path, value) == (path, EVERY_KEY[path])
+
+
+def test_the_example_changes_nothing(arena: Arena) -> None:
+    config = arena.load(EXAMPLE)
+
+    usual = arena.load("[agent]")
+    assert config == usual
+    assert config.notices == ()
+
+
+def test_the_whole_example_is_valid(arena: Arena) -> None:
+    arena.secret("gateway_token", "one-token")
+    arena.secret("phone_token", "another-token")
+    arena.write("# Me", "souls/main.md")
+    arena = replace(
+        arena,
+        environment={"EXAMPLE_API_KEY": "k", "OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a"},
+    )
+
+    config = arena.load(WHOLE_EXAMPLE)
+
+    assert [agent.id for agent in config.agents] == ["main", "helper"]
+    assert config.agents[0].fallback is not None
+    assert [grant.name for grant in config.tokens] == ["phone"]
+    assert len(config.bindings) == 1
+    assert config.notices == ()
+
+
+def test_the_documentation_has_every_key_with_its_default_and_no_other() -> None:
+    rows = dict(re.findall(r"^\| `([a-zA-Z_.\[\]]+)` \|(.*?)\|", DOCUMENTATION, re.MULTILINE))
+    documented = {path: said for path, said in rows.items() if "." in path or path in EVERY_KEY}
+
+    wanted = {path for path in EVERY_KEY if not path.startswith(SAID_ELSEWHERE)}
+    assert set(documented) == wanted
+    for path, cell in documented.items():
+        default, said = EVERY_KEY[path], cell.strip()
+        if default is PydanticUndefined:
+            assert said == "needed", path
+        elif default is not None:
+            assert said == f"`{json.dumps(default)}`", path
+        else:
+            assert said in {"", "the preset's"}, path
+
+
+def test_the_documentation_has_every_code() -> None:
+    source = (ROOT / "gateway" / "config" / "problems.py").read_text()
+
+    used = set(re.findall(r'"(CFG\d{3})"', source))
+    assert set(re.findall(r"^\| (CFG\d{3}) \|", DOCUMENTATION, re.MULTILINE)) == used
+
+
+def test_every_key_is_described() -> None:
+    assert [
+        path for path, _, description in every_key() if not description.endswith((".", "`"))
+    ] == []
+
+
+def test_the_json_schema_is_one_and_describes_every_key() -> None:
+    schema = json_schema()
+
+    jsonschema_rs.meta.validate(schema)
+    assert schema["$schema"] == DIALECT
+    sections = [schema, *schema["$defs"].values()]
+    for section in sections:
+        for name, key in section["properties"].items():
+            section_of = key.get("$ref", "").rpartition("/")[2]
+            assert key.get("description") or schema["$defs"][section_of]["description"], name
+        assert section["additionalProperties"] is False
+    assert '"null"' not in json.dumps(schema)
+
+
+def test_the_json_schema_accepts_the_whole_example() -> None:
+    check = jsonschema_rs.validator_for(json_schema())
+
+    assert check.is_valid(tomllib.loads(WHOLE_EXAMPLE))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prot = 1",
+        "gateway.port = 70000",
+        "gateway.port = 'x'",
+        "context.token_budget = 'atuo'",
+        "context.token_budget = 3999",
+        "agent.fallback.model = 'x'",
+        "agent.fallback.fallback = 1",
+        "[[agents]]\nmodel = 'x'",
+        "[[agents]]\nid = 'a_b'",
+        "store.url = 'postgres'",
+        "config_version = 2",
+        "[[tokens]]\nname = 'a'",
+    ],
+)
+def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: str) -> None:
+    check = jsonschema_rs.validator_for(json_schema())
+
+    assert not check.is_valid(tomllib.loads(text))
+    assert arena.problems(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[budgets]\ndaily = 1",
+        "[cluster]\nurl = 'amqp://x'",
+        "[[plugins]]\nname = 'x'",
+        "[channels.telegram]",
+        "[mcp.servers.x]",
+        "[[subagents]]",
+        "[delegation]",
+        "[[rules]]",
+        "[[schedules]]",
+        "[limits]\nsoft_warning_percent = 70",
+        "[context]\nfacts = 12",
+        "[queue]\nmode = 'collect'",
+        "[agent]\nsubagents = []",
+        "[agent]\ntree = 'default'",
+        "[store]\nnamespace = 'x'",
+        "[observability]\nmetrics = true",
+    ],
+)
+def test_what_is_not_built_is_not_configurable(arena: Arena, text: str) -> None:
+    assert {problem.code for problem in arena.problems(text)} == {"CFG002"}
+
+
+def test_keys_are_found_at_every_depth() -> None:
+    assert keys_at(("providers", "any"))[0] == "wire"
+    assert "fallback" in keys_at(("agents", 3, "fallback", "fallback"))
+    assert "max_iterations" in keys_at(("agents", 0, "limits"))
+    assert model_at(("nothing", "there")) is None
+    assert sections_with("port") == ("[gateway]",)

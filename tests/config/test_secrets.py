@@ -1,0 +1,110 @@
+"""References lead to secrets, and to nothing that others could read."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gateway.config.problems import BAD_SECRET_FILE, MALFORMED, UNSET_VARIABLE
+from gateway.config.secrets import SecretProblem, SecretSource
+from tests.config.arena import Arena
+
+
+def source(arena: Arena, **environment: str) -> SecretSource:
+    return SecretSource(environment, arena.home)
+
+
+def refusal(arena: Arena, text: str, **environment: str) -> SecretProblem:
+    with pytest.raises(SecretProblem) as caught:
+        source(arena, **environment).resolve(text)
+    return caught.value
+
+
+def test_a_variable_is_followed(arena: Arena) -> None:
+    assert source(arena, NAME="value").resolve("${env:NAME}") == "value"
+
+
+def test_a_reference_may_stand_inside_a_text(arena: Arena) -> None:
+    assert source(arena, NAME="value").resolve("Bearer ${env:NAME}") == "Bearer value"
+
+
+def test_what_a_variable_holds_is_not_followed_again(arena: Arena) -> None:
+    assert source(arena, A="${env:B}", B="b").resolve("${env:A}") == "${env:B}"
+
+
+@pytest.mark.parametrize("environment", [{}, {"NAME": ""}])
+def test_an_unset_or_empty_variable_is_a_problem(arena: Arena, environment: dict[str, str]) -> None:
+    problem = refusal(arena, "${env:NAME}", **environment)
+
+    assert (problem.code, "NAME" in problem.message) == (UNSET_VARIABLE, True)
+
+
+@pytest.mark.parametrize(
+    "text", ["${NAME}", "${env:}", "${env:A B}", "${vault:x}", "x${", "${file:../x}", "${file:.x}"]
+)
+def test_a_broken_reference_is_a_problem(arena: Arena, text: str) -> None:
+    assert refusal(arena, text).code == MALFORMED
+
+
+def test_a_secret_file_is_read_without_its_line_end(arena: Arena) -> None:
+    arena.secret("key", "value\n")
+
+    assert source(arena).resolve("${file:key}") == "value"
+
+
+def test_a_secret_file_may_be_anywhere(arena: Arena) -> None:
+    path = arena.secret("key", "value")
+
+    assert source(arena).resolve(f"${{file:{path}}}") == "value"
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o660, 0o644, 0o601])
+def test_a_file_that_others_may_read_is_refused_with_the_command_that_mends_it(
+    arena: Arena, mode: int
+) -> None:
+    path = arena.secret("key", "value", mode)
+
+    problem = refusal(arena, "${file:key}")
+
+    assert (problem.code, problem.fix) == (BAD_SECRET_FILE, f"chmod 600 {path}")
+    assert "value" not in problem.message
+
+
+def test_a_link_is_refused(arena: Arena) -> None:
+    path = arena.secret("key", "value")
+    path.with_name("link").symlink_to(path)
+
+    assert "is a link" in refusal(arena, "${file:link}").message
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "missing", "empty", "binary", "huge"])
+def test_what_is_no_secret_file_is_refused(arena: Arena, kind: str) -> None:
+    path = arena.secret("key", "")
+    match kind:
+        case "directory":
+            path.unlink()
+            path.mkdir(0o700)
+        case "pipe":
+            path.unlink()
+            os.mkfifo(path, 0o600)
+        case "missing":
+            path.unlink()
+        case "binary":
+            path.write_bytes(b"\xff\xfe")
+        case "huge":
+            path.write_bytes(b"a" * 100_000)
+
+    assert refusal(arena, "${file:key}").code == BAD_SECRET_FILE
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\r\nX: y", "a\x00", "ä"])
+def test_a_secret_that_no_header_can_carry_is_refused(arena: Arena, text: str) -> None:
+    problem = refusal(arena, "${env:NAME}", NAME=text)
+
+    assert problem.code == MALFORMED
+    assert text not in problem.message
+
+
+def test_a_path_with_a_nul_is_no_traceback(arena: Arena) -> None:
+    assert refusal(arena, "${file:/a\x00b}").code == BAD_SECRET_FILE
+    assert not Path("/a").exists()

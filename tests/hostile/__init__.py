@@ -1,0 +1,1 @@
+"""Input that is malformed, oversized, endless or cunning."""

@@ -1,0 +1,1 @@
+"""WebSocket frames and JSON as nobody decent would send them."""

@@ -1,0 +1,1 @@
+"""HTTP as nobody decent would send it."""
