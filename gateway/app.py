@@ -27,8 +27,6 @@ from gateway.host.keyfile import make_key
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
-from gateway.outbound import open_outbound
-from gateway.providers.client import ProviderClient
 from gateway.providers.demo import DemoModel
 from gateway.providers.models import Models
 from gateway.routing import Router
@@ -289,6 +287,13 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
 @asynccontextmanager
 async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
     """The providers that the configuration defines, and the demo model."""
+    if not config.providers:
+        yield Models({"demo": DemoModel()})
+        return
+    # The HTTP client takes as long to import as all the rest: a start without providers does without.
+    from gateway.outbound import open_outbound  # noqa: PLC0415
+    from gateway.providers.client import ProviderClient  # noqa: PLC0415
+
     async with open_outbound() as http:
         providers: dict[str, Model] = {
             name: ProviderClient(definition, http, clock, random.random)

@@ -42,14 +42,12 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message as the store holds it. `seq` is its place in its session; `seq_mark`: no chunk of
-    this run had a higher number before the last crash."""
+    """A message as the store holds it. `seq` is its place in its session."""
 
     new: NewEntry
     seq: int
     state: EntryState
     attempts: int
-    seq_mark: int = 0
 
 
 @dataclass(frozen=True, slots=True)

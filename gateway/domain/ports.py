@@ -110,10 +110,6 @@ class Journal(Protocol):
 
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]: ...
 
-    async def mark(self, run_id: RunId, seq: int) -> None:
-        """No chunk above `seq` will be sent before the next mark (not fsynced)."""
-        ...
-
 
 class Runs(Protocol):
     async def find(self, run_id: RunId) -> RunRecord | None: ...

@@ -24,9 +24,6 @@ class SqliteJournal:
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
         return await self._readers.read(partial(_notes, run_id))
 
-    async def mark(self, run_id: RunId, seq: int) -> None:
-        await self._writer.write(partial(_mark, run_id, seq), durable=False)
-
 
 def _note(run_id: RunId, note: JournalNote, pen: Pen) -> None:
     pen.db.execute(_ADD, (run_id, note.step, note.kind, note.payload))
@@ -37,10 +34,6 @@ def _notes(run_id: RunId, db: sqlite3.Connection) -> Sequence[JournalNote]:
         "SELECT step, kind, payload FROM journal WHERE run_id = ? ORDER BY step, id", (run_id,)
     ).fetchall()
     return [JournalNote(*row) for row in rows]
-
-
-def _mark(run_id: RunId, seq: int, pen: Pen) -> None:
-    pen.db.execute("UPDATE run SET seq_mark = max(seq_mark, ?) WHERE run_id = ?", (seq, run_id))
 
 
 _ADD = """

@@ -178,11 +178,3 @@ class MemoryJournal:
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
         await self._shelf.ready()
         return sorted(self._shelf.journal.get(run_id, ()), key=lambda note: note.step)
-
-    async def mark(self, run_id: RunId, seq: int) -> None:
-        await self._shelf.ready()
-        run = self._shelf.runs.get(run_id)
-        if run is not None:
-            entry = run.record.entry
-            entry = replace(entry, seq_mark=max(entry.seq_mark, seq))
-            run.record = replace(run.record, entry=entry)

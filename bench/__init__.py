@@ -1,0 +1,1 @@
+"""Benchmarks, with their mock model server."""

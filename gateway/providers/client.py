@@ -1,0 +1,181 @@
+"""One provider that is asked over HTTP: encode, send, read, and try again where that is right."""
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import anyio
+
+from gateway.domain.errors import FailureKind, ModelFailed
+from gateway.domain.model import Hear, ModelReply, ModelRequest
+from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed
+from gateway.domain.providers import ProviderDef
+from gateway.providers.assembly import Assembly
+from gateway.providers.failures import Scrub, refused
+from gateway.providers.presets import missing_key
+from gateway.providers.reading import Reading, StreamReader, WholeReader
+from gateway.providers.reply_anthropic import AnthropicReading
+from gateway.providers.reply_openai import OpenAiReading
+from gateway.providers.retries import Retries
+from gateway.providers.wire_anthropic import AnthropicEncoder
+from gateway.providers.wire_openai import OpenAiEncoder
+
+ERROR_BODY_CAP = 64 * 1024
+# After the last event its connection may be used again, if the server ends the answer soon.
+END_WITHIN_S = 0.25
+_LEAST_SECRET = 8  # shorter header values are no secrets, and scrubbing them would mangle texts
+
+
+class Encoder(Protocol):
+    """What one wire knows of its requests."""
+
+    @property
+    def path(self) -> str: ...
+
+    def headers(self, api_key: str | None) -> Mapping[str, str]: ...
+
+    def body(self, request: ModelRequest) -> bytes: ...
+
+    def adapt(self, refusal: str) -> bool:
+        """Whether, after these words, the same request would be encoded in another way."""
+        ...
+
+
+class ProviderClient:
+    """Implements the Model port for one provider."""
+
+    def __init__(
+        self, definition: ProviderDef, http: Http, clock: Clock, random: Callable[[], float]
+    ) -> None:
+        self._definition, self._http, self._clock = definition, http, clock
+        self._retries = Retries(definition.max_retries, clock, random)
+        key = definition.api_key.reveal().strip() if definition.api_key else None
+        self._key_problem = missing_key(definition) or _unsendable(key)
+        self._encoder: Encoder
+        self._new_reading: Callable[[Assembly], Reading]
+        if definition.wire == "openai":
+            self._encoder, self._new_reading = OpenAiEncoder(definition), OpenAiReading
+        else:
+            self._encoder, self._new_reading = AnthropicEncoder(definition), AnthropicReading
+        self._url = definition.base_url.rstrip("/") + self._encoder.path
+        own = {name.lower(): value for name, value in definition.headers.items()}
+        self._headers = {"user-agent": "exogate", **self._encoder.headers(key), **own}
+        secrets = ([key] if key else []) + [v for v in own.values() if len(v) >= _LEAST_SECRET]
+        self._scrub = Scrub(tuple(secrets))
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        if self._key_problem:
+            raise ModelFailed(request.provider, "refused_key", self._key_problem)
+        body = self._encoder.body(request)
+
+        async def attempt(left_s: float) -> ModelReply:
+            nonlocal body
+            try:
+                return await self._attempt(request, body, hear, left_s)
+            except ModelFailed as failed:
+                if failed.kind != "bad_request" or not self._encoder.adapt(failed.detail):
+                    raise
+                body = self._encoder.body(request)
+                return await self._attempt(request, body, hear, left_s)
+
+        return await self._retries.run(attempt, request.deadline_s)
+
+    async def _attempt(
+        self, request: ModelRequest, body: bytes, hear: Hear, left_s: float
+    ) -> ModelReply:
+        assembly = Assembly(request, hear, self._scrub, len(body))
+        try:
+            with anyio.move_on_after(max(0.0, left_s)):
+                return await self._exchange(assembly, body)
+        except HttpFailed as error:
+            raise assembly.failed(_kind(error, "network"), str(error)) from error
+        raise assembly.failed("timeout", f"no complete reply within {request.deadline_s:g} s")
+
+    async def _exchange(self, assembly: Assembly, body: bytes) -> ModelReply:
+        definition = self._definition
+        call = HttpCall(
+            "POST",
+            self._url,
+            self._headers,
+            body,
+            connect_timeout_s=definition.connect_timeout_s,
+            idle_timeout_s=definition.idle_timeout_s,
+        )
+        async with self._http.send(call) as answer:
+            headers = answer.headers
+            if not 200 <= answer.status < 300:
+                said = await _read_upto(answer, ERROR_BODY_CAP)
+                raise refused(
+                    assembly.provider,
+                    answer.status,
+                    headers,
+                    said,
+                    scrub=self._scrub,
+                    now=self._clock.now(),
+                )
+            reading = self._new_reading(assembly)
+            if _is_stream(headers.get("content-type", ""), asked=assembly.request.stream):
+                return await _read_stream(answer, StreamReader(reading, assembly), assembly)
+            return await _read_whole(answer, WholeReader(reading, assembly), assembly)
+
+
+async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assembly) -> ModelReply:
+    while not reader.is_done:
+        try:
+            data = await answer.read_some()
+        except HttpFailed as error:
+            return _broken_off(reader, assembly, error)
+        if not data:
+            return reader.close()
+        reader.feed(data)
+    with anyio.move_on_after(END_WITHIN_S):
+        await _read_upto(answer, ERROR_BODY_CAP)
+    return reader.close()
+
+
+def _broken_off(reader: StreamReader, assembly: Assembly, error: HttpFailed) -> ModelReply:
+    """A reply that had said all before its connection broke is complete; any other is not."""
+    try:
+        return reader.close()
+    except ModelFailed as failed:
+        if failed.kind != "truncated":
+            raise
+        raise assembly.failed(_kind(error, "truncated"), str(error)) from error
+
+
+def _kind(error: HttpFailed, otherwise: FailureKind) -> FailureKind:
+    return "timeout" if error.kind == "timeout" else otherwise
+
+
+async def _read_whole(answer: HttpAnswer, reader: WholeReader, assembly: Assembly) -> ModelReply:
+    try:
+        while data := await answer.read_some():
+            reader.feed(data)
+    except HttpFailed as error:
+        raise assembly.failed(_kind(error, "truncated"), str(error)) from error
+    return reader.close()
+
+
+async def _read_upto(answer: HttpAnswer, cap: int) -> bytes:
+    """What the answer still holds, up to a cap; less if the connection breaks."""
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        while size < cap and (data := await answer.read_some()):
+            pieces.append(data)
+            size += len(data)
+    except HttpFailed:
+        pass  # what was read says enough
+    return b"".join(pieces)[:cap]
+
+
+def _is_stream(content_type: str, *, asked: bool) -> bool:
+    """What the server says it sends counts; some say nothing, or nonsense."""
+    if "event-stream" in content_type:
+        return True
+    return asked and "json" not in content_type
+
+
+def _unsendable(key: str | None) -> str | None:
+    if key is None or (key and key.isascii() and key.isprintable() and " " not in key):
+        return None
+    return "the configured key is empty or holds characters that no key has; set it again"

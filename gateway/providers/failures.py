@@ -1,0 +1,171 @@
+"""What a provider's refusal means: status, code and text become a kind, and a detail to show."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from math import isfinite
+from typing import Any
+
+from pydantic_core import from_json
+
+from gateway.domain.errors import FailureKind, ModelFailed
+
+DETAIL_CAP = 300
+
+_OVERFLOW = re.compile(
+    r"context_length_exceeded|maximum context|context (?:length|window|size)|prompt is too long"
+    r"|input (?:token count|is too long|length).{0,60}(?:exceed|too long)|input is too long"
+    r"|reduce the length|exceeds? the (?:available )?context|model_context_window_exceeded",
+    re.IGNORECASE,
+)
+_SPENT = re.compile(r"insufficient_quota|insufficient credits|billing", re.IGNORECASE)
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+
+_BY_STATUS: dict[int, FailureKind] = {
+    401: "auth",
+    402: "auth",  # the account behind the key cannot pay: trying again cannot help
+    403: "auth",
+    404: "not_found",
+    408: "timeout",
+    409: "overloaded",
+    413: "context_overflow",
+    425: "overloaded",
+    429: "rate",
+    503: "overloaded",
+    529: "overloaded",
+}
+_TELLING = frozenset({401, 403, 404, 408, 429})  # whatever the words may remind of
+# What errors are called when they come inside a stream, where there is no status.
+_BY_NAME: dict[str, FailureKind] = {
+    "overloaded_error": "overloaded",
+    "overloaded": "overloaded",
+    "unavailable": "overloaded",
+    "rate_limit_error": "rate",
+    "rate_limit_exceeded": "rate",
+    "resource_exhausted": "rate",
+    "api_error": "server",
+    "server_error": "server",
+    "internal_server_error": "server",
+    "timeout_error": "timeout",
+    "authentication_error": "auth",
+    "permission_error": "auth",
+    "invalid_api_key": "auth",
+    "not_found_error": "not_found",
+    "model_not_found": "not_found",
+    "invalid_request_error": "bad_request",
+    "invalid_argument": "bad_request",
+    "request_too_large": "context_overflow",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scrub:
+    """Takes secrets out of a text that somebody else wrote, and makes it fit a log line."""
+
+    secrets: tuple[str, ...] = ()
+
+    def __call__(self, text: str) -> str:
+        for secret in self.secrets:
+            text = text.replace(secret, "***")
+        text = _UNPRINTABLE.sub(" ", text).strip()
+        return text if len(text) <= DETAIL_CAP else text[: DETAIL_CAP - 1] + "…"
+
+    def __repr__(self) -> str:
+        return "Scrub(***)"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A provider's own words about what is wrong."""
+
+    message: str
+    names: tuple[str, ...] = ()  # type, code and status as words, in lower case
+    code: int | None = None  # a status, given as a number inside the body
+
+
+def read_refusal(body: object) -> Refusal:
+    """Finds the words in any shape that providers use: object, list of objects, or text."""
+    if isinstance(body, list) and body:
+        body = body[0]
+    if not isinstance(body, Mapping):
+        return Refusal(body if isinstance(body, str) else "")
+    error: Any = body.get("error", body)
+    if not isinstance(error, Mapping):
+        return Refusal(str(error), _words(body.get("type"), body.get("code")))
+    message = error.get("message") or error.get("detail") or body.get("message") or ""
+    code = error.get("code")
+    return Refusal(
+        str(message),
+        _words(error.get("type"), code, error.get("status")),
+        code if type(code) is int else None,
+    )
+
+
+def _words(*values: object) -> tuple[str, ...]:
+    return tuple(value.lower() for value in values if isinstance(value, str))
+
+
+def kind_of(refusal: Refusal, status: int | None) -> FailureKind:
+    """What kind of failure it is; `status` is None for an error inside a stream."""
+    told = " ".join((refusal.message, *refusal.names))
+    status = status or refusal.code
+    if status not in _TELLING and _OVERFLOW.search(told):
+        return "context_overflow"
+    if status == 429 and _SPENT.search(told):
+        return "auth"
+    if status is not None and 300 <= status < 600:
+        return _BY_STATUS.get(status, "server" if status >= 500 else "bad_request")
+    return next((_BY_NAME[name] for name in refusal.names if name in _BY_NAME), "server")
+
+
+def refused(
+    provider: str,
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    scrub: Scrub,
+    now: datetime,
+) -> ModelFailed:
+    """The failure that an answer with an error status stands for."""
+    refusal = read_refusal(_parsed(body))
+    said = scrub(refusal.message)
+    if 300 <= status < 400:
+        said = "it redirects, and redirects are not followed; set its final address as base_url"
+    detail = f"HTTP {status}: {said}" if said else f"HTTP {status} without an explanation"
+    return ModelFailed(
+        provider,
+        kind_of(refusal, status),
+        detail,
+        status=status,
+        retry_after_s=retry_after_s(headers, now),
+    )
+
+
+def _parsed(body: bytes) -> object:
+    try:
+        parsed: object = from_json(body)
+    except ValueError:
+        text = body.decode("utf-8", "replace").strip()
+        return "" if text.startswith("<") else text  # a proxy's page tells an operator nothing
+    return parsed
+
+
+def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
+    """How long the provider asks to wait: milliseconds, seconds or a date; None if it does not."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        try:
+            seconds = float(headers.get(name, "")) * unit
+        except ValueError:
+            continue
+        if isfinite(seconds):
+            return max(0.0, seconds)
+    try:
+        until = parsedate_to_datetime(headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    if until.tzinfo is None:
+        until = until.replace(tzinfo=now.tzinfo)
+    return max(0.0, (until - now).total_seconds())

@@ -1,0 +1,167 @@
+"""Bytes of an answer to a reply, whichever wire: events or one JSON object, read once."""
+
+import json
+from typing import Any, Protocol
+
+from pydantic_core import from_json
+
+from gateway.domain.errors import ModelFailed
+from gateway.domain.model import ModelReply
+from gateway.providers.assembly import Assembly, mended
+from gateway.providers.failures import kind_of, read_refusal
+from gateway.providers.sse import Event, SseDecoder, SseTooLong
+
+WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
+WHOLE_CAP = 16 * 1024 * 1024
+
+
+class Reading(Protocol):
+    """What one wire knows of its answers."""
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing of interest follows, whatever the connection does."""
+        ...
+
+    def take(self, chunk: dict[str, Any]) -> None:
+        """One event's object."""
+        ...
+
+    def take_whole(self, body: dict[str, Any]) -> None:
+        """The object of an answer that is not streamed."""
+        ...
+
+    def reply(self) -> ModelReply:
+        """Raises ModelFailed if the reply is not complete."""
+        ...
+
+
+class StreamReader:
+    """Feeds a wire's reading from network reads of an event stream."""
+
+    __slots__ = ("_assembly", "_ended", "_reading", "_sse")
+
+    def __init__(self, reading: Reading, assembly: Assembly) -> None:
+        self._reading, self._assembly = reading, assembly
+        self._sse = SseDecoder()
+        self._ended = False
+
+    @property
+    def is_done(self) -> bool:
+        return self._ended or self._reading.is_done
+
+    def feed(self, data: bytes) -> None:
+        """One network read: at most one delta of each kind is heard. Raises ModelFailed."""
+        try:
+            events = self._sse.feed(data)
+        except SseTooLong as error:
+            raise self._assembly.failed("protocol", str(error)) from error
+        try:
+            self._take(events)
+        except ModelFailed:
+            # Unheard text stays unheard, so that the call may still be tried again.
+            if self._assembly.started:
+                self._assembly.flush()
+            raise
+        self._assembly.flush()
+
+    def close(self) -> ModelReply:
+        """The bytes have ended. Raises ModelFailed."""
+        # An event that was cut off is none: `reply` finds out whether it was needed.
+        self._take([event for event in self._sse.finish() if _is_json(event.data)])
+        return self._reading.reply()
+
+    def _take(self, events: list[Event]) -> None:
+        take = self._reading.take
+        try:
+            for data, event in events:
+                if self._ended or not data:
+                    continue
+                if data == b"[DONE]":
+                    self._ended = True
+                    continue
+                chunk = _parsed(self._assembly, data)
+                if event == b"error" or type(chunk) is not dict or "error" in chunk:
+                    refuse_error(self._assembly, chunk, is_error=event == b"error")
+                take(chunk)
+        except WRONG_SHAPE as error:
+            raise misshapen(self._assembly, error) from error
+
+
+def _parsed(assembly: Assembly, data: bytes) -> Any:
+    try:
+        return from_json(data)
+    except ValueError as error:
+        if b"\\ud" in data or b"\\uD" in data:
+            return _with_half_characters(assembly, data)
+        raise assembly.failed("protocol", f"malformed JSON in a stream: {error}") from error
+
+
+def _with_half_characters(assembly: Assembly, data: bytes) -> Any:
+    """Some servers cut an escaped pair of surrogates in two: each half becomes a replacement."""
+    try:
+        return mended(json.loads(data))
+    except (ValueError, RecursionError) as error:
+        raise assembly.failed("protocol", f"malformed JSON in a stream: {error}") from error
+
+
+def _is_json(data: bytes) -> bool:
+    if data == b"[DONE]":
+        return True
+    try:
+        from_json(data)
+    except ValueError:
+        return False
+    return True
+
+
+class WholeReader:
+    """Feeds a wire's reading from an answer that is one JSON object."""
+
+    __slots__ = ("_assembly", "_pieces", "_reading", "_size")
+
+    def __init__(self, reading: Reading, assembly: Assembly) -> None:
+        self._reading, self._assembly = reading, assembly
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    @property
+    def is_done(self) -> bool:
+        return False
+
+    def feed(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > WHOLE_CAP:
+            raise self._assembly.failed("protocol", f"the answer is longer than {WHOLE_CAP} bytes")
+        self._pieces.append(data)
+
+    def close(self) -> ModelReply:
+        try:
+            body = from_json(b"".join(self._pieces))
+        except ValueError as error:
+            raise self._assembly.failed("protocol", f"malformed JSON: {error}") from error
+        refuse_error(self._assembly, body, is_error=False)
+        try:
+            self._reading.take_whole(body)
+        except WRONG_SHAPE as error:
+            raise misshapen(self._assembly, error) from error
+        return self._reading.reply()
+
+
+def refuse_error(assembly: Assembly, chunk: Any, *, is_error: bool) -> None:
+    """Raises ModelFailed if this is a provider's error in the clothes of a good answer."""
+    if isinstance(chunk, list) and chunk and isinstance(chunk[0], dict):
+        is_error = is_error or "error" in chunk[0]
+    elif isinstance(chunk, dict):
+        is_error = is_error or bool(chunk.get("error"))
+    if is_error:
+        refusal = read_refusal(chunk)
+        said = refusal.message or "an error without an explanation"
+        raise assembly.failed(kind_of(refusal, None), said)
+
+
+def misshapen(assembly: Assembly, error: Exception) -> ModelFailed:
+    """A value of another type than the wire promises is the provider's fault, never a crash."""
+    return assembly.failed(
+        "protocol", f"an answer has another shape than the wire promises ({error})"
+    )

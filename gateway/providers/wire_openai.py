@@ -1,0 +1,165 @@
+"""The chat completions wire: a request as bytes."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from pydantic_core import from_json
+
+from gateway.domain.messages import Message
+from gateway.domain.model import ModelRequest
+from gateway.domain.providers import ProviderDef
+from gateway.providers.assembly import json_bytes, object_of
+from gateway.providers.presets import Quirks, quirks_of
+
+PATH = "/chat/completions"
+_MOST_HEADS = 64
+_REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")
+
+
+class OpenAiEncoder:
+    """Encodes each message once in its life; a request joins what is kept."""
+
+    path = PATH
+
+    def __init__(self, definition: ProviderDef) -> None:
+        self._name = definition.name
+        self._own_key = f"openai:{definition.name}"
+        self._quirks = quirks_of(definition)
+        self._has_swapped = False
+        self._heads: dict[tuple[object, ...], bytes] = {}
+
+    def headers(self, api_key: str | None) -> Mapping[str, str]:
+        headers = {"content-type": "application/json", "accept": "text/event-stream"}
+        return headers | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+
+    def body(self, request: ModelRequest) -> bytes:
+        messages = b",".join([self._message(message) for message in request.messages])
+        head = self._head(request)
+        if request.system and messages:
+            head += b","
+        return head + messages + b"]}"
+
+    def adapt(self, refusal: str) -> bool:
+        """Whether the server's words tell a quirk that was not known yet; it is kept from now on."""
+        quirks = self._quirks
+        if "stream_options" in refusal and quirks.stream_usage:
+            quirks = replace(quirks, stream_usage=False)
+        elif "max_completion_tokens" in refusal and not self._has_swapped:
+            self._has_swapped = True
+            is_old = quirks.max_tokens_key == "max_tokens"
+            quirks = replace(
+                quirks, max_tokens_key="max_completion_tokens" if is_old else "max_tokens"
+            )
+        else:
+            return False
+        self._quirks = quirks
+        self._heads.clear()
+        return True
+
+    def _head(self, request: ModelRequest) -> bytes:
+        """All that comes before the messages: the same for every call of an agent."""
+        key = (
+            request.model,
+            request.system,
+            request.tools,
+            request.max_tokens,
+            request.temperature,
+            request.thinking,
+            request.stream,
+        )
+        head = self._heads.get(key)
+        if head is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            head = self._heads[key] = self._made_head(request)
+        return head
+
+    def _made_head(self, request: ModelRequest) -> bytes:
+        fields: dict[str, Any] = {
+            "model": request.model,
+            self._quirks.max_tokens_key: request.max_tokens,
+            "stream": request.stream,
+        }
+        if request.stream and self._quirks.stream_usage:
+            fields["stream_options"] = {"include_usage": True}
+        if request.temperature is not None:
+            fields["temperature"] = request.temperature
+        if request.thinking:
+            fields |= _thinking(self._quirks, request.model)
+        if request.tools:
+            fields["tools"] = [
+                {
+                    "type": "function",
+                    "function": {
+                        "name": tool.name,
+                        "description": tool.description,
+                        "parameters": from_json(tool.parameters),
+                    },
+                }
+                for tool in request.tools
+            ]
+        head = json_bytes(fields)[:-1] + b',"messages":['
+        if request.system:
+            head += json_bytes({"role": "system", "content": request.system})
+        return head
+
+    def _message(self, message: Message) -> bytes:
+        own = message.extras is not None and message.extras.provider == self._name
+        key = self._own_key if own else "openai"
+        kept = message.kept.get(key)
+        if kept is None:
+            kept = message.kept[key] = json_bytes(_plain(message, extras_too=own))
+        return kept
+
+
+def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
+    """Asks for thinking only where the server is known to take the field."""
+    if quirks.thinking_by == "reasoning_enabled":
+        return {"reasoning": {"enabled": True}}
+    if quirks.thinking_by == "reasoning_effort" and model.startswith(_REASONING_FAMILIES):
+        return {"reasoning_effort": "medium"}
+    return {}
+
+
+def _plain(message: Message, *, extras_too: bool) -> dict[str, Any]:
+    if message.result is not None:
+        result = message.result
+        return {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+    if message.role == "user":
+        return {"role": "user", "content": message.text}
+    plain: dict[str, Any] = {"role": "assistant", "content": message.text}
+    extras: Mapping[str, Any] = {}
+    if extras_too and message.extras is not None:
+        extras = from_json(message.extras.json)
+    if message.tool_calls:
+        plain["content"] = message.text or None
+        plain["tool_calls"] = _calls(message, extras.get("calls", {}))
+    if details := extras.get("reasoning_details"):
+        plain["reasoning_details"] = details
+    return plain
+
+
+def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+    for call in message.tool_calls:
+        # Servers that render a template parse the arguments: what a model got wrong is wrapped.
+        is_object = isinstance(_parsed(call.arguments), dict)
+        arguments = call.arguments if is_object else json_bytes(object_of(call.arguments)).decode()
+        plain: dict[str, Any] = {
+            "id": call.id,
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments},
+        }
+        if call.id in extras:
+            plain["extra_content"] = extras[call.id]
+        calls.append(plain)
+    return calls
+
+
+def _parsed(text: str) -> object:
+    try:
+        parsed: object = from_json(text)
+    except ValueError:
+        return None
+    return parsed

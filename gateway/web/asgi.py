@@ -1,0 +1,134 @@
+"""The web application: guards and identity in front of the routes, sockets beside them."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import Receive, Scope, Send
+
+from gateway.domain.errors import GatewayError
+from gateway.domain.ports import Clock
+from gateway.web.guards import BodyLimit, Doorway, SecurityHeaders
+from gateway.web.health import Ready, alive, readiness
+from gateway.web.identity import Identities, Principal
+from gateway.web.refusals import MethodNotAllowed, NotHere, Unauthorized
+from gateway.web.responses import INTERNAL, error_response, failure_of
+from gateway.web.rpc import Method, Registry
+from gateway.web.settings import WebSettings
+from gateway.web.socket import Sockets
+from gateway.web.visitors import Reception
+
+log = logging.getLogger(__name__)
+
+READ_METHODS = frozenset({"GET", "HEAD"})
+Raised = Callable[[Request, Exception], Awaitable[Response]]
+
+
+class WebApp:
+    """ASGI for HTTP; `sockets` decides on WebSockets, which never become ASGI events.
+
+    Host and Origin are checked for everything; everything but `/healthz` needs a credential, also
+    what does not exist.
+    """
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        sockets: Sockets,
+        identities: Identities,
+        *,
+        routes: Sequence[BaseRoute],
+        ready: Ready,
+    ) -> None:
+        self.sockets = sockets
+        self._identities, self._ready = identities, ready
+        self._doorway = Doorway(settings)
+        self._reception = Reception(settings.trusted_proxies)
+        starlette = Starlette(routes=list(routes), exception_handlers=_HANDLERS)
+        starlette.router.redirect_slashes = False
+        self._routes = BodyLimit(starlette, settings.max_body_bytes)
+        self._guarded = SecurityHeaders(self._answer)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._guarded(scope, receive, send)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            response = self._enter(scope)
+            if response is None:
+                await self._routes(scope, receive, send)
+                return
+        except GatewayError as error:
+            response = error_response(error)
+        await response(scope, receive, send)
+
+    def _enter(self, scope: Scope) -> Response | None:
+        """What is answered without any route; None once the visitor may go on to them."""
+        visitor = self._reception.visitor(scope["headers"], scope["client"], scope["server"])
+        self._doorway.check(visitor)
+        path, reads = scope["path"], scope["method"] in READ_METHODS
+        if path == "/healthz" and reads:
+            return alive()
+        identity = self._identities.of_visitor(visitor)
+        if identity is None:
+            raise Unauthorized
+        if path == "/readyz" and reads:
+            return readiness(self._ready)
+        scope["state"]["principal"] = identity.principal
+        return None
+
+
+def principal_of(request: Request) -> Principal:
+    """Whose request it is; every route has one."""
+    found: Principal = request.state.principal
+    return found
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    if failure_of(error) is INTERNAL:
+        log.error("a route failed", extra={"path": request.url.path}, exc_info=error)
+    return error_response(error)
+
+
+async def _failed(_request: Request, error: Exception) -> Response:
+    return error_response(error)  # Starlette raises it again, and the server logs it
+
+
+async def _of_starlette(_request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    if status == 405:
+        return error_response(MethodNotAllowed("this address does not know that method"))
+    return error_response(NotHere() if status == 404 else error)
+
+
+async def _gone(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=400)  # nobody is there to read it
+
+
+_HANDLERS: Mapping[Any, Raised] = {
+    GatewayError: _refused,
+    HTTPException: _of_starlette,
+    ClientDisconnect: _gone,
+    Exception: _failed,
+}
+
+
+def build(
+    settings: WebSettings,
+    *,
+    methods: Sequence[Method],
+    ready: Ready,
+    clock: Clock,
+    routes: Sequence[BaseRoute] = (),
+    identities: Identities | None = None,
+) -> WebApp:
+    """The whole front door. `identities` is given by whoever wants to replace tokens later."""
+    known = identities or Identities(settings, clock)
+    sockets = Sockets(settings, Registry(methods), Doorway(settings), known)
+    return WebApp(settings, sockets, known, routes=routes, ready=ready)

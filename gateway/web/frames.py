@@ -1,0 +1,163 @@
+"""A WebSocket on its transport: messages to a listener, messages out, and how it ends."""
+
+import asyncio
+import contextlib
+from functools import partial
+
+from websockets.exceptions import InvalidState
+from websockets.frames import CloseCode
+
+from gateway.web.incoming import Incoming, Listener
+from gateway.web.lobby import Lobby
+from gateway.web.outgoing import Outgoing, text_frame
+from gateway.web.settings import WebSettings
+from gateway.web.timers import Timer
+
+LAGGING = 4408
+
+
+class Wire(asyncio.Protocol):
+    """One WebSocket after its handshake."""
+
+    __slots__ = (
+        "_discarded",
+        "_in",
+        "_linger",
+        "_lobby",
+        "_out",
+        "_pulse",
+        "_settings",
+        "_transport",
+    )
+
+    def __init__(
+        self, transport: asyncio.Transport, settings: WebSettings, lobby: Lobby, max_frame: int
+    ) -> None:
+        self._transport, self._settings, self._lobby = transport, settings, lobby
+        loop = asyncio.get_running_loop()
+        self._in = Incoming(self, settings, max_frame)
+        lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
+        self._out = Outgoing(transport, settings, loop, lag)
+        self._pulse = Pulse(self, self._in, self._out, settings.ping_interval_s)
+        self._linger = Timer(loop, transport.abort)
+        self._discarded = 0
+
+    # what the owner of the socket may do
+
+    def listen(self, listener: Listener) -> None:
+        self._in.listener = listener
+        self._lobby.enter(self)
+
+    def send(self, payload: bytes) -> None:
+        """Sends a text message, never waits, and drops it once the socket is closing."""
+        if not self._in.is_over:
+            self._out.send(text_frame(payload))
+
+    def close(self, code: int, reason: str = "") -> None:
+        """Says goodbye; the peer has `close_linger_s` to say it too."""
+        if self._in.is_over:
+            return
+        with contextlib.suppress(InvalidState):  # the parser has said it already
+            self._in.parser.send_close(code, reason)
+        self._part()
+
+    def allow(self, max_frame: int) -> None:
+        """Another limit from the next message on."""
+        self._in.parser.max_message_size = max_frame
+
+    def hold(self) -> None:
+        """Reads no more until `go_on`."""
+        if not self._in.is_held and not self._in.is_over:
+            self._in.is_held = True
+            if not self._transport.is_closing():
+                self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        if not self._in.is_held:
+            return
+        self._in.is_held = False
+        self._in.read()
+        if not self._in.is_held and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    # what the server may do
+
+    def shutdown(self) -> None:
+        """The gateway restarts."""
+        self.close(CloseCode.SERVICE_RESTART, self._lobby.farewell())
+
+    def cut(self) -> None:
+        self._transport.abort()
+
+    # what the transport says
+
+    def data_received(self, data: bytes) -> None:
+        self._pulse.heard = True
+        if self._in.is_over:
+            self._discarded += len(data)
+            if self._discarded > (self._in.parser.max_message_size or 0):
+                self._transport.abort()
+                return
+        self._in.read(data)
+        if answers := self._in.parser.data_to_send():
+            self._out.send(b"".join(answers))
+
+    def pause_writing(self) -> None:
+        self._out.fill()
+
+    def resume_writing(self) -> None:
+        self._out.drain()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._part()
+        self._linger.stop()
+        self._lobby.leave(self)
+
+    # how it ends
+
+    def parted(self, *, by_peer: bool) -> None:
+        self._part()
+        if by_peer:
+            self._transport.close()
+        elif not self._transport.is_closing():
+            self._transport.write_eof()  # its goodbye could not be read any more
+
+    def _part(self) -> None:
+        """Once: the last words go out, and the listener hears that it is over."""
+        if self._in.is_over:
+            return
+        self._in.is_over = True
+        self._pulse.stop()
+        self._out.end(b"".join(self._in.parser.data_to_send()))
+        self._linger.start(self._settings.close_linger_s)
+        self.go_on()
+        if self._in.listener is not None:
+            self._in.listener.ended()
+
+
+class Pulse:
+    """A peer from which nothing came for a whole interval is pinged, and then given up."""
+
+    __slots__ = ("_in", "_interval_s", "_out", "_pinged", "_timer", "_wire", "heard")
+
+    def __init__(self, wire: Wire, incoming: Incoming, out: Outgoing, interval_s: float) -> None:
+        self._wire, self._in, self._out = wire, incoming, out
+        self._interval_s = interval_s
+        self._pinged = False
+        self.heard = True
+        self._timer = Timer(asyncio.get_running_loop(), self._look)
+        self._timer.start(interval_s)
+
+    def stop(self) -> None:
+        self._timer.stop()
+
+    def _look(self) -> None:
+        if self._pinged and not self.heard:
+            self._wire.close(CloseCode.INTERNAL_ERROR, "no sign of life")
+            return
+        self._pinged = not self.heard
+        if self._pinged:
+            self._in.parser.send_ping(b"exogate")
+            self._out.send(b"".join(self._in.parser.data_to_send()))
+        self.heard = False
+        self._timer.start(self._interval_s)

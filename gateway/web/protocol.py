@@ -1,0 +1,154 @@
+"""HTTP on its transport: who is too slow, too many or too much hears why and is heard no more."""
+
+import asyncio
+from http import HTTPStatus
+
+import httptools
+from uvicorn.config import Config
+
+from gateway.domain.errors import GatewayError
+from gateway.web.frames import Wire
+from gateway.web.guards import SECURITY_HEADERS
+from gateway.web.handshake import Door, Handshake, accept
+from gateway.web.lobby import Lobby
+from gateway.web.parsing import LimitedHttp
+from gateway.web.refusals import Full, HeadTooLarge, InvalidRequest, TooSlow
+from gateway.web.responses import error_body, error_headers, failure_of
+from gateway.web.settings import WebSettings
+from gateway.web.timers import Timer
+
+_LINGER_S = 1.0  # how long a refused peer may take to read why
+
+
+def refusal(error: GatewayError) -> bytes:
+    """A whole HTTP answer that also ends the connection."""
+    body = error_body(error)
+    status = HTTPStatus(failure_of(error).status)
+    headers = [f"{name}: {value}" for name, value in error_headers(error).items()]
+    headers += [f"{name.decode()}: {value.decode()}" for name, value in SECURITY_HEADERS]
+    head = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        "content-type: application/json",
+        f"content-length: {len(body)}",
+        "connection: close",
+        *headers,
+    ]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
+
+
+class GuardedHttp(LimitedHttp):
+    """One HTTP connection, until it ends or becomes a WebSocket."""
+
+    def __init__(self, config: Config, settings: WebSettings, lobby: Lobby, door: Door) -> None:
+        super().__init__(config, settings, lobby)
+        self._lobby, self._door = lobby, door
+        self._is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.patience = Timer(self.loop, self._lose_patience)
+        self._stall = Timer(self.loop, transport.abort)  # an answer that nobody takes
+        self._linger = Timer(self.loop, transport.abort)
+        if self._lobby.is_overrun:
+            transport.abort()
+        elif self._lobby.is_full:
+            self._refuse(Full())
+        else:
+            self.patience.start(self.settings.header_timeout_s)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self.patience, self._stall, self._linger):
+            timer.stop()
+        super().connection_lost(exc)
+        self._lobby.leave(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.feed(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.wants_websocket:
+                self._upgrade(data[int(upgrade.args[0]) :])
+                return
+        except httptools.HttpParserError as error:
+            self._refuse(self.refusal or InvalidRequest(f"not HTTP: {str(error)[:100]}"))
+        self._watch()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall.start(self.settings.write_deadline_s)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall.stop()
+
+    def cut(self) -> None:
+        self.transport.abort()
+
+    def _watch(self) -> None:
+        """Whatever is half here has its time; a connection at rest has the keep-alive time, also
+        if it trickles what is no request."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        if self.is_head_endless:
+            self._refuse(HeadTooLarge())
+        elif self.in_body:
+            self.patience.start(self.settings.body_timeout_s)
+        elif self.in_head or self.cycle is None:
+            self.patience.start(self.settings.header_timeout_s)
+        elif self.cycle.response_complete and self.timeout_keep_alive_task is None:
+            self.patience.start(self.settings.keep_alive_s)
+
+    def _lose_patience(self) -> None:
+        if self.in_head or self.in_body:
+            self._refuse(TooSlow("head" if self.in_head else "body"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: GatewayError) -> None:
+        """Says why, unless an answer is under way, and hears no more."""
+        self._is_refused = True
+        self.patience.stop()
+        self._unset_keepalive_if_required()
+        if self.transport.is_closing():
+            return
+        cycle = self.cycle
+        if self.in_body and (cycle.response_started or self.pipeline):
+            self.transport.close()
+        elif self.in_body or cycle is None or cycle.response_complete:
+            self._say_goodbye(refusal(error))
+        else:
+            cycle.keep_alive = False  # a later request of a pipeline: the earlier is answered
+
+    def _say_goodbye(self, answer: bytes) -> None:
+        """And waits a moment: a peer that is cut off while it sends would never see the answer."""
+        self.transport.write(answer)
+        self.transport.write_eof()
+        self._linger.start(_LINGER_S)
+        if self.in_body:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _upgrade(self, rest: bytes) -> None:
+        target = self.url.partition(b"?")[0].decode("latin-1")
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        try:
+            answer = accept(method, version, self.headers)
+            entrance = self._door.admit(
+                Handshake(target, self.headers, self.client, self.server, answer)
+            )
+        except GatewayError as error:
+            self._refuse(error)
+            return
+        self.patience.stop()
+        self._stall.stop()
+        self.parser = None  # type: ignore[assignment]  # it holds us, and we are done
+        wire = Wire(self.transport, self.settings, self._lobby, entrance.max_frame)
+        self.connections.discard(self)
+        self.transport.write(answer)
+        self.transport.set_protocol(wire)
+        entrance.start(wire)
+        if rest:
+            wire.data_received(rest)

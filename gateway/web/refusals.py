@@ -1,0 +1,138 @@
+"""What the front door itself refuses; each text may be shown to whoever asked."""
+
+from collections.abc import Sequence
+
+from gateway.domain.errors import Busy, GatewayError
+
+
+class Unauthorized(GatewayError):
+    """Missing and wrong credentials read the same."""
+
+    code = "unauthorized"
+
+    def __init__(self) -> None:
+        super().__init__("a valid bearer token is required")
+
+
+class TooManyFailures(GatewayError):
+    code = "too_many_failures"
+    retryable = True
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__("too many failed attempts from your address; try again later")
+        self.retry_after_s = retry_after_s
+
+
+class Forbidden(GatewayError):
+    code = "forbidden"
+
+    def __init__(self, message: str = "your token does not allow this") -> None:
+        super().__init__(message)
+
+
+class HostRefused(Forbidden):
+    code = "host_refused"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this gateway does not answer to that Host; add its origin to [gateway] allowed_origins"
+        )
+
+
+class OriginRefused(Forbidden):
+    code = "origin_refused"
+
+    def __init__(self) -> None:
+        super().__init__("this Origin is not in [gateway] allowed_origins")
+
+
+class InvalidRequest(GatewayError):
+    """It does not even say what is wanted."""
+
+    code = "invalid_request"
+
+
+class InvalidJson(InvalidRequest):
+    code = "invalid_json"
+
+
+class NotUpgradable(InvalidRequest):
+    """An upgrade that is not a WebSocket handshake of RFC 6455."""
+
+    code = "invalid_handshake"
+
+
+class UnknownMethod(GatewayError):
+    code = "unknown_method"
+
+
+class InvalidParams(GatewayError):
+    """`problems` says for each parameter what is wrong with it."""
+
+    code = "invalid_params"
+
+    def __init__(self, message: str, problems: Sequence[tuple[str, str]] = ()) -> None:
+        super().__init__(message)
+        self.problems = tuple(problems)
+
+
+class BodyTooLarge(GatewayError):
+    code = "body_too_large"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the body is larger than {limit} bytes")
+
+
+class TargetTooLong(GatewayError):
+    code = "target_too_long"
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"the request target is longer than {limit} bytes")
+
+
+class HeadTooLarge(GatewayError):
+    code = "headers_too_large"
+
+    def __init__(self) -> None:
+        super().__init__("too many or too large headers")
+
+
+class TooSlow(GatewayError):
+    code = "too_slow"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"the {what} did not arrive in time")
+
+
+class Full(Busy):
+    code = "too_many_connections"
+
+    def __init__(self) -> None:
+        super().__init__("too many connections", retry_after_s=5.0)
+
+
+class NotHere(GatewayError):
+    code = "not_found"
+
+    def __init__(self) -> None:
+        super().__init__("there is nothing at this address")
+
+
+class MethodNotAllowed(GatewayError):
+    code = "method_not_allowed"
+
+
+class CannotListen(GatewayError):
+    code = "cannot_listen"
+
+    def __init__(self, host: str, port: int, why: str) -> None:
+        super().__init__(
+            f"cannot listen on {host}:{port}: {why}; set another [gateway] bind or port"
+        )
+        self.host, self.port = host, port
+
+
+class AddressInUse(CannotListen):
+    """Somebody else listens there."""
+
+    code = "address_in_use"

@@ -1,0 +1,294 @@
+"""JSON-RPC 2.0: frames to requests, methods with their parameters, answers to bytes."""
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import to_json
+
+from gateway.domain.errors import GatewayError
+from gateway.web.guards import parse_json
+from gateway.web.identity import Principal, may
+from gateway.web.refusals import Forbidden, InvalidParams, InvalidRequest, UnknownMethod
+from gateway.web.responses import INTERNAL, error_object, failure_of
+
+log = logging.getLogger(__name__)
+
+JsonId = str | int | float | None
+MAX_ID = 256  # characters; an answer repeats it
+MAX_PARAMS = 256
+MAX_PROBLEMS = 20
+_REQUEST_MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One call. A notification wants no answer, not even an error."""
+
+    id: JsonId
+    method: str
+    params: dict[str, object]
+    is_notification: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Malformed:
+    """What is no request; it is answered with `error`, under its id if that could be read."""
+
+    error: GatewayError
+    id: JsonId = None
+
+
+Item = Request | Malformed
+Frame = Item | tuple[Item, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedJson:
+    """A result that is JSON already, and is not encoded again."""
+
+    text: bytes
+
+
+class Peer(Protocol):
+    """The connection a call came by. Nothing here waits."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def send_bytes(self, payload: bytes) -> None: ...
+
+    def notify(self, method: str, params_json: bytes) -> None: ...
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Runs it once when the connection ends; what it gives back takes it off the list again."""
+        ...
+
+
+@dataclass(slots=True)
+class Call:
+    """On whose behalf a method runs, and by which connection its answer goes."""
+
+    principal: Principal
+    peer: Peer
+    method: str
+    _afterwards: list[Callable[[], None]] = field(default_factory=list)
+
+    def after_answer(self, callback: Callable[[], None]) -> None:
+        """Runs it as soon as the answer is on its way: what must not overtake the answer."""
+        self._afterwards.append(callback)
+
+    def answered(self) -> None:
+        if self._afterwards:
+            run_all(self._afterwards)
+
+
+def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
+    """Every one of them, whatever another does."""
+    for callback in callbacks:
+        try:
+            callback()
+        except Exception:  # the JSON-RPC edge: one bad callback ends nothing else
+            log.exception("a callback of a connection failed")
+
+
+Handler = Callable[[Call, Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """`params` forbids extras. A handler that is a plain function is run without any task: it must
+    be quick. `scope` None: any principal may."""
+
+    name: str
+    params: type[BaseModel]
+    scope: str | None
+    handler: Handler
+
+    def __post_init__(self) -> None:
+        if self.params.model_config.get("extra") != "forbid":
+            raise ValueError(f"the parameters of {self.name} must forbid extras")
+
+    @property
+    def waits(self) -> bool:
+        """Whether the handler is a coroutine function."""
+        return inspect.iscoroutinefunction(self.handler)
+
+
+class NoParams(BaseModel, extra="forbid"):
+    """For methods that take none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that may run."""
+
+    request: Request
+    handler: Handler
+    params: BaseModel
+    waits: bool
+
+
+class Registry:
+    """The methods there are; built once."""
+
+    def __init__(self, methods: Iterable[Method]) -> None:
+        self._methods: dict[str, tuple[Method, bool]] = {}
+        for method in methods:
+            if method.name in self._methods:
+                raise ValueError(f"two methods are called {method.name}")
+            self._methods[method.name] = (method, method.waits)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(self._methods)
+
+    def prepare(self, request: Request, principal: Principal) -> Prepared:
+        """Raises UnknownMethod, Forbidden, InvalidParams."""
+        found = self._methods.get(request.method)
+        if found is None:
+            raise UnknownMethod(
+                f"no method {request.method[:100]!r}" + did_you_mean(request.method, self._methods)
+            )
+        method, waits = found
+        if method.scope is not None and not may(principal, method.scope):
+            raise Forbidden(f"{method.name} needs the scope {method.scope!r}")
+        return Prepared(request, method.handler, validate(method.params, request.params), waits)
+
+
+def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
+    """A frame's request, or those of its batch in order."""
+    try:
+        value = parse_json(text, max_depth)
+    except GatewayError as error:
+        return Malformed(error)
+    if type(value) is dict:
+        return _item(value)
+    if type(value) is not list:
+        return Malformed(InvalidRequest("a request is an object"))
+    if not value:
+        return Malformed(InvalidRequest("an empty batch"))
+    if len(value) > max_batch:
+        return Malformed(InvalidRequest(f"a batch holds at most {max_batch} requests"))
+    return tuple(_item(item) for item in value)
+
+
+def _item(value: object) -> Item:
+    id_ = value.get("id") if isinstance(value, dict) else None
+    try:
+        members = _checked(value)
+    except GatewayError as error:
+        return Malformed(error, id_ if _is_id(id_) else None)
+    return Request(id_, members["method"], members.get("params") or {}, "id" not in members)
+
+
+def _checked(value: object) -> dict[str, Any]:
+    """Raises InvalidRequest, InvalidParams."""
+    if not isinstance(value, dict):
+        raise InvalidRequest("a request is an object")
+    if not _is_id(value.get("id")):
+        raise InvalidRequest("an id is a short string, a number or null")
+    if value.get("jsonrpc") != "2.0":
+        raise InvalidRequest('jsonrpc must be "2.0"')
+    if not isinstance(value.get("method"), str):
+        raise InvalidRequest("method must be a string")
+    if not value.keys() <= _REQUEST_MEMBERS:
+        extra = str(min(value.keys() - _REQUEST_MEMBERS))[:100]
+        raise InvalidRequest(f"a request has no member {extra!r}")
+    if not isinstance(value.get("params"), dict | None):
+        raise InvalidParams("params must be an object: they go by name")
+    return value
+
+
+def _is_id(value: object) -> bool:
+    if value is None:
+        return True
+    if type(value) is str:
+        return len(value) <= MAX_ID
+    if type(value) is int:
+        return -(2**63) <= value < 2**63
+    return type(value) is float and isfinite(value)
+
+
+def validate(model: type[BaseModel], params: dict[str, object]) -> BaseModel:
+    """Raises InvalidParams naming every parameter that is wrong, with what may have been meant."""
+    if len(params) > MAX_PARAMS:
+        raise InvalidParams(f"more than {MAX_PARAMS} parameters")
+    try:
+        return model.model_validate(params)
+    except ValidationError as error:
+        raise invalid_params(error, model) from None
+
+
+def invalid_params(error: ValidationError, model: type[BaseModel]) -> InvalidParams:
+    """Only names and rules: the values are the caller's own and may be secret or huge."""
+    if error.error_count() > MAX_PROBLEMS:
+        return InvalidParams(f"{error.error_count()} parameters are wrong")
+    problems = []
+    for problem in error.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(str(part)[:100] for part in problem["loc"])
+        what = problem["msg"]
+        if problem["type"] == "extra_forbidden":
+            last = str(problem["loc"][-1])
+            known = model.model_fields if len(problem["loc"]) == 1 else ()
+            what = "unknown parameter" + did_you_mean(last, known)
+        problems.append((where, what))
+    return InvalidParams("; ".join(f"{where}: {what}" for where, what in problems), problems)
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = get_close_matches(word[:100], list(known), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def encode_result(id_: JsonId, result: object) -> bytes:
+    """Raises ValueError for what JSON cannot hold."""
+    body = result.text if type(result) is EncodedJson else to_json(result, inf_nan_mode="null")
+    return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (to_json(id_), body)
+
+
+def encode_error(id_: JsonId, error: BaseException) -> bytes:
+    data = error_object(error)
+    answer = {"code": failure_of(error).rpc, "message": data["message"], "data": data}
+    return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), to_json(answer))
+
+
+def encode_notification(method: str, params_json: bytes) -> bytes:
+    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (to_json(method), params_json)
+
+
+def answer_at_once(prepared: Prepared, call: Call) -> bytes:
+    """Runs a handler that does not wait."""
+    request = prepared.request
+    try:
+        return encode_result(request.id, prepared.handler(call, prepared.params))
+    except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: one bad call ends nothing else
+        return _failed(request, error)
+
+
+async def answer(prepared: Prepared, call: Call) -> bytes:
+    """Runs any handler."""
+    if not prepared.waits:
+        return answer_at_once(prepared, call)
+    request = prepared.request
+    try:
+        return encode_result(request.id, await prepared.handler(call, prepared.params))
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return _failed(request, error)  # not ours: something that the handler awaited was cancelled
+    except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: one bad call ends nothing else
+        return _failed(request, error)
+
+
+def _failed(request: Request, error: BaseException) -> bytes:
+    if failure_of(error) is INTERNAL:
+        log.error("rpc method failed", extra={"method": request.method}, exc_info=error)
+    return encode_error(request.id, error)

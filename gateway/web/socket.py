@@ -1,0 +1,296 @@
+"""The `/ws` endpoint: who may talk, one JSON-RPC message a frame, calls side by side, pushes."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from gateway.domain.errors import Busy, GatewayError
+from gateway.web import rpc
+from gateway.web.frames import LAGGING, Wire
+from gateway.web.guards import Doorway
+from gateway.web.handshake import Handshake
+from gateway.web.identity import Identities, Identity, Principal
+from gateway.web.refusals import InvalidParams, NotHere, TooManyFailures, Unauthorized
+from gateway.web.settings import WebSettings
+from gateway.web.visitors import Reception, Visitor
+from gateway.web.workers import Workers
+
+PATH = "/ws"
+UNAUTHORIZED = 4401
+TOO_MANY = 4429
+NOT_UTF8 = 1007
+What = TypeVar("What")
+
+
+class Sockets:
+    """All WebSockets of the gateway: who is let in, and who has to leave again."""
+
+    def __init__(
+        self,
+        settings: WebSettings,
+        registry: rpc.Registry,
+        doorway: Doorway,
+        identities: Identities,
+    ) -> None:
+        self.settings, self.registry, self.identities = settings, registry, identities
+        self.workers = Workers(settings.max_calls_total)
+        self.connections: set[Connection] = set()
+        self._doorway = doorway
+        self._reception = Reception(settings.trusted_proxies)
+        identities.on_change(self.close_revoked)
+
+    def admit(self, handshake: Handshake) -> "Entering":
+        """Raises HostRefused, OriginRefused, NotHere, Unauthorized, TooManyFailures."""
+        visitor = self._reception.visitor(handshake.headers, handshake.client, handshake.server)
+        self._doorway.check(visitor)
+        identity = self.identities.of_visitor(visitor)
+        if handshake.path != PATH:
+            raise NotHere if identity else Unauthorized
+        return Entering(self, visitor, identity)
+
+    def close_revoked(self) -> None:
+        """Whoever could not come in again as who they are has to leave."""
+        for connection in tuple(self.connections):
+            connection.leave_if_revoked()
+
+
+@dataclass(frozen=True, slots=True)
+class Entering:
+    """Let in by the door, but on no socket yet. Without an identity it has to `auth` first."""
+
+    sockets: Sockets
+    visitor: Visitor
+    identity: Identity | None
+
+    @property
+    def max_frame(self) -> int:
+        settings = self.sockets.settings
+        return settings.max_frame_bytes if self.identity else settings.pre_auth_frame_bytes
+
+    def start(self, wire: Wire) -> None:
+        wire.listen(Connection(self.sockets, wire, self.visitor, self.identity))
+
+
+class Connection:
+    """One peer on one socket. What methods and listeners use of it never waits."""
+
+    __slots__ = (
+        "_calls",
+        "_closed",
+        "_deadline",
+        "_identity",
+        "_on_close",
+        "_sockets",
+        "_visitor",
+        "_wire",
+    )
+
+    def __init__(
+        self, sockets: Sockets, wire: Wire, visitor: Visitor, identity: Identity | None
+    ) -> None:
+        self._sockets, self._wire, self._visitor = sockets, wire, visitor
+        self._identity = identity
+        self._calls = Calls(self, wire, sockets)
+        self._on_close: dict[int, Callable[[], None]] = {}
+        self._closed = False
+        self._deadline: asyncio.TimerHandle | None = None
+        sockets.connections.add(self)
+        if identity is None:
+            self._deadline = asyncio.get_running_loop().call_later(
+                sockets.settings.pre_auth_timeout_s, wire.close, LAGGING, "authenticate first"
+            )
+
+    @property
+    def is_open(self) -> bool:
+        return not self._closed
+
+    @property
+    def principal(self) -> Principal | None:
+        return self._identity.principal if self._identity else None
+
+    def send_bytes(self, payload: bytes) -> None:
+        """Sends JSON text; drops it when the socket has ended."""
+        self._wire.send(payload)
+
+    def notify(self, method: str, params_json: bytes) -> None:
+        self._wire.send(rpc.encode_notification(method, params_json))
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Runs it when the socket ends, at once if it has; gives back how to take it off again."""
+        if self._closed:
+            callback()
+            return _nothing
+        key = id(callback)  # the same callback twice is one
+        self._on_close[key] = callback
+
+        def take_off() -> None:
+            self._on_close.pop(key, None)
+
+        return take_off
+
+    def leave_if_revoked(self) -> None:
+        if self._identity is not None and not self._sockets.identities.holds(self._identity):
+            self._wire.close(UNAUTHORIZED, "your token is no longer valid")
+
+    # what the wire says
+
+    def message(self, data: bytes) -> None:
+        try:
+            text = data.decode()
+        except UnicodeDecodeError:
+            self._wire.close(NOT_UTF8, "text must be UTF-8")
+            return
+        settings = self._sockets.settings
+        frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
+        if self._identity is None or _is_auth(frame):
+            self._authenticate(frame)
+        elif isinstance(frame, tuple):
+            self._calls.begin_batch(frame, self._identity.principal)
+        else:
+            self._calls.begin(frame, self._identity.principal)
+
+    def ended(self) -> None:
+        self._closed = True
+        self._sockets.connections.discard(self)
+        self._stop_deadline()
+        callbacks, self._on_close = self._on_close, {}
+        rpc.run_all(callbacks.values())
+
+    # inside
+
+    def _authenticate(self, frame: rpc.Frame) -> None:
+        """The only thing that somebody unknown may ask for. Whoever fails has to leave."""
+        id_ = None if isinstance(frame, tuple) else frame.id
+        try:
+            if not isinstance(frame, rpc.Request) or frame.method != "auth":
+                raise Unauthorized
+            self._identity = self._identify(frame)
+        except GatewayError as error:
+            self._wire.send(rpc.encode_error(id_, error))
+            shut_out = isinstance(error, TooManyFailures)
+            self._wire.close(TOO_MANY if shut_out else UNAUTHORIZED, "authenticate first")
+            return
+        self._stop_deadline()
+        self._wire.allow(self._sockets.settings.max_frame_bytes)
+        if not frame.is_notification:
+            self._wire.send(rpc.encode_result(id_, _introduce(self._identity.principal)))
+
+    def _identify(self, request: rpc.Request) -> Identity:
+        """Raises InvalidParams, Unauthorized, TooManyFailures."""
+        token = request.params.get("token")
+        if not isinstance(token, str) or len(request.params) != 1:
+            raise InvalidParams("auth takes exactly one parameter: token, a string")
+        return self._sockets.identities.of_token(token, self._visitor)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+def _nothing() -> None:
+    """There is nothing to take off."""
+
+
+def _is_auth(frame: rpc.Frame) -> bool:
+    return isinstance(frame, rpc.Request) and frame.method == "auth"
+
+
+def _introduce(principal: Principal) -> dict[str, object]:
+    agents = None if principal.agents is None else sorted(principal.agents)
+    return {"principal": principal.name, "scopes": sorted(principal.scopes), "agents": agents}
+
+
+class Calls:
+    """The calls of one connection: they start in the order of their frames, none waits for
+    another, and with too many at work the connection is read no further."""
+
+    __slots__ = ("_connection", "_in_flight", "_sockets", "_unstarted", "_wire")
+
+    def __init__(self, connection: Connection, wire: Wire, sockets: Sockets) -> None:
+        self._connection, self._wire, self._sockets = connection, wire, sockets
+        self._in_flight = 0
+        self._unstarted = 0  # given to a worker that has not begun: nothing may overtake them
+
+    def begin(self, item: rpc.Item, principal: Principal) -> None:
+        prepared = self._prepare(item, principal)
+        if isinstance(prepared, bytes):
+            if prepared:
+                self._wire.send(prepared)
+        elif prepared.waits or self._unstarted:
+            if not self._hand_over(self._answer, prepared, principal):
+                self._wire.send(rpc.encode_error(prepared.request.id, _BUSY))
+        else:
+            call = rpc.Call(principal, self._connection, prepared.request.method)
+            payload = rpc.answer_at_once(prepared, call)
+            if not prepared.request.is_notification:
+                self._wire.send(payload)
+            call.answered()
+
+    def begin_batch(self, items: tuple[rpc.Item, ...], principal: Principal) -> None:
+        """Its calls run one after another, and are answered in one frame."""
+        if not self._hand_over(self._answer_all, items, principal):
+            self._wire.send(rpc.encode_error(None, _BUSY))
+
+    def _prepare(self, item: rpc.Item, principal: Principal) -> rpc.Prepared | bytes:
+        """What may run, or the error to send; nothing for a notification's error."""
+        if isinstance(item, rpc.Malformed):
+            return rpc.encode_error(item.id, item.error)
+        try:
+            return self._sockets.registry.prepare(item, principal)
+        except GatewayError as error:
+            return b"" if item.is_notification else rpc.encode_error(item.id, error)
+
+    def _hand_over(
+        self,
+        work: Callable[[What, Principal], Awaitable[None]],
+        what: What,
+        principal: Principal,
+    ) -> bool:
+        if not self._sockets.workers.take(work, what, principal):
+            return False
+        self._in_flight += 1
+        self._unstarted += 1
+        if self._in_flight >= self._sockets.settings.max_calls:
+            self._wire.hold()
+        return True
+
+    async def _answer(self, prepared: rpc.Prepared, principal: Principal) -> None:
+        self._unstarted -= 1
+        try:
+            call = rpc.Call(principal, self._connection, prepared.request.method)
+            payload = await rpc.answer(prepared, call)
+            if not prepared.request.is_notification:
+                self._wire.send(payload)
+            call.answered()
+        finally:
+            self._finish()
+
+    async def _answer_all(self, items: tuple[rpc.Item, ...], principal: Principal) -> None:
+        self._unstarted -= 1
+        try:
+            answers: list[bytes] = []
+            calls: list[rpc.Call] = []
+            for item in items:
+                prepared = self._prepare(item, principal)
+                if isinstance(prepared, bytes):
+                    answers.append(prepared)
+                    continue
+                calls.append(rpc.Call(principal, self._connection, prepared.request.method))
+                payload = await rpc.answer(prepared, calls[-1])
+                answers.append(b"" if prepared.request.is_notification else payload)
+            if wanted := [answer for answer in answers if answer]:
+                self._wire.send(b"[%b]" % b",".join(wanted))
+            for call in calls:
+                call.answered()
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        self._in_flight -= 1
+        if self._in_flight < self._sockets.settings.max_calls:
+            self._wire.go_on()
+
+
+_BUSY = Busy("too many calls at work in the gateway; nothing was begun")

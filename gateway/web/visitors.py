@@ -1,0 +1,106 @@
+"""Who stands at the door, as far as addresses and headers tell; nothing here is believed yet."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+
+Headers = Iterable[tuple[bytes, bytes]]
+IpAddress = IPv4Address | IPv6Address
+IpNetwork = IPv4Network | IPv6Network
+
+_FORWARDED = frozenset(
+    {b"x-forwarded-for", b"forwarded", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
+)
+_SINGLE = frozenset({b"host", b"origin", b"authorization", b"sec-fetch-site"})
+
+
+@lru_cache(maxsize=4096)
+def parse_address(text: str) -> IpAddress | None:
+    """An address by its value, never by its spelling; an IPv4 address in IPv6 clothes is IPv4."""
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    if isinstance(address, IPv6Address) and address.ipv4_mapped is not None:
+        return address.ipv4_mapped
+    return address
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """`client` is the peer, or whom a trusted proxy names. `repeated`: a header that must be single
+    came more than once."""
+
+    client: IpAddress | None
+    server: str
+    host: str | None = None
+    origin: str | None = None
+    authorization: str | None = field(default=None, repr=False)
+    fetch_site: str | None = None
+    proxied: bool = False  # says so, through nobody whom we trust
+    repeated: frozenset[str] = frozenset()
+
+    @property
+    def is_near(self) -> bool:
+        """On this machine, not through an unknown proxy, and no page of a browser."""
+        return (
+            self.client is not None
+            and self.client.is_loopback
+            and not self.proxied
+            and self.origin is None
+            and self.fetch_site in {None, "none", "same-origin"}
+        )
+
+
+class Reception:
+    """Reads visitors out of requests."""
+
+    def __init__(self, trusted_proxies: Sequence[str]) -> None:
+        self._trusted: tuple[IpNetwork, ...] = tuple(
+            ip_network(text, strict=False) for text in trusted_proxies
+        )
+
+    def visitor(
+        self, headers: Headers, peer: Sequence[object] | None, server: Sequence[object] | None
+    ) -> Visitor:
+        found: dict[bytes, str] = {}
+        repeated: set[str] = set()
+        hops: list[str] = []
+        proxied = False
+        for name, value in headers:
+            if name in _SINGLE:
+                if name in found:
+                    repeated.add(name.decode())
+                found[name] = value.decode("latin-1").strip()
+            elif name in _FORWARDED:
+                proxied = True
+                if name == b"x-forwarded-for":
+                    hops += value.decode("latin-1").split(",")
+        address = parse_address(str(peer[0])) if peer else None
+        if proxied and self._is_trusted(address):
+            address, proxied = self._behind(address, hops), False
+        return Visitor(
+            client=address,
+            server=str(server[0]) if server else "",
+            host=found.get(b"host"),
+            origin=found.get(b"origin"),
+            authorization=found.get(b"authorization"),
+            fetch_site=found.get(b"sec-fetch-site"),
+            proxied=proxied,
+            repeated=frozenset(repeated),
+        )
+
+    def _is_trusted(self, address: IpAddress | None) -> bool:
+        return address is not None and any(
+            address.version == network.version and address in network for network in self._trusted
+        )
+
+    def _behind(self, proxy: IpAddress | None, hops: Sequence[str]) -> IpAddress | None:
+        """The last hop that is no proxy of ours: what stands before it anybody may have written."""
+        address = proxy
+        for text in reversed(hops):
+            address = parse_address(text.strip().strip("[]"))
+            if not self._is_trusted(address):
+                return address
+        return address

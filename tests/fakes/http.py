@@ -1,0 +1,53 @@
+"""An Http port that answers from a script, without sockets."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+
+from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed
+
+
+@dataclass
+class ScriptedAnswer:
+    """Gives its pieces one read at a time; an HttpFailed among them is raised."""
+
+    pieces: Sequence[bytes | HttpFailed] = ()
+    status: int = 200
+    headers: Mapping[str, str] = field(
+        default_factory=lambda: {"content-type": "text/event-stream"}
+    )
+    reads: int = 0
+
+    async def read_some(self) -> bytes:
+        if self.reads >= len(self.pieces):
+            return b""
+        piece = self.pieces[self.reads]
+        self.reads += 1
+        if isinstance(piece, HttpFailed):
+            raise piece
+        return piece
+
+
+class ScriptedHttp:
+    """One script entry a call, the last one for ever; keeps what it was asked."""
+
+    def __init__(self, *script: ScriptedAnswer | HttpFailed) -> None:
+        self.script = list(script)
+        self.calls: list[HttpCall] = []
+        self.left_open = 0
+
+    @asynccontextmanager
+    async def _send(self, call: HttpCall) -> AsyncIterator[HttpAnswer]:
+        self.calls.append(call)
+        step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        if isinstance(step, HttpFailed):
+            raise step
+        step.reads = 0
+        self.left_open += 1
+        try:
+            yield step
+        finally:
+            self.left_open -= 1
+
+    def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
+        return self._send(call)

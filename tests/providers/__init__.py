@@ -1,0 +1,1 @@
+"""Providers: wires, replies, retries, and the demo model."""

@@ -1,0 +1,102 @@
+"""How these tests ask: a request, a client on a scripted Http, and what was heard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gateway.domain.messages import Message
+from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, ThinkingDelta
+from gateway.domain.ports import Clock, Http
+from gateway.domain.providers import ProviderDef, Wire
+from gateway.domain.secrets import Secret
+from gateway.providers.assembly import Assembly
+from gateway.providers.client import ProviderClient
+from gateway.providers.failures import Scrub
+from gateway.providers.reading import Reading, StreamReader, WholeReader
+from gateway.providers.reply_anthropic import AnthropicReading
+from gateway.providers.reply_openai import OpenAiReading
+from tests.fakes.clock import FakeClock
+
+KEY = "sk-very-secret-key-0123456789"
+
+
+@dataclass
+class Heard:
+    """Keeps the deltas of a call."""
+
+    deltas: list[Delta] = field(default_factory=list)
+
+    def __call__(self, delta: Delta) -> None:
+        self.deltas.append(delta)
+
+    @property
+    def text(self) -> str:
+        return "".join(d.text for d in self.deltas if isinstance(d, TextDelta))
+
+    @property
+    def thinking(self) -> str:
+        return "".join(d.text for d in self.deltas if isinstance(d, ThinkingDelta))
+
+
+def a_request(text: str = "hello", **changes: object) -> ModelRequest:
+    request = ModelRequest(
+        provider="custom",
+        model="mock-1",
+        system="You are brief.",
+        messages=(Message("user", text),),
+        deadline_s=60.0,
+    )
+    return replace(request, **changes)  # type: ignore[arg-type]  # the tests' own short-hand
+
+
+def a_client(
+    http: Http,
+    *,
+    url: str = "http://127.0.0.1:1/v1",
+    wire: Wire = "openai",
+    clock: Clock | None = None,
+    name: str = "custom",
+    max_retries: int = 0,
+    idle_timeout_s: float = 5.0,
+) -> ProviderClient:
+    definition = ProviderDef(
+        name=name,
+        wire=wire,
+        base_url=url,
+        api_key=Secret(KEY),
+        max_retries=max_retries,
+        idle_timeout_s=idle_timeout_s,
+        connect_timeout_s=5.0,
+    )
+    return ProviderClient(definition, http, clock or FakeClock(), lambda: 0.5)
+
+
+def read_stream(
+    wire: Wire,
+    reads: Sequence[bytes],
+    heard: Heard | None = None,
+    request: ModelRequest | None = None,
+) -> ModelReply:
+    """What a stream that arrives in these reads comes to."""
+    assembly = Assembly(request or a_request(), heard or Heard(), Scrub((KEY,)), 1000)
+    reader = StreamReader(_reading(wire, assembly), assembly)
+    for data in reads:
+        if not reader.is_done:
+            reader.feed(data)
+    return reader.close()
+
+
+def read_whole(wire: Wire, body: bytes, heard: Heard | None = None) -> ModelReply:
+    assembly = Assembly(a_request(stream=False), heard or Heard(), Scrub((KEY,)), 1000)
+    reader = WholeReader(_reading(wire, assembly), assembly)
+    reader.feed(body)
+    return reader.close()
+
+
+def _reading(wire: Wire, assembly: Assembly) -> Reading:
+    return OpenAiReading(assembly) if wire == "openai" else AnthropicReading(assembly)
+
+
+def cut(data: bytes, places: Sequence[int]) -> list[bytes]:
+    """The bytes in pieces, cut at these places."""
+    edges = [0, *sorted({place % (len(data) + 1) for place in places}), len(data)]
+    return [data[a:b] for a, b in zip(edges, edges[1:], strict=False) if a != b]

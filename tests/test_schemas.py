@@ -1,0 +1,92 @@
+"""Schemas of tools are checked fast, and cannot harm whoever wrote them."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.schemas import SCHEMA_CAP, SchemaChecks
+
+PERSON = """{"type": "object", "additionalProperties": false, "required": ["name"], "properties": {
+ "name": {"type": "string", "pattern": "^(a+)+$"},
+ "ages": {"type": "array", "items": {"type": "integer"}}}}"""
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ({"name": "aa", "ages": [1, 2]}, None),
+        ({}, 'arguments: "name" is a required property'),
+        ({"name": 5}, 'name: 5 is not of type "string"'),
+        ({"name": "a", "ages": [1, "x"]}, 'ages[1]: "x" is not of type "integer"'),
+        ({"name": "a", "z": 1}, "arguments: Additional properties are not allowed"),
+        ([], 'arguments: [] is not of type "object"'),
+        ({"name": "\ud800"}, "arguments: this is not plain JSON"),
+        ({1: 2}, "arguments: this is not plain JSON"),
+        ({"name": object()}, "arguments: this is not plain JSON"),
+    ],
+)
+def test_a_problem_names_the_field_and_what_is_wrong(value: object, problem: str | None) -> None:
+    found = SchemaChecks().compile(PERSON)(value)
+
+    assert found == problem or (problem and found and found.startswith(problem))
+
+
+def test_a_pattern_that_stalls_other_engines_is_answered_at_once() -> None:
+    check = SchemaChecks().compile(PERSON)
+
+    assert check({"name": "a" * 50_000 + "!"})  # exponential in a backtracking engine: never ends
+
+
+def test_a_long_value_does_not_make_a_long_problem() -> None:
+    problem = SchemaChecks().compile(PERSON)({"name": "b" * 10_000})
+
+    assert problem
+    assert len(problem) < 350
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ('{"$ref": "http://127.0.0.1:9/x.json"}', "only references like"),
+        ('{"properties": {"a": {"$ref": "file:///etc/passwd"}}}', "only references like"),
+        ('{"$id": "http://a.example/b", "$ref": "c"}', "only references like"),
+        ('{"$schema": "http://a.example/own"}', "cannot be used"),
+        ('{"$ref": "#/$defs/missing"}', "cannot be used"),
+        ('{"type": "nonsense"}', "cannot be used"),
+        ('{"pattern": "(?<=a)b"}', "cannot be used"),
+        ("[1]", "not a JSON object"),
+        ("{", "not JSON"),
+        ('{"description": "' + "x" * SCHEMA_CAP + '"}', "at most 65536"),
+    ],
+)
+def test_a_schema_that_could_do_harm_is_refused(schema: str, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        SchemaChecks().compile(schema)
+
+
+def test_references_that_double_at_every_step_are_refused() -> None:
+    steps: dict[str, object] = {
+        f"s{n}": {"allOf": [{"$ref": f"#/$defs/s{n + 1}"}] * 2} for n in range(40)
+    }
+    bomb = {"$ref": "#/$defs/s0", "$defs": steps | {"s40": {"type": "object"}}}
+
+    with pytest.raises(ValueError, match="unfolds"):
+        SchemaChecks().compile(json.dumps(bomb))
+
+
+def test_a_schema_may_refer_to_itself_and_to_its_parts() -> None:
+    tree = """{"type": "object", "properties": {"left": {"$ref": "#"}, "n": {"$ref": "#/$defs/a~1b"}},
+               "$defs": {"a/b": {"type": "integer"}}}"""
+    check = SchemaChecks().compile(tree)
+
+    assert check({"left": {"left": {"n": 1}}}) is None
+    assert check({"left": {"n": "x"}}) == 'left.n: "x" is not of type "integer"'
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=9))
+def test_any_value_is_answered_and_never_raised(value: object) -> None:
+    problem = SchemaChecks().compile(PERSON)(value)
+
+    assert problem
