@@ -173,7 +173,7 @@ async def test_an_entry_comes_back_as_it_was_given(opened: Open) -> None:
         [kept] = await stores.inbox.unfinished()
 
     assert kept.new == entry
-    assert (kept.seq, kept.state, kept.attempts, kept.seq_mark) == (1, "queued", 0, 0)
+    assert (kept.seq, kept.state, kept.attempts) == (1, "queued", 0)
 
 
 # --- attempts ----------------------------------------------------------------------------------
@@ -680,17 +680,6 @@ async def test_the_journal_tells_every_note_once_in_order_of_steps(opened: Open)
 
         assert list(await stores.journal.notes(run)) == notes
         assert list(await stores.journal.notes(RunId("run-z"))) == []
-
-
-async def test_a_mark_never_goes_down(opened: Open) -> None:
-    async with opened() as stores:
-        await stores.inbox.accept(an_entry("a"), begin=True)
-        for seq in (64, 128, 32):
-            await stores.journal.mark(RunId("run-a"), seq)
-
-        [entry] = await stores.inbox.unfinished()
-
-    assert entry.seq_mark == 128
 
 
 # --- outbox ------------------------------------------------------------------------------------

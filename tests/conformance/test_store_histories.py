@@ -76,13 +76,12 @@ def others(draw: st.DrawFn) -> Step:
     name = draw(runs)
     run, delivery = RunId(f"run-{name}"), f"d-{name}"
     note = JournalNote(draw(st.integers(1, 2)), draw(st.sampled_from("rs")), draw(st.text("ab")))
-    at, seq = NOON + timedelta(seconds=draw(seconds)), draw(st.integers(0, 9))
+    at = NOON + timedelta(seconds=draw(seconds))
     states: list[DeliveryState] = ["pending", "sent", "failed", "unknown"]
     state = draw(st.sampled_from(states))
     steps: list[Step] = [
         lambda stores: stores.inbox.begin(run),
         lambda stores: stores.journal.note(run, note),
-        lambda stores: stores.journal.mark(run, seq),
         lambda stores: stores.outbox.sending(delivery),
         lambda stores: stores.outbox.settle(delivery, state, why="w", due_at=at),
         lambda stores: stores.care.sweep(before=at, limit=2),

@@ -17,6 +17,3 @@ class FakeJournal:
 
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
         return tuple(self.kept.get(run_id, ()))
-
-    async def mark(self, run_id: RunId, seq: int) -> None:
-        raise AssertionError("attempts number the chunks")
