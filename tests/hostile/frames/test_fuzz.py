@@ -146,3 +146,13 @@ async def test_a_flood_of_pings_from_who_does_not_read_is_bounded() -> None:
         with pytest.raises(anyio.BrokenResourceError):
             await keep_sending(stream, flood * 2_000)  # 130 MB of pongs that nobody takes
         assert (await site.get("/healthz")).status == 200
+
+
+async def test_who_goes_on_talking_after_the_goodbye_is_cut_off() -> None:
+    async with running(replace(OPEN, close_linger_s=60)) as site, await site.dial() as stream:
+        await stream.send(upgrade(site))
+        await stream.receive()
+        await stream.send(Frame(Opcode.BINARY, b"x").serialize(mask=True))
+        talk = Frame(Opcode.TEXT, b"x" * 60_000).serialize(mask=True)
+        with pytest.raises(anyio.BrokenResourceError):
+            await keep_sending(stream, talk * 1_000)

@@ -1,0 +1,199 @@
+"""Tokens, the local operator, scopes, and what guessing costs."""
+
+from ipaddress import ip_address
+
+import pytest
+
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.web.identity import (
+    LOCAL,
+    OPERATOR,
+    FailedAttempts,
+    Identities,
+    Identity,
+    Principal,
+    may,
+    may_use,
+    principal,
+    sees,
+    sees_session,
+    speaks_as,
+)
+from gateway.web.refusals import TooManyFailures, Unauthorized
+from gateway.web.settings import TokenDef, WebSettings
+from gateway.web.visitors import Visitor
+from tests.fakes.clock import FakeClock
+
+HERE = ip_address("127.0.0.2")
+ALICE = TokenDef("alice", "tok-alice", frozenset({"chat", "agent:helper"}))
+SETTINGS = WebSettings(tokens=(ALICE,), operator_secret="tok-op", cli_secret="tok-cli")
+
+
+def visitor(authorization: str | None = None, **rest: object) -> Visitor:
+    return Visitor(client=HERE, server="", authorization=authorization, **rest)  # type: ignore[arg-type]
+
+
+def identities(settings: WebSettings = SETTINGS) -> Identities:
+    return Identities(settings, FakeClock())
+
+
+@pytest.mark.parametrize(
+    ("token", "who"), [("tok-op", OPERATOR), ("tok-cli", LOCAL), ("tok-alice", "alice")]
+)
+def test_a_token_is_its_principal(token: str, who: Principal | str) -> None:
+    found = identities().of_visitor(visitor(f"Bearer {token}"))
+
+    assert found is not None
+    assert who in (found.principal, found.principal.name)
+    assert token not in repr(found)
+
+
+@pytest.mark.parametrize(
+    "header", ["Bearer wrong", "Bearer ", "Basic tok-op", "tok-op", "", "Bearer tok-op tok-op"]
+)
+def test_a_wrong_header_is_refused_and_not_ignored(header: str) -> None:
+    with pytest.raises(Unauthorized):
+        identities(WebSettings(cli_secret="tok-cli")).of_visitor(visitor(header))
+
+
+def test_two_authorization_headers_are_refused() -> None:
+    twice = visitor("Bearer tok-op", repeated=frozenset({"authorization"}))
+
+    with pytest.raises(Unauthorized):
+        identities().of_visitor(twice)
+
+
+def test_without_tokens_a_near_visitor_is_the_local_operator() -> None:
+    free = identities(WebSettings(cli_secret="tok-cli"))
+
+    assert free.of_visitor(visitor()) == Identity(LOCAL)
+    assert free.of_visitor(visitor(origin="http://localhost")) is None
+    assert free.of_visitor(visitor(proxied=True)) is None
+
+
+def test_with_a_token_configured_being_near_is_no_credential() -> None:
+    assert identities().of_visitor(visitor()) is None
+
+
+def test_ten_wrong_tokens_shut_an_address_out_and_no_other() -> None:
+    clock = FakeClock()
+    known = Identities(SETTINGS, clock)
+    for _ in range(10):
+        with pytest.raises(Unauthorized):
+            known.of_token("guess", visitor())
+
+    with pytest.raises(TooManyFailures) as refused:
+        known.of_token("tok-op", visitor())
+
+    assert refused.value.retry_after_s == 300
+    elsewhere = Visitor(client=ip_address("127.0.0.3"), server="")
+    assert known.of_token("tok-op", elsewhere).principal == OPERATOR
+    clock.move(301)
+    assert known.of_token("tok-op", visitor()).principal == OPERATOR
+
+
+def test_failures_that_are_far_apart_shut_nobody_out() -> None:
+    clock = FakeClock()
+    known = Identities(SETTINGS, clock)
+    for _ in range(30):
+        with pytest.raises(Unauthorized):
+            known.of_token("guess", visitor())
+        clock.move(7)
+
+    assert known.of_token("tok-op", visitor()).principal == OPERATOR
+
+
+def test_one_ipv6_network_is_one_guesser() -> None:
+    attempts = FailedAttempts(SETTINGS, FakeClock())
+    for last in range(10):
+        attempts.count(ip_address(f"2001:db8::{last:x}"))
+
+    with pytest.raises(TooManyFailures):
+        attempts.refuse_if_shut(ip_address("2001:db8::ffff"))
+    attempts.refuse_if_shut(ip_address("2001:db8:0:1::1"))
+
+
+def test_any_number_of_guessers_needs_bounded_memory() -> None:
+    attempts = FailedAttempts(SETTINGS, FakeClock(), max_peers=100)
+    for number in range(1_000):
+        attempts.count(ip_address(0x0A000000 + number))
+
+    assert len(attempts._failed) == 100
+
+
+def test_replaced_tokens_hold_at_once_and_are_announced() -> None:
+    known = identities()
+    old = known.of_token("tok-alice", visitor())
+    told: list[bool] = []
+    known.on_change(lambda: told.append(known.holds(old)))
+
+    known.replace(WebSettings(tokens=(TokenDef("alice", "tok-new", ALICE.scopes),)))
+
+    assert told == [False]
+    with pytest.raises(Unauthorized):
+        known.of_token("tok-alice", visitor())
+    assert known.of_token("tok-new", visitor()).principal == old.principal
+
+
+def test_a_token_with_other_scopes_is_not_the_same_any_more() -> None:
+    known = identities()
+    old = known.of_token("tok-alice", visitor())
+
+    known.replace(WebSettings(tokens=(TokenDef("alice", "tok-alice", frozenset({"read"})),)))
+
+    assert not known.holds(old)
+
+
+def test_the_local_operator_ends_with_the_first_token() -> None:
+    known = identities(WebSettings())
+    local = known.of_visitor(visitor())
+    assert local is not None
+    assert known.holds(local)
+
+    known.replace(SETTINGS)
+
+    assert not known.holds(local)
+
+
+def test_scopes() -> None:
+    alice = principal("alice", frozenset({"chat", "agent:helper"}))
+
+    assert may(alice, "chat")
+    assert not may(alice, "read")
+    assert may(Principal("root", frozenset({"admin"})), "impersonate")
+    assert may_use(alice, "helper")
+    assert not may_use(alice, "boss")
+    assert may_use(LOCAL, "boss")
+
+
+@pytest.mark.parametrize(
+    ("channel", "account", "own"),
+    [
+        ("websocket", "alice", True),
+        ("api", "alice", True),
+        ("websocket", "bob", False),
+        ("telegram", "alice", False),  # an adapter's account of the same name is another's
+    ],
+)
+def test_a_principal_sees_and_speaks_as_its_own_account_alone(
+    channel: str, account: str, own: bool
+) -> None:
+    alice = Principal("alice", frozenset({"chat"}))
+
+    assert sees(alice, channel, account) is own
+    assert speaks_as(alice, channel, account) is own
+
+
+def test_read_sees_everything_and_speaks_as_nobody_else() -> None:
+    auditor = Principal("auditor", frozenset({"read"}))
+
+    assert sees(auditor, "telegram", "x")
+    assert not speaks_as(auditor, "telegram", "x")
+    assert speaks_as(Principal("bridge", frozenset({"impersonate"})), "telegram", "x")
+
+
+def test_an_agent_s_wall_hides_one_s_own_sessions_with_others() -> None:
+    alice = principal("alice", frozenset({"chat", "agent:helper"}))
+
+    assert sees_session(alice, SessionKey(AgentId("helper"), "websocket", "alice"))
+    assert not sees_session(alice, SessionKey(AgentId("boss"), "websocket", "alice"))

@@ -1,0 +1,107 @@
+"""Whoever sends never waits; whoever lags is cut off."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.web.outgoing import Outgoing, text_frame
+from gateway.web.settings import WebSettings
+
+
+class Pipe(asyncio.Transport):
+    """A transport that takes what it is given until it says that it is full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: list[bytes] = []
+        self.on_write: Callable[[], None] = lambda: None
+
+    def write(self, data: Any) -> None:
+        self.written.append(bytes(data))
+        self.on_write()
+
+    def is_closing(self) -> bool:
+        return False
+
+
+def outgoing(lagging: Callable[[], None], **limits: Any) -> tuple[Outgoing, Pipe]:
+    pipe = Pipe()
+    loop = asyncio.get_running_loop()
+    return Outgoing(pipe, WebSettings(**limits), loop, lagging), pipe
+
+
+@pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
+def test_a_frame_says_its_length(size: int) -> None:
+    frame = text_frame(b"x" * size)
+    head = {True: 2, False: 4}[size < 126] if size < 65_536 else 10
+
+    assert len(frame) == head + size
+    assert frame[0] == 0x81
+    assert frame[1] < 0x80
+
+
+async def test_what_waits_goes_out_in_order_and_just_as_much_as_is_taken() -> None:
+    out, pipe = outgoing(lambda: None)
+    out.send(b"1")
+    out.fill()
+    for frame in (b"2", b"3", b"4"):
+        out.send(frame)
+    assert pipe.written == [b"1"]
+
+    pipe.on_write = lambda: out.fill() if pipe.written[-1] == b"3" else None
+    out.drain()
+    assert pipe.written == [b"1", b"2", b"3"]
+    out.drain()
+    assert pipe.written == [b"1", b"2", b"3", b"4"]
+    out.end(b"")
+
+
+@pytest.mark.parametrize(
+    "limits", [{"send_queue_bytes": 100}, {"send_queue_frames": 10}], ids=["bytes", "frames"]
+)
+async def test_too_much_waiting_is_reported_once_and_never_from_inside_a_send(
+    limits: dict[str, int],
+) -> None:
+    reported = anyio.Event()
+    reports: list[int] = []
+
+    def lagging() -> None:
+        reports.append(1)
+        reported.set()
+
+    out, pipe = outgoing(lagging, **limits)
+    out.fill()
+
+    for _ in range(50):
+        out.send(b"x" * 10)
+    assert not reports
+    with anyio.fail_after(5):
+        await reported.wait()
+
+    assert reports == [1]
+    assert pipe.written == []
+    out.end(b"bye")
+    assert pipe.written == [b"bye"]
+
+
+async def test_a_reader_that_takes_nothing_for_too_long_is_reported() -> None:
+    reported = anyio.Event()
+    out, _ = outgoing(reported.set, write_deadline_s=0.01)
+    out.fill()
+
+    with anyio.fail_after(5):
+        await reported.wait()
+
+
+async def test_a_reader_that_takes_something_in_time_is_not() -> None:
+    reports: list[int] = []
+    out, _ = outgoing(lambda: reports.append(1), write_deadline_s=0.0)
+    out.fill()
+    out.drain()
+
+    await anyio.wait_all_tasks_blocked()
+
+    assert not reports

@@ -1,0 +1,314 @@
+"""HTTP over real sockets: who is too large, too slow, too many or ambiguous."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import anyio
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from gateway.web.responses import json_response
+from tests.web.running import (
+    BEARER,
+    GUARDED,
+    OPEN,
+    PING,
+    Answer,
+    Site,
+    ask,
+    keep_sending,
+    parse_answer,
+    read_all,
+    running,
+)
+
+
+async def spoken(site: Site, head: str, body: bytes = b"") -> Answer:
+    """A request by the letter; `%` stands for the Host line."""
+    text = head.replace("%", f"Host: {site.address}").replace("\n", "\r\n")
+    return parse_answer(await site.raw(text.encode("latin-1") + b"\r\n\r\n" + body))
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ("GET /healthz HTTP/1.1\n%", 200),
+        ("GET /healthz HTTP/1.0\n%", 200),
+        ("GET /healthz HTTP/1.1", 400),
+        ("GET /healthz HTTP/1.0", 400),
+        ("GET /healthz HTTP/1.1\nHost: ", 400),
+        ("GET /healthz HTTP/1.1\n%\n%", 400),
+        ("POST /length HTTP/1.1\n%\nContent-Length: 3\nTransfer-Encoding: chunked", 400),
+        ("POST /length HTTP/1.1\n%\nTransfer-Encoding: chunked\nContent-Length: 3", 400),
+        ("POST /length HTTP/1.1\n%\nContent-Length: 3\nContent-Length: 3", 400),
+        ("POST /length HTTP/1.1\n%\nContent-Length: -3", 400),
+        ("POST /length HTTP/1.1\n%\nContent-Length: 3x", 400),
+        ("POST /length HTTP/1.1\n%\nTransfer-Encoding: gzip, chunked", 400),
+        ("POST /length HTTP/1.1\n%\nTransfer-Encoding: identity", 400),
+        ("GET http://evil.com/healthz HTTP/1.1\n%", 400),
+        ("OPTIONS * HTTP/1.1\n%", 400),
+        ("CONNECT evil.com:443 HTTP/1.1\n%", 400),
+        ("GET /h\xe9 HTTP/1.1\n%", 400),
+        ("GET /healthz HTTP/9.9\n%", 400),
+        ("WHAT /healthz HTTP/1.1\n%", 400),
+        ("garbage", 400),
+        ("GET /healthz HTTP/1.1\n%\nBad Header: x", 400),
+        ("GET /healthz HTTP/1.1\n%\n folded: x", 400),
+        ("PRI * HTTP/2.0\n\nSM", 400),
+    ],
+)
+async def test_a_request_is_plain_or_refused(head: str, status: int) -> None:
+    async with running() as site:
+        if status == 200:
+            head += "\nConnection: close"
+        answer = await spoken(site, head, b"abc")
+
+        assert answer.status == status
+        if status == 400:
+            assert answer.json["error"]["type"] == "invalid_request"
+            assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("\nX: y" * 60, 200),
+        ("\nX: y" * 64, 431),
+        ("\nX: " + "y" * 16_000, 200),
+        ("\nX: " + "y" * 17_000, 431),
+        ("\nX: " + "y" * 500_000, 431),
+        (f"\n{'x' * 17_000}: y", 431),
+    ],
+)
+async def test_headers_are_limited_in_number_and_size(lines: str, status: int) -> None:
+    async with running() as site:
+        answer = await spoken(site, f"GET /healthz HTTP/1.1\n%\nConnection: close{lines}")
+
+        assert answer.status == status
+
+
+async def test_a_header_that_never_ends_is_refused_by_its_bytes() -> None:
+    async with running() as site, await site.dial() as stream:
+        await stream.send(b"GET /healthz HTTP/1.1\r\nX: ")
+        answers: list[bytes] = []
+
+        async def listen() -> None:
+            answers.append(await read_all(stream))
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen)
+            for _ in range(40):
+                await stream.send(b"y" * 1_000)
+        assert parse_answer(answers[0]).status == 431
+
+
+@pytest.mark.parametrize(("length", "status"), [(8_000, 404), (8_300, 414), (300_000, 414)])
+async def test_the_target_is_limited(length: int, status: int) -> None:
+    async with running() as site:
+        answer = await spoken(site, f"GET /{'a' * length} HTTP/1.1\n%\nConnection: close")
+        assert answer.status == status
+
+
+@pytest.mark.parametrize("sent", [b"G", b"GET /healthz HTTP/1.1\r\n", b"GET / HTTP/1.1\r\nA: b"])
+async def test_half_a_head_has_its_time_and_no_more(sent: bytes) -> None:
+    async with running(replace(OPEN, header_timeout_s=0.05)) as site:
+        answer = parse_answer(await site.raw(sent))
+        assert (answer.status, answer.json["error"]["type"]) == (408, "timeout")
+
+
+async def test_dripping_does_not_buy_time() -> None:
+    async with running(replace(OPEN, header_timeout_s=0.1)) as site, await site.dial() as stream:
+        answers: list[bytes] = []
+
+        async def listen(scope: anyio.CancelScope) -> None:
+            answers.append(await read_all(stream))
+            scope.cancel()
+
+        await stream.send(b"GET /healthz HTTP/1.1\r\nA: ")
+        async with anyio.create_task_group() as group:
+            group.start_soon(listen, group.cancel_scope)
+            while True:
+                await stream.send(b"b")
+                await anyio.sleep(0.01)
+        assert parse_answer(answers[0]).status == 408
+
+
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"\r\n\r\n\r\n"])
+async def test_who_says_nothing_is_let_go_without_a_word(sent: bytes) -> None:
+    settings = replace(OPEN, header_timeout_s=0.05)
+    async with running(settings) as site, await site.dial() as stream:
+        if sent:
+            await stream.send(sent)
+        assert await read_all(stream) == b""
+
+
+async def test_a_connection_at_rest_is_let_go_also_if_it_trickles() -> None:
+    async with running(replace(OPEN, keep_alive_s=1)) as site, await site.dial() as stream:
+        await stream.send(f"GET /healthz HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
+        await stream.send(b"\r\n")
+        assert (await read_all(stream)).count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("framing", ["Content-Length: 100", "Transfer-Encoding: chunked"])
+async def test_half_a_body_has_its_time_and_no_more(framing: str) -> None:
+    async with running(replace(OPEN, body_timeout_s=0.05)) as site:
+        answer = await spoken(site, f"POST /length HTTP/1.1\n%\n{framing}", b"4\r\nabcd\r\n")
+        assert (answer.status, answer.json["error"]["type"]) == (408, "timeout")
+        assert (await site.get("/healthz")).status == 200
+
+
+@pytest.mark.parametrize(
+    ("framing", "body"),
+    [
+        ("Content-Length: 1001", b"x" * 1_001),
+        ("Content-Length: 99999999999", b"x" * 5_000),
+        ("Transfer-Encoding: chunked", b"3e9\r\n" + b"x" * 1_001 + b"\r\n0\r\n\r\n"),
+    ],
+)
+async def test_a_body_that_is_too_large_is_refused(framing: str, body: bytes) -> None:
+    async with running(replace(OPEN, max_body_bytes=1_000, keep_alive_s=1)) as site:
+        head = f"POST /length HTTP/1.1\n%\n{framing}\nConnection: close"
+        answer = await spoken(site, head, body)
+        assert (answer.status, answer.json["error"]["type"]) == (413, "too_large")
+
+
+async def test_a_body_at_the_limit_is_taken() -> None:
+    async with running(replace(OPEN, max_body_bytes=200_000)) as site:
+        answer = await site.get("/length", method="POST", body=b"x" * 200_000)
+        assert answer.json == {"length": 200_000}
+
+
+async def test_an_endless_body_is_read_no_further_than_it_may() -> None:
+    settings = replace(OPEN, max_body_bytes=10_000)
+    async with running(settings) as site, await site.dial() as stream:
+        head = f"POST /length HTTP/1.1\r\nHost: {site.address}\r\n"
+        await stream.send(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        chunks = (b"2710\r\n" + b"x" * 10_000 + b"\r\n") * 5_000
+        with pytest.raises(anyio.BrokenResourceError):
+            await keep_sending(stream, chunks)
+
+
+async def until_there_are(site: Site, connections: int) -> None:
+    with anyio.fail_after(5):
+        while site.server.connections < connections:
+            await anyio.lowlevel.checkpoint()
+
+
+async def test_one_connection_too_many_is_told_to_come_back() -> None:
+    async with running(replace(OPEN, max_connections=2)) as site:
+        async with site.socket() as one, await site.dial():
+            await ask(one, "ping")
+            await until_there_are(site, 2)
+            answer = parse_answer(await site.raw(b""))
+            assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+            assert (await ask(one, "ping"))["result"] == "pong"
+        with anyio.fail_after(5):
+            await site.server._lobby.empty()
+        assert (await site.get("/healthz")).status == 200
+
+
+async def test_requests_of_one_connection_are_answered_in_order() -> None:
+    async with running() as site:
+        host = f"Host: {site.address}\r\n"
+        pipeline = (
+            f"POST /length HTTP/1.1\r\n{host}Content-Length: 3\r\n\r\nabc"
+            f"GET /healthz HTTP/1.1\r\n{host}\r\n"
+            f"GET /whoami HTTP/1.1\r\n{host}Connection: close\r\n\r\n"
+        )
+        answers = await site.raw(pipeline.encode())
+
+        places = [answers.index(b) for b in (b'{"length":3}', b'"ok"', b'{"name":"local"}')]
+        assert places == sorted(places)
+
+
+async def test_a_bad_request_behind_a_good_one_does_not_spoil_its_answer() -> None:
+    gate = anyio.Event()
+
+    async def slow(_request: Request) -> Response:
+        await gate.wait()
+        return json_response({"slow": True})
+
+    async with running(routes=(Route("/slow", slow),)) as site, await site.dial() as stream:
+        await stream.send(f"GET /slow HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
+        await stream.send(b"garbage\r\n\r\n")
+        assert (await site.get("/healthz")).status == 200
+        gate.set()
+        answers = await read_all(stream)
+
+        assert answers.count(b"HTTP/1.1 ") == 1
+        assert answers.endswith(b'{"slow":true}')
+
+
+async def test_an_answer_that_nobody_takes_is_given_up() -> None:
+    ended = anyio.Event()
+
+    async def endless(_request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            try:
+                while True:
+                    yield b"x" * 65_536
+                    await anyio.lowlevel.checkpoint()
+            finally:
+                ended.set()
+
+        return StreamingResponse(chunks())
+
+    settings = replace(OPEN, write_deadline_s=0.1)
+    async with (
+        running(settings, routes=(Route("/endless", endless),)) as site,
+        await site.dial() as stream,
+    ):
+        await stream.send(f"GET /endless HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
+        with anyio.fail_after(5):
+            await ended.wait()
+
+
+async def test_an_upgrade_that_we_do_not_know_is_answered_as_if_it_were_not_there() -> None:
+    async with running() as site:
+        head = "GET /healthz HTTP/1.1\n%\nConnection: Upgrade\nUpgrade: h2c"
+        answer = await spoken(site, head)
+        assert (answer.status, answer.headers["connection"]) == (200, "close")
+
+
+KEY = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
+UPGRADE = "%\nConnection: Upgrade\nUpgrade: websocket\nSec-WebSocket-Version: 13"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        f"POST /ws HTTP/1.1\n{UPGRADE}\n{KEY}",
+        f"GET /ws HTTP/1.0\n{UPGRADE}\n{KEY}",
+        f"GET /ws HTTP/1.1\n{UPGRADE}",
+        f"GET /ws HTTP/1.1\n{UPGRADE}\nSec-WebSocket-Key: short",
+        f"GET /ws HTTP/1.1\n{UPGRADE}\nSec-WebSocket-Key: \xff\xfe",
+        f"GET /ws HTTP/1.1\n{UPGRADE}\n{KEY}\n{KEY}",
+        f"GET /ws HTTP/1.1\n{UPGRADE.replace('13', '8')}\n{KEY}",
+        f"GET /ws HTTP/1.1\n{UPGRADE}\n{KEY}\nContent-Length: 3",
+        f"GET /ws HTTP/1.1\n{UPGRADE}\n{KEY}\nTransfer-Encoding: chunked",
+    ],
+)
+async def test_a_handshake_by_the_letter_or_none(head: str) -> None:
+    async with running() as site:
+        answer = await spoken(site, head)
+        assert answer.status == 400
+        assert (await site.get("/healthz")).status == 200
+
+
+async def test_a_browser_s_plain_visit_to_the_socket_finds_nothing() -> None:
+    async with running(GUARDED) as site:
+        assert (await site.get("/ws")).status == 401
+        assert (await site.get("/ws", BEARER)).status == 404
+
+
+async def test_every_connection_is_counted_out_again() -> None:
+    async with running(methods=(PING,)) as site:
+        for _ in range(5):
+            await site.get("/healthz")
+            await site.raw(b"garbage\r\n\r\n")
+            async with site.socket() as socket:
+                await ask(socket, "ping")
+        with anyio.fail_after(5):
+            await site.server._lobby.empty()

@@ -1,0 +1,135 @@
+"""Listening, and letting everybody go."""
+
+import logging
+from dataclasses import replace
+
+import anyio
+import pytest
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from websockets.exceptions import ConnectionClosed
+
+from gateway.web.asgi import build
+from gateway.web.refusals import AddressInUse, CannotListen
+from gateway.web.responses import json_response
+from gateway.web.server import Address, WebServer, serve
+from tests.fakes.clock import FakeClock
+from tests.web.running import OPEN, ask, parse_answer, read_all, running
+
+
+@pytest.fixture(params=["uvloop", "asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, object]]:
+    """Both loops: not every system has the faster one."""
+    return ("asyncio", {"use_uvloop": request.param == "uvloop"})
+
+
+async def test_a_free_port_is_found_and_told() -> None:
+    async with running() as site:
+        assert site.address.port > 0
+        assert (await site.get("/healthz")).status == 200
+
+
+async def test_a_busy_port_is_named() -> None:
+    async with running() as site:
+        settings = replace(OPEN, port=site.address.port)
+        app = build(settings, methods=(), ready=tuple, clock=FakeClock())
+
+        with pytest.raises(AddressInUse, match=str(site.address.port)):
+            await serve(app, settings)
+        assert (await site.get("/healthz")).status == 200
+
+
+@pytest.mark.parametrize("bind", ["192.0.2.1", "no.such.name.invalid"])
+async def test_an_address_that_is_not_ours_is_named(bind: str) -> None:
+    settings = replace(OPEN, bind=bind)
+    app = build(settings, methods=(), ready=tuple, clock=FakeClock())
+
+    with pytest.raises(CannotListen, match=bind), anyio.fail_after(5):
+        await serve(app, settings)
+
+
+def test_an_address_reads_as_it_is_dialled() -> None:
+    assert str(Address("127.0.0.1", 1)) == "127.0.0.1:1"
+    assert str(Address("::1", 1)) == "[::1]:1"
+
+
+async def test_stopping_lets_requests_finish_and_sends_sockets_away() -> None:
+    gate = anyio.Event()
+    asked = anyio.Event()
+
+    async def slow(_request: Request) -> Response:
+        asked.set()
+        await gate.wait()
+        return json_response({"finished": True})
+
+    async with (
+        running(routes=(Route("/slow", slow),)) as site,
+        await site.dial() as stream,
+        site.socket() as socket,
+    ):
+        await ask(socket, "ping")
+        await stream.send(f"GET /slow HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
+        await asked.wait()
+
+        site.server.stop(grace_s=5)
+
+        with pytest.raises(ConnectionClosed) as closed:
+            await socket.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1012
+        assert "retry_after_s" in closed.value.rcvd.reason
+        with pytest.raises(OSError, match="connect|refused|attempts"):
+            await site.dial()
+        gate.set()
+        assert parse_answer(await read_all(stream)).json == {"finished": True}
+
+
+async def test_who_does_not_finish_in_time_is_cut_off() -> None:
+    asked = anyio.Event()
+
+    async def stuck(_request: Request) -> Response:
+        asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    settings = replace(OPEN, port=0)
+    app = build(settings, methods=(), ready=tuple, clock=FakeClock(), routes=(Route("/x", stuck),))
+    server = WebServer(app, settings)
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            address: Address = await group.start(_serve, server)
+            async with await anyio.connect_tcp(address.host, address.port) as stream:
+                await stream.send(f"GET /x HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
+                await asked.wait()
+                server.stop(grace_s=0.05)
+                await read_all(stream)
+    assert server.connections == 0
+
+
+async def _serve(server: WebServer, *, task_status: anyio.abc.TaskStatus[Address]) -> None:
+    await server.serve(task_status=task_status)
+
+
+async def test_who_is_there_goes_on_when_nobody_else_is_let_in() -> None:
+    async with running() as site, site.socket() as socket:
+        site.server.stop_accepting()
+
+        assert (await ask(socket, "ping"))["result"] == "pong"
+        with pytest.raises(OSError, match="connect|refused|attempts"):
+            await site.dial()
+
+
+async def test_a_cancelled_server_leaves_nothing_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with running() as site:
+        socket = await site.socket()
+        await ask(socket, "ping")
+        stream = await site.dial()
+
+    assert site.server.connections == 0
+    with anyio.fail_after(5):
+        await socket.wait_closed()
+    await stream.aclose()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

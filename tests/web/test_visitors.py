@@ -1,0 +1,82 @@
+"""Addresses by value, proxies by trust."""
+
+import pytest
+
+from gateway.web.visitors import Reception, parse_address
+
+LOOPBACK = ("127.0.0.1", 1)
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "127.8.9.1", "::1", "::ffff:127.0.0.1"])
+def test_a_loopback_address_is_known_in_every_spelling(text: str) -> None:
+    address = parse_address(text)
+
+    assert address is not None
+    assert address.is_loopback
+
+
+@pytest.mark.parametrize(
+    "text", ["127.evil.com", "localhost", "127.0.0.1.evil.com", "0x7f.1", "", "127.0.0.1:80"]
+)
+def test_what_only_looks_like_an_address_is_none(text: str) -> None:
+    assert parse_address(text) is None
+
+
+@pytest.mark.parametrize(
+    ("headers", "is_near"),
+    [
+        ([], True),
+        ([(b"sec-fetch-site", b"none")], True),
+        ([(b"sec-fetch-site", b"cross-site")], False),
+        ([(b"origin", b"http://127.0.0.1:7200")], False),
+        ([(b"origin", b"null")], False),
+        ([(b"x-forwarded-for", b"127.0.0.1")], False),
+        ([(b"forwarded", b"for=127.0.0.1")], False),
+        ([(b"x-real-ip", b"127.0.0.1")], False),
+        ([(b"x-forwarded-for", b"")], False),
+    ],
+)
+def test_only_a_direct_program_on_this_machine_is_near(
+    headers: list[tuple[bytes, bytes]], is_near: bool
+) -> None:
+    assert Reception(()).visitor(headers, LOOPBACK, LOOPBACK).is_near is is_near
+
+
+def test_a_peer_elsewhere_is_not_near() -> None:
+    assert not Reception(()).visitor([], ("10.0.0.7", 1), LOOPBACK).is_near
+    assert not Reception(()).visitor([], None, LOOPBACK).is_near
+
+
+@pytest.mark.parametrize(
+    ("hops", "client"),
+    [
+        (b"9.9.9.9", "9.9.9.9"),
+        (b"127.0.0.1, 9.9.9.9", "9.9.9.9"),  # what the sender wrote comes first and is not believed
+        (b"9.9.9.9, 10.0.0.1", "9.9.9.9"),  # a second proxy of ours
+        (b"9.9.9.9, nonsense", "None"),
+    ],
+)
+def test_behind_a_trusted_proxy_the_last_foreign_hop_is_the_client(
+    hops: bytes, client: str
+) -> None:
+    reception = Reception(("127.0.0.1", "10.0.0.0/8"))
+
+    visitor = reception.visitor([(b"x-forwarded-for", hops)], LOOPBACK, LOOPBACK)
+
+    assert str(visitor.client) == client
+    assert not visitor.is_near
+
+
+def test_hops_from_an_unknown_proxy_are_not_believed() -> None:
+    visitor = Reception(("10.0.0.1",)).visitor(
+        [(b"x-forwarded-for", b"127.0.0.1")], ("9.9.9.9", 1), LOOPBACK
+    )
+
+    assert str(visitor.client) == "9.9.9.9"
+    assert visitor.proxied
+
+
+def test_a_header_that_must_be_single_is_noticed_when_it_is_not() -> None:
+    headers = [(b"host", b"a"), (b"host", b"b"), (b"x-other", b"1"), (b"x-other", b"2")]
+
+    assert Reception(()).visitor(headers, LOOPBACK, LOOPBACK).repeated == {"host"}

@@ -1,0 +1,86 @@
+"""Tasks that are used again."""
+
+import anyio
+
+from gateway.web.workers import Workers
+
+
+async def test_jobs_start_in_order_and_do_not_wait_for_each_other() -> None:
+    workers = Workers(10)
+    seen: list[str] = []
+    gate, done = anyio.Event(), anyio.Event()
+
+    async def slow(name: str) -> None:
+        seen.append(name)
+        await gate.wait()
+        seen.append(f"{name} ended")
+
+    async def quick(name: str) -> None:
+        seen.append(name)
+        if name == "d":
+            done.set()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            await group.start(_run, workers)
+            assert workers.take(slow, "a")
+            assert workers.take(quick, "b")
+            assert workers.take(quick, "c")
+            assert workers.take(quick, "d")
+            await done.wait()
+            gate.set()
+            await workers.rest()
+            group.cancel_scope.cancel()
+
+    assert seen == ["a", "b", "c", "d", "a ended"]
+
+
+async def _run(workers: Workers, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+    await workers.run(task_status=task_status)
+
+
+async def test_a_task_is_used_again() -> None:
+    workers = Workers(10)
+    tasks: set[int] = set()
+
+    async def note() -> None:
+        tasks.add(anyio.get_current_task().id)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            await group.start(_run, workers)
+            for _ in range(50):
+                assert workers.take(note)
+                await workers.rest()
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+
+    assert len(tasks) == 1
+
+
+async def test_too_much_work_is_refused_and_not_queued() -> None:
+    workers = Workers(2)
+    gate = anyio.Event()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            await group.start(_run, workers)
+            assert [workers.take(gate.wait) for _ in range(3)] == [True, True, False]
+            gate.set()
+            await workers.rest()
+            assert workers.take(gate.wait)
+            group.cancel_scope.cancel()
+
+
+async def test_before_and_after_their_time_they_take_nothing() -> None:
+    workers = Workers(2)
+    assert not workers.take(anyio.sleep, 0)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            await group.start(_run, workers)
+            assert workers.take(anyio.sleep_forever)
+            group.cancel_scope.cancel()
+
+    assert not workers.take(anyio.sleep, 0)
+    assert workers.busy == 0
