@@ -117,6 +117,10 @@ class _Answer:
     def headers(self) -> Mapping[str, str]:
         return {name.lower(): value for name, value in self._answer.headers.items()}
 
+    @property
+    def is_over(self) -> bool:
+        return self._answer.content.at_eof()
+
     async def read_some(self) -> bytes:
         try:
             return await self._answer.content.readany()

@@ -108,4 +108,6 @@ async def _ask(config: GatewayConfig, agent: AgentDef) -> ModelReply:
     )
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
     async with app.models(replace(config, providers=once), SystemClock()) as model:
-        return await model.reply(request, lambda _delta: None)
+        with anyio.move_on_after(WITHIN_S):
+            return await model.reply(request, lambda _delta: None)
+    raise ModelFailed(agent.provider, "timeout", f"no complete reply within {WITHIN_S:g} s")

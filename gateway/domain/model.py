@@ -33,7 +33,7 @@ class ModelRequest:
     temperature: float | None = None
     thinking: bool = False
     stream: bool = True
-    deadline_s: float = 120.0  # how long this call, its waits and its retries may take together
+    deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
 
 
 @dataclass(frozen=True, slots=True)

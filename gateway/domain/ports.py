@@ -230,6 +230,11 @@ class HttpAnswer(Protocol):
         """Names in lower case."""
         ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it has been read, so that `read_some` would not wait."""
+        ...
+
     async def read_some(self) -> bytes:
         """What has arrived, at least one byte; b"" at the end. Raises HttpFailed."""
         ...

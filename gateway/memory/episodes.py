@@ -19,6 +19,7 @@ class Episode:
 
     head: NodeId | None
     nodes: tuple[Node, ...] = ()
+    weight: int = 0  # what keeping it costs, in tokens
 
 
 class Episodes:
@@ -36,7 +37,7 @@ class Episodes:
             self._warm.move_to_end(key)
             return self._warm[key]
         path = await self._transcript.path(key, upto=upto, limit=turns * NODES_A_TURN)
-        episode = Episode(path.head, _whole(path.nodes))
+        episode = _episode(path.head, path.nodes)
         if upto is None:
             self._keep(key, episode)
         return episode
@@ -45,19 +46,26 @@ class Episodes:
         self, key: SessionKey, episode: Episode, nodes: tuple[Node, ...], *, turns: int
     ) -> None:
         """What was just committed, so that the next turn need not read it."""
-        grown = (*episode.nodes, *nodes)[-turns * NODES_A_TURN :]
-        self._keep(key, Episode(nodes[-1].id, _whole(grown)))
+        most = turns * NODES_A_TURN
+        if len(episode.nodes) + len(nodes) <= most:
+            weight = episode.weight + _weight(nodes)
+            grown = Episode(nodes[-1].id, (*episode.nodes, *nodes), weight)
+        else:
+            # Cut with some slack, so that a long session does not pay for it with every turn.
+            keep = most - NODES_A_TURN
+            grown = _episode(nodes[-1].id, (*episode.nodes, *nodes)[-keep:])
+        self._keep(key, grown)
 
     def forget(self, key: SessionKey) -> None:
         """HEAD was moved: what is warm is no longer the path."""
         gone = self._warm.pop(key, None)
         if gone is not None:
-            self._tokens -= _tokens(gone)
+            self._tokens -= gone.weight
 
     def _keep(self, key: SessionKey, episode: Episode) -> None:
         self.forget(key)
         self._warm[key] = episode
-        self._tokens += _tokens(episode)
+        self._tokens += episode.weight
         while self._tokens > self._kept_tokens and len(self._warm) > 1:
             self.forget(next(iter(self._warm)))
 
@@ -70,6 +78,11 @@ def _whole(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
     return ()
 
 
-def _tokens(episode: Episode) -> int:
+def _episode(head: NodeId | None, nodes: tuple[Node, ...]) -> Episode:
+    whole = _whole(nodes)
+    return Episode(head, whole, _weight(whole))
+
+
+def _weight(nodes: tuple[Node, ...]) -> int:
     # A node costs memory even when its text is short.
-    return sum(node.token_count + 100 for node in episode.nodes)
+    return sum([node.token_count + 100 for node in nodes])

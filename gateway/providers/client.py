@@ -67,28 +67,24 @@ class ProviderClient:
             raise ModelFailed(request.provider, "refused_key", self._key_problem)
         body = self._encoder.body(request)
 
-        async def attempt(left_s: float) -> ModelReply:
+        async def attempt() -> ModelReply:
             nonlocal body
             try:
-                return await self._attempt(request, body, hear, left_s)
+                return await self._attempt(request, body, hear)
             except ModelFailed as failed:
                 if failed.kind != "bad_request" or not self._encoder.adapt(failed.detail):
                     raise
                 body = self._encoder.body(request)
-                return await self._attempt(request, body, hear, left_s)
+                return await self._attempt(request, body, hear)
 
         return await self._retries.run(attempt, request.deadline_s)
 
-    async def _attempt(
-        self, request: ModelRequest, body: bytes, hear: Hear, left_s: float
-    ) -> ModelReply:
+    async def _attempt(self, request: ModelRequest, body: bytes, hear: Hear) -> ModelReply:
         assembly = Assembly(request, hear, self._scrub, len(body))
         try:
-            with anyio.move_on_after(max(0.0, left_s)):
-                return await self._exchange(assembly, body)
+            return await self._exchange(assembly, body)
         except HttpFailed as error:
             raise assembly.failed(_kind(error, "network"), str(error)) from error
-        raise assembly.failed("timeout", f"no complete reply within {request.deadline_s:g} s")
 
     async def _exchange(self, assembly: Assembly, body: bytes) -> ModelReply:
         definition = self._definition
@@ -127,8 +123,9 @@ async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assem
         if not data:
             return reader.close()
         reader.feed(data)
-    with anyio.move_on_after(END_WITHIN_S):
-        await _read_upto(answer, ERROR_BODY_CAP)
+    if not answer.is_over:
+        with anyio.move_on_after(END_WITHIN_S):
+            await _read_upto(answer, ERROR_BODY_CAP)
     return reader.close()
 
 

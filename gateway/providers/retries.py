@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
-Attempt = Callable[[float], Awaitable[ModelReply]]  # given the seconds that are left
+Attempt = Callable[[], Awaitable[ModelReply]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Retries:
         tried = 0
         while True:
             try:
-                return await attempt(end - self.clock.monotonic())
+                return await attempt()
             except ModelFailed as failed:
                 pause = self.pause_s(failed, tried, end - self.clock.monotonic())
                 if pause is None:

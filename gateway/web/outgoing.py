@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 from gateway.web.settings import WebSettings
 
+MOST_GATHERED = 65_536
+
 
 def text_frame(payload: bytes) -> bytes:
     """A whole unmasked text frame, as a server sends it."""
@@ -23,6 +25,8 @@ class Outgoing:
     listeners."""
 
     __slots__ = (
+        "_batch",
+        "_batched_bytes",
         "_deadline",
         "_full",
         "_given_up",
@@ -43,6 +47,8 @@ class Outgoing:
     ) -> None:
         self._transport, self._settings, self._loop = transport, settings, loop
         self._lagging = lagging
+        self._batch: list[bytes] = []
+        self._batched_bytes = 0
         self._queue: deque[bytes] | None = None
         self._queued_bytes = 0
         self._full = self._given_up = False
@@ -50,7 +56,7 @@ class Outgoing:
 
     def send(self, frame: bytes) -> None:
         if not self._full:
-            self._transport.write(frame)
+            self._gather(frame)
             return
         if self._given_up:
             return
@@ -67,6 +73,23 @@ class Outgoing:
             self._stop_deadline()
             self._loop.call_soon(self._lagging)
 
+    def _gather(self, frame: bytes) -> None:
+        """What is sent in one round of the loop costs one system call."""
+        if not self._batch:
+            self._loop.call_soon(self._flush)
+        self._batch.append(frame)
+        self._batched_bytes += len(frame)
+        if self._batched_bytes > MOST_GATHERED:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._batch:
+            gathered = b"".join(self._batch)
+            self._batch.clear()
+            self._batched_bytes = 0
+            if not self._transport.is_closing():
+                self._transport.write(gathered)
+
     def fill(self) -> None:
         """The transport takes no more for now."""
         self._full = True
@@ -77,6 +100,7 @@ class Outgoing:
         """The transport takes more: it is given just as much, so that each stretch has a deadline."""
         self._full = False
         self._stop_deadline()
+        self._flush()
         while self._queue and not self._full:
             frame = self._queue.popleft()
             self._queued_bytes -= len(frame)
@@ -85,6 +109,7 @@ class Outgoing:
     def end(self, last: bytes) -> None:
         """Forgets what waits here and sends one last thing after what the transport holds."""
         self._stop_deadline()
+        self._flush()
         self._queue, self._queued_bytes = None, 0
         if last and not self._transport.is_closing():
             self._transport.write(last)

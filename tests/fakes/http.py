@@ -18,6 +18,10 @@ class ScriptedAnswer:
     )
     reads: int = 0
 
+    @property
+    def is_over(self) -> bool:
+        return self.reads >= len(self.pieces)
+
     async def read_some(self) -> bytes:
         if self.reads >= len(self.pieces):
             return b""

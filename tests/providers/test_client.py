@@ -238,15 +238,6 @@ async def test_silence_between_two_chunks_is_a_timeout() -> None:
     assert (failed.value.kind, failed.value.started) == ("timeout", True)
 
 
-async def test_the_whole_call_has_a_deadline_too() -> None:
-    async with asking([Reply("x", gate=anyio.Event())]) as (server, client):
-        with pytest.raises(ModelFailed, match=r"within 0\.2 s") as failed:
-            await client.reply(a_request(deadline_s=0.2), Heard())
-        await server.requests[0].disconnected.wait()
-
-    assert failed.value.kind == "timeout"
-
-
 @pytest.mark.requirement("S-002-LLM-10", "S-002-Cancel-01")
 @pytest.mark.parametrize("while_streaming", [True, False])
 async def test_a_cancelled_call_hangs_up(while_streaming: bool) -> None:

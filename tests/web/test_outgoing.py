@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.web.outgoing import Outgoing, text_frame
+from gateway.web.outgoing import MOST_GATHERED, Outgoing, text_frame
 from gateway.web.settings import WebSettings
 
 
@@ -43,12 +43,36 @@ def test_a_frame_says_its_length(size: int) -> None:
     assert frame[1] < 0x80
 
 
+async def test_what_is_sent_in_one_round_of_the_loop_is_written_at_once_and_in_order() -> None:
+    out, pipe = outgoing(lambda: None)
+    for frame in (b"1", b"2", b"3"):
+        out.send(frame)
+    before = list(pipe.written)
+    await anyio.lowlevel.checkpoint()
+    out.send(b"4")
+    out.end(b"5")
+    await anyio.lowlevel.checkpoint()
+
+    assert before == []
+    assert pipe.written == [b"123", b"4", b"5"]
+
+
+async def test_a_flood_in_one_round_is_not_gathered_without_a_bound() -> None:
+    out, pipe = outgoing(lambda: None)
+    for _ in range(100):
+        out.send(b"x" * 1024)
+
+    assert len(b"".join(pipe.written)) >= MOST_GATHERED
+    out.end(b"")
+
+
 async def test_what_waits_goes_out_in_order_and_just_as_much_as_is_taken() -> None:
     out, pipe = outgoing(lambda: None)
     out.send(b"1")
     out.fill()
     for frame in (b"2", b"3", b"4"):
         out.send(frame)
+    await anyio.lowlevel.checkpoint()
     assert pipe.written == [b"1"]
 
     pipe.on_write = lambda: out.fill() if pipe.written[-1] == b"3" else None

@@ -1,0 +1,185 @@
+"""A real gateway for a test: in this process, or as the command that users start."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from gateway.app import Gateway, assembled, web_settings
+from gateway.cli.known import known
+from gateway.config.load import load
+from gateway.config.values import GatewayConfig
+from gateway.domain.version import VERSION
+from gateway.host.keyfile import make_key
+from gateway.web.server import Address, WebServer
+
+START_S = 20.0
+SOUL = "You answer tests."
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a configuration file says; each text goes into its section, `rest` to the end."""
+
+    model_url: str
+    gateway: str = ""
+    provider: str = ""
+    agent: str = 'tools = ["clock"]'
+    rest: str = ""
+    key: str = "sk-of-the-test"
+
+    def toml(self, folder: Path) -> str:
+        return f"""
+[gateway]
+port = 0
+data_dir = "{folder / "data"}"
+{self.gateway}
+
+[providers.fake]
+wire = "openai"
+base_url = "{self.model_url}"
+api_key = "{self.key}"
+{self.provider}
+
+[agent]
+id = "main"
+provider = "fake"
+model = "m"
+soul_path = "{folder / "soul.md"}"
+{self.agent}
+
+{self.rest}
+"""
+
+    async def written(self, folder: Path) -> Path:
+        """config.toml, with the soul and the data beside it."""
+        await anyio.Path(folder / "soul.md").write_text(SOUL, encoding="utf-8")
+        path = folder / "config.toml"
+        await anyio.Path(path).write_text(self.toml(folder), encoding="utf-8")
+        return path
+
+
+@dataclass(frozen=True)
+class Site:
+    """A gateway that runs in this process."""
+
+    url: str
+    rooms: Gateway
+
+
+Change = Callable[[GatewayConfig], GatewayConfig]
+
+
+def unchanged(config: GatewayConfig) -> GatewayConfig:
+    return config
+
+
+@asynccontextmanager
+async def running(setup: Setup, folder: Path, change: Change = unchanged) -> AsyncIterator[Site]:
+    """Started as `exogate run` does it; at the end it stops at once, whatever is at work. `change`
+    is for bounds that no file may set so low."""
+    path = await setup.written(folder)
+    read = partial(load, path, environment={}, home=folder, cwd=folder, known=known())
+    config = change(await to_thread.run_sync(read))
+    async with assembled(config, version=VERSION) as rooms:
+        key = await to_thread.run_sync(make_key, config.gateway.data_dir)
+        settings = web_settings(config, key)
+        server = WebServer(rooms.web(settings), settings)
+        async with anyio.create_task_group() as group:
+            address: Address = await group.start(server.serve)
+            await rooms.front.reception.resume()
+            rooms.health.starting = False
+            yield Site(f"http://{address}", rooms)
+            group.cancel_scope.cancel()
+
+
+@dataclass
+class Command:
+    """`exogate run` as a process of its own; `output` is all that it said, on stdout and stderr."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+    url: str = ""
+
+    def kill(self) -> None:
+        """kill -9, at this very moment; harmless if it is dead already."""
+        self.process.kill()
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def ready(self) -> bool:
+        """Waits until it can answer; False if it died before."""
+        return await to_thread.run_sync(self._read_banner)
+
+    def _read_banner(self) -> bool:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self.output.open("ab") as output:
+                output.write(line)
+            if b"HTTP API" in line:
+                self.url = line.split()[2].decode().removesuffix("/api/chat")
+            if b"Ctrl+C" in line:
+                return True
+        return False
+
+    async def exit_code(self) -> int:
+        """Waits for its end."""
+        with anyio.fail_after(START_S):
+            return await to_thread.run_sync(self.process.wait, START_S)
+
+    async def said(self) -> bytes:
+        return await anyio.Path(self.output).read_bytes()
+
+
+def spawn(config: Path, port: int = 0) -> Command:
+    """Blocks for a moment: call it in a thread."""
+    output = config.parent / "output.txt"
+    with output.open("ab") as log:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-c", "from exogate_launcher import main; main()"),
+                *("--config", str(config), "run", "--port", str(port)),
+            ],
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, "HOME": str(config.parent)},
+        )
+    return Command(process, output)
+
+
+@asynccontextmanager
+async def spawned(config: Path, port: int = 0) -> AsyncIterator[Command]:
+    """On its way up, perhaps; killed at the end if it still runs."""
+    started = await to_thread.run_sync(spawn, config, port)
+    try:
+        yield started
+    finally:
+        started.kill()
+        with anyio.CancelScope(shield=True):
+            await started.exit_code()
+            assert started.process.stdout is not None
+            started.process.stdout.close()
+
+
+@asynccontextmanager
+async def command(config: Path, port: int = 0) -> AsyncIterator[Command]:
+    """A gateway that can answer."""
+    async with spawned(config, port) as started:
+        with anyio.fail_after(START_S):
+            if not await started.ready():
+                told = (await started.said()).decode(errors="replace")
+                raise AssertionError(f"the gateway did not start:\n{told[-2000:]}")
+        yield started

@@ -1,0 +1,85 @@
+"""A soul is edited while the gateway runs."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.fakes.client import Client, connected
+from tests.fakes.gateway import Setup, running
+from tests.fakes.model_server import Asked, scripted_server
+from tests.scenarios.scripts import echo
+
+
+async def until(client: Client, so: Callable[[dict[str, object]], object]) -> dict[str, object]:
+    """What `status` and `agent.list` say, once it is so."""
+    with anyio.fail_after(10):
+        while True:
+            agents = (await client.call("agent.list"))["agents"]
+            told = {**await client.call("status"), "soul": agents[0]["soul"]}
+            if so(told):
+                return told
+
+
+def system_of(asked: Asked) -> str:
+    return str(asked.body["messages"][0]["content"])
+
+
+async def test_the_next_turn_uses_the_new_text(tmp_path: Path) -> None:
+    soul = anyio.Path(tmp_path / "soul.md")
+    async with (
+        scripted_server(echo) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        await client.ask("before")
+        loaded = (await until(client, lambda told: told["soul"]))["soul"]
+        await soul.write_text("You are somebody else now.")
+        told = await until(client, lambda told: told["soul"] != loaded)
+        await client.ask("after")
+
+    assert [system_of(asked) for asked in model.requests] == [
+        "You answer tests.",
+        "You are somebody else now.",
+    ]
+    assert told["problems"] == []
+
+
+@pytest.mark.parametrize("bad", [b"", b"  \n", b"\xff\xfe\x00", b"a\x00b", b"x" * 300_000])
+async def test_a_bad_new_version_changes_nothing_and_is_told(tmp_path: Path, bad: bytes) -> None:
+    soul = anyio.Path(tmp_path / "soul.md")
+    async with (
+        scripted_server(echo) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        await client.ask("before")
+        await soul.write_bytes(bad)
+        told = await until(client, lambda told: told["problems"])
+        await client.ask("meanwhile")
+        await soul.write_text("Healed.")
+        healed = await until(client, lambda told: not told["problems"])
+        await client.ask("after")
+
+    assert "soul.md" in str(told["problems"])
+    assert healed["problems"] == []
+    assert [system_of(asked) for asked in model.requests] == [
+        "You answer tests.",
+        "You answer tests.",
+        "Healed.",
+    ]
+
+
+async def test_a_soul_that_is_deleted_stays_in_use(tmp_path: Path) -> None:
+    async with (
+        scripted_server(echo) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        await client.ask("before")
+        await anyio.Path(tmp_path / "soul.md").unlink()
+        await until(client, lambda told: told["problems"])
+        await client.ask("after")
+
+    assert system_of(model.requests[1]) == "You answer tests."

@@ -1,0 +1,184 @@
+"""The store cannot commit while the gateway runs: nothing is acknowledged that is not kept."""
+
+import resource
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from tests.fakes.client import (
+    WAIT_S,
+    Client,
+    Disconnected,
+    RpcError,
+    connected,
+    http,
+    post_chat,
+    texts_of,
+)
+from tests.fakes.gateway import START_S, Setup, command
+from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.scenarios.scripts import echo, shown
+
+PROBED_S = 20.0  # the store is probed every few seconds
+
+
+@asynccontextmanager
+async def small_disk(folder: Path, size: str) -> AsyncIterator[Path]:
+    """A file system of its own, of that size; skips where it may not be mounted."""
+    await anyio.Path(folder).mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    mounted = await anyio.run_process(mount, check=False)
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        with anyio.CancelScope(shield=True):
+            await anyio.run_process(["umount", str(folder)])
+
+
+async def fill(disk: Path) -> anyio.Path:
+    """Takes all the room there is."""
+    ballast = anyio.Path(disk / "ballast")
+    async with await ballast.open("wb", buffering=0) as file:
+        try:
+            while True:
+                await file.write(b"\0" * 4096)
+        except OSError:
+            return ballast
+
+
+async def until_ready(url: str, wanted: int) -> None:
+    with anyio.fail_after(PROBED_S):
+        while (await http(f"{url}/readyz")).status != wanted:
+            await anyio.sleep(0.1)  # another process has no event for us
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")
+@pytest.mark.requirement("S-004-Flow-03")
+async def test_a_full_disk_is_told_honestly_and_it_goes_on_once_there_is_room(
+    tmp_path: Path,
+) -> None:
+    gate = anyio.Event()
+
+    def script(asked: Asked) -> Reply:
+        if asked.last_text == "held":
+            return Reply(["held ", "back"], gates={2: gate})
+        return echo(asked)
+
+    async with small_disk(tmp_path / "disk", "4m") as disk, scripted_server(script) as model:
+        config = await Setup(model.url).written(disk)
+        async with command(config) as site, connected(site.url, wait_s=PROBED_S) as client:
+            await client.ask("before")
+            held = await client.send("held", peer="b")
+            await client.until(held["run_id"], texts_of)
+            ballast = await fill(disk)
+            errors = [
+                await client.refused("chat.send", content=f"{number}", idempotency_key="k")
+                for number in range(5)
+            ]
+            over_http = await post_chat(site.url, "meanwhile")
+            gate.set()
+            await until_ready(site.url, 503)
+            reasons = (await http(f"{site.url}/readyz")).json["reasons"]
+            page = await client.call("chat.history", session_key="main:websocket:local:main")
+            while_full = [event["type"] for event in client.events[held["run_id"]]]
+            await ballast.unlink()
+            end = (await client.ended(held["run_id"]))[-1]
+            await until_ready(site.url, 200)
+            after = await client.ask("0", idempotency_key="k")
+            whole = await client.call("chat.history", session_key="main:websocket:local:main")
+
+    assert {error.code for error in errors} == {-32005}
+    assert {error.data["retryable"] for error in errors} == {True}
+    assert (over_http.status, over_http.json["error"]["type"]) == (503, "unavailable")
+    assert int(over_http.headers["Retry-After"]) > 0
+    assert "full" in str(reasons)
+    assert shown(page) == [("user", "before"), ("assistant", "answer to before")]
+    assert "done" not in while_full
+    assert end["response"] == "held back"
+    assert after["response"] == "answer to 0"
+    assert [text for role, text in shown(whole) if role == "user"] == ["before", "0"]
+    assert "meanwhile" not in {asked.last_text for asked in model.requests}
+
+
+LOCKING = """
+import sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_store_that_somebody_else_locks_is_told_and_used_again_afterwards(
+    tmp_path: Path,
+) -> None:
+    async with scripted_server(echo) as model:
+        config = await Setup(model.url).written(tmp_path)
+        async with command(config) as site, connected(site.url, wait_s=PROBED_S) as client:
+            await client.ask("before")
+            holder = [sys.executable, "-c", LOCKING, str(tmp_path / "data" / "store.db")]
+            async with await anyio.open_process(holder) as shell:
+                assert shell.stdout is not None
+                assert shell.stdin is not None
+                with anyio.fail_after(START_S):
+                    assert b"locked" in await shell.stdout.receive()
+                error = await client.refused("chat.send", content="meanwhile")
+                await shell.stdin.aclose()
+            after = await client.ask("after")
+
+    assert (error.code, error.data["type"]) == (-32005, "unavailable")
+    assert after["response"] == "answer to after"
+    assert [asked.last_text for asked in model.requests] == ["before", "after"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+async def test_a_disk_that_fails_again_and_again_ends_the_process_and_loses_nothing(
+    tmp_path: Path,
+) -> None:
+    """The kernel may have dropped what it could not write: only a new start knows what is there."""
+    accepted: dict[str, dict[str, object]] = {}
+    async with scripted_server(echo) as model:
+        config = await Setup(model.url).written(tmp_path)
+        async with command(config) as site, connected(site.url) as client:
+            await send_until_it_fails(client, accepted, 30)
+            limit = (8192, resource.RLIM_INFINITY)
+            await to_thread.run_sync(
+                resource.prlimit, site.process.pid, resource.RLIMIT_FSIZE, limit
+            )
+            await send_until_it_fails(client, accepted, 1_000)
+            code = await ended_by_itself(site.process)
+        async with command(config) as site, connected(site.url) as client:
+            for content, sent in accepted.items():
+                await client.call("chat.resume", run_id=sent["run_id"], after_seq=0)
+                end = (await client.ended(str(sent["run_id"])))[-1]
+
+                assert end["response"] == f"answer to {content}"
+
+    assert len(accepted) >= 30
+    assert code not in {0, None}
+
+
+async def send_until_it_fails(
+    client: Client, accepted: dict[str, dict[str, object]], most: int
+) -> None:
+    for _ in range(most):
+        content = f"message {len(accepted)}"
+        try:
+            accepted[content] = await client.send(content)
+        except (RpcError, Disconnected):
+            return
+
+
+async def ended_by_itself(process: subprocess.Popen[bytes]) -> int | None:
+    """Its exit code; None if it goes on and on."""
+    with anyio.move_on_after(PROBED_S / 2):
+        return await to_thread.run_sync(process.wait, abandon_on_cancel=True)
+    return None
