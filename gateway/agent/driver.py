@@ -1,7 +1,8 @@
 """Grants a turn's wishes through ports: the only place where an agent waits."""
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 import anyio
 
@@ -28,7 +29,7 @@ from gateway.agent.turn import (
     Turn,
     Wish,
 )
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.chunks import Chunk, DoneReason
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import Message, ToolCall, ToolResult
@@ -40,6 +41,7 @@ from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
+_LIMITS = tuple(limit.name for limit in fields(Limits))
 SHOWN_RESULT = 2_000  # characters of a tool result in a chunk; the model gets all of it
 
 
@@ -67,6 +69,7 @@ class Driver:
     clock: Clock
     emit: Emit
     brake: Brake = field(default_factory=Brake)
+    turn: Turn = field(init=False)
     _said: list[Message] = field(default_factory=list)
     _heard: list[str] = field(default_factory=list)
     _usage: Usage = Usage()
@@ -76,9 +79,12 @@ class Driver:
     _context_tokens: int = 0
     _began: float = 0.0
 
+    def __post_init__(self) -> None:
+        self.turn = Turn(self.job.agent.limits)
+
     async def drive(self) -> Answer:
         """Runs until the turn finishes, its time is up, or the brake is pulled."""
-        job, turn = self.job, Turn(self.job.agent.limits)
+        job, turn = self.job, self.turn
         self._last = (job.agent.provider, job.agent.model)
         self._context_tokens = job.context.tokens
         self._began = self.clock.monotonic()
@@ -91,8 +97,24 @@ class Driver:
             end = self._stopped(turn, self.brake.reason or "timeout")
         self._close(end)
         provider, model = self._last
-        iterations = turn.state.iteration + 1
-        return Answer(end, tuple(self._said), self._usage, model, provider, iterations)
+        return Answer(end, tuple(self._said), self._usage, model, provider)
+
+    def progress(self) -> Mapping[str, object]:
+        """How far the run is, for whoever inspects it."""
+        limits, state = self.job.agent.limits, self.turn.state
+        tokens = self._usage.total
+        calls = [call.name for message in self._said for call in message.tool_calls]
+        provider, model = self._last
+        return {
+            "turn": state.iteration,
+            "tokens_used": tokens,
+            "iteration_percent": round(100 * state.iteration / limits.max_iterations, 1),
+            "token_percent": round(100 * tokens / limits.token_budget, 1),
+            "recent_actions": calls[-3:],
+            "provider": provider,
+            "model": model,
+            "config": {name: getattr(limits, name) for name in _LIMITS},
+        }
 
     async def _grant(self, turn: Turn) -> Finish | Fail:
         wish: Wish = turn.begin()

@@ -34,7 +34,6 @@ class Answer:
     usage: Usage
     model: str
     provider: str
-    iterations: int
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

@@ -1,6 +1,7 @@
 """`exogate chat`: talk to an agent in the terminal."""
 
 import json
+import select
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from gateway.cli.ending import FAILED
 from gateway.cli.link import Link, linked
 from gateway.domain.ids import encode_part
 
+LISTEN_EVERY_S = 0.2  # to what is typed while an answer streams
 HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"
 
 
@@ -47,13 +49,13 @@ class Conversation:
 
     def __init__(self, link: Link, agent: str | None, peer: str) -> None:
         self._link, self._agent, self._peer = link, agent, peer
-        self._fresh = 0
+        self._typed: list[str] = []
 
     def hold(self) -> None:
         self._greet()
         while True:
             try:
-                line = input("you> ").strip()
+                line = self._typed.pop(0) if self._typed else input("you> ").strip()
             except (EOFError, KeyboardInterrupt):
                 click.echo()
                 return
@@ -102,15 +104,27 @@ class Conversation:
 
     def _say(self, line: str) -> None:
         sent = self._link.call("chat.send", content=line, agent=self._agent, peer=self._peer)
-        events = self._link.events(sent["run_id"])
         while True:
             try:
-                for event in events:
-                    _show(event)
+                self._stream(sent["run_id"])
                 return
             except KeyboardInterrupt:
                 self._link.call("chat.abort", run_id=sent["run_id"])
-                events = self._link.events(sent["run_id"])
+
+    def _stream(self, run_id: str) -> None:
+        for event in self._link.watch(run_id, LISTEN_EVERY_S):
+            if event is not None:
+                _show(event)
+            if "/stop" in self._overheard():
+                self._link.call("chat.abort", run_id=run_id)
+
+    def _overheard(self) -> list[str]:
+        """Lines that were typed during an answer; all but /stop are taken up after it."""
+        lines: list[str] = []
+        while select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
+            lines.append(line.strip())
+        self._typed += [line for line in lines if line != "/stop"]
+        return lines
 
 
 def _show(event: Mapping[str, Any]) -> None:

@@ -92,11 +92,11 @@ def exposure(config: GatewayConfig) -> Iterator[Finding]:
 
 
 def open_files(config: GatewayConfig) -> Iterator[Finding]:
-    soft, _hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = config.gateway.max_connections + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        text = f"this process may open {soft} files, but max_connections wants {wanted}"
-        fix = f"ulimit -n {wanted}, or a smaller max_connections"
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        text = f"a process may open {hard} files here, but max_connections wants {wanted}"
+        fix = f"raise the hard limit (ulimit -Hn) to {wanted}, or a smaller max_connections"
         yield Finding("limits.files", "warning", "gateway.max_connections", text, fix)
 
 

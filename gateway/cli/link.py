@@ -45,8 +45,15 @@ class Link:
 
     def events(self, run_id: str) -> Iterator[Mapping[str, Any]]:
         """The events of a run until its last."""
+        return (event for event in self.watch(run_id, None) if event is not None)
+
+    def watch(self, run_id: str, every_s: float | None) -> Iterator[Mapping[str, Any] | None]:
+        """The events of a run until its last; None whenever nothing came for a while."""
         while True:
-            message = self._events.pop(0) if self._events else self._next(None)
+            message = self._events.pop(0) if self._events else self._arrived(every_s)
+            if message is None:
+                yield None
+                continue
             event = message.get("params", {})
             if message.get("method") != "chat.event" or event.get("run_id") != run_id:
                 continue
@@ -54,11 +61,17 @@ class Link:
             if event["type"] in {"done", "error"}:
                 return
 
-    def _next(self, timeout_s: float | None) -> dict[str, Any]:
+    def _next(self, timeout_s: float) -> dict[str, Any]:
+        message = self._arrived(timeout_s)
+        if message is None:
+            raise Unreachable(f"the gateway did not answer within {timeout_s:g} s")
+        return message
+
+    def _arrived(self, timeout_s: float | None) -> dict[str, Any] | None:
         try:
             message = json.loads(self._socket.recv(timeout=timeout_s))
-        except TimeoutError as error:
-            raise Unreachable(f"the gateway did not answer within {ANSWER_S:g} s") from error
+        except TimeoutError:
+            return None
         except ConnectionClosed as error:
             raise Unreachable(f"the gateway closed the connection ({error})") from error
         assert isinstance(message, dict)

@@ -9,6 +9,7 @@ from gateway import app
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.config.values import GatewayConfig
 from gateway.domain.version import VERSION
+from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to_stderr
 
 
@@ -25,6 +26,7 @@ from gateway.host.logs import logging_to_stderr
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     """Run the gateway until Ctrl+C or SIGTERM."""
     config = config_or_exit(context, port=port)
+    allow_open_files()
     observability = config.observability
 
     def ready(running: app.Running) -> None:

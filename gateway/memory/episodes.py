@@ -85,4 +85,4 @@ def _episode(head: NodeId | None, nodes: tuple[Node, ...]) -> Episode:
 
 def _weight(nodes: tuple[Node, ...]) -> int:
     # A node costs memory even when its text is short.
-    return sum([node.token_count + 100 for node in nodes])
+    return sum(node.token_count + 100 for node in nodes)

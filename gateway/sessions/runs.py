@@ -33,12 +33,14 @@ class LiveRun:
     first_seq: int = 1
     ended: bool = False
     sealed: bool = False
+    progress: Callable[[], Mapping[str, object]] = dict
+    started_at: datetime | None = None
     _listeners: list[Listener] = field(default_factory=list)
     _prefix: bytes = b""
 
-    def start(self, attempt: int) -> None:
+    def start(self, attempt: int, at: datetime) -> None:
         """Begins an attempt; after a crash the listeners learn what to throw away."""
-        self.attempt, self.state = attempt, "running"
+        self.attempt, self.state, self.started_at = attempt, "running", at
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
         ids = self.encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
@@ -93,15 +95,24 @@ class LiveRun:
         for listener in tuple(self._listeners):
             listener(event, self.ended)
 
-    def summary(self) -> Mapping[str, object]:
+    def summary(self, now: datetime) -> dict[str, object]:
+        """What `run.inspect` shows."""
+        started = self.started_at
         return {
             "run_id": self.run_id,
             "session_key": str(self.session_key),
             "agent_id": self.session_key.agent,
             "state": self.state,
             "attempt": self.attempt,
-            "accepted_at": self.accepted_at,
-            "chunks": len(self.events),
+            "elapsed_s": 0.0 if started is None else (now - started).total_seconds(),
+            "timings": {
+                "accepted_at": self.accepted_at,
+                "started_at": started,
+                "queued_s": ((started or now) - self.accepted_at).total_seconds(),
+            },
+            "events": len(self.events),
+            "termination_reason": None,
+            **self.progress(),
         }
 
 

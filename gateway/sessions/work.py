@@ -60,7 +60,7 @@ class Work:
         attempt = entry.attempts
         if entry.state == "queued":
             attempt = await self._until_stored(lambda: means.inbox.begin(entry.new.run_id))
-        run.start(attempt)
+        run.start(attempt, started)
         key = entry.new.session_key
         agent = means.agents.get(key.agent)
         turns = agent.context.recent_turns if agent else 1
@@ -69,7 +69,7 @@ class Work:
             lambda: recall(key, turns=turns, upto=entry.new.context_id)
         )
         end = await self._end(entry, run, agent, episode, started)
-        await self._commit(entry, run, episode, end, started)
+        await self._commit(entry, run, episode, end)
         self._runs.close(run.run_id)
         run.publish()
 
@@ -123,21 +123,15 @@ class Work:
             emit=run.emit,
             brake=run.brake,
         )
+        run.progress = driver.progress
         return await driver.drive()
 
-    async def _commit(
-        self, entry: Entry, run: LiveRun, episode: Episode, end: End, started: datetime
-    ) -> None:
+    async def _commit(self, entry: Entry, run: LiveRun, episode: Episode, end: End) -> None:
         means, new = self._means, entry.new
         log_bytes = run.seal(end.terminal)
         run.state = "ended"
-        summary = {
-            **run.summary(),
-            "started_at": started,
-            "tokens_used": end.usage.total,
-            "elapsed_s": (means.clock.now() - started).total_seconds(),
-            "termination_reason": end.outcome,
-        }
+        now = means.clock.now()
+        summary = {**run.summary(now), "termination_reason": end.outcome}
         ending = Ending(
             run_id=new.run_id,
             session_key=new.session_key,
@@ -149,7 +143,7 @@ class Work:
             usage=end.usage,
             log=log_bytes,
             summary=means.encode(summary).decode(),
-            finished_at=means.clock.now(),
+            finished_at=now,
             deliveries=self._deliveries(entry, end),
         )
         moved = await self._until_stored(lambda: means.inbox.finish(ending))

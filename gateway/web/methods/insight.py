@@ -128,7 +128,7 @@ class InsightMethods:
     async def inspect(self, call: Call, params: Inspect) -> object:
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, LiveRun):
-            return run.summary()
+            return run.summary(self.front.clock.now())
         if run.summary:
             return self.decode(run.summary)
         new = run.entry.new
