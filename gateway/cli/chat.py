@@ -121,6 +121,8 @@ class Conversation:
     def _overheard(self) -> list[str]:
         """Lines that were typed during an answer; all but /stop are taken up after it."""
         lines: list[str] = []
+        if not sys.stdin.isatty():
+            return lines
         while select.select([sys.stdin], [], [], 0)[0] and (line := sys.stdin.readline()):
             lines.append(line.strip())
         self._typed += [line for line in lines if line != "/stop"]

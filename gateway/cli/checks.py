@@ -12,9 +12,10 @@ from typing import Literal
 
 from gateway.app import soul_paths
 from gateway.config.values import GatewayConfig
+from gateway.domain.errors import StoreRefused, StoreUnavailable
 from gateway.domain.providers import is_loopback
 from gateway.domain.tokens import estimate_tokens
-from gateway.store.opening import read_owner
+from gateway.store.opening import look_over, read_owner
 
 LOW_DISK_BYTES = 500 * 1024 * 1024
 LONG_SOUL_TOKENS = 1_500
@@ -65,6 +66,18 @@ def data_dir(config: GatewayConfig) -> Iterator[Finding]:
     if free < LOW_DISK_BYTES:
         text = f"only {free // 1024**2} MiB are free; a full disk stops the gateway from accepting"
         yield Finding("data.disk", "warning", where, text, "free some space")
+
+
+def store(config: GatewayConfig) -> Iterator[Finding]:
+    """A gateway that runs watches its store itself."""
+    folder = config.gateway.data_dir
+    if config.store.url != "embedded" or read_owner(folder) is not None:
+        return
+    try:
+        look_over(folder)
+    except (StoreRefused, StoreUnavailable) as error:
+        fix = "restore a copy of the data directory, or move the file away"
+        yield Finding("store.damaged", "error", str(folder), str(error), fix)
 
 
 def port(config: GatewayConfig) -> Iterator[Finding]:
@@ -136,6 +149,7 @@ CHECKS: Sequence[Check] = (
     claims,
     config_notices,
     data_dir,
+    store,
     port,
     exposure,
     open_files,

@@ -11,9 +11,9 @@ from gateway.domain.ports import Clock, Stores
 from gateway.store import data_dir as directory
 from gateway.store.data_dir import Owner
 from gateway.store.memory import open_memory
-from gateway.store.sqlite import open_sqlite
+from gateway.store.sqlite import look_over, open_sqlite
 
-__all__ = ["Owner", "note_owner", "open_store", "read_owner"]
+__all__ = ["Owner", "look_over", "note_owner", "open_store", "read_owner"]
 
 
 @contextlib.asynccontextmanager

@@ -78,6 +78,12 @@ async def open_sqlite(
             await to_thread.run_sync(opened.close)
 
 
+def look_over(data_dir: Path) -> None:
+    """Raises StoreRefused if the database there must not be used as it is; changes nothing."""
+    _require_library()
+    _look_over(data_dir / FILE)
+
+
 def _open(data_dir: Path, now: int, *, accept_loss: bool) -> _Opened:
     _require_library()
     path = data_dir / FILE

@@ -33,6 +33,10 @@ class Disconnected(Exception):
     """The socket ended before what was waited for."""
 
 
+def _all(_frame: dict[str, Any]) -> bool:
+    return True
+
+
 @dataclass
 class Slot:
     """A call that waits for its answer."""
@@ -48,7 +52,7 @@ class Client:
         self.socket = socket
         self.frames: list[dict[str, Any]] = []
         self.events: defaultdict[str, list[Event]] = defaultdict(list)
-        self.heard: Callable[[dict[str, Any]], None] | None = None  # told before anybody else
+        self.hear: Callable[[dict[str, Any]], bool] = _all  # told first; False: never came
         self.closed = anyio.Event()
         self._wait_s = wait_s
         self._numbers = itertools.count(1)
@@ -60,9 +64,8 @@ class Client:
         try:
             async for text in self.socket:
                 frame = json.loads(text)
-                if self.heard is not None:
-                    self.heard(frame)
-                self._take(frame)
+                if self.hear(frame):
+                    self._take(frame)
         except ConnectionClosed:
             pass
         finally:

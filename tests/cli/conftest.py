@@ -1,0 +1,99 @@
+"""A demo gateway that runs as users start it, and the command line beside it."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from tests.fakes.gateway import Command, spawn
+
+CONFIG = """
+[gateway]
+port = 0
+data_dir = "{folder}/data"
+
+[agent]
+id = "demo"
+provider = "demo"
+model = "demo"
+tools = ["clock"]
+
+[[agents]]
+id = "second"
+provider = "demo"
+model = "demo"
+
+[[bindings]]
+agent_id = "second"
+channel = "telegram"
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@dataclass(frozen=True)
+class Shell:
+    """Runs `exogate` with a configuration."""
+
+    config: Path
+
+    def __call__(self, *words: str, typed: str = "", env: Mapping[str, str] | None = None) -> Ran:
+        done = subprocess.run(
+            [
+                sys.executable,
+                *("-c", "from exogate_launcher import main; main()"),
+                *("--config", str(self.config), *words),
+            ],
+            input=typed,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+            env={"HOME": str(self.config.parent), "PATH": "/usr/bin:/bin", **(env or {})},
+            cwd=Path(__file__).parents[2],
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def written(folder: Path) -> Path:
+    path = folder / "config.toml"
+    path.write_text(CONFIG.format(folder=folder), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="package")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """With a gateway that runs."""
+    config = written(tmp_path_factory.mktemp("cli"))
+    gateway = spawn(config)
+    assert anyio.run(gateway.ready)
+    yield Shell(config)
+    end(gateway)
+
+
+def end(gateway: Command) -> None:
+    gateway.kill()
+    gateway.process.wait(10)
+    assert gateway.process.stdout is not None
+    gateway.process.stdout.close()
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Shell:
+    """Where no gateway runs."""
+    return Shell(written(tmp_path))

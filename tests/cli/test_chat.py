@@ -1,0 +1,114 @@
+"""`exogate chat` sends a message and shows the answer as it comes."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+from anyio import to_thread
+
+from tests.cli.conftest import Shell
+from tests.fakes.gateway import command
+from tests.fakes.model_server import Reply, scripted_server
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_one_message_gives_its_answer_on_stdout(shell: Shell) -> None:
+    ran = shell("chat", "-m", "My dog is called Luna.", "--peer", "one")
+    again = shell("chat", "-m", "What is my dog called?", "--peer", "one")
+
+    assert ran.code == again.code == 0
+    assert again.out == "Your dog is called Luna.\n"
+    assert again.err == ""
+
+
+def test_as_json_it_is_the_last_event(shell: Shell) -> None:
+    ran = shell("--json", "chat", "-m", "hello", "--peer", "two")
+
+    assert (ran.json["type"], ran.json["reason"]) == ("done", "answered")
+
+
+def test_another_agent_may_be_asked_and_has_to_exist(shell: Shell) -> None:
+    assert shell("--json", "chat", "-m", "hi", "--agent", "second").json["session_key"] == (
+        "second:websocket:local:main"
+    )
+    missing = shell("chat", "-m", "hi", "--agent", "nobody")
+    assert (missing.code, missing.out) == (1, "")
+    assert "nobody" in missing.err
+
+
+def test_a_conversation_streams_knows_its_commands_and_can_begin_anew(shell: Shell) -> None:
+    typed = "My cat is called Tom.\n/new\nWhat is my cat called?\n/status\n/huh\n\n/stop\n/quit\n"
+
+    ran = shell("chat", "--peer", "three", typed=typed)
+
+    assert ran.code == 0
+    assert "websocket:local:three" in ran.out
+    assert "a fresh conversation: three#2" in ran.out
+    assert "You have not told me that." in ran.out
+    assert "sessions" in ran.out
+    assert "/quit" in ran.out
+    assert "nothing is being answered" in ran.out
+
+
+def test_tool_calls_are_shown(shell: Shell) -> None:
+    ran = shell("chat", "--peer", "four", typed="what time is it?\n")
+
+    assert "[clock {}]" in ran.out
+    assert "[clock: success" in ran.out
+
+
+def test_without_a_gateway_it_says_how_to_start_one(alone: Shell) -> None:
+    ran = alone("chat", "-m", "hi")
+
+    assert ran.code == 69
+    assert "exogate run" in ran.err
+    assert "Traceback" not in ran.err
+
+
+async def test_an_answer_can_be_stopped_by_typing(alone: Shell) -> None:
+    gate = anyio.Event()
+    async with scripted_server([Reply("half an answer", gates={2: gate})]) as server:
+        text = SLOW.format(folder=alone.config.parent, url=server.url)
+        await anyio.Path(alone.config).write_text(text)
+        async with command(alone.config):
+            said = await to_thread.run_sync(_stop_while_it_streams, alone.config)
+        await server.requests[0].disconnected.wait()
+
+    assert "Cancelled by user" in said
+    assert said.count("you> ") == 2
+
+
+SLOW = """
+[gateway]
+port = 0
+data_dir = "{folder}/data"
+
+[providers.fake]
+wire = "openai"
+base_url = "{url}"
+
+[agent]
+provider = "fake"
+model = "m"
+"""
+
+
+def _stop_while_it_streams(config: Path) -> str:
+    ours, theirs = pty.openpty()
+    code = "from exogate_launcher import main; main()"
+    words = [sys.executable, "-c", code, "--config", str(config), "chat"]
+    process = subprocess.Popen(words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=ROOT)
+    os.close(theirs)
+    said = ""
+    for until, then in (("you> ", "hi\n"), ("half", "/stop\n"), ("you> ", "/quit\n")):
+        begins = len(said)
+        while until not in said[begins:]:
+            said += os.read(ours, 1024).decode()
+        os.write(ours, then.encode())
+    process.wait(10)
+    os.close(ours)
+    return said

@@ -1,0 +1,45 @@
+"""How a command ends: one exit code and one sentence for each kind of trouble."""
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from gateway.cli.ending import NotAllowed, Unreachable, ending_well, exit_code
+from gateway.domain.errors import Busy, DataDirInUse, GatewayError, StoreRefused
+from gateway.web.refusals import AddressInUse
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unreachable("x"), 69),
+        (Busy("x"), 75),
+        (DataDirInUse("/d", "process 1"), 75),
+        (AddressInUse("h", 1, "in use"), 75),
+        (NotAllowed("x"), 77),
+        (StoreRefused("x"), 1),
+        (GatewayError("x"), 1),
+    ],
+)
+def test_each_error_has_its_exit_code(error: GatewayError, code: int) -> None:
+    assert exit_code(error) == code
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+def test_an_error_is_one_sentence_also_out_of_a_group(*, grouped: bool) -> None:
+    error = StoreRefused("the store is damaged")
+
+    @click.command()
+    def fails() -> None:
+        with ending_well(debug=False):
+            raise ExceptionGroup("tasks", [ExceptionGroup("more", [error])]) if grouped else error
+
+    ran = CliRunner().invoke(fails)
+
+    assert ran.exit_code == 1
+    assert ran.output == "exogate: the store is damaged\n"
+
+
+def test_a_defect_is_not_hidden() -> None:
+    with pytest.raises(ExceptionGroup), ending_well(debug=False):
+        raise ExceptionGroup("tasks", [ZeroDivisionError()])
