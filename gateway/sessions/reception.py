@@ -43,11 +43,11 @@ class Reception:
     bounds: Bounds = Bounds()
     _pending: Counter[SessionKey] = field(default_factory=Counter)
     _total: int = 0
-    _closed: bool = False
+    _refusal: str | None = "the gateway is starting; send it again in a moment"
 
     def close(self) -> None:
         """From now on every message is refused with Busy: the gateway is about to restart."""
-        self._closed = True
+        self._refusal = "the gateway is restarting; send it again in a moment"
 
     @property
     def pending(self) -> int:
@@ -77,21 +77,27 @@ class Reception:
                 self._line_up(Entry(entry, accepted.seq, state, accepted.attempts))
         return accepted
 
+    def open(self) -> None:
+        """From now on messages are accepted."""
+        self._refusal = None
+
     async def resume(self) -> int:
-        """Takes up, in the order of their accepts, the messages that an earlier process left."""
+        """Takes up, in the order of their accepts, the messages that an earlier process left; only
+        then may new ones come in behind them."""
         entries = await self.inbox.unfinished()
         for entry in entries:
             self._pending[entry.new.session_key] += 1
             self._total += 1
             # The attempt of the process that died is counted; the next one is counted anew.
             self._line_up(replace(entry, state="queued"))
+        self.open()
         if entries:
             log.info("taking up unfinished messages", extra={"count": len(entries)})
         return len(entries)
 
     def _admit(self, key: SessionKey) -> None:
-        if self._closed:
-            raise Busy("the gateway is restarting; send it again in a moment")
+        if self._refusal is not None:
+            raise Busy(self._refusal)
         if self._pending[key] >= self.bounds.max_pending:
             raise Busy(f"{self._pending[key]} messages of this session are waiting already")
         if self._total >= self.bounds.max_pending_total:

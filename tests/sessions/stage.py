@@ -111,6 +111,7 @@ async def staged(
                 ids=CountingIds(),
                 bounds=bounds,
             )
+            reception.open()
             front = Front(
                 agents=means.agents,
                 router=router,

@@ -68,6 +68,24 @@ async def test_a_closed_reception_refuses() -> None:
             await stage.say("hi")
 
 
+async def test_nothing_comes_in_before_what_an_earlier_process_left_is_lined_up() -> None:
+    async with open_memory() as stores:
+        stalling = StallingModel()
+        async with staged(stalling, stores) as stage:
+            await stage.say("first")
+            await stalling.reached.wait()
+            stage.lanes._group.cancel_scope.cancel()
+        model = ScriptedModel(says("ok"))
+        async with staged(model, stores) as again:
+            again.front.reception._refusal = "the gateway is starting"
+            with pytest.raises(Busy, match="starting"):
+                await again.say("second")
+            await again.front.reception.resume()
+            await again.say("second")
+
+    assert [request.messages[-1].text for request in model.asked] == ["first", "second"]
+
+
 async def test_what_cannot_be_routed_or_committed_is_not_accepted() -> None:
     class Broken:
         def __init__(self, inner: Inbox) -> None:
