@@ -45,8 +45,8 @@ class FakeClock:
 
 
 class CountingIds:
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, count: int = 0) -> None:
+        self.count = count
 
     def new(self) -> str:
         self.count += 1

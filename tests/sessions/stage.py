@@ -77,6 +77,7 @@ async def staged(
     tool: FakeTool | None = None,
     inbox: Inbox | None = None,
     channels: frozenset[str] = frozenset(),
+    ids_from: int = 0,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -108,7 +109,7 @@ async def staged(
                 runs=runs,
                 work=Work(means, runs),
                 clock=clock,
-                ids=CountingIds(),
+                ids=CountingIds(ids_from),
                 bounds=bounds,
             )
             reception.open()
