@@ -1,0 +1,1 @@
+"""The JSON-RPC methods, called as a connection calls them."""

@@ -1,0 +1,49 @@
+"""Calls a method on behalf of a principal and keeps what its connection was sent."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.web.identity import Principal
+from gateway.web.rpc import Call, Method, validate
+
+LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))
+
+
+@dataclass
+class FakePeer:
+    """The far end of a connection."""
+
+    events: list[dict[str, Any]] = field(default_factory=list)
+    callbacks: list[Callable[[], None]] = field(default_factory=list)
+    is_open: bool = True
+
+    def send_bytes(self, payload: bytes) -> None:
+        self.events.append(json.loads(payload))
+
+    def notify(self, method: str, params_json: bytes) -> None:
+        assert method == "chat.event"
+        self.events.append(json.loads(params_json))
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        self.callbacks.append(callback)
+        return lambda: self.callbacks.remove(callback)
+
+
+async def call(
+    methods: dict[str, Method],
+    name: str,
+    /,
+    *,
+    at: FakePeer | None = None,
+    by: Principal = LOCAL,
+    **params: Any,
+) -> Any:
+    """The result of a method, its callbacks run as after the answer. Raises what it raises."""
+    method = methods[name]
+    made = Call(by, at or FakePeer(), name)
+    answer = method.handler(made, validate(method.params, params))
+    result = await answer if method.waits else answer
+    made.answered()
+    return result

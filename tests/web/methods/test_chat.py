@@ -1,0 +1,182 @@
+"""chat.*: whoever follows a run hears all of it, and nobody else hears any of it."""
+
+from typing import Any
+
+import anyio
+import pytest
+from pydantic_core import to_json
+
+from gateway.domain.errors import BadSessionKey, Conflict, NotFound
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.ports import Stores
+from gateway.store.memory import open_memory
+from gateway.web.identity import Principal
+from gateway.web.methods.chat import REPLAYED_AT_ONCE, ChatMethods
+from gateway.web.refusals import Forbidden, InvalidParams
+from gateway.web.rpc import Method
+from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.sessions.stage import Stage, staged
+from tests.web.methods.calling import FakePeer, call
+
+BOB = Principal("bob", frozenset({"chat"}))
+ONLY_Z = Principal("p", frozenset({"chat"}), agents=frozenset({"z"}))
+
+
+def chat(stage: Stage) -> dict[str, Method]:
+    return {method.name: method for method in ChatMethods(stage.front, to_json).all()}
+
+
+async def talkative(request: ModelRequest, hear: Hear) -> ModelReply:
+    for n in range(3 * REPLAYED_AT_ONCE):
+        hear(TextDelta(f"{n} "))
+    return says("")
+
+
+async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        peer = FakePeer()
+        sent = await call(chat(stage), "chat.send", at=peer, content="hi")
+        await stage.lanes.rest()
+
+    assert sent["session_key"] == "a:websocket:p:main"
+    assert (sent["agent_id"], sent["matched_by"], sent["duplicate"]) == ("a", "default", False)
+    assert [event["seq"] for event in peer.events] == list(range(1, len(peer.events) + 1))
+    assert peer.events[-1]["type"] == "done"
+    assert peer.callbacks == []
+
+
+@pytest.mark.parametrize("after", [0, 1, REPLAYED_AT_ONCE, 3 * REPLAYED_AT_ONCE])
+@pytest.mark.parametrize("ended", [False, True])
+async def test_resuming_gives_the_rest_without_a_gap(after: int, *, ended: bool) -> None:
+    release = anyio.Event()
+
+    async def holds(request: ModelRequest, hear: Hear) -> ModelReply:
+        reply = await talkative(request, hear)
+        await release.wait()
+        return reply
+
+    async with open_memory() as stores, staged(ScriptedModel(holds), stores) as stage:
+        run_id = await stage.say("hi")
+        while len(stage.heard[run_id]) < 3 * REPLAYED_AT_ONCE:
+            await anyio.lowlevel.checkpoint()
+        if ended:
+            release.set()
+            await stage.lanes.rest()
+        peer = FakePeer()
+        result = await call(chat(stage), "chat.resume", at=peer, run_id=run_id, after_seq=after)
+        release.set()
+        await stage.lanes.rest()
+
+    assert result["live"] is not ended
+    assert [event["seq"] for event in peer.events] == list(
+        range(after + 1, stage.heard[run_id][-1]["seq"] + 1)
+    )
+
+
+async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        peer = FakePeer()
+        sent = await call(chat(stage), "chat.send", at=peer, content="hi")
+        await stalling.reached.wait()
+        for leave in tuple(peer.callbacks):
+            leave()
+        heard = len(peer.events)
+        run = stage.front.live.find(sent["run_id"])
+        assert run is not None
+        result = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
+        await stage.lanes.rest()
+        again = await call(chat(stage), "chat.abort", run_id=sent["run_id"])
+
+    assert result["aborted"] is True
+    assert again["aborted"] is False
+    assert len(peer.events) == heard
+    assert run.ended
+
+
+async def _one_run(stores: Stores) -> str:
+    async with staged(ScriptedModel(says("ok")), stores) as stage:
+        return await stage.say("hi")
+
+
+@pytest.mark.requirement("S-004-Conv-04")
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [
+        ("chat.resume", {"run_id": "r_" + "1".zfill(26)}),
+        ("chat.abort", {"run_id": "r_" + "1".zfill(26)}),
+        ("chat.history", {"session_key": "a:websocket:p:main"}),
+    ],
+)
+async def test_anothers_object_is_like_one_that_is_not_there(
+    method: str, names: dict[str, Any]
+) -> None:
+    async with open_memory() as stores:
+        await _one_run(stores)
+        async with staged(ScriptedModel(says("ok")), stores, ids_from=50) as stage:
+            with pytest.raises(NotFound):
+                await call(chat(stage), method, by=BOB, **names)
+            with pytest.raises(NotFound):
+                await call(chat(stage), method, by=ONLY_Z, **names)
+            await call(chat(stage), method, **names)
+
+
+async def test_nobody_speaks_as_another_or_to_an_agent_out_of_reach() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        send = chat(stage)
+        foreigners: list[dict[str, Any]] = [{"channel": "telegram"}, {"account": "alice"}]
+        for foreign in foreigners:
+            with pytest.raises(Forbidden, match="impersonate"):
+                await call(send, "chat.send", by=BOB, content="hi", **foreign)
+        with pytest.raises(Forbidden, match="does not reach"):
+            await call(send, "chat.send", by=ONLY_Z, content="hi")
+        assert await stores.sessions.count() == 0
+
+
+@pytest.mark.requirement("S-000-Exchange-05", "S-004-ACtx-03")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"content": ""},
+        {"content": " \n"},
+        {"content": 7},
+        {},
+        {"content": "x", "peer": ""},
+        {"content": "x", "peer": "x" * 300},
+        {"content": "x", "limits": {"token_budget": 0}},
+        {"content": "x", "limits": {"max_iterations": 99}},
+        {"content": "x", "chanel": "y"},
+    ],
+)
+async def test_wrong_parameters_are_refused_and_cost_nothing(wrong: dict[str, Any]) -> None:
+    model = ScriptedModel(says("never"))
+    async with open_memory() as stores, staged(model, stores) as stage:
+        with pytest.raises(InvalidParams):
+            await call(chat(stage), "chat.send", **wrong)
+
+    assert model.asked == []
+
+
+async def test_one_key_for_other_content_is_a_conflict_and_for_the_same_a_duplicate() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        send = chat(stage)
+        first = await call(send, "chat.send", content="hi", idempotency_key="k")
+        peer = FakePeer()
+        again = await call(send, "chat.send", at=peer, content="hi", idempotency_key="k")
+        others: list[dict[str, Any]] = [{"content": "ho"}, {"content": "hi", "peer": "other"}]
+        for other in others:
+            with pytest.raises(Conflict):
+                await call(send, "chat.send", **other, idempotency_key="k")
+
+    assert again == {**first, "duplicate": True}
+    assert peer.events == []
+
+
+async def test_an_unknown_place_to_continue_from_is_not_found() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        with pytest.raises(NotFound):
+            await call(chat(stage), "chat.send", content="hi", context_id="m_nowhere")
+        with pytest.raises(NotFound):
+            await call(chat(stage), "chat.resume", run_id="r_nowhere")
+        with pytest.raises(BadSessionKey):
+            await call(chat(stage), "chat.history", session_key="nonsense")

@@ -1,0 +1,69 @@
+"""What the gateway tells about itself, and to whom."""
+
+import json
+
+import pytest
+from pydantic_core import from_json
+
+from gateway.domain.errors import NotFound
+from gateway.domain.model import TextDelta
+from gateway.store.memory import open_memory
+from gateway.web.identity import Principal
+from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.rpc import Method
+from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.sessions.stage import Stage, staged
+from tests.web.methods.calling import call
+
+BOB = Principal("bob", frozenset({"chat"}))
+
+
+def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
+    about = About("1.2.3", stage.clock.now(), "memory", 42, "none")
+    methods = InsightMethods(stage.front, about, lambda: reasons, from_json).all()
+    return {method.name: method for method in methods}
+
+
+async def test_status_tells_others_business_only_to_those_who_may_read_it() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        mine = await call(insight(stage, "disk full"), "status")
+        bobs = await call(insight(stage), "status", by=BOB)
+
+    assert (mine["ready"], mine["reasons"]) == (False, ["disk full"])
+    assert mine["sessions"] == 0
+    assert (bobs["ready"], bobs["version"]) == (True, "1.2.3")
+    assert not {"sessions", "pid", "config", "pending"} & bobs.keys()
+
+
+@pytest.mark.requirement("S-001-State-07")
+async def test_a_run_can_be_inspected_while_it_works_and_after() -> None:
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        run_id = await stage.say("hi")
+        await stalling.reached.wait()
+        stage.clock.move(3)
+        live = await call(insight(stage), "run.inspect", run_id=run_id)
+        run = stage.front.live.find(run_id)
+        assert run is not None
+        stage.front.abort(run, at_once=True)
+        await stage.lanes.rest()
+        ended = await call(insight(stage), "run.inspect", run_id=run_id)
+        with pytest.raises(NotFound):
+            await call(insight(stage), "run.inspect", by=BOB, run_id=run_id)
+
+    assert (live["state"], live["elapsed_s"], live["turn"]) == ("running", 3.0, 0)
+    assert live["termination_reason"] is None
+    assert (ended["state"], ended["termination_reason"]) == ("ended", "cancelled")
+    assert ended["tokens_used"] > 0
+    assert json.dumps(ended)
+
+
+async def test_agents_and_routes_are_told() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        agents = await call(insight(stage), "agent.list")
+        route = await call(insight(stage), "route.explain", channel="c", peer="a:b")
+        pong = await call(insight(stage), "ping")
+
+    assert [one["id"] for one in agents["agents"]] == ["a"]
+    assert route["session_key"] == "a:c:default:a%3Ab"
+    assert pong == "pong"

@@ -1,0 +1,104 @@
+"""session.*: found, listed, and their HEAD moved, each by its owner."""
+
+from typing import Any
+
+import pytest
+
+from gateway.domain.errors import NotFound
+from gateway.store.memory import open_memory
+from gateway.web.identity import Principal
+from gateway.web.methods.sessions import SessionMethods
+from gateway.web.refusals import InvalidParams
+from gateway.web.rpc import Method
+from tests.fakes.model import ScriptedModel, says
+from tests.sessions.stage import Stage, staged
+from tests.web.methods.calling import call
+
+KEY = "a:websocket:p:main"
+BOB = Principal("bob", frozenset({"chat"}))
+
+
+def sessions(stage: Stage) -> dict[str, Method]:
+    return {method.name: method for method in SessionMethods(stage.front).all()}
+
+
+@pytest.mark.requirement("S-003-Session-04", "S-003-Session-05", "S-003-Session-06")
+async def test_a_session_tells_its_counts_and_sums() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        before = await _said(stage, "one")
+        stage.clock.move(60)
+        after = await _said(stage, "two")
+
+    assert before["message_count"] == 2
+    assert after["message_count"] == 4
+    assert after["token_usage"] == {"input_tokens": 10, "output_tokens": 10, "cost_usd": None}
+    assert after["created_at"] == before["created_at"]
+    assert after["updated_at"] > before["updated_at"]
+
+
+async def _said(stage: Stage, text: str) -> dict[str, Any]:
+    await stage.say(text)
+    await stage.lanes.rest()
+    shown: dict[str, Any] = await call(sessions(stage), "session.get", session_key=KEY)
+    return shown
+
+
+async def test_each_sees_its_own_sessions_and_a_reader_all() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        await stage.say("hi")
+        await stage.lanes.rest()
+        mine = await call(sessions(stage), "session.list")
+        bobs = await call(sessions(stage), "session.list", by=BOB)
+        for method in ("session.get", "session.tree"):
+            with pytest.raises(NotFound):
+                await call(sessions(stage), method, by=BOB, session_key=KEY)
+            with pytest.raises(NotFound):
+                await call(sessions(stage), method, session_key="a:websocket:p:absent")
+
+    assert [one["session_key"] for one in mine["sessions"]] == [KEY]
+    assert bobs == {"sessions": [], "more": False}
+
+
+@pytest.mark.requirement("S-002-CtxTree-02", "S-002-CtxTree-04", "S-002-E2E-10")
+async def test_two_branches_do_not_see_each_other() -> None:
+    model = ScriptedModel(says("ok"))
+    async with open_memory() as stores, staged(model, stores) as stage:
+        methods = sessions(stage)
+        await stage.say("root")
+        await stage.lanes.rest()
+        fork = (await call(methods, "session.get", session_key=KEY))["head"]
+        await stage.say("left")
+        await stage.lanes.rest()
+        left = await call(
+            methods,
+            "session.branch",
+            session_key=KEY,
+            node_id=(await call(methods, "session.get", session_key=KEY))["head"],
+            label="left",
+        )
+        await call(methods, "session.branch", session_key=KEY, node_id=fork)
+        await stage.say("right")
+        await stage.lanes.rest()
+        back = await call(methods, "session.checkout", session_key=KEY, label="left")
+        await stage.say("left again")
+        await stage.lanes.rest()
+        tree = await call(methods, "session.tree", session_key=KEY)
+
+    texts = [[m.text for m in request.messages if m.role == "user"] for request in model.asked]
+    assert texts == [["root"], ["root", "left"], ["root", "right"], ["root", "left", "left again"]]
+    assert back["head"] == left["head"]
+    assert len(tree["nodes"]) == 8
+    assert {node["label"] for node in tree["nodes"]} == {None, "left"}
+
+
+async def test_a_checkout_names_one_place_that_exists() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        await stage.say("hi")
+        await stage.lanes.rest()
+        methods = sessions(stage)
+        wrong: list[dict[str, Any]] = [{}, {"node_id": "x", "label": "y"}]
+        for names in wrong:
+            with pytest.raises(InvalidParams):
+                await call(methods, "session.checkout", session_key=KEY, **names)
+        with pytest.raises(NotFound):
+            await call(methods, "session.checkout", session_key=KEY, label="nowhere")
