@@ -10,7 +10,7 @@ from gateway.cli.context import CliContext, config_or_exit
 from gateway.config.values import GatewayConfig
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
-from gateway.host.logs import logging_to_stderr
+from gateway.host.logs import logging_to
 
 
 @click.command()
@@ -36,7 +36,7 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     async def serve() -> None:
         await app.run(config, version=VERSION, ready=ready, accept_loss=accept_loss)
 
-    with logging_to_stderr(observability.log_level, observability.log_format):
+    with logging_to(sys.stderr, observability.log_level, observability.log_format):
         anyio.run(serve, backend_options={"use_uvloop": sys.platform != "win32"})
 
 

@@ -1,18 +1,18 @@
-"""Where log records go: to stderr, off the event loop, and never at the price of waiting for it."""
+"""Where log records go: off the event loop, and never at the price of waiting for a reader."""
 
 import contextlib
 import json
 import logging
 import queue
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
-from typing import Literal
+from typing import Literal, TextIO
 
 Format = Literal["auto", "json", "console"]
 
 MOST_WAITING = 10_000
+LAST_WORDS_S = 1.0
 _USUAL = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -25,6 +25,25 @@ class _DroppingQueue(QueueHandler):
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
         return record  # the listener is a thread of ours: nothing has to be made picklable
+
+
+class _Listener(QueueListener):
+    """Its thread may hang in a write for ever; nobody waits for it longer than a moment."""
+
+    def enqueue_sentinel(self) -> None:
+        try:
+            self.queue.put_nowait(None)
+        except queue.Full:
+            with contextlib.suppress(queue.Empty):
+                self.dequeue(block=False)
+            with contextlib.suppress(queue.Full):
+                self.queue.put_nowait(None)
+
+    def stop(self) -> None:
+        thread, self._thread = self._thread, None
+        self.enqueue_sentinel()
+        if thread is not None:
+            thread.join(LAST_WORDS_S)
 
 
 class JsonLines(logging.Formatter):
@@ -66,13 +85,13 @@ def _bound(record: logging.LogRecord) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def logging_to_stderr(level: str, form: Format) -> Iterator[None]:
-    """Everything that is logged inside goes to stderr, in order."""
-    as_json = form == "json" or (form == "auto" and not sys.stderr.isatty())
-    stream = logging.StreamHandler(sys.stderr)
+def logging_to(target: TextIO, level: str, form: Format) -> Iterator[None]:
+    """Everything that is logged inside goes there, in order."""
+    as_json = form == "json" or (form == "auto" and not target.isatty())
+    stream = logging.StreamHandler(target)
     stream.setFormatter(JsonLines() if as_json else Console())
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MOST_WAITING)
-    listener = QueueListener(waiting, stream)
+    listener = _Listener(waiting, stream)
     root, handler = logging.getLogger(), _DroppingQueue(waiting)
     before = root.level
     root.addHandler(handler)

@@ -1,0 +1,73 @@
+"""Log records are rendered off the loop, and dropped rather than waited for."""
+
+import json
+import logging
+import threading
+from io import StringIO
+
+from gateway.host.logs import MOST_WAITING, Console, JsonLines, logging_to
+
+log = logging.getLogger("gateway.some.room")
+
+
+def record(*, failed: bool = False) -> logging.LogRecord:
+    trouble = None
+    if failed:
+        try:
+            raise ValueError("boom")
+        except ValueError as error:
+            trouble = (type(error), error, error.__traceback__)
+    made = log.makeRecord(log.name, logging.INFO, "f", 1, "it happened", (), trouble)
+    made.session = "a:b:c:d\nx"
+    return made
+
+
+def test_a_json_line_is_one_line_with_what_is_bound() -> None:
+    line = JsonLines().format(record(failed=True))
+    shown = json.loads(line)
+
+    assert "\n" not in line
+    assert (shown["logger"], shown["event"]) == ("exogate.some.room", "it happened")
+    assert shown["session"] == "a:b:c:d\nx"
+    assert "boom" in shown["exception"]
+
+
+def test_a_console_line_escapes_what_is_bound() -> None:
+    line = Console().format(record())
+
+    assert "it happened session='a:b:c:d\\nx'" in line
+    assert "\n" not in line
+
+
+def test_records_are_written_in_order() -> None:
+    target = StringIO()
+    with logging_to(target, "info", "json"):
+        for number in range(100):
+            log.info("event", extra={"number": number})
+        log.debug("not wanted")
+
+    lines = target.getvalue().splitlines()
+    assert [json.loads(line)["number"] for line in lines] == list(range(100))
+
+
+class Stuck(StringIO):
+    """A pipe that nobody reads until it is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.go_on.wait(10)
+        return super().write(text)
+
+
+def test_a_reader_that_is_stuck_costs_records_and_neither_time_nor_the_end() -> None:
+    target = Stuck()
+    with logging_to(target, "info", "json"):
+        for number in range(MOST_WAITING + 500):
+            log.info("event", extra={"number": number})
+    written = target.getvalue()
+    target.go_on.set()
+
+    assert written == ""
