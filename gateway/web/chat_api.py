@@ -80,6 +80,8 @@ class ChatApi:
             raise Forbidden("chatting needs the scope 'chat'")
         accepted = await self._accept(body, principal, request.headers.get("idempotency-key"))
         run = await self.front.run(accepted.run_id)
+        if isinstance(run, RunRecord) and not run.log:
+            raise NotFound("the answer is older than [store] journal_days: it")
         headers = {
             "x-exogate-run": accepted.run_id,
             "x-exogate-session": str(accepted.session_key),
