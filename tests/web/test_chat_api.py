@@ -72,6 +72,7 @@ async def test_a_stream_is_the_events_of_the_run() -> None:
         body = json.dumps({"message": "hi", "stream": True}).encode()
         answer = await http(f"{url}/api/chat", method="POST", body=body)
 
-    assert answer.headers["content-type"].startswith("text/event-stream")
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    assert headers["content-type"].startswith("text/event-stream")
     assert [event["seq"] for event in answer.sse] == list(range(1, len(answer.sse) + 1))
-    assert answer.sse[-1]["run_id"] == answer.headers["x-exogate-run"]
+    assert answer.sse[-1]["run_id"] == headers["x-exogate-run"]
