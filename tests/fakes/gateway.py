@@ -155,7 +155,7 @@ def spawn(config: Path, port: int = 0) -> Command:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log,
-            env={**os.environ, "HOME": str(config.parent)},
+            env={"PATH": os.defpath, "HOME": str(config.parent)},  # nobody's keys
         )
     return Command(process, output)
 

@@ -134,7 +134,7 @@ async def test_half_a_surrogate_pair_is_refused_wherever_it_stands(
     tmp_path: Path, name: str
 ) -> None:
     params = json.dumps({"content": "x", name: "a\ud800b"})
-    frame = '{"jsonrpc":"2.0","id":1,"method":"chat.send","params":%s}' % params
+    frame = f'{{"jsonrpc":"2.0","id":1,"method":"chat.send","params":{params}}}'
     async with (
         scripted_server(echo) as model,
         running(Setup(model.url), tmp_path) as site,

@@ -16,16 +16,19 @@ from tests.fakes.client import (
     post_chat,
     texts_of,
 )
-from tests.fakes.gateway import Setup, command
+from tests.fakes.gateway import Command, Setup, command
 from tests.fakes.model_server import Asked, Reply, scripted_server
+
+LATE = "perhaps too late"
 
 
 async def refusing(client: Client) -> RpcError:
-    """How a message is refused once the gateway has heard that it should stop."""
+    """How a message is refused once the gateway has heard that it should stop; before, it may still
+    be accepted."""
     with anyio.fail_after(WAIT_S):
         while True:
             try:
-                await client.send("too late", peer="late", idempotency_key="late")
+                await client.send(LATE, peer="late", idempotency_key="late")
             except RpcError as error:
                 return error
 
@@ -68,8 +71,9 @@ async def test_told_to_stop_it_ends_the_running_turn_and_keeps_what_waits(
     assert code == 0
     assert unheard == []
     assert later["response"] == "answer to waiting."
-    assert b"1 unfinished" in banner
-    assert [asked.last_text for asked in model.requests] == ["running", "waiting"]
+    assert b"unfinished" in banner
+    asked = [one.last_text for one in model.requests]
+    assert [text for text in asked if text != LATE] == ["running", "waiting"]
 
 
 async def test_whoever_is_connected_is_told_that_it_restarts(tmp_path: Path) -> None:
@@ -135,6 +139,14 @@ async def test_told_twice_it_stops_at_once_and_nothing_is_lost(tmp_path: Path) -
 async def test_stopped_under_load_every_accepted_message_is_answered_once(tmp_path: Path) -> None:
     accepted: dict[str, dict[str, object]] = {}
 
+    async def load_until_stopped(client: Client, site: Command) -> None:
+        with anyio.fail_after(WAIT_S):
+            async with anyio.create_task_group() as group:
+                for peer in "abcdefgh":
+                    group.start_soon(keep_sending, client, peer)
+                await model.wait_for(50)
+                site.tell(signal.SIGTERM)
+
     async def keep_sending(client: Client, peer: str) -> None:
         for number in range(10_000):
             content = f"{peer}-{number}"
@@ -150,20 +162,13 @@ async def test_stopped_under_load_every_accepted_message_is_answered_once(tmp_pa
     async with scripted_server(script) as model:
         config = await Setup(model.url).written(tmp_path)
         async with command(config) as site, connected(site.url) as client:
-            async with anyio.create_task_group() as group:
-                for peer in "abcdefgh":
-                    group.start_soon(keep_sending, client, peer)
-                with anyio.fail_after(WAIT_S):
-                    await model.wait_for(50)
-                site.tell(signal.SIGTERM)
+            await load_until_stopped(client, site)
             code = await site.exit_code()
         async with command(config) as site, connected(site.url) as client:
-            for content, sent in accepted.items():
+            for sent in accepted.values():
                 await client.call("chat.resume", run_id=sent["run_id"], after_seq=0)
-                events = await client.ended(str(sent["run_id"]))
-
-                assert events[-1]["response"] == f"answer to {content}"
-                assert [event["type"] for event in events].count("done") == 1
+                await client.ended(str(sent["run_id"]))
+            events = {name: client.events[str(sent["run_id"])] for name, sent in accepted.items()}
             pages = [
                 await client.call("chat.history", session_key=f"main:websocket:local:{peer}")
                 for peer in "abcdefgh"
@@ -171,6 +176,23 @@ async def test_stopped_under_load_every_accepted_message_is_answered_once(tmp_pa
 
     assert code == 0
     assert len(accepted) >= 50
+    for name, told in events.items():
+        ends = [event for event in told if event["type"] == "done"]
+        assert [end["response"] for end in ends] == [f"answer to {name}"]
     for page in pages:
         asked = [one["content"] for one in page["messages"] if one["role"] == "user"]
         assert len(asked) == len(set(asked))
+
+
+async def test_told_to_stop_as_soon_as_it_says_that_it_is_ready_it_stops_in_good_order(
+    tmp_path: Path,
+) -> None:
+    async with scripted_server([Reply("x")]) as model:
+        config = await Setup(model.url).written(tmp_path)
+        codes = []
+        for _ in range(5):  # it is a matter of a moment
+            async with command(config) as site:
+                site.tell(signal.SIGTERM)
+                codes.append(await site.exit_code())
+
+    assert codes == [0] * 5

@@ -1,5 +1,6 @@
 """Within a session one after the other, across sessions side by side."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import anyio
@@ -20,9 +21,7 @@ async def test_twenty_sends_at_once_to_one_session_are_answered_one_after_the_ot
     async with scripted_server(lambda asked: _noting(asked, open_calls, model.open)) as model:
         setup = Setup(model.url, rest="[context]\nrecent_turns = 30")
         async with running(setup, tmp_path) as site, connected(site.url) as client:
-            async with anyio.create_task_group() as group:
-                for number in range(20):
-                    group.start_soon(client.ask, f"question {number}")
+            await ask_at_once(client, [f"question {number}" for number in range(20)])
             page = await client.call("chat.history", session_key="main:websocket:local:main")
             session = await client.call("session.get", session_key="main:websocket:local:main")
 
@@ -38,6 +37,12 @@ async def test_twenty_sends_at_once_to_one_session_are_answered_one_after_the_ot
     for number, asked in enumerate(model.requests):
         assert history_of(asked) == said[: 2 * number + 1]
     assert session["message_count"] == 40
+
+
+async def ask_at_once(client: Client, questions: Sequence[str]) -> None:
+    async with anyio.create_task_group() as group:
+        for question in questions:
+            group.start_soon(client.ask, question)
 
 
 def _noting(asked: Asked, open_calls: list[int], at_once: int) -> Reply:

@@ -1,11 +1,12 @@
 """A client that was gone hears what it missed: in the middle, after the end, after a restart."""
 
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from tests.fakes.client import WAIT_S, connected, seqs_of, texts_of
+from tests.fakes.client import WAIT_S, Client, connected, seqs_of, texts_of
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, shown
@@ -132,14 +133,11 @@ async def test_after_kill_9_in_the_middle_of_a_stream_there_is_one_answer(tmp_pa
 
     async with scripted_server(script) as model:
         config = await Setup(model.url).written(tmp_path)
-        async with command(config) as site:
-            async with connected(site.url) as client:
-                sent = await client.send("talk", idempotency_key="k")
-                waiting = await client.send("and then?", idempotency_key="k2")
-                before = list(await client.until(sent["run_id"], texts_of))
-                site.kill()
-                with anyio.fail_after(WAIT_S):
-                    await client.closed.wait()
+        async with command(config) as site, connected(site.url) as client:
+            sent = await client.send("talk", idempotency_key="k")
+            waiting = await client.send("and then?", idempotency_key="k2")
+            before = list(await client.until(sent["run_id"], texts_of))
+            site.kill()
             await site.exit_code()
         async with command(config) as site, connected(site.url) as client:
             again = await client.send("talk", idempotency_key="k")
@@ -160,3 +158,39 @@ async def test_after_kill_9_in_the_middle_of_a_stream_there_is_one_answer(tmp_pa
     assert "system" not in {event["type"] for event in second}
     assert [text for role, text in shown(page) if role == "user"] == ["talk", "and then?"]
     assert inspected["attempt"] == 2
+
+
+async def test_a_message_that_only_waited_is_not_counted_as_attempted(tmp_path: Path) -> None:
+    gate = anyio.Event()
+
+    def script(asked: Asked) -> Reply:
+        return Reply("never", gate=gate) if asked.number == 1 else echo(asked)
+
+    async with scripted_server(script) as model:
+        config = await Setup(model.url).written(tmp_path)
+        async with command(config) as site, connected(site.url) as client:
+            sent = await send_at_once(client, 5)
+            with anyio.fail_after(WAIT_S):
+                await model.wait_for(1)
+            site.kill()
+            await site.exit_code()
+        async with command(config) as site, connected(site.url) as client:
+            for one in sent:
+                await client.call("chat.resume", run_id=one["run_id"], after_seq=0)
+            heard = [await client.ended(one["run_id"]) for one in sent]
+
+    # One was at work when the gateway stopped; there is nothing to throw away of the others.
+    assert sorted(events[0]["seq"] == 1 for events in heard) == [False, True, True, True, True]
+    assert sorted(events[0]["type"] == "system" for events in heard) == [False] * 4 + [True]
+
+
+async def send_at_once(client: Client, count: int) -> list[dict[str, Any]]:
+    sent: list[dict[str, Any]] = []
+
+    async def one(number: int) -> None:
+        sent.append(await client.send(f"q{number}"))
+
+    async with anyio.create_task_group() as group:
+        for number in range(count):
+            group.start_soon(one, number)
+    return sent

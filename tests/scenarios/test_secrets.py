@@ -22,26 +22,20 @@ SAID = f'{{"error":{{"message":"bad key {KEY} in header {HEADER}","type":"x {KEY
 
 def indiscreet(asked: Asked) -> Reply:
     """Repeats what it was told in confidence."""
-    match asked.last_text:
-        case "401":
-            return Reply(status=401, body=SAID)
-        case "500":
-            return Reply(status=500, body=SAID, headers={"retry-after": "0"})
-        case "text":
-            return Reply(status=502, body=f"<p>{KEY} {HEADER}</p>".encode())
-        case "stream":
-            return Reply(raw=[b"data: %b\n\n" % SAID])
-        case "half":
-            first = b'data: {"choices":[{"delta":{"content":"half"}}]}\n\n'
-            return Reply(raw=[first, b"data: %b\n\n" % SAID])
-        case "nonsense":
-            return Reply(raw=[f"data: {KEY} {HEADER}\n\n".encode()])
-        case "redirect":
-            return Reply(status=307, headers={"location": f"http://evil/{KEY}"}, body=b"{}")
-    return Reply("hello")
+    return CASES[asked.last_text]
 
 
-CASES = ("401", "500", "text", "stream", "half", "nonsense", "redirect", "hello")
+HALF = b'data: {"choices":[{"delta":{"content":"half"}}]}\n\n'
+CASES = {
+    "401": Reply(status=401, body=SAID),
+    "500": Reply(status=500, body=SAID, headers={"retry-after": "0"}),
+    "text": Reply(status=502, body=f"<p>{KEY} {HEADER}</p>".encode()),
+    "stream": Reply(raw=[b"data: %b\n\n" % SAID]),
+    "half": Reply(raw=[HALF, b"data: %b\n\n" % SAID]),
+    "nonsense": Reply(raw=[f"data: {KEY} {HEADER}\n\n".encode()]),
+    "redirect": Reply(status=307, headers={"location": f"http://evil/{KEY}"}, body=b"{}"),
+    "hello": Reply("hello"),
+}
 
 
 async def test_no_canary_is_in_any_log_line_answer_error_or_file(tmp_path: Path) -> None:

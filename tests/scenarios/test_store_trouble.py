@@ -12,7 +12,6 @@ import pytest
 from anyio import to_thread
 
 from tests.fakes.client import (
-    WAIT_S,
     Client,
     Disconnected,
     RpcError,
@@ -56,8 +55,9 @@ async def fill(disk: Path) -> anyio.Path:
 
 async def until_ready(url: str, wanted: int) -> None:
     with anyio.fail_after(PROBED_S):
-        while (await http(f"{url}/readyz")).status != wanted:
-            await anyio.sleep(0.1)  # another process has no event for us
+        # Another process has no event for us.
+        while (await http(f"{url}/readyz")).status != wanted:  # noqa: ASYNC110
+            await anyio.sleep(0.1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")
@@ -117,6 +117,19 @@ sys.stdin.read()
 """
 
 
+@asynccontextmanager
+async def lock_of(database: Path) -> AsyncIterator[None]:
+    """As a database shell would hold it that somebody forgot."""
+    holder = [sys.executable, "-c", LOCKING, str(database)]
+    async with await anyio.open_process(holder) as shell:
+        assert shell.stdout is not None
+        assert shell.stdin is not None
+        with anyio.fail_after(START_S):
+            assert b"locked" in await shell.stdout.receive()
+        yield
+        await shell.stdin.aclose()
+
+
 async def test_a_store_that_somebody_else_locks_is_told_and_used_again_afterwards(
     tmp_path: Path,
 ) -> None:
@@ -124,14 +137,8 @@ async def test_a_store_that_somebody_else_locks_is_told_and_used_again_afterward
         config = await Setup(model.url).written(tmp_path)
         async with command(config) as site, connected(site.url, wait_s=PROBED_S) as client:
             await client.ask("before")
-            holder = [sys.executable, "-c", LOCKING, str(tmp_path / "data" / "store.db")]
-            async with await anyio.open_process(holder) as shell:
-                assert shell.stdout is not None
-                assert shell.stdin is not None
-                with anyio.fail_after(START_S):
-                    assert b"locked" in await shell.stdout.receive()
+            async with lock_of(tmp_path / "data" / "store.db"):
                 error = await client.refused("chat.send", content="meanwhile")
-                await shell.stdin.aclose()
             after = await client.ask("after")
 
     assert (error.code, error.data["type"]) == (-32005, "unavailable")

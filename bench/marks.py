@@ -1,0 +1,85 @@
+"""The marks that the gateway has to reach, and the table that says whether it does."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One measured figure. `limit` holds for the figure itself or, if `ratio`, for it against that
+    of the base, which is the floor unless `base` says otherwise."""
+
+    name: str
+    unit: str
+    gateway: float
+    floor: float | None = None
+    limit: float | None = None
+    ratio: bool = False
+    at_least: bool = False
+    base: str = "floor"
+    spread: float | None = None  # (most - least) / median over the rounds
+
+    @property
+    def against_base(self) -> float | None:
+        return self.gateway / self.floor if self.floor else None
+
+    @property
+    def judged(self) -> float | None:
+        """What is held against the mark."""
+        return self.against_base if self.ratio else self.gateway
+
+    @property
+    def is_met(self) -> bool | None:
+        """None: there is no mark."""
+        if self.limit is None or self.judged is None:
+            return None
+        return self.judged >= self.limit if self.at_least else self.judged <= self.limit
+
+    @property
+    def verdict(self) -> str:
+        if self.is_met is None or self.judged is None or not self.limit:
+            return ""
+        if self.is_met:
+            return "met"
+        return f"missed by {abs(self.judged - self.limit) / self.limit:.0%}"
+
+    @property
+    def mark(self) -> str:
+        if self.limit is None:
+            return ""
+        sign = ">=" if self.at_least else "<="
+        return f"{sign} {self.limit:g}{f' x {self.base}' if self.ratio else ''}"
+
+
+HEAD = ("figure", "unit", "floor or base", "gateway", "ratio", "mark", "", "spread")
+
+
+def table(figures: Iterable[Figure]) -> str:
+    """The figures as a table in Markdown."""
+    rows = [HEAD, *(_row(figure) for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
+    lines = [_line(row, widths) for row in rows]
+    return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
+
+
+def _row(figure: Figure) -> Sequence[str]:
+    ratio = figure.against_base
+    return (
+        figure.name,
+        figure.unit,
+        "" if figure.floor is None else _number(figure.floor),
+        _number(figure.gateway),
+        "" if ratio is None else f"{ratio:.2f}",
+        figure.mark,
+        figure.verdict,
+        "" if figure.spread is None else f"{figure.spread:.0%}",
+    )
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
+    return f"| {' | '.join(padded)} |"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

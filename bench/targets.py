@@ -1,0 +1,119 @@
+"""What is measured: the model server, the floor and the gateway, each a process of its own."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+from bench.process import Started, started
+
+TOKEN = "bench-token-of-alice"
+CONFIG = """
+[gateway]
+data_dir = {data_dir}
+port = 0
+
+[providers.mock]
+wire = "openai"
+base_url = "http://127.0.0.1:{model_port}/v1"
+api_key = "sk-bench"
+
+[agent]
+id = "main"
+provider = "mock"
+model = "mock-1"
+
+[[tokens]]
+name = "alice"
+token = "{token}"
+scopes = ["chat"]
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPlan:
+    """How the model server answers."""
+
+    tokens: int = 20
+    latency_ms: float = 0.0
+    interval_ms: float = 0.0
+
+
+@contextmanager
+def model(plan: ModelPlan) -> Iterator[Started]:
+    command = [sys.executable, "-m", "bench.model_server", "--tokens", str(plan.tokens)]
+    command += ["--latency-ms", str(plan.latency_ms), "--chunk-interval-ms", str(plan.interval_ms)]
+    with started(command, find_port=_port_in_json) as server:
+        yield server
+
+
+@contextmanager
+def floor(model_port: int, data_dir: Path) -> Iterator[Started]:
+    data_dir.mkdir(parents=True)
+    with started(floor_command(model_port, data_dir), find_port=_port_in_json) as server:
+        yield server
+
+
+def floor_command(model_port: int, data_dir: Path) -> list[str]:
+    url = f"http://127.0.0.1:{model_port}/v1"
+    return [sys.executable, "-m", "bench.floor", "--model", url, "--data-dir", str(data_dir)]
+
+
+@contextmanager
+def gateway(model_port: int, data_dir: Path) -> Iterator[Started]:
+    with started(gateway_command(model_port, data_dir), find_port=port_in_banner) as server:
+        yield server
+
+
+def gateway_command(model_port: int, data_dir: Path) -> list[str]:
+    """The real command with a fresh data directory."""
+    data_dir.mkdir(parents=True)
+    config = data_dir / "bench.toml"
+    config.write_text(
+        CONFIG.format(
+            data_dir=json.dumps(str(data_dir / "data")), model_port=model_port, token=TOKEN
+        )
+    )
+    return [*exogate(), "--config", str(config), "run"]
+
+
+def exogate() -> list[str]:
+    """The installed command of this very interpreter."""
+    return [str(Path(sys.executable).with_name("exogate"))]
+
+
+def port_in_banner(line: str) -> int | None:
+    found = re.search(r"ws://[^/]*:(\d+)/ws", line)
+    return int(found[1]) if found else None
+
+
+def _port_in_json(line: str) -> int | None:
+    return int(json.loads(line)["port"])
+
+
+def load(server: Started, *, sessions: int, **options: int | float | str) -> dict[str, Any]:
+    """One run of the load generator. Raises CalledProcessError."""
+    command = [sys.executable, "-m", "bench.load", "--port", str(server.port), "--token", TOKEN]
+    command += ["--sessions", str(sessions), "--pid", str(server.pid)]
+    for name, value in options.items():
+        command += [f"--{name.replace('_', '-')}", str(value)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    seen: dict[str, Any] = json.loads(done.stdout)
+    return seen
+
+
+def stats(model: Started) -> dict[str, int]:
+    """What the model server counted."""
+    with urlopen(f"http://127.0.0.1:{model.port}/stats", timeout=10) as answer:
+        told: dict[str, int] = json.load(answer)
+    return told
+
+
+def run_to_end(command: Sequence[str]) -> None:
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)

@@ -1,0 +1,35 @@
+"""The short form of the crash test; `python -m tests.crash` is the long one."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.crash.harness import Plan, run
+from tests.crash.stages import STAGES
+
+
+@pytest.mark.requirement("S-003-Message-06", "S-003-Session-08", "S-003-Session-09")
+@pytest.mark.requirement("S-004-Flow-03")
+async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twice(
+    tmp_path: Path,
+) -> None:
+    plan = Plan(kills=len(STAGES), messages=300)
+
+    outcome = await run(plan, tmp_path)
+
+    sys.stdout.write(outcome.report())
+    assert outcome.is_valid, outcome.report()
+    assert set(outcome.kills) == set(STAGES)
+    assert outcome.account.acknowledged >= plan.messages
+    assert outcome.account.recovered  # or no acknowledgement was ever lost on its way
+
+
+async def test_a_store_that_keeps_nothing_is_found_out(tmp_path: Path) -> None:
+    """The books can tell a gateway that loses messages from one that does not."""
+    plan = Plan(kills=4, messages=60, configuration='[store]\nurl = "memory"')
+
+    outcome = await run(plan, tmp_path)
+
+    assert not outcome.is_valid
+    assert outcome.account.lost
