@@ -18,7 +18,7 @@ from pydantic_core import from_json, to_json
 import gateway
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
-from gateway.domain.errors import StoreUnavailable
+from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import Clock, Ids, Model, Stores
 from gateway.host.clock import SystemClock
@@ -131,6 +131,8 @@ class Gateway:
             try:
                 await self.stores.care.probe()
                 self.health.store = None
+            except StoreLost:
+                raise  # accepted messages are safe; a new start finds out which answers are
             except StoreUnavailable as error:
                 self.health.store = str(error)
 
@@ -157,35 +159,40 @@ async def run(
 
     Raises the GatewayError that kept it from starting.
     """
-    async with assembled(config, version=version, accept_loss=accept_loss) as rooms:
-        data_dir = config.gateway.data_dir
-        settings = web_settings(config, await to_thread.run_sync(make_key, data_dir))
-        server = WebServer(rooms.web(settings), settings)
-        async with anyio.create_task_group() as group:
-            address: Address = await group.start(server.serve)
-            url = f"http://{address}"
-            await note_owner(data_dir, url)
-            resumed = await rooms.front.reception.resume()
-            rooms.health.starting = False
-            ready(Running(config, url, resumed))
-            await _until_told(rooms, server, group.cancel_scope)
-
-
-async def _until_told(rooms: Gateway, server: WebServer, all_of_it: anyio.CancelScope) -> None:
-    """The first signal drains, the second one ends at once."""
+    # A signal that comes at any moment from here on ends it in good order.
     with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        await anext(signals)
-
-        async def end_at_once() -> None:
+        async with (
+            assembled(config, version=version, accept_loss=accept_loss) as rooms,
+            anyio.create_task_group() as group,
+        ):
+            server = await _open_doors(rooms, group, ready)
             await anext(signals)
-            log.warning("told twice: stopping at once")
-            all_of_it.cancel()
 
-        async with anyio.create_task_group() as group:
+            async def end_at_once() -> None:
+                await anext(signals)
+                log.warning("told twice: stopping at once")
+                group.cancel_scope.cancel()
+
             group.start_soon(end_at_once)
             await rooms.drain()
+            server.stop(GOODBYE_S)
+            await server.stopped.wait()
             group.cancel_scope.cancel()
-        server.stop(GOODBYE_S)
+
+
+async def _open_doors(
+    rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
+) -> WebServer:
+    data_dir = rooms.config.gateway.data_dir
+    settings = web_settings(rooms.config, await to_thread.run_sync(make_key, data_dir))
+    server = WebServer(rooms.web(settings), settings)
+    address: Address = await group.start(server.serve)
+    url = f"http://{address}"
+    await note_owner(data_dir, url)
+    resumed = await rooms.front.reception.resume()
+    rooms.health.starting = False
+    ready(Running(rooms.config, url, resumed))
+    return server
 
 
 @asynccontextmanager
@@ -206,7 +213,8 @@ async def assembled(
         )
         await stores.care.probe()
         model = await stack.enter_async_context(models(config, clock))
-        souls = Souls(FileTexts(clock), soul_paths(config.agents), clock=clock)
+        paths = await to_thread.run_sync(soul_paths, config.agents)
+        souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
         group = await stack.enter_async_context(anyio.create_task_group())
         gate = ToolGate((ClockTool(clock),), schemas=SchemaChecks(), decode=from_json, clock=clock)

@@ -71,6 +71,13 @@ class StoreUnavailable(GatewayError):
         self.retry_after_s = retry_after_s
 
 
+class StoreLost(StoreUnavailable):
+    """It failed so often that nobody knows any more what is on the disk: only a new start does."""
+
+    code = "store_lost"
+    retryable = False
+
+
 class StoreRefused(GatewayError):
     """The store must not be opened as it is (corrupt, newer schema, messages missing)."""
 

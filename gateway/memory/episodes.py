@@ -37,7 +37,7 @@ class Episodes:
             self._warm.move_to_end(key)
             return self._warm[key]
         path = await self._transcript.path(key, upto=upto, limit=turns * NODES_A_TURN)
-        episode = _episode(path.head, path.nodes)
+        episode = _episode(upto or path.head, path.nodes)
         if upto is None:
             self._keep(key, episode)
         return episode

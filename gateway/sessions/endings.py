@@ -27,7 +27,6 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    started_at: datetime
     finished_at: datetime
     execution_ms: float
 

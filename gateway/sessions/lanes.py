@@ -30,9 +30,10 @@ class Lanes:
         self._paused = False
         self._idle = anyio.Event()
 
-    def is_idle(self, key: SessionKey) -> bool:
-        """Whether a message of this session would start at once."""
-        return key not in self._queues and self._working < self._width and not self._waiting
+    def is_idle(self, key: SessionKey, *, spoken_for: int = 0) -> bool:
+        """Whether a message of this session would start at once, when so many others are about to."""
+        room = self._width - self._working - spoken_for
+        return key not in self._queues and room > 0 and not self._waiting
 
     @property
     def working(self) -> int:
@@ -70,6 +71,9 @@ class Lanes:
             # A message's own trouble is told by its work; what still arrives here is a defect of
             # ours, and it must not cancel the neighbours.
             log.exception("a lane's work failed", extra={"session": str(key)})
+        except BaseException:
+            self._paused = True  # the whole group is being cancelled
+            raise
         finally:
             self._working -= 1
             if queue:

@@ -43,6 +43,7 @@ class Reception:
     bounds: Bounds = Bounds()
     _pending: Counter[SessionKey] = field(default_factory=Counter)
     _total: int = 0
+    _about_to_start: int = 0
     _refusal: str | None = "the gateway is starting; send it again in a moment"
 
     def close(self) -> None:
@@ -65,8 +66,7 @@ class Reception:
         with anyio.CancelScope(shield=True):
             try:
                 entry = self._entry(inbound, route)
-                begin = self.lanes.is_idle(key)
-                accepted = await self.inbox.accept(entry, begin=begin)
+                accepted = await self._commit(entry)
             except BaseException:
                 self._release(key)
                 raise
@@ -94,6 +94,17 @@ class Reception:
         if entries:
             log.info("taking up unfinished messages", extra={"count": len(entries)})
         return len(entries)
+
+    async def _commit(self, entry: NewEntry) -> Accepted:
+        """Counts the first attempt along with the accept if the message will start at once."""
+        key = entry.session_key
+        alone = self._pending[key] == 1
+        begin = alone and self.lanes.is_idle(key, spoken_for=self._about_to_start)
+        self._about_to_start += begin
+        try:
+            return await self.inbox.accept(entry, begin=begin)
+        finally:
+            self._about_to_start -= begin
 
     def _admit(self, key: SessionKey) -> None:
         if self._refusal is not None:

@@ -35,12 +35,14 @@ class LiveRun:
     sealed: bool = False
     progress: Callable[[], Mapping[str, object]] = dict
     started_at: datetime | None = None
+    began: float = 0.0
     _listeners: list[Listener] = field(default_factory=list)
     _prefix: bytes = b""
 
-    def start(self, attempt: int, at: datetime) -> None:
-        """Begins an attempt; after a crash the listeners learn what to throw away."""
-        self.attempt, self.state, self.started_at = attempt, "running", at
+    def start(self, attempt: int, at: datetime, began: float) -> None:
+        """Begins an attempt at that time, by the wall clock and by the one that never jumps."""
+        self.attempt, self.state = attempt, "running"
+        self.started_at, self.began = at, began
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
         ids = self.encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
@@ -54,6 +56,11 @@ class LiveRun:
         self._add(chunk)
         self.sealed = True
         return b"\n".join(self.events)
+
+    def unseal(self) -> None:
+        """The end could not be committed: another one will be."""
+        self.events.pop()
+        self.sealed = False
 
     def publish(self) -> None:
         """The end is durable: tell it."""

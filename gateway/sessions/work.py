@@ -11,7 +11,7 @@ from gateway.agent.job import Answer, Job
 from gateway.agent.story import Story
 from gateway.domain.agents import AgentDef
 from gateway.domain.chunks import Chunk
-from gateway.domain.errors import StoreUnavailable
+from gateway.domain.errors import GatewayError, NotFound, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import Ending, Entry, NewDelivery
 from gateway.domain.messages import Message
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MOST_ATTEMPTS = 3
+DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
 RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # while the store cannot commit
 
 
@@ -56,22 +57,34 @@ class Work:
     async def __call__(self, entry: Entry, run: LiveRun) -> None:
         """Brings one accepted message to its one end. Only cancellation gets out of here, and then
         the message is still in the inbox."""
-        means, started = self._means, self._means.clock.now()
+        means = self._means
         attempt = entry.attempts
         if entry.state == "queued":
             attempt = await self._until_stored(lambda: means.inbox.begin(entry.new.run_id))
-        run.start(attempt, started)
-        key = entry.new.session_key
-        agent = means.agents.get(key.agent)
-        turns = agent.context.recent_turns if agent else 1
-        recall = means.episodes.recall
-        episode = await self._until_stored(
-            lambda: recall(key, turns=turns, upto=entry.new.context_id)
-        )
-        end = await self._end(entry, run, agent, episode, started)
-        await self._commit(entry, run, episode, end)
+        run.start(attempt, means.clock.now(), means.clock.monotonic())
+        agent = means.agents.get(entry.new.session_key.agent)
+        episode = await self._recall(entry, agent)
+        end = await self._end(entry, run, agent, episode)
+        try:
+            await self._commit(entry, run, episode, end)
+        except GatewayError:
+            # Something in the answer cannot be kept; the question can, and an honest word.
+            log.exception("an answer cannot be stored", extra={"run": run.run_id})
+            run.unseal()
+            sorry = refused(entry, "internal_error", DEFECT, episode.head, self._timing(run))
+            await self._commit(entry, run, episode, sorry)
         self._runs.close(run.run_id)
         run.publish()
+
+    async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
+        turns = agent.context.recent_turns if agent else 1
+        key, upto = entry.new.session_key, entry.new.context_id
+        recall = self._means.episodes.recall
+        try:
+            return await self._until_stored(lambda: recall(key, turns=turns, upto=upto))
+        except NotFound:
+            log.warning("the place to go on from is gone", extra={"node": upto})
+            return await self._until_stored(lambda: recall(key, turns=turns))
 
     async def _end(
         self,
@@ -79,13 +92,9 @@ class Work:
         run: LiveRun,
         agent: AgentDef | None,
         episode: Episode,
-        started: datetime,
     ) -> End:
-        clock, began = self._means.clock, self._means.clock.monotonic()
-
         def timing() -> Timing:
-            took_ms = (clock.monotonic() - began) * 1000
-            return Timing(started, clock.now(), round(took_ms, 3))
+            return self._timing(run)
 
         if run.attempt > MOST_ATTEMPTS:
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
@@ -97,9 +106,13 @@ class Work:
             answer = await self._drive(entry, run, agent, episode)
         except Exception:
             log.exception("a run failed", extra={"run": run.run_id})
-            told = "Something went wrong inside the gateway; the operator finds it in the log."
-            return refused(entry, "internal_error", told, episode.head, timing())
+            return refused(entry, "internal_error", DEFECT, episode.head, timing())
         return answered(entry, answer, episode.head, timing())
+
+    def _timing(self, run: LiveRun) -> Timing:
+        clock = self._means.clock
+        # The wall clock may jump; how long it took may not.
+        return Timing(clock.now(), round((clock.monotonic() - run.began) * 1000, 3))
 
     async def _drive(self, entry: Entry, run: LiveRun, agent: AgentDef, episode: Episode) -> Answer:
         means, new = self._means, entry.new

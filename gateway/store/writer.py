@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from gateway.domain.errors import StoreUnavailable
+from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.store.commits import Commits, Operation, Outcome
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ class Writer:
             self._queue.put(_Ticket(durable, operation, future))
         if self._stopped is not None:  # perhaps between the look and the put
             future.cancel()
-            raise StoreUnavailable(self._stopped)
+            raise self._refusal(self._stopped)
         return await future
 
     def stop(self, why: str) -> None:
@@ -92,7 +92,10 @@ class Writer:
         return left
 
     def _refuse(self, batch: Sequence[_Ticket], why: str) -> None:
-        self._answer(batch, [Outcome(error=StoreUnavailable(why)) for _ in batch])
+        self._answer(batch, [Outcome(error=self._refusal(why)) for _ in batch])
+
+    def _refusal(self, why: str) -> StoreUnavailable:
+        return StoreUnavailable(why) if self._commits.given_up is None else StoreLost(why)
 
     def _answer(self, batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
         futures = [ticket.future for ticket in batch]

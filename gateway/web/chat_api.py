@@ -19,8 +19,8 @@ from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
-from gateway.web.identity import Principal, may, may_use
-from gateway.web.methods.chat import OwnLimits, Text
+from gateway.web.identity import Principal, may
+from gateway.web.methods.chat import OwnLimits, Text, reachable_route
 from gateway.web.refusals import Forbidden, InvalidRequest
 from gateway.web.responses import json_response
 from gateway.web.rpc import validate
@@ -103,9 +103,7 @@ class ChatApi:
             requested_agent=body.agent,
             token_limit=None if body.limits is None else body.limits.token_budget,
         )
-        route = self.front.router.resolve(inbound.address, requested=body.agent)
-        if not may_use(principal, route.agent_id):
-            raise NotFound(f"agent {route.agent_id!r}")
+        reachable_route(self.front, principal, inbound)
         return await self.front.reception.accept(inbound)
 
     def _read(self, event: bytes) -> Mapping[str, Any]:

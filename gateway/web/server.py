@@ -43,6 +43,7 @@ class WebServer:
         self._config = _config(app, settings)
         self._listeners: list[asyncio.Server] = []
         self._stop = anyio.Event()
+        self.stopped = anyio.Event()
         self._grace_s = 0.0
 
     @property
@@ -62,6 +63,7 @@ class WebServer:
         finally:
             with anyio.CancelScope(shield=True):
                 await self._let_go(0.0)
+            self.stopped.set()
 
     def stop_accepting(self) -> None:
         """New connections are refused by the system; those that are there go on."""

@@ -16,7 +16,7 @@ KEY = SessionKey(AgentId("a"), "c", "p")
 
 def live(attempt: int = 1) -> LiveRun:
     run = LiveRuns(encode).open(RunId("r"), KEY, datetime(2026, 1, 1, tzinfo=UTC))
-    run.start(attempt, datetime(2026, 1, 1, tzinfo=UTC))
+    run.start(attempt, datetime(2026, 1, 1, tzinfo=UTC), 0.0)
     return run
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from gateway.domain.errors import ModelFailed, StoreUnavailable
-from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
@@ -237,3 +237,39 @@ async def test_an_answer_for_a_channel_leaves_through_the_outbox() -> None:
         due = await stores.outbox.due(now=stage.clock.now(), limit=10)
 
     assert [(d.new.channel, d.new.peer, d.new.text) for d in due] == [("websocket", "main", "ok")]
+
+
+class Choosy:
+    """An inbox that refuses answers with a certain word in them, as it would a broken character."""
+
+    def __init__(self, inner: Inbox) -> None:
+        self._inner = inner
+        self.accept, self.begin, self.unfinished = inner.accept, inner.begin, inner.unfinished
+
+    async def finish(self, ending: Ending) -> bool:
+        if any("bad" in node.message.text for node in ending.nodes):
+            raise GatewayError("this text cannot be stored")
+        return await self._inner.finish(ending)
+
+
+@pytest.mark.requirement("S-004-Flow-03")
+async def test_an_answer_that_cannot_be_stored_ends_the_run_all_the_same() -> None:
+    async with open_memory() as stores:
+        async with staged(ScriptedModel(says("bad")), stores, inbox=Choosy(stores.inbox)) as stage:
+            run = await stage.say("hi")
+        path = await stores.transcript.path(KEY, limit=10)
+
+    ends = [event for event in stage.heard[run] if event["type"] in {"done", "error"}]
+    assert [event["type"] for event in ends] == ["error"]
+    assert [event["seq"] for event in stage.heard[run]] == list(range(1, ends[0]["seq"] + 1))
+    assert [node.message.text for node in path.nodes][0] == "hi"
+
+
+async def test_a_message_whose_place_is_gone_goes_on_from_head() -> None:
+    model = ScriptedModel(says("ok"))
+    async with open_memory() as stores, staged(model, stores) as stage:
+        await stage.say("one")
+        run = await stage.say("two", context_id=NodeId("m_nowhere"))
+
+    assert stage.heard[run][-1]["response"] == "ok"
+    assert [m.text for m in model.asked[1].messages] == ["one", "ok", "two"]

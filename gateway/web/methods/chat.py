@@ -1,13 +1,13 @@
 """chat.send, chat.abort, chat.history, chat.resume."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.domain.bindings import Address
+from gateway.domain.bindings import Address, Route
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbound import Inbound
@@ -87,11 +87,10 @@ class ChatMethods:
                 "accounts need the scope 'impersonate'"
             )
         inbound = self._inbound(params, account)
-        route = self.front.router.resolve(inbound.address, requested=params.agent)
-        if not may_use(principal, route.agent_id):
-            raise Forbidden(f"your token does not reach the agent {route.agent_id!r}")
-        if params.context_id is not None:
-            await self.front.node(route.session_key, params.context_id)
+        route = reachable_route(self.front, principal, inbound)
+        if inbound.context_id is not None:
+            node = await self.front.node(route.session_key, inbound.context_id)
+            inbound = replace(inbound, context_id=node.id)
         accepted = await self.front.reception.accept(inbound)
         if not accepted.duplicate:
             run = self.front.live.find(accepted.run_id)
@@ -199,6 +198,17 @@ async def find_run(front: Front, principal: Principal, run_id: str) -> LiveRun |
     if not sees_session(principal, key):
         raise NotFound(f"run {run_id[:64]!r}")
     return run
+
+
+def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
+    """Raises NotFound for an agent that is out of reach and for one that is not there, alike."""
+    asked = inbound.requested_agent
+    if asked is not None and (asked not in front.agents or not may_use(principal, asked)):
+        raise NotFound(f"agent {asked[:64]!r}")
+    route = front.router.resolve(inbound.address, requested=asked)
+    if not may_use(principal, route.agent_id):
+        raise Forbidden("your token does not reach the agent that answers there")
+    return route
 
 
 def visible_key(principal: Principal, text: str) -> SessionKey:
