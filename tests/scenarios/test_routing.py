@@ -128,6 +128,6 @@ async def test_what_cannot_be_routed_is_refused_and_costs_nothing(tmp_path: Path
         error = await client.refused("chat.send", content="x", agent="nobody")
         status = await client.call("status")
 
-        assert (error.code, error.data["code"]) == (-32004, "not_found")
+        assert (error.code, error.data["code"]) == (-32004, "unknown_agent")
         assert "team" in str(error)
         assert (status["sessions"], status["pending"], model.requests) == (0, 0, [])

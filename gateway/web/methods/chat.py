@@ -201,9 +201,10 @@ async def find_run(front: Front, principal: Principal, run_id: str) -> LiveRun |
 
 
 def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
-    """Raises NotFound for an agent that is out of reach and for one that is not there, alike."""
+    """To whoever does not reach every agent, one that is out of reach and one that is not there are
+    alike: NotFound. Raises Forbidden, and what `resolve` raises."""
     asked = inbound.requested_agent
-    if asked is not None and (asked not in front.agents or not may_use(principal, asked)):
+    if asked is not None and not may_use(principal, asked):
         raise NotFound(f"agent {asked[:64]!r}")
     route = front.router.resolve(inbound.address, requested=asked)
     if not may_use(principal, route.agent_id):
