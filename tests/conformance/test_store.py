@@ -91,6 +91,7 @@ async def test_a_second_copy_gets_the_ids_of_the_first_and_makes_no_turn(opened:
         assert len(await stores.inbox.unfinished()) == 1
 
 
+@pytest.mark.requirement("S-000-Store-02")
 async def test_of_ten_copies_at_once_exactly_one_is_accepted(opened: Open) -> None:
     answers: list[Accepted] = []
     async with opened() as stores:
@@ -425,6 +426,7 @@ async def test_a_node_of_another_session_is_not_found(opened: Open) -> None:
             await stores.transcript.move_head(session_key(), NodeId("x-1"), expected=NodeId("a-2"))
 
 
+@pytest.mark.requirement("S-000-Exchange-06")
 async def test_nodes_are_numbered_and_chained(opened: Open) -> None:
     async with opened() as stores:
         await three(stores)

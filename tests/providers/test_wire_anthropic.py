@@ -85,6 +85,7 @@ def text(words: str) -> dict[str, str]:
     return {"type": "text", "text": words}
 
 
+@pytest.mark.requirement("S-004-AMsg-03")
 def test_empty_messages_never_reach_the_wire_as_empty_text() -> None:
     messages = (Message("user", " \n"), Message("assistant", " "), Message("user", "x"))
 

@@ -85,6 +85,7 @@ def test_the_limit_has_the_name_that_the_provider_wants() -> None:
     assert "max_tokens" in body(a_request(), "gemini")
 
 
+@pytest.mark.requirement("S-004-AMsg-01", "S-004-AMsg-02", "S-004-AMsg-04")
 def test_a_round_of_tools_is_said_again() -> None:
     messages = (
         Message("user", "time?"),

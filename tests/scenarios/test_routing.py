@@ -60,6 +60,7 @@ def setup(model: ModelServer) -> Setup:
     return Setup(model.url, rest=BOUND)
 
 
+@pytest.mark.requirement("S-003-Binding-01")
 @pytest.mark.requirement("S-003-Session-01", "S-003-Session-03")
 async def test_each_message_is_answered_by_the_agent_that_its_address_is_bound_to(
     tmp_path: Path,

@@ -1,0 +1,101 @@
+"""The composition: what a configuration says is what the rooms are given."""
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+
+from gateway.app import assembled, shipped_folder, soul_paths, web_settings
+from gateway.cli.known import known
+from gateway.config.load import load
+from gateway.config.values import GatewayConfig
+
+TOML = """
+[gateway]
+bind = "127.0.0.2"
+port = 7311
+data_dir = "{folder}/data"
+token = "operator-token-0123456789"
+max_connections = 77
+
+[[tokens]]
+name = "alice"
+token = "alice-token-0123456789"
+scopes = ["chat", "agent:main"]
+
+[agent]
+id = "main"
+provider = "demo"
+model = "demo"
+tools = ["clock"]
+
+[[agents]]
+id = "other"
+provider = "demo"
+model = "demo"
+soul_path = "soul.md"
+"""
+
+
+def read(folder: Path, text: str = TOML) -> GatewayConfig:
+    (folder / "soul.md").write_text("I am another.", encoding="utf-8")
+    path = folder / "config.toml"
+    path.write_text(text.format(folder=folder), encoding="utf-8")
+    return load(path, environment={}, home=folder, cwd=folder, known=known())
+
+
+@pytest.mark.requirement("S-003-Config-01", "S-003-Config-02")
+def test_the_front_door_is_given_what_the_configuration_says(tmp_path: Path) -> None:
+    config = read(tmp_path)
+    settings = web_settings(config, "key")
+
+    assert (settings.bind, settings.port, settings.max_connections) == ("127.0.0.2", 7311, 77)
+    assert settings.operator_secret == "operator-token-0123456789"
+    assert [(one.name, one.scopes) for one in settings.tokens] == [
+        ("alice", frozenset({"chat", "agent:main"}))
+    ]
+    assert settings.cli_secret == "key"
+    assert (config.default_agent, len(config.agents)) == ("main", 2)
+
+
+@pytest.mark.requirement("S-003-AgentDef-08")
+def test_no_secret_is_shown_by_what_is_handed_around(tmp_path: Path) -> None:
+    config = read(tmp_path)
+
+    shown = repr(config) + repr(web_settings(config, "the-operators-key"))
+
+    assert "0123456789" not in shown
+    assert "the-operators-key" not in shown
+
+
+@pytest.mark.requirement("S-004-Cfg-10")
+def test_a_configuration_cannot_be_changed(tmp_path: Path) -> None:
+    config = read(tmp_path)
+
+    with pytest.raises(FrozenInstanceError):
+        config.gateway.port = 1  # type: ignore[misc]  # that is the point
+
+
+@pytest.mark.requirement("S-004-Cfg-05")
+def test_an_agent_without_a_soul_has_the_one_that_ships(tmp_path: Path) -> None:
+    paths = soul_paths(read(tmp_path).agents)
+
+    shipped = shipped_folder("souls") / "default.md"
+    assert {str(agent): path for agent, path in paths.items()} == {
+        "main": str(shipped),
+        "other": str(tmp_path / "soul.md"),
+    }
+    assert len(shipped.read_text(encoding="utf-8")) > 100
+
+
+async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
+    tmp_path: Path,
+) -> None:
+    config = await to_thread.run_sync(read, tmp_path)
+    for _ in range(2):
+        async with assembled(config, version="1") as rooms:
+            soul = rooms.front.souls.of(config.agents[1].id)
+            assert soul is not None
+            assert soul.content == "I am another."
+            assert rooms.health.reasons() == ["the gateway is starting"]

@@ -1,0 +1,74 @@
+"""How messages look outside: the fields, roles and times that are promised."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.sessions import SessionRecord
+from gateway.web.shapes import message, session, stamp
+
+AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+CALL = ToolCall("c1", "clock", '{"x":1}')
+FIELDS = {
+    "id",
+    "seq",
+    "role",
+    "content",
+    "tool_calls",
+    "run_id",
+    "parent_id",
+    "status",
+    "created_at",
+    "token_count",
+    "model",
+}
+
+
+def node(said: Message) -> Node:
+    return Node(NodeId("n"), NodeId("p"), RunId("r"), said, AT, 7, seq=3)
+
+
+@pytest.mark.requirement(
+    "S-003-Message-01",
+    "S-003-Message-03",
+    "S-003-Message-04",
+    "S-004-Msg-01",
+    "S-004-Msg-02",
+    "S-000-Exchange-01",
+    "S-000-Exchange-02",
+    "S-000-Exchange-04",
+)
+def test_a_message_has_its_role_content_time_and_tokens() -> None:
+    shown = message(node(Message("user", "hi")))
+
+    assert set(shown) == FIELDS
+    assert (shown["role"], shown["content"], shown["token_count"]) == ("user", "hi", 7)
+    assert shown["created_at"] == "2026-01-02T03:04:05.678000Z"
+    assert shown["tool_calls"] is None
+
+
+@pytest.mark.requirement("S-004-Msg-03", "S-000-Exchange-03")
+def test_calls_have_the_usual_shape_and_a_result_names_its_call() -> None:
+    asked = message(node(Message("assistant", "look", (CALL,))))
+    result = message(node(Message("tool", result=ToolResult("c1", "clock", "noon"))))
+
+    assert asked["tool_calls"] == [
+        {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"x":1}'}}
+    ]
+    assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "noon", "c1")
+    assert result["is_error"] is False
+
+
+def test_a_session_is_shown_with_its_key_and_parts() -> None:
+    key = SessionKey(AgentId("a"), "c", "p:q", "x")
+    shown = session(SessionRecord(key, AT, AT, 2, 3, 4, None, "active", NodeId("n")))
+
+    assert shown["session_key"] == "a:c:p%3Aq:x"
+    assert (shown["account"], shown["message_count"]) == ("p:q", 2)
+    assert shown["token_usage"] == {"input_tokens": 3, "output_tokens": 4, "cost_usd": None}
+
+
+def test_times_are_utc_with_z() -> None:
+    assert stamp(AT).endswith("Z")
