@@ -16,6 +16,7 @@ from gateway.agent.job import (
     usage_chunk,
     with_distinct_ids,
 )
+from gateway.agent.rounds import Rounds
 from gateway.agent.story import Story
 from gateway.agent.turn import (
     AskModel,
@@ -42,7 +43,6 @@ from gateway.tools.gate import ToolGate
 log = logging.getLogger(__name__)
 
 _LIMITS = tuple(limit.name for limit in fields(Limits))
-SHOWN_RESULT = 2_000  # characters of a tool result in a chunk; the model gets all of it
 
 
 @dataclass(slots=True)
@@ -70,6 +70,7 @@ class Driver:
     emit: Emit
     brake: Brake = field(default_factory=Brake)
     turn: Turn = field(init=False)
+    _rounds: Rounds = field(init=False)
     _said: list[Message] = field(default_factory=list)
     _heard: list[str] = field(default_factory=list)
     _usage: Usage = Usage()
@@ -81,6 +82,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self.turn = Turn(self.job.agent.limits)
+        self._rounds = Rounds(self.job, self.gate, self.story, self.emit)
 
     async def drive(self) -> Answer:
         """Runs until the turn finishes, its time is up, or the brake is pulled."""
@@ -124,8 +126,8 @@ class Driver:
             match wish:
                 case AskModel():
                     wish = turn.on(await self._ask())
-                case CallTools(calls, refused):
-                    wish = turn.on(await self._call(calls, refused))
+                case CallTools(_, refused):
+                    wish = turn.on(await self._call(refused))
                     self._step += 1
                 case Finish() | Fail():
                     return wish
@@ -209,52 +211,16 @@ class Driver:
             self.emit(Chunk("content", {"content": reply.text}))
         self._take(reply)
 
-    async def _call(
-        self, calls: tuple[ToolCall, ...], refused: tuple[ToolResult, ...]
-    ) -> ToolsReturned:
-        for call in self._said[-1].tool_calls:
-            shown = {"id": call.id, "name": call.name, "arguments": call.arguments}
-            self.emit(Chunk("tool_call", {"tool_call": {**shown, "status": "pending"}}))
-        results: list[ToolResult | None] = [None] * len(calls)
-        slots = anyio.CapacityLimiter(self.job.agent.limits.max_parallel_tools)
-
-        async def run(index: int, call: ToolCall) -> None:
-            async with slots:
-                results[index] = await self._one(call)
-
-        if len(calls) == 1:
-            results[0] = await self._one(calls[0])
-        else:
-            async with anyio.create_task_group() as group:
-                for index, call in enumerate(calls):
-                    group.start_soon(run, index, call)
-        done = (*(result for result in results if result is not None), *refused)
-        for result in done[len(calls) :]:
-            self._show_result(result)
-        for result in done:
+    async def _call(self, refused: tuple[ToolResult, ...]) -> ToolsReturned:
+        # What was journalled and shown to the model counts: its ids are distinct.
+        asked = self._said[-1].tool_calls
+        results = await self._rounds.run(self._step, asked, refused)
+        for result in results:
             message = Message("tool", result=result)
             self._said.append(message)
             self._context_tokens += message_tokens(message)
         self._show_context()
-        return ToolsReturned(done)
-
-    async def _one(self, call: ToolCall) -> ToolResult:
-        result = self.story.result(self._step, call)
-        if result is None:
-            result = await self.gate.call(self.job.agent, call, self.job.scope)
-            await self.story.note_result(self._step, result)
-        self._show_result(result)
-        return result
-
-    def _show_result(self, result: ToolResult) -> None:
-        shown = {
-            "id": result.call_id,
-            "name": result.name,
-            "status": "error" if result.is_error else "success",
-            "result": result.content[:SHOWN_RESULT],
-            "duration_ms": result.duration_ms,
-        }
-        self.emit(Chunk("tool_result", {"tool_call": shown}))
+        return ToolsReturned(results)
 
     def _show_context(self) -> None:
         most = self.job.agent.context_window
@@ -267,7 +233,7 @@ class Driver:
             told = self.story.result(self._step, call)
             result = told or ToolResult(call.id, call.name, "Interrupted.", is_error=True)
             self._said.append(Message("tool", result=result))
-            self._show_result(result)
+            self._rounds.show(result)
         if self._in_flight:
             # The prompt was sent and this much was heard: an estimate is nearer than nothing.
             cut = Usage(self._context_tokens, estimate_tokens("".join(self._heard)), estimated=True)

@@ -1,13 +1,22 @@
 """The story of a run so far: granted wishes, journalled so that a crash repeats none of them."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
+from gateway.agent.patience import until_stored
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import JournalNote
 from gateway.domain.messages import Extras, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, Usage
-from gateway.domain.ports import Decode, Encode, Journal
+from gateway.domain.ports import Clock, Decode, Encode, Journal
+
+
+@dataclass(frozen=True, slots=True)
+class Json:
+    """How values become text and back."""
+
+    encode: Encode
+    decode: Decode
 
 
 class Story:
@@ -16,16 +25,15 @@ class Story:
     A reply is noted only when it asks for tools: one without them ends the run anyway.
     """
 
-    def __init__(self, run_id: RunId, journal: Journal, *, encode: Encode, decode: Decode) -> None:
-        self._run_id = run_id
-        self._journal = journal
-        self._encode, self._decode = encode, decode
+    def __init__(self, run_id: RunId, journal: Journal, clock: Clock, json: Json) -> None:
+        self._run_id, self._journal, self._clock, self._json = run_id, journal, clock, json
         self._replies: dict[int, ModelReply] = {}
         self._results: dict[tuple[int, str], ToolResult] = {}
 
     async def recall(self) -> None:
         """Reads what an earlier attempt of this run left behind."""
-        self._take(await self._journal.notes(self._run_id))
+        notes = await until_stored(self._clock, lambda: self._journal.notes(self._run_id))
+        self._take(notes)
 
     def reply(self, step: int) -> ModelReply | None:
         return self._replies.get(step)
@@ -34,17 +42,18 @@ class Story:
         return self._results.get((step, call.id))
 
     async def note_reply(self, step: int, reply: ModelReply) -> None:
-        payload = self._encode(asdict(reply)).decode()
-        await self._journal.note(self._run_id, JournalNote(step, "reply", payload))
+        await self._note(step, "reply", reply)
 
     async def note_result(self, step: int, result: ToolResult) -> None:
-        payload = self._encode(asdict(result)).decode()
-        note = JournalNote(step, f"result:{result.call_id}", payload)
-        await self._journal.note(self._run_id, note)
+        await self._note(step, f"result:{result.call_id}", result)
+
+    async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult) -> None:
+        note = JournalNote(step, kind, self._json.encode(asdict(granted)).decode())
+        await until_stored(self._clock, lambda: self._journal.note(self._run_id, note))
 
     def _take(self, notes: Sequence[JournalNote]) -> None:
         for note in notes:
-            value = self._decode(note.payload)
+            value = self._json.decode(note.payload)
             assert isinstance(value, dict)
             if note.kind == "reply":
                 self._replies[note.step] = _reply(value)

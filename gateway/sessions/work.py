@@ -1,17 +1,17 @@
 """What a lane does with one message: start, drive the agent, end it in one commit, tell the end."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypeVar
 
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Job
-from gateway.agent.story import Story
+from gateway.agent.patience import until_stored
+from gateway.agent.story import Json, Story
 from gateway.domain.agents import AgentDef
 from gateway.domain.chunks import Chunk
-from gateway.domain.errors import GatewayError, NotFound, StoreUnavailable
+from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import Ending, Entry, NewDelivery
 from gateway.domain.messages import Message
@@ -25,11 +25,8 @@ from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 MOST_ATTEMPTS = 3
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
-RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)  # while the store cannot commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +57,7 @@ class Work:
         means = self._means
         attempt = entry.attempts
         if entry.state == "queued":
-            attempt = await self._until_stored(lambda: means.inbox.begin(entry.new.run_id))
+            attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
         run.start(attempt, means.clock.now(), means.clock.monotonic())
         agent = means.agents.get(entry.new.session_key.agent)
         episode = await self._recall(entry, agent)
@@ -79,12 +76,13 @@ class Work:
     async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
         turns = agent.context.recent_turns if agent else 1
         key, upto = entry.new.session_key, entry.new.context_id
-        recall = self._means.episodes.recall
+        means = self._means
+        recall = means.episodes.recall
         try:
-            return await self._until_stored(lambda: recall(key, turns=turns, upto=upto))
+            return await until_stored(means.clock, lambda: recall(key, turns=turns, upto=upto))
         except NotFound:
             log.warning("the place to go on from is gone", extra={"node": upto})
-            return await self._until_stored(lambda: recall(key, turns=turns))
+            return await until_stored(means.clock, lambda: recall(key, turns=turns))
 
     async def _end(
         self,
@@ -119,7 +117,7 @@ class Work:
         if new.token_limit is not None:
             budget = min(new.token_limit, agent.limits.token_budget)
             agent = replace(agent, limits=replace(agent.limits, token_budget=budget))
-        story = Story(new.run_id, means.journal, encode=means.encode, decode=means.decode)
+        story = Story(new.run_id, means.journal, means.clock, Json(means.encode, means.decode))
         if run.attempt > 1:
             run.emit(_made_again(means.clock.now()))
             await story.recall()
@@ -159,7 +157,7 @@ class Work:
             finished_at=now,
             deliveries=self._deliveries(entry, end),
         )
-        moved = await self._until_stored(lambda: means.inbox.finish(ending))
+        moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         agent = means.agents.get(new.session_key.agent)
         if moved and agent is not None:
             turns = agent.context.recent_turns
@@ -173,17 +171,6 @@ class Work:
             return ()
         delivery_id = f"d_{entry.new.message_id}"
         return (NewDelivery(delivery_id, key.channel, key.account, key.peer, None, end.text),)
-
-    async def _until_stored(self, act: Callable[[], Awaitable[T]]) -> T:
-        """An accepted message waits for the store to come back; it is never given up."""
-        tries = 0
-        while True:
-            try:
-                return await act()
-            except StoreUnavailable as error:
-                log.warning("the store is not available", extra={"why": str(error)})
-                await self._means.clock.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
-                tries += 1
 
 
 def _made_again(at: datetime) -> Chunk:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Job
-from gateway.agent.story import Story
+from gateway.agent.story import Json, Story
 from gateway.agent.turn import Fail, Finish
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.chunks import Chunk
@@ -48,7 +48,7 @@ class Stage:
         gate = ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=clock)
         self.chunks: list[Chunk] = []
         self.journal = journal or FakeJournal()
-        self.story = Story(SCOPE.run_id, self.journal, encode=encode, decode=json.loads)
+        self.story = Story(SCOPE.run_id, self.journal, clock, Json(encode, json.loads))
         offered = gate.offered(agent)
         context = pack(agent, None, (), Message("user", "hi"), offered)
         self.driver = Driver(

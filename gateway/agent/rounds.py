@@ -1,0 +1,72 @@
+"""One round of tool calls: told as pending, run side by side, journalled, results in call order."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from gateway.agent.job import Emit, Job
+from gateway.agent.story import Story
+from gateway.domain.chunks import Chunk
+from gateway.domain.messages import ToolCall, ToolResult
+from gateway.tools.gate import ToolGate
+
+SHOWN_RESULT = 2_000  # characters of a tool result in a chunk; the model gets all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """The tool rounds of one run."""
+
+    job: Job
+    gate: ToolGate
+    story: Story
+    emit: Emit
+
+    async def run(
+        self, step: int, asked: Sequence[ToolCall], refused: Sequence[ToolResult]
+    ) -> tuple[ToolResult, ...]:
+        """A result for each call that was asked for, in order; the last ones may be refused."""
+        for call in asked:
+            self._tell(call)
+        results = await self._all(step, asked[: len(asked) - len(refused)])
+        for result in refused:
+            self.show(result)
+        return (*results, *refused)
+
+    def show(self, result: ToolResult) -> None:
+        shown = {
+            "id": result.call_id,
+            "name": result.name,
+            "status": "error" if result.is_error else "success",
+            "result": result.content[:SHOWN_RESULT],
+            "duration_ms": result.duration_ms,
+        }
+        self.emit(Chunk("tool_result", {"tool_call": shown}))
+
+    def _tell(self, call: ToolCall) -> None:
+        shown = {"id": call.id, "name": call.name, "arguments": call.arguments}
+        self.emit(Chunk("tool_call", {"tool_call": {**shown, "status": "pending"}}))
+
+    async def _all(self, step: int, calls: Sequence[ToolCall]) -> list[ToolResult]:
+        if len(calls) == 1:
+            return [await self._one(step, calls[0])]
+        results: dict[int, ToolResult] = {}
+        slots = anyio.CapacityLimiter(self.job.agent.limits.max_parallel_tools)
+
+        async def run(index: int, call: ToolCall) -> None:
+            async with slots:
+                results[index] = await self._one(step, call)
+
+        async with anyio.create_task_group() as group:
+            for index, call in enumerate(calls):
+                group.start_soon(run, index, call)
+        return [results[index] for index in range(len(calls))]
+
+    async def _one(self, step: int, call: ToolCall) -> ToolResult:
+        result = self.story.result(step, call)
+        if result is None:
+            result = await self.gate.call(self.job.agent, call, self.job.scope)
+            await self.story.note_result(step, result)
+        self.show(result)
+        return result

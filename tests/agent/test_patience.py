@@ -1,0 +1,33 @@
+"""Whatever belongs to an accepted message waits for the store, with growing pauses."""
+
+import anyio
+
+from gateway.agent.patience import RETRY_S, until_stored
+from gateway.domain.errors import StoreUnavailable
+from tests.fakes.clock import FakeClock
+
+
+async def test_it_is_done_again_until_the_store_takes_it() -> None:
+    clock, tries = FakeClock(), 0
+
+    async def act() -> str:
+        nonlocal tries
+        tries += 1
+        if tries <= len(RETRY_S) + 2:
+            raise StoreUnavailable("disk full")
+        return "stored"
+
+    results: list[str] = []
+
+    async def wait() -> None:
+        results.append(await until_stored(clock, act))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            for _ in range(len(RETRY_S) + 2):
+                await clock.until_someone_sleeps()
+                clock.move(clock.slept[-1])
+
+    assert results == ["stored"]
+    assert clock.slept == [*RETRY_S, RETRY_S[-1], RETRY_S[-1]]

@@ -1,0 +1,38 @@
+"""A story is told again exactly as it was noted."""
+
+import json
+
+from gateway.agent.story import Json, Story
+from gateway.domain.ids import RunId
+from gateway.domain.messages import Extras, ToolCall, ToolResult
+from gateway.domain.model import ModelReply, Usage
+from tests.fakes.clock import FakeClock
+from tests.fakes.journal import FakeJournal
+
+JSON = Json(lambda value: json.dumps(value).encode(), json.loads)
+REPLY = ModelReply(
+    "p",
+    "m",
+    "text",
+    "thought",
+    (ToolCall("1", "echo", '{"a":1}'), ToolCall("2", "echo")),
+    Usage(1, 2, 3, 4, 0.5, estimated=True),
+    "tool_calls",
+    Extras("p", "[1]"),
+)
+
+
+async def test_replies_and_results_come_back_as_they_were() -> None:
+    journal, run = FakeJournal(), RunId("r")
+    first = Story(run, journal, FakeClock(), JSON)
+    result = ToolResult("1", "echo", "done", is_error=True, duration_ms=1.5)
+    await first.note_reply(0, REPLY)
+    await first.note_result(0, result)
+
+    again = Story(run, journal, FakeClock(), JSON)
+    await again.recall()
+
+    assert again.reply(0) == REPLY
+    assert again.reply(1) is None
+    assert again.result(0, REPLY.tool_calls[0]) == result
+    assert again.result(0, REPLY.tool_calls[1]) is None
