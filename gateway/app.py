@@ -22,6 +22,7 @@ from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import Clock, Ids, Model, Stores
 from gateway.host.clock import SystemClock
+from gateway.host.garbage import settle
 from gateway.host.ids import TimeIds
 from gateway.host.keyfile import make_key
 from gateway.host.texts import FileTexts
@@ -191,6 +192,7 @@ async def _open_doors(
     await note_owner(data_dir, url)
     resumed = await rooms.front.reception.resume()
     rooms.health.starting = False
+    settle()
     ready(Running(rooms.config, url, resumed))
     return server
 

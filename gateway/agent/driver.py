@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import anyio
 
@@ -33,7 +33,7 @@ from gateway.agent.turn import (
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.chunks import Chunk, DoneReason
 from gateway.domain.errors import ModelFailed
-from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.domain.messages import Message, ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, Usage
 from gateway.domain.ports import Clock, Model
 from gateway.domain.tokens import estimate_tokens
@@ -239,6 +239,9 @@ class Driver:
             cut = Usage(self._context_tokens, estimate_tokens("".join(self._heard)), estimated=True)
             self._usage = add_usage(self._usage, cut)
         last = self._said[-1] if self._said else None
+        if last is not None and last.role == "assistant" and not last.text:
+            last = replace(self._said.pop(), text=end.text)
+            self._said.append(last)
         if last is None or last.role != "assistant" or last.text != end.text:
             self._said.append(Message("assistant", end.text))
         if isinstance(end, Finish) and end.notice is not None:

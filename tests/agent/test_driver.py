@@ -297,3 +297,14 @@ async def test_two_calls_with_one_id_each_get_their_own_result() -> None:
     assert len(ids) == len(set(ids)) == 3
     asked = [c.id for m in model.asked[2].messages for c in m.tool_calls]
     assert asked == ids
+
+
+async def test_an_empty_last_word_is_replaced_by_what_the_user_was_told() -> None:
+    stage = Stage(ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("")), FakeTool())
+
+    answer = await stage.drive()
+
+    assert [message.text for message in answer.said if message.role == "assistant"] == [
+        "look",
+        answer.end.text,
+    ]
