@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import anyio
 
@@ -15,6 +15,7 @@ from gateway.agent.job import (
     stop_chunk,
     usage_chunk,
     with_distinct_ids,
+    with_last_word,
 )
 from gateway.agent.rounds import Rounds
 from gateway.agent.story import Story
@@ -238,11 +239,6 @@ class Driver:
             # The prompt was sent and this much was heard: an estimate is nearer than nothing.
             cut = Usage(self._context_tokens, estimate_tokens("".join(self._heard)), estimated=True)
             self._usage = add_usage(self._usage, cut)
-        last = self._said[-1] if self._said else None
-        if last is not None and last.role == "assistant" and not last.text:
-            last = replace(self._said.pop(), text=end.text)
-            self._said.append(last)
-        if last is None or last.role != "assistant" or last.text != end.text:
-            self._said.append(Message("assistant", end.text))
+        self._said = with_last_word(self._said, end.text)
         if isinstance(end, Finish) and end.notice is not None:
             self.emit(stop_chunk(end, self.job.agent.limits, self.clock.now()))

@@ -101,3 +101,11 @@ def open_calls(said: Sequence[Message]) -> list[ToolCall]:
     answered = {message.result.call_id for message in said if message.result is not None}
     asked = (call for message in said for call in message.tool_calls)
     return [call for call in asked if call.id not in answered]
+
+
+def with_last_word(said: list[Message], text: str) -> list[Message]:
+    """The answer stands at the end, once; an empty reply gives way to what the user was told."""
+    last = said[-1] if said else None
+    if last is None or last.role != "assistant" or last.text not in {"", text}:
+        return [*said, Message("assistant", text)]
+    return [*said[:-1], replace(last, text=text)]
