@@ -11,7 +11,7 @@ from gateway.cli.context import BAD_CONFIG, CliContext, as_json, config_path, re
 from gateway.cli.known import known
 from gateway.config.environment import read_environment
 from gateway.config.problems import ConfigInvalid, nearest
-from gateway.config.values import Notice, Overrides
+from gateway.config.values import Notice, Overrides, Surroundings
 
 if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
     from gateway.config.effective import Row
@@ -86,7 +86,7 @@ def _no_such_key(key: str, rows: Iterable["Row"]) -> str:
 def schema() -> None:
     """Print the JSON Schema of config.toml, for editors."""
     # pydantic is slow to import
-    from gateway.config.json_schema import json_schema  # noqa: PLC0415
+    from gateway.config.keys import json_schema  # noqa: PLC0415
 
     click.echo(json.dumps(json_schema(), indent=2))
 
@@ -109,14 +109,9 @@ def _load(context: CliContext) -> "Loaded":
     # pydantic is slow to import
     from gateway.config.reading import read  # noqa: PLC0415
 
-    return read(
-        config_path(context),
-        environment=read_environment(),
-        home=Path.home(),
-        cwd=Path.cwd(),
-        known=known(),
-        overrides=Overrides(context.data_dir),
-    )
+    overrides = Overrides(context.data_dir)
+    around = Surroundings(read_environment(), Path.home(), Path.cwd(), known(), overrides)
+    return read(config_path(context), around)
 
 
 def _rows(context: CliContext) -> tuple["Loaded", tuple["Row", ...]]:

@@ -5,8 +5,7 @@ from functools import cache
 from gateway.config.values import Known, Preset
 from gateway.providers.presets import PRESETS
 from gateway.providers.windows import context_window, output_limit
-
-TOOLS = ("clock",)  # built in
+from gateway.tools.clock import SPEC
 
 # What a start without a configuration asks; ollama has whatever was pulled.
 DEFAULT_MODELS = {
@@ -23,4 +22,4 @@ def known() -> Known:
         name: Preset(preset.wire, preset.base_url, preset.key_env, DEFAULT_MODELS.get(name))
         for name, preset in PRESETS.items()
     }
-    return Known(presets, TOOLS, context_window, output_limit)
+    return Known(presets, (SPEC.name,), context_window, output_limit)

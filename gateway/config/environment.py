@@ -1,19 +1,23 @@
-"""The environment: read in one place, then handed down as a mapping."""
+"""The environment: read in one place, then handed down as a mapping; and what it says by itself."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
+
+from gateway.config.values import Known
 
 TOKEN = "EXOGATE_TOKEN"
 CONFIG = "EXOGATE_CONFIG"
 GEMINI_KEY = "AGENT_GEMINI_API_KEY"
+DEMO = "demo"  # the provider in this process: no address, no key, nothing to configure
 
-# Variables that stand for a key of the default agent.
-AGENT_KEYS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+# Variables that stand for a key of the default agent, each with the type of its value.
+AGENT_KEYS: Mapping[str, tuple[tuple[str, ...], Callable[[str], object]]] = MappingProxyType(
     {
-        "AGENT_SYSTEM_PROMPT": ("agent", "system_prompt"),
-        "AGENT_TEMPERATURE": ("agent", "temperature"),
-        "AGENT_TOKEN_BUDGET": ("agent", "context", "token_budget"),
+        "AGENT_SYSTEM_PROMPT": (("agent", "system_prompt"), str),
+        "AGENT_TEMPERATURE": (("agent", "temperature"), float),
+        "AGENT_TOKEN_BUDGET": (("agent", "context", "token_budget"), int),
     }
 )
 
@@ -33,3 +37,40 @@ def key_variables(preset: str, key_variable: str | None) -> tuple[str, ...]:
     if key_variable is None:
         return ()
     return (GEMINI_KEY, key_variable) if preset == "gemini" else (key_variable,)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The provider of an agent that names none: the one whose key is at hand, else the demo.
+
+    `variable` is where the key comes from; `others` are keys that are left unused.
+    """
+
+    provider: str = DEMO
+    variable: str | None = None
+    others: tuple[str, ...] = ()
+
+    @property
+    def agent_id(self) -> str:
+        """What the agent of a start without any is called."""
+        return DEMO if self.provider == DEMO else "main"
+
+
+def usual_choice(environment: Mapping[str, str], known: Known) -> Choice:
+    found = [
+        (name, variable)
+        for name, preset in known.presets.items()
+        for variable in key_variables(name, preset.key_variable)
+        if value_of(environment, variable)
+    ]
+    if not found:
+        return Choice()
+    (provider, variable), *rest = found
+    return Choice(provider, variable, tuple(v for name, v in rest if name != provider))
+
+
+def default_model(provider: str, known: Known) -> str | None:
+    if provider == DEMO:
+        return DEMO
+    preset = known.presets.get(provider)
+    return preset.default_model if preset else None

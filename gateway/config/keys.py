@@ -1,94 +1,80 @@
-"""Which keys the schema has, and where."""
+"""Which keys there are and where: the schema as a list, and as JSON Schema for editors."""
 
-import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from gateway.config.problems import KeyPath
-from gateway.config.schema import AgentSection, ConfigFile, FallbackSection, NamedAgentSection
+from gateway.config.schema import ConfigFile, FallbackSection
 
-Model = type[BaseModel]
-
-for _model in (AgentSection, NamedAgentSection, FallbackSection):
-    _model.model_rebuild()  # their annotations name each other
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+ANY = "*"  # in a pattern: a position in a list, or a name of the operator's own
 
 
-def model_at(path: KeyPath) -> Model | None:
-    """The section that a path leads to; names of providers and list positions lead on."""
-    model: Model | None = ConfigFile
-    for part in path:
-        if model is None:
-            return None
-        if isinstance(part, int):
-            continue
-        if part in model.model_fields:
-            model, named = _section(model.model_fields[part].annotation)
-            if named:
-                model = _Named.of(model)
-        elif issubclass(model, _Named):
-            model = model.inner
-        else:
-            return None
-    return model
+@cache
+def patterns() -> Mapping[KeyPath, FieldInfo]:
+    """Every key and section once, in order; a fallback's fallback has the keys of a fallback."""
+    return MappingProxyType(dict(_walk(ConfigFile, ())))
 
 
-class _Named(BaseModel):
-    """A table whose keys are names: `inner` is what each of them holds."""
+def _walk(model: type[BaseModel], above: KeyPath) -> Iterator[tuple[KeyPath, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        path = (*above, name)
+        yield path, field
+        section, wraps = _section(field.annotation)
+        if section is not None and not (section is model is FallbackSection):
+            yield from _walk(section, (*path, ANY) if wraps & {list, dict} else path)
 
-    inner: typing.ClassVar[Model | None] = None
 
-    @classmethod
-    def of(cls, inner: Model | None) -> "type[_Named]":
-        return type("_NamedSection", (cls,), {"inner": inner, "__module__": __name__})
+def _section(annotation: object) -> tuple[type[BaseModel] | None, set[object]]:
+    """The model inside an annotation, and what it is wrapped in."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation, set()
+    for inner in get_args(annotation):
+        found, wraps = _section(inner)
+        if found is not None:
+            return found, {get_origin(annotation), *wraps}
+    return None, set()
+
+
+def pattern_of(path: KeyPath) -> KeyPath:
+    """A path without what differs from file to file."""
+    named = [
+        ANY if isinstance(p, int) or path[:n] == ("providers",) else p for n, p in enumerate(path)
+    ]
+    return tuple(p for n, p in enumerate(named) if p != "fallback" or named[n - 1] != "fallback")
+
+
+def field_at(path: KeyPath) -> FieldInfo | None:
+    return patterns().get(pattern_of(path))
+
+
+def described(path: KeyPath) -> str:
+    """What a key is for, or the section that it stands in."""
+    above = (field_at(path[:length]) for length in range(len(path), 0, -1))
+    return next((field.description or "" for field in above if field), "")
 
 
 def keys_at(path: KeyPath) -> tuple[str, ...]:
-    model = model_at(path)
-    return tuple(model.model_fields) if model is not None else ()
+    """The keys of the section that a path leads to."""
+    above = pattern_of(path)
+    depth = len(above)
+    return tuple(
+        str(key[-1]) for key in patterns() if len(key) == depth + 1 and key[:depth] == above
+    )
 
 
 def sections_with(key: str) -> tuple[str, ...]:
     """Sections at the top that have this key: it may only stand at the wrong place."""
-    found = []
-    for name, field in ConfigFile.model_fields.items():
-        section, named = _section(field.annotation)
-        if section is not None and not named and key in section.model_fields:
-            found.append(f"[[{name}]]" if _is_list(field.annotation) else f"[{name}]")
-    return tuple(found)
+    places = [path[:-1] for path in patterns() if path[-1] == key and path[0] != "providers"]
+    single = [f"[{place[0]}]" for place in places if len(place) == 1]
+    return (*single, *(f"[[{place[0]}]]" for place in places if place[1:] == (ANY,)))
 
 
-def every_key() -> Iterator[tuple[str, object, str]]:
-    """Each key once, as documented: (dotted path, default or ..., description).
-
-    `agents` has the keys of `agent`, and a fallback's fallback those of a fallback.
-    """
-    yield from _walk(ConfigFile, "")
-
-
-def _walk(model: Model, above: str) -> Iterator[tuple[str, object, str]]:
-    for name, field in model.model_fields.items():
-        path = f"{above}{name}"
-        section, named = _section(field.annotation)
-        if section is None:
-            yield path, field.get_default(), field.description or ""
-        elif section is FallbackSection and model is FallbackSection:
-            continue
-        else:
-            marks = ".NAME." if named else "[]." if _is_list(field.annotation) else "."
-            yield from _walk(section, f"{path}{marks}")
-
-
-def _is_list(annotation: object) -> bool:
-    return typing.get_origin(annotation) is list
-
-
-def _section(annotation: object) -> tuple[Model | None, bool]:
-    """The model inside an annotation, and whether it is held by name."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
-    for inner in typing.get_args(annotation):
-        found, _ = _section(inner)
-        if found is not None:
-            return found, typing.get_origin(annotation) is dict
-    return None, False
+def json_schema() -> dict[str, Any]:
+    """Draft 2020-12, generated from the models."""
+    return {"$schema": DIALECT, **ConfigFile.model_json_schema(), "title": "config.toml of exogate"}

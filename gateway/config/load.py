@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from gateway.config.environment import AGENT_KEYS, CONFIG, value_of
-from gateway.config.values import GatewayConfig, Known, Overrides
-from gateway.config.zero import zero_config
+from gateway.config.environment import CONFIG, value_of
+from gateway.config.values import GatewayConfig, Known, Overrides, Surroundings
 
 NO_OVERRIDES = Overrides()
 
@@ -20,17 +19,11 @@ def load(
     overrides: Overrides = NO_OVERRIDES,
 ) -> GatewayConfig:
     """Reads and checks everything; raises ConfigInvalid with every problem at once."""
-    found = find_file(path, environment=environment, home=home, cwd=cwd)
-    if found is None and not any(value_of(environment, name) for name in AGENT_KEYS):
-        config = zero_config(environment, home, known, overrides)
-        if config is not None:
-            return config
-    # pydantic takes longer to import than a start without a file takes in all
+    # pydantic is slow to import, and most of the command line does without it
     from gateway.config.reading import read  # noqa: PLC0415
 
-    return read(
-        found, environment=environment, home=home, cwd=cwd, known=known, overrides=overrides
-    ).config
+    found = find_file(path, environment=environment, home=home, cwd=cwd)
+    return read(found, Surroundings(environment, home, cwd, known, overrides)).config
 
 
 def find_file(

@@ -1,79 +1,197 @@
-"""Findings with their place in the file: what `ConfigInvalid` carries."""
+"""Findings with their place in the file; imported only to show an error, or where a value stands."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import tree_sitter_toml
+from tree_sitter import Language, Node, Parser
 
 from gateway.config.document import Document
-from gateway.config.masking import Veil, masked_line, secret_spans, veil_over
-from gateway.config.positions import locate
+from gateway.config.masking import MASK, fitted, is_sensitive, struck
 from gateway.config.problems import (
     SHOWN,
-    UNKNOWN_KEY,
+    At,
+    Code,
     ConfigInvalid,
     Finding,
     KeyPath,
     Problem,
     dotted,
 )
-from gateway.config.spans import Positions, Span
+
+DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
+KINDS: tuple[At, ...] = ("value", "key", "table")
+_KEYS = {"bare_key", "quoted_key", "dotted_key"}
+_PART = re.compile(rb"""'[^']*'|"(?:[^"\\]|\\.)*"|[\w-]+""")  # of a dotted key
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
-    """One file with all that is needed to show a line of it."""
+class Span(NamedTuple):
+    """Bytes of the file."""
 
-    document: Document
-    positions: Positions
-    hidden: Sequence[Span]
-    veil: Veil
-
-    def problem(self, finding: Finding, span: Span) -> Problem:
-        line, column = self.positions.line_column(span.start)
-        text, caret = masked_line(self.document.source, span.start, self.hidden, self.veil)
-        return replace(
-            _bare(finding, self.document.name, self.veil),
-            line=line,
-            column=column,
-            text=text,
-            caret=caret,
-        )
+    start: int
+    end: int
 
 
-def placed(
-    findings: Sequence[Finding],
-    document: Document,
-    variables: Mapping[KeyPath, str],
-    *,
-    left_out: int = 0,
-) -> ConfigInvalid:
-    """`variables`: paths whose values came from the environment, not from the file."""
-    veil = veil_over(document.content)
-    elsewhere = [
-        _bare(finding, source, veil)
-        for finding in findings
-        if (source := _source(finding, document, variables))
-    ]
-    inside = [f for f in findings if not _source(f, document, variables)]
-    problems = (*elsewhere, *(_in_file(inside, document, veil) if inside else ()))[:SHOWN]
-    return ConfigInvalid(problems, left_out=left_out + len(findings) - len(problems))
+@dataclass(slots=True)
+class Positions:
+    """A place for every key path of one file."""
+
+    source: bytes
+    places: dict[KeyPath, dict[At, Span]] = field(default_factory=dict)
+    elements: dict[KeyPath, int] = field(default_factory=dict)  # arrays of tables: the last index
+
+    def span(self, path: KeyPath, at: At) -> Span:
+        """The nearest place that the file has for this path."""
+        for length in range(len(path), 0, -1):
+            place = self.places.get(path[:length], {})
+            # what is missing is missing from the table that there is
+            wanted: At = at if length == len(path) else "table"
+            for kind in (wanted, *KINDS):
+                if kind in place:
+                    return place[kind]
+        return Span(0, 0)
+
+    def leaves(self) -> list[tuple[KeyPath, Span]]:
+        """Every value that is no table or list, or too deep to be told apart."""
+        found = ((path, place["value"]) for path, place in self.places.items() if "value" in place)
+        return [
+            (path, span)
+            for path, span in found
+            if len(path) >= DEEPEST or self.source[span.start] not in b"[{"
+        ]
+
+    def line_column(self, offset: int) -> tuple[int, int]:
+        """From one, in characters."""
+        before = self.source[:offset].decode(errors="replace").removeprefix("\ufeff")
+        return before.count("\n") + 1, len(before) - before.rfind("\n")
+
+    def add_table(self, node: Node) -> None:
+        if not node.named_children or node.named_children[0].type not in _KEYS:
+            return
+        opening = Span(node.start_byte, node.start_byte + 1)  # its first bracket
+        path: KeyPath = ()
+        parts = _parts(node.named_children[0])
+        for number, (name, span) in enumerate(parts, start=1):
+            path = self._add((*path, name), {"key": span, "table": opening})
+            if number == len(parts) and node.type == "table_array_element":
+                self.elements[path] = self.elements.get(path, -1) + 1
+            if path in self.elements:
+                path = self._add((*path, self.elements[path]), {"key": span, "table": opening})
+        self.places[path]["table"] = opening  # better than a header that passes through
+        for child in node.named_children:
+            if child.type == "pair":
+                self.add_pair(path, child)
+
+    def add_pair(self, path: KeyPath, pair: Node) -> None:
+        if len(pair.named_children) < 2 or pair.named_children[0].type not in _KEYS:
+            return
+        parts = _parts(pair.named_children[0])
+        for name, span in parts:
+            path = self._add((*path, name), {"key": span, "table": parts[0][1]})
+        self._add_value(path, pair.named_children[1])
+
+    def _add_value(self, path: KeyPath, node: Node) -> None:
+        span = Span(node.start_byte, node.end_byte)
+        self._add(path, {"value": span, "table": span})
+        if len(path) >= DEEPEST:
+            return
+        if node.type == "inline_table":
+            for child in node.named_children:
+                self.add_pair(path, child)
+        elif node.type == "array":
+            values = [child for child in node.named_children if child.type != "comment"]
+            for index, child in enumerate(values):
+                self._add_value((*path, index), child)
+
+    def _add(self, path: KeyPath, spans: dict[At, Span]) -> KeyPath:
+        """The first place of each kind counts."""
+        self.places[path] = {**spans, **self.places.get(path, {})}
+        return path
 
 
-def _source(finding: Finding, document: Document, variables: Mapping[KeyPath, str]) -> str | None:
-    """Where the value came from, if not from the file."""
-    variable = finding.variable or variables.get(finding.path)
-    return variable or (None if document.path else "configuration")
+def locate(source: bytes) -> Positions:
+    """Finds every key of a file that is valid TOML."""
+    positions = Positions(source)
+    root = Parser(Language(tree_sitter_toml.language())).parse(source).root_node
+    for node in root.named_children:
+        if node.type == "pair":
+            positions.add_pair((), node)
+        else:
+            positions.add_table(node)
+    return positions
 
 
-def _in_file(findings: Sequence[Finding], document: Document, veil: Veil) -> Iterable[Problem]:
+def _parts(key: Node) -> list[tuple[str, Span]]:
+    """The parts of a dotted key, each with its place."""
+    found = list(_PART.finditer(key.text or b""))[:DEEPEST]
+    at = key.start_byte
+    return [(_name(part[0].decode()), Span(at + part.start(), at + part.end())) for part in found]
+
+
+def _name(part: str) -> str:
+    return next(iter(tomllib.loads(f"{part} = 0"))) if part[0] in "\"'" else part
+
+
+def placed(findings: Sequence[Finding], document: Document, *, left_out: int) -> ConfigInvalid:
+    """In the order of the file, behind what did not come from it."""
     positions = locate(document.source)
-    unknown = [finding.path for finding in findings if finding.code == UNKNOWN_KEY]
-    file = _File(document, positions, secret_spans(positions, unknown), veil)
-    spots = [(positions.span(finding.path, finding.at), finding) for finding in findings]
-    spots.sort(key=lambda spot: spot[0].start)
-    return [file.problem(finding, span) for span, finding in spots[:SHOWN]]
+    unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
+    hidden, secrets = _hiding(positions, unknown)
+
+    def start(finding: Finding) -> int:
+        return -1 if finding.variable else positions.span(finding.path, finding.at).start
+
+    problems = []
+    for finding in sorted(findings, key=start)[:SHOWN]:
+        line, column, text, caret = 0, 0, "", 0
+        if not finding.variable and document.path:
+            line, column = positions.line_column(start(finding))
+            text, caret = fitted(*excerpt(document.source, start(finding), hidden), secrets)
+        source = finding.variable or document.name or "configuration"
+        key = struck(dotted(finding.path), secrets)
+        message, fix = struck(finding.message, secrets), struck(finding.fix, secrets)
+        problems.append(Problem(finding.code, source, line, column, key, message, fix, text, caret))
+    return ConfigInvalid(tuple(problems), left_out=left_out + len(findings) - len(problems))
 
 
-def _bare(finding: Finding, source: str, veil: Veil) -> Problem:
-    key = veil.over(dotted(finding.path))
-    message, fix = veil.over(finding.message), veil.over(finding.fix)
-    return Problem(finding.code, source, 0, 0, key, message, fix)
+def _hiding(positions: Positions, unknown: set[KeyPath]) -> tuple[list[Span], list[str]]:
+    """What must not be shown: what sensitive keys hold, which is also struck out wherever else it
+    stands (what is shorter than four hides nothing by itself), and the texts of unknown keys."""
+    hidden: list[Span] = []
+    secrets: set[str] = set()
+    for path, span in positions.leaves():
+        value = positions.source[span.start : span.end].decode()
+        if is_sensitive(path):
+            hidden.append(span)
+            secrets.add(value.strip("\"'\r\n"))
+        elif value[0] in "'\"[{" and any(
+            path[: depth + 1] in unknown for depth in range(len(path))
+        ):
+            hidden.append(span)
+    return sorted(hidden), sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
+
+
+def excerpt(source: bytes, offset: int, hidden: Sequence[Span]) -> tuple[str, str]:
+    """The line before and after an offset, with what is hidden masked.
+
+    Beside something hidden a comment is left out; a line that begins inside of it is not shown.
+    """
+    start = source.rfind(b"\n", 0, offset) + 1
+    end = source.find(b"\n", offset)
+    end = len(source) if end < 0 else end
+    spans = [span for span in hidden if span.start < end and span.end > start]
+    if spans and spans[0].start < start:
+        return "", ""
+    if spans:
+        comment = source.find(b"#", max(offset, spans[-1].end), end)
+        end = end if comment < 0 else comment
+    before, after = source[start:offset], source[offset:end]
+    for span in reversed(spans):
+        if span.start < offset:
+            before = before[: span.start - start] + MASK.encode() + before[span.end - start :]
+        else:
+            after = after[: span.start - offset] + MASK.encode() + after[span.end - offset :]
+    return before.decode(errors="replace"), after.decode(errors="replace")

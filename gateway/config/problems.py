@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from enum import StrEnum
 from typing import Literal
 
 from gateway.config.values import Notice
@@ -11,29 +12,33 @@ from gateway.domain.errors import GatewayError
 KeyPath = tuple[str | int, ...]
 At = Literal["key", "value", "table"]  # what the caret points at
 
-SYNTAX = "CFG001"
-UNKNOWN_KEY = "CFG002"
-NOT_A_CHOICE = "CFG003"
-MISSING = "CFG004"
-WRONG_TYPE = "CFG005"
-MALFORMED = "CFG006"
-OUT_OF_RANGE = "CFG007"
-DUPLICATE = "CFG008"
-UNKNOWN_NAME = "CFG009"
-UNSET_VARIABLE = "CFG010"
-BAD_SECRET_FILE = "CFG011"
-MISSING_FILE = "CFG012"
-OPEN_DOOR = "CFG013"
-NO_KEY = "CFG014"
-
 SHOWN = 100  # more problems than anyone reads
+
+
+class Code(StrEnum):
+    """What kind of mistake it is."""
+
+    SYNTAX = "CFG001"
+    UNKNOWN_KEY = "CFG002"
+    NOT_A_CHOICE = "CFG003"
+    MISSING = "CFG004"
+    WRONG_TYPE = "CFG005"
+    MALFORMED = "CFG006"
+    OUT_OF_RANGE = "CFG007"
+    DUPLICATE = "CFG008"
+    UNKNOWN_NAME = "CFG009"
+    UNSET_VARIABLE = "CFG010"
+    BAD_SECRET_FILE = "CFG011"
+    MISSING_FILE = "CFG012"
+    OPEN_DOOR = "CFG013"
+    NO_KEY = "CFG014"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem that does not know yet where in the file it is."""
 
-    code: str
+    code: Code
     path: KeyPath
     message: str
     fix: str
@@ -48,7 +53,7 @@ class Report:
     findings: list[Finding] = field(default_factory=list)
     notices: list[Notice] = field(default_factory=list)
 
-    def wrong(self, code: str, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
+    def wrong(self, code: Code, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
         self.findings.append(Finding(code, path, message, fix, at))
 
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
@@ -59,14 +64,14 @@ class Report:
 class Problem:
     """A problem with its place. `line` is 0 where there is no file (then `source` is a variable)."""
 
-    code: str
+    code: Code
     source: str
     line: int
     column: int
     key: str
     message: str
     fix: str
-    text: str = ""  # the source line, secrets masked
+    text: str = ""  # the source line, secrets masked; empty if it may not be shown
     caret: int = 0  # where in `text` the place is
 
     def render(self) -> str:
@@ -96,28 +101,22 @@ class ConfigInvalid(GatewayError):
 
 def dotted(path: KeyPath) -> str:
     """A path as the operator would write it; odd keys are quoted and long ones cut."""
-    return ".".join(_part(part) for part in path)
+    return ".".join(_part(str(part)) for part in path)
 
 
-def _part(part: str | int) -> str:
-    if isinstance(part, int):
-        return str(part)
-    if part and part.isascii() and part.replace("-", "").replace("_", "").isalnum():
-        return part[:60]
-    return quoted(part)
+def _part(part: str) -> str:
+    is_bare = part.isascii() and part.replace("-", "").replace("_", "").isalnum()
+    return part[:60] if is_bare else quoted(part)
 
 
 def quoted(text: str) -> str:
     """A value inside a message: short, on one line, without control characters."""
-    cut = text if len(text) <= 60 else f"{text[:57]}..."
-    plain = "".join(char if char.isprintable() and char != '"' else _escape(char) for char in cut)
-    return f'"{plain}"'
+    return f'"{printable(text if len(text) <= 60 else f"{text[:57]}...")}"'
 
 
-def _escape(char: str) -> str:
-    if char == '"':
-        return '\\"'
-    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
+def printable(text: str) -> str:
+    """One column a character."""
+    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

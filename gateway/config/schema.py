@@ -1,38 +1,84 @@
 """The keys of config.toml with their types and bounds: pydantic at the border, nowhere else."""
 
-from typing import Annotated, Literal
+import re
+from ipaddress import ip_address, ip_network
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway.config.values import (
     GatewaySettings,
     LogFormat,
     LogLevel,
     ObservabilitySettings,
-    ProviderDefaults,
     QueueSettings,
     StoreSettings,
     StoreUrl,
 )
 from gateway.domain.agents import AgentDef, ContextRules, Limits
 from gateway.domain.ids import AgentId
-from gateway.domain.providers import Wire
+from gateway.domain.providers import ProviderDef, Wire, base_url_problem
 
 SECRET = {"format": "password"}
+_HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
+_ORIGIN = r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
+
+
+def address(text: str) -> str:
+    if not re.fullmatch(_HOST, text) or text.replace(".", "").isdigit():
+        ip_address(text)
+    return text
+
+
+def origin(text: str) -> str:
+    """As a browser sends it."""
+    found = re.fullmatch(_ORIGIN, text.lower())
+    if found is None or int(found[3] or 0) > 65_535:
+        raise ValueError("this is not scheme://host[:port]")
+    scheme, host, port = found.groups()
+    is_usual = port in {None, {"http": "80", "https": "443"}[scheme]}
+    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
+
+
+def base_url(text: str) -> str:
+    problem = base_url_problem(text) if text.isprintable() else "holds a control character"
+    if problem:
+        raise ValueError(f"this address {problem}")
+    return text.rstrip("/")
+
 
 Text = Annotated[str, Field(min_length=1)]
 SecretText = Annotated[str, Field(min_length=1, json_schema_extra=SECRET)]
-TokenBudget = Annotated[int, Field(ge=4_000, le=128_000)] | Literal["auto"]
+PathText = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+Host = Annotated[str, AfterValidator(address)]
+Origin = Annotated[str, AfterValidator(origin)]
+Network = Annotated[str, AfterValidator(lambda text: str(ip_network(text, strict=False)))]
+Url = Annotated[str, AfterValidator(base_url)]
+HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
+Header = Annotated[str, Field(json_schema_extra=SECRET)]
+ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
 Seconds = Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)]
+TokenBudget = Annotated[int, Field(ge=4_000, le=128_000)] | Literal["auto"]
+Id = Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")]
+Scopes = Annotated[list[Text], Field(min_length=1)]
+TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 _GATEWAY = GatewaySettings()
 _STORE = StoreSettings()
-_PROVIDER = ProviderDefaults()
+_PROVIDER = ProviderDef("", "openai", "")
 _LIMITS = Limits()
 _CONTEXT = ContextRules()
 _QUEUE = QueueSettings()
 _OBSERVABILITY = ObservabilitySettings()
 _AGENT = AgentDef(AgentId("main"), "", "")
+
+
+def key(default: Any, description: str, **bounds: Any) -> Any:  # as pydantic's Field
+    if isinstance(default, type):
+        return Field(default_factory=default, description=description)
+    if bounds:
+        bounds["allow_inf_nan"] = False
+    return Field(default, description=description, **bounds)
 
 
 class Section(BaseModel):
@@ -42,300 +88,157 @@ class Section(BaseModel):
 class GatewaySection(Section):
     """Where the gateway listens and what it refuses."""
 
-    bind: Text = Field(
-        default=_GATEWAY.bind,
-        description="Address to listen on. Anything but loopback needs a token.",
+    bind: Host = key(_GATEWAY.bind, "Address to listen on. Anything but loopback needs a token.")
+    port: int = key(_GATEWAY.port, "Port to listen on; 0 takes any free one.", ge=0, le=65_535)
+    data_dir: PathText = key(str(_GATEWAY.data_dir), "Directory for everything that is stored.")
+    token: SecretText | None = key(None, "The operator's token; EXOGATE_TOKEN comes first.")
+    allowed_origins: list[Origin] = key([], "Web origins that may connect: scheme://host[:port].")
+    trusted_proxies: list[Network] = key([], "Addresses or networks of proxies that are believed.")
+    drain_s: float = key(_GATEWAY.drain_s, "Seconds that turns get to finish.", ge=0, le=3_600)
+    max_connections: int = key(_GATEWAY.max_connections, "Open connections.", ge=1, le=1_000_000)
+    max_frame_bytes: int = key(
+        _GATEWAY.max_frame_bytes, "Largest WebSocket frame, in bytes.", ge=1_024, le=67_108_864
     )
-    port: int = Field(
-        default=_GATEWAY.port,
-        ge=0,
-        le=65_535,
-        description="Port to listen on; 0 takes any free one.",
-    )
-    data_dir: Text = Field(
-        default=str(_GATEWAY.data_dir), description="Directory for everything that is stored."
-    )
-    token: SecretText | None = Field(
-        default=None,
-        description="The operator's token, with every scope. EXOGATE_TOKEN comes first.",
-    )
-    allowed_origins: list[Text] = Field(
-        default=[],
-        description="Web origins that may connect besides our own, as scheme://host[:port].",
-    )
-    trusted_proxies: list[Text] = Field(
-        default=[],
-        description="Addresses or networks of proxies whose forwarding headers are believed.",
-    )
-    drain_s: float = Field(
-        default=_GATEWAY.drain_s,
-        ge=0,
-        le=3_600,
-        allow_inf_nan=False,
-        description="Seconds that running turns get to finish when the gateway stops.",
-    )
-    max_connections: int = Field(
-        default=_GATEWAY.max_connections,
-        ge=1,
-        le=1_000_000,
-        description="Open connections at most.",
-    )
-    max_frame_bytes: int = Field(
-        default=_GATEWAY.max_frame_bytes,
-        ge=1_024,
-        le=67_108_864,
-        description="Largest WebSocket frame, in bytes.",
-    )
-    max_body_bytes: int = Field(
-        default=_GATEWAY.max_body_bytes,
-        ge=1_024,
-        le=268_435_456,
-        description="Largest HTTP body, in bytes.",
+    max_body_bytes: int = key(
+        _GATEWAY.max_body_bytes, "Largest HTTP body, in bytes.", ge=1_024, le=268_435_456
     )
 
 
 class TokenSection(Section):
     """One more token, for a program or a person."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = Field(
-        description="Whose token it is: letters, digits, dot, hyphen, underscore."
-    )
-    token: SecretText = Field(description="The token itself, best as a reference.")
-    scopes: list[Text] = Field(
-        default=["chat"],
-        min_length=1,
-        description="What it may do: chat, read, admin, impersonate, agent:<id>.",
-    )
+    name: TokenName = key(..., "Whose token it is: letters, digits, dot, hyphen, underscore.")
+    token: SecretText = key(..., "The token itself, best as a reference.")
+    scopes: Scopes = key(["chat"], "Out of chat, read, admin, impersonate, agent:ID.")
 
 
 class StoreSection(Section):
     """Where conversations are kept."""
 
-    url: StoreUrl = Field(
-        default=_STORE.url,
-        description="embedded (SQLite under data_dir) or memory (gone at the end).",
-    )
-    journal_days: int = Field(
-        default=_STORE.journal_days,
-        ge=1,
-        le=3_650,
-        description="Days that the journals of finished runs are kept; transcripts stay.",
-    )
+    url: StoreUrl = key(_STORE.url, "embedded: SQLite under data_dir; memory: gone at the end.")
+    journal_days: int = key(_STORE.journal_days, "Days that journals are kept.", ge=1, le=3_650)
 
 
 class ProviderSection(Section):
     """A preset's settings, or a provider of your own."""
 
-    wire: Wire | None = Field(
-        default=None, description="Protocol that it speaks; needed unless NAME is a preset."
-    )
-    base_url: Text | None = Field(
-        default=None,
-        description="Its address; needed unless NAME is a preset. https, or this machine.",
-    )
-    api_key: SecretText | None = Field(
-        default=None,
-        description="Its key, best as a reference. Environment and secret file come first.",
-    )
-    headers: dict[str, Annotated[str, Field(json_schema_extra=SECRET)]] = Field(
-        default={}, description="Headers that are sent along; their values may hold references."
-    )
-    connect_timeout_s: Seconds = Field(
-        default=_PROVIDER.connect_timeout_s, description="Seconds to wait for a connection."
-    )
-    idle_timeout_s: Seconds = Field(
-        default=_PROVIDER.idle_timeout_s,
-        description="Seconds to wait for the first byte, and between two.",
-    )
-    max_retries: int = Field(
-        default=_PROVIDER.max_retries,
-        ge=0,
-        le=10,
-        description="Tries again before anything of a reply was seen.",
-    )
+    wire: Wire | None = key(None, "Protocol that it speaks; needed unless NAME is a preset.")
+    base_url: Url | None = key(None, "https, or this machine; needed unless NAME is a preset.")
+    api_key: SecretText | None = key(None, "Environment and secret file come first.")
+    headers: dict[HeaderName, Header] = key({}, "Sent along; their values may hold references.")
+    connect_timeout_s: Seconds = key(_PROVIDER.connect_timeout_s, "Seconds for a connection.")
+    idle_timeout_s: Seconds = key(_PROVIDER.idle_timeout_s, "Seconds between two bytes.")
+    max_retries: int = key(_PROVIDER.max_retries, "Tries again before any reply.", ge=0, le=10)
 
 
 class LimitsSection(Section):
     """Bounds of one run."""
 
-    max_iterations: int = Field(
-        default=_LIMITS.max_iterations, ge=1, le=50, description="Model calls in one run."
+    max_iterations: int = key(_LIMITS.max_iterations, "Model calls.", ge=1, le=50)
+    token_budget: int = key(_LIMITS.token_budget, "All tokens.", ge=1_000, le=200_000)
+    timeout_seconds: int = key(_LIMITS.timeout_seconds, "Seconds in all.", ge=10, le=600)
+    max_tool_calls_per_turn: int = key(
+        _LIMITS.max_tool_calls_per_turn, "Tool calls that one reply may ask for.", ge=1, le=20
     )
-    token_budget: int = Field(
-        default=_LIMITS.token_budget, ge=1_000, le=200_000, description="All tokens of one run."
-    )
-    timeout_seconds: int = Field(
-        default=_LIMITS.timeout_seconds, ge=10, le=600, description="Seconds that one run may take."
-    )
-    max_tool_calls_per_turn: int = Field(
-        default=_LIMITS.max_tool_calls_per_turn,
-        ge=1,
-        le=20,
-        description="Tool calls that one reply of the model may ask for.",
-    )
-    max_parallel_tools: int = Field(
-        default=_LIMITS.max_parallel_tools,
-        ge=1,
-        le=10,
-        description="Tools that work at the same time.",
-    )
-    tool_timeout_s: Annotated[float, Field(gt=0, le=600, allow_inf_nan=False)] = Field(
-        default=_LIMITS.tool_timeout_s, description="Seconds that one tool call may take."
-    )
+    max_parallel_tools: int = key(_LIMITS.max_parallel_tools, "Tools at a time.", ge=1, le=10)
+    tool_timeout_s: float = key(_LIMITS.tool_timeout_s, "Seconds of one tool call.", gt=0, le=600)
 
 
 class ContextSection(Section):
     """How much of a conversation a model is shown."""
 
-    token_budget: TokenBudget = Field(
-        default=_CONTEXT.token_budget,
-        description='Tokens that are sent, estimated; "auto" is 0.8 of the model\'s window.',
+    token_budget: TokenBudget = key(
+        _CONTEXT.token_budget, 'Estimated tokens; "auto" is 0.8 of the model\'s window.'
     )
-    recent_turns: int = Field(
-        default=_CONTEXT.recent_turns, ge=1, le=1_000, description="Whole exchanges that are sent."
-    )
+    recent_turns: int = key(_CONTEXT.recent_turns, "Whole exchanges.", ge=1, le=1_000)
 
 
 class ModelSection(Section):
     """Which model answers, and how it is asked."""
 
-    provider: Text | None = Field(
-        default=None,
-        description="A preset or one of [providers]. Absent: the one whose key is in the "
-        "environment, else demo.",
+    provider: Text | None = key(None, "Absent: the preset whose key is at hand, else demo.")
+    model: Text | None = key(None, "The model's name. Absent: the preset's own.")
+    max_tokens: int = key(_AGENT.max_tokens, "Tokens of one reply at most.", ge=1)
+    temperature: float | None = key(None, "From 0 to 2; only sent if it is set.", ge=0, le=2)
+    context_window: int | None = key(
+        None, "Tokens that the model can read. Absent: what is known.", ge=1_024, le=100_000_000
     )
-    model: Text | None = Field(
-        default=None, description="The model's name. Absent: the preset's own."
-    )
-    max_tokens: int = Field(
-        default=_AGENT.max_tokens, ge=1, description="Tokens of one reply at most."
-    )
-    temperature: float | None = Field(
-        default=None,
-        ge=0,
-        le=2,
-        allow_inf_nan=False,
-        description="From 0 to 2; only sent if it is set.",
-    )
-    context_window: int | None = Field(
-        default=None,
-        ge=1_024,
-        le=100_000_000,
-        description="Tokens that the model can read. Absent: what is known of the model.",
-    )
-    thinking: bool = Field(default=False, description="Ask the model to think first.")
-    stream: bool = Field(default=True, description="Ask for the reply as it is made.")
-    fallback: "FallbackSection | None" = Field(
-        default=None, description="The model that answers when this one's provider cannot."
-    )
+    thinking: bool = key(_AGENT.thinking, "Ask the model to think first.")
+    stream: bool = key(_AGENT.stream, "Ask for the reply as it is made.")
+    fallback: "FallbackSection | None" = key(None, "The model that answers when this one cannot.")
 
 
 class FallbackSection(ModelSection):
     """An agent again; what is not said here is the agent's."""
 
-    provider: Text = Field(description="A preset or one of [providers].")
+    provider: Text = key(..., "A preset or one of [providers].")
 
 
 class AgentSection(ModelSection):
     """Who answers. [agent] is the default agent."""
 
-    id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] = Field(
-        default="main", description="Its name: letters, digits and hyphens."
+    id: Id = key("main", "Its name: letters, digits and hyphens.")
+    system_prompt: str = key("", "What it is told after its soul.")
+    soul_path: PathText | None = key(
+        None, "Its character, a Markdown file. Absent: the shipped one."
     )
-    system_prompt: str = Field(default="", description="What it is told after its soul.")
-    soul_path: Text | None = Field(
-        default=None, description="Its character, a Markdown file. Absent: the one that is shipped."
-    )
-    tools: list[Text] = Field(default=[], description="Names of the tools that it has.")
-    limits: LimitsSection = Field(
-        default_factory=LimitsSection,
-        description="Its own bounds; what is absent comes from [limits].",
-    )
-    context: ContextSection = Field(
-        default_factory=ContextSection,
-        description="Its own rules; what is absent comes from [context].",
-    )
+    tools: list[Text] = key([], "Names of the tools that it has.")
+    limits: LimitsSection = key(LimitsSection, "Its own; what is absent comes from [limits].")
+    context: ContextSection = key(ContextSection, "Its own; what is absent comes from [context].")
 
 
 class NamedAgentSection(AgentSection):
     """One more agent; a binding leads to it."""
 
-    id: Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")] = Field(
-        description="Its name: letters, digits and hyphens."
-    )
+    id: Id = key(..., "Its name: letters, digits and hyphens.")
 
 
 class BindingSection(Section):
     """Messages from there are answered by this agent; every field that is given must match."""
 
-    agent_id: Text = Field(description="The agent that answers.")
-    channel: Text | None = Field(default=None, description="The channel's name.")
-    account_id: Text | None = Field(default=None, description="The account on that channel.")
-    peer_id: Text | None = Field(default=None, description="The person or room.")
-    guild_id: Text | None = Field(default=None, description="The server or guild.")
-    team_id: Text | None = Field(default=None, description="The team or workspace.")
+    agent_id: Text = key(..., "The agent that answers.")
+    channel: Text | None = key(None, "The channel's name.")
+    account_id: Text | None = key(None, "The account on that channel.")
+    peer_id: Text | None = key(None, "The person or room.")
+    guild_id: Text | None = key(None, "The server or guild.")
+    team_id: Text | None = key(None, "The team or workspace.")
 
 
 class QueueSection(Section):
     """How much may wait; beyond it a message is refused, never dropped."""
 
-    max_pending: int = Field(
-        default=_QUEUE.max_pending,
-        ge=1,
-        le=1_000_000,
-        description="Messages that wait in one session.",
-    )
-    max_pending_total: int = Field(
-        default=_QUEUE.max_pending_total,
-        ge=1,
-        le=100_000_000,
-        description="Messages that wait in all.",
-    )
-    max_running: int = Field(
-        default=_QUEUE.max_running, ge=1, le=100_000, description="Turns at work at the same time."
-    )
+    max_pending: int = key(_QUEUE.max_pending, "Messages in one session.", ge=1, le=1_000_000)
+    max_pending_total: int = key(_QUEUE.max_pending_total, "In all.", ge=1, le=100_000_000)
+    max_running: int = key(_QUEUE.max_running, "Turns at work at a time.", ge=1, le=100_000)
 
 
 class ObservabilitySection(Section):
     """What is told about the gateway's work."""
 
-    log_level: LogLevel = Field(
-        default=_OBSERVABILITY.log_level, description="The least that is logged."
-    )
-    log_format: LogFormat = Field(
-        default=_OBSERVABILITY.log_format, description="auto: console on a terminal, else json."
+    log_level: LogLevel = key(_OBSERVABILITY.log_level, "The least that is logged.")
+    log_format: LogFormat = key(
+        _OBSERVABILITY.log_format, "auto: console on a terminal, else json."
     )
 
 
 class ConfigFile(Section):
     """The configuration of exogate."""
 
-    config_version: Literal[1] = Field(default=1, description="Version of this file's format.")
-    gateway: GatewaySection = Field(
-        default_factory=GatewaySection, description="Where the gateway listens and what it refuses."
+    config_version: Literal[1] = key(1, "Version of this file's format.")
+    gateway: GatewaySection = key(GatewaySection, "Where the gateway listens.")
+    tokens: list[TokenSection] = key([], "More tokens, with fewer rights.")
+    store: StoreSection = key(StoreSection, "Where conversations are kept.")
+    providers: dict[ProviderName, ProviderSection] = key(
+        {}, "Model providers by name: presets or your own."
     )
-    tokens: list[TokenSection] = Field(default=[], description="More tokens, with fewer rights.")
-    store: StoreSection = Field(
-        default_factory=StoreSection, description="Where conversations are kept."
-    )
-    providers: dict[str, ProviderSection] = Field(
-        default={},
-        description="Model providers by name: presets anthropic, openai, gemini, openrouter, "
-        "ollama, demo, or your own.",
-    )
-    agent: AgentSection | None = Field(
-        default=None, description="The default agent: answers what no binding leads elsewhere."
-    )
-    agents: list[NamedAgentSection] = Field(default=[], description="More agents.")
-    limits: LimitsSection = Field(
-        default_factory=LimitsSection, description="Bounds of every agent's runs."
-    )
-    context: ContextSection = Field(
-        default_factory=ContextSection,
-        description="How much of a conversation every agent's model is shown.",
-    )
-    bindings: list[BindingSection] = Field(default=[], description="Which agent answers where.")
-    queue: QueueSection = Field(default_factory=QueueSection, description="How much may wait.")
-    observability: ObservabilitySection = Field(
-        default_factory=ObservabilitySection, description="What is told about the gateway's work."
-    )
+    agent: AgentSection | None = key(None, "Answers what no binding leads elsewhere.")
+    agents: list[NamedAgentSection] = key([], "More agents.")
+    limits: LimitsSection = key(LimitsSection, "Bounds of every agent's runs.")
+    context: ContextSection = key(ContextSection, "How much every agent's model is shown.")
+    bindings: list[BindingSection] = key([], "Which agent answers where.")
+    queue: QueueSection = key(QueueSection, "How much may wait.")
+    observability: ObservabilitySection = key(ObservabilitySection, "What is told about the work.")
+
+
+for _section in (AgentSection, NamedAgentSection, FallbackSection):
+    _section.model_rebuild()  # their annotations name each other

@@ -48,15 +48,6 @@ class StoreSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ProviderDefaults:
-    """What a provider has that says nothing else."""
-
-    connect_timeout_s: float = 10.0
-    idle_timeout_s: float = 60.0
-    max_retries: int = 3
-
-
-@dataclass(frozen=True, slots=True)
 class QueueSettings:
     max_pending: int = 1_000
     max_pending_total: int = 100_000
@@ -95,7 +86,7 @@ class Known:
 
     presets: Mapping[str, Preset]  # in order of preference; without `demo`
     tools: tuple[str, ...]
-    context_window: Callable[[str], int | None]
+    context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]
 
 
@@ -105,6 +96,23 @@ class Overrides:
 
     data_dir: Path | None = None
     port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a configuration is read in."""
+
+    environment: Mapping[str, str]
+    home: Path
+    cwd: Path
+    known: Known
+    overrides: Overrides = field(default_factory=Overrides)
+
+    def path(self, text: str, folder: Path) -> Path:
+        """As a configuration writes it: `~` is the home, anything relative starts at `folder`."""
+        if text == "~" or text.startswith("~/"):
+            return self.home / text[2:]
+        return folder / text
 
 
 @dataclass(frozen=True, slots=True)

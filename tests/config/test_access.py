@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.config.access import plain_origin
+from gateway.config.schema import origin
 from tests.config.arena import Arena
 
 TOKEN = "[[tokens]]\nname = 'phone'\ntoken = '${env:PHONE}'\n"
@@ -95,19 +95,37 @@ def test_a_readable_file_with_a_literal_secret_is_noted(arena: Arena) -> None:
         ("https://a.example:443", "https://a.example"),
         ("http://a.example:8080", "http://a.example:8080"),
         ("http://[::1]:3000", "http://[::1]:3000"),
-        ("https://a.example/", None),
-        ("https://a.example/x", None),
-        ("https://*.example", None),
-        ("*", None),
-        ("null", None),
-        ("ftp://a.example", None),
-        ("https://u@a.example", None),
-        ("https://a.example:99999", None),
-        ("https://a.example\n", None),
     ],
 )
-def test_an_origin_is_what_a_browser_sends(text: str, plain: str | None) -> None:
-    assert plain_origin(text) == plain
+def test_an_origin_is_what_a_browser_sends(text: str, plain: str) -> None:
+    assert origin(text) == plain
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "https://a.example/",
+        "https://a.example/x",
+        "https://*.example",
+        "*",
+        "null",
+        "ftp://a.example",
+        "https://u@a.example",
+        "https://a.example:99999",
+        "https://a.example\\n",
+    ],
+)
+def test_what_no_browser_sends_is_refused(arena: Arena, text: str) -> None:
+    (problem,) = arena.problems(f'[gateway]\nallowed_origins = ["{text}"]')
+
+    assert (problem.code, problem.key) == ("CFG006", "gateway.allowed_origins.0")
+
+
+@pytest.mark.parametrize("bind", ["", "300.1.1.1", "a b", "127.0.0.1:80", "-a"])
+def test_what_is_no_address_is_refused(arena: Arena, bind: str) -> None:
+    (problem,) = arena.problems(f"[gateway]\nbind = '{bind}'")
+
+    assert (problem.code, problem.key) == ("CFG006", "gateway.bind")
 
 
 def test_proxies_are_addresses_or_networks(arena: Arena) -> None:

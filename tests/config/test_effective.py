@@ -4,23 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from gateway.config.effective import Row, effective
-from gateway.config.load import find_file
-from gateway.config.reading import read
 from gateway.config.values import Overrides
-from tests.config.arena import KNOWN, Arena
+from tests.config.arena import Arena
 
 
 def rows(arena: Arena) -> dict[str, Row]:
-    path = find_file(None, environment=arena.environment, home=arena.home, cwd=arena.cwd)
-    loaded = read(
-        path,
-        environment=arena.environment,
-        home=arena.home,
-        cwd=arena.cwd,
-        known=KNOWN,
-        overrides=arena.overrides,
-    )
-    return {row.key: row for row in effective(loaded)}
+    return {row.key: row for row in effective(arena.read())}
 
 
 def test_every_value_says_where_it_comes_from(arena: Arena) -> None:

@@ -203,6 +203,31 @@ def test_the_caret_stands_below_the_place(arena: Arena) -> None:
     assert problem.text[problem.caret :].startswith("70000")
 
 
+@pytest.mark.parametrize(
+    ("text", "message", "fix"),
+    [
+        ("gateway.port = '7200'", '"7200" should be a valid integer', "write it without quotes"),
+        ("gateway.port = 70000", "70000 should be less than or equal to 65535", "Port to listen"),
+        ("gateway.bind = 7", "7 should be a valid string", 'put it into quotes: "7"'),
+        ("gateway.token = 7", "*** should be a valid string", 'put it into quotes: "..."'),
+        ("[tokens]\nname = 1", "a table should be a valid list", "write [[tokens]]"),
+        ("[[gateway]]\nport = 1", "a list should be a table", "write [gateway] with one"),
+        ("agent.id = 'a b'", '"a b" should match pattern', "letters, digits and hyphens"),
+        ("context.token_budget = 'atuo'", "\"atuo\" should be 'auto'", 'did you mean "auto"?'),
+        ("gateway.allowed_origins = ['x']", "not scheme://", "Web origins that may connect"),
+        ("store.url = 'embeded'", "or 'memory'", 'did you mean "embedded"?'),
+        ("store.url = 7", "7 should be 'embedded'", "choose one of: embedded, memory"),
+    ],
+)
+def test_a_value_is_answered_with_what_was_expected(
+    arena: Arena, text: str, message: str, fix: str
+) -> None:
+    (problem,) = arena.problems(text)
+
+    assert message in problem.message
+    assert fix in problem.fix
+
+
 def test_a_key_at_the_wrong_place_is_sent_to_the_right_one(arena: Arena) -> None:
     (problem,) = arena.problems("port = 1")
 
@@ -227,4 +252,5 @@ def test_a_long_line_is_cut_around_the_caret(arena: Arena) -> None:
     (problem,) = arena.problems(f"gateway = {{ bind = '{'a' * 50_000}', port = 1 }}")
 
     assert len(problem.text) < 300
+    assert len(problem.message) < 300
     assert problem.caret <= len(problem.text)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.problems import BAD_SECRET_FILE, MALFORMED, UNSET_VARIABLE
+from gateway.config.problems import Code, Report
 from gateway.config.secrets import SecretProblem, SecretSource
 from tests.config.arena import Arena
 
 
 def source(arena: Arena, **environment: str) -> SecretSource:
-    return SecretSource(environment, arena.home)
+    return SecretSource(environment, arena.home, Report())
 
 
 def refusal(arena: Arena, text: str, **environment: str) -> SecretProblem:
@@ -36,14 +36,14 @@ def test_what_a_variable_holds_is_not_followed_again(arena: Arena) -> None:
 def test_an_unset_or_empty_variable_is_a_problem(arena: Arena, environment: dict[str, str]) -> None:
     problem = refusal(arena, "${env:NAME}", **environment)
 
-    assert (problem.code, "NAME" in problem.message) == (UNSET_VARIABLE, True)
+    assert (problem.code, "NAME" in problem.message) == (Code.UNSET_VARIABLE, True)
 
 
 @pytest.mark.parametrize(
     "text", ["${NAME}", "${env:}", "${env:A B}", "${vault:x}", "x${", "${file:../x}", "${file:.x}"]
 )
 def test_a_broken_reference_is_a_problem(arena: Arena, text: str) -> None:
-    assert refusal(arena, text).code == MALFORMED
+    assert refusal(arena, text).code == Code.MALFORMED
 
 
 def test_a_secret_file_is_read_without_its_line_end(arena: Arena) -> None:
@@ -66,7 +66,7 @@ def test_a_file_that_others_may_read_is_refused_with_the_command_that_mends_it(
 
     problem = refusal(arena, "${file:key}")
 
-    assert (problem.code, problem.fix) == (BAD_SECRET_FILE, f"chmod 600 {path}")
+    assert (problem.code, problem.fix) == (Code.BAD_SECRET_FILE, f"chmod 600 {path}")
     assert "value" not in problem.message
 
 
@@ -94,17 +94,17 @@ def test_what_is_no_secret_file_is_refused(arena: Arena, kind: str) -> None:
         case "huge":
             path.write_bytes(b"a" * 100_000)
 
-    assert refusal(arena, "${file:key}").code == BAD_SECRET_FILE
+    assert refusal(arena, "${file:key}").code == Code.BAD_SECRET_FILE
 
 
 @pytest.mark.parametrize("text", ["a\nb", "a\r\nX: y", "a\x00", "ä"])
 def test_a_secret_that_no_header_can_carry_is_refused(arena: Arena, text: str) -> None:
     problem = refusal(arena, "${env:NAME}", NAME=text)
 
-    assert problem.code == MALFORMED
+    assert problem.code == Code.MALFORMED
     assert text not in problem.message
 
 
 def test_a_path_with_a_nul_is_no_traceback(arena: Arena) -> None:
-    assert refusal(arena, "${file:/a\x00b}").code == BAD_SECRET_FILE
+    assert refusal(arena, "${file:/a\x00b}").code == Code.BAD_SECRET_FILE
     assert not Path("/a").exists()

@@ -1,0 +1,172 @@
+"""`[agent]`, `[[agents]]` and `[[bindings]]` as the domain's values, with everything merged."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from gateway.config.environment import Choice, default_model
+from gateway.config.problems import Code, KeyPath, Report, choose, quoted
+from gateway.config.schema import (
+    AgentSection,
+    BindingSection,
+    ConfigFile,
+    ContextSection,
+    ModelSection,
+)
+from gateway.config.values import Surroundings
+from gateway.domain.agents import AgentDef, ContextRules, Limits
+from gateway.domain.bindings import Binding
+from gateway.domain.ids import AgentId
+
+AUTO_SHARE = 0.8  # of the model's window
+MOST_FALLBACKS = 5
+BINDING_FIELDS = ("channel", "account_id", "peer_id", "guild_id", "team_id")
+
+
+@dataclass(frozen=True, slots=True)
+class Agents:
+    """Reads agents. `used` gathers the providers that they ask for, each with its first place."""
+
+    around: Surroundings
+    choice: Choice
+    providers: tuple[str, ...]  # every name that an agent may give
+    sections: ConfigFile
+    folder: Path
+    report: Report
+    used: dict[str, KeyPath] = field(default_factory=dict)
+
+    def resolve(self) -> tuple[AgentDef, ...]:
+        entries: list[tuple[KeyPath, AgentSection]] = [
+            (("agents", index), agent) for index, agent in enumerate(self.sections.agents)
+        ]
+        if self.sections.agent is not None:
+            entries.insert(0, (("agent",), self.sections.agent))
+        agents: dict[str, AgentDef] = {}
+        for path, section in entries:
+            if section.id in agents:
+                message, fix = f"another agent has id {quoted(section.id)}", "choose another id"
+                self.report.wrong(Code.DUPLICATE, (*path, "id"), message, fix)
+            agents[section.id] = self._agent(path, section)
+        return tuple(agents.values())
+
+    def _agent(self, path: KeyPath, section: AgentSection) -> AgentDef:
+        self._check_tools(path, section)
+        asked = self._asked(path, section)
+        agent = AgentDef(
+            id=AgentId(section.id),
+            system_prompt=section.system_prompt,
+            soul_path=self._soul(path, section),
+            tools=tuple(section.tools),
+            limits=replace(Limits(), **{**_given(self.sections.limits), **_given(section.limits)}),
+            context=self._context(path, section.context, asked["context_window"]),
+            **asked,
+        )
+        return replace(agent, fallback=self._fallback(path, section, section, agent))
+
+    def _fallback(
+        self, above: KeyPath, owner: AgentSection, section: ModelSection, agent: AgentDef
+    ) -> AgentDef | None:
+        """The same agent with another model, which may be able to read less."""
+        fallback, path = section.fallback, (*above, "fallback")
+        if fallback is None:
+            return None
+        if path.count("fallback") > MOST_FALLBACKS:
+            message = f"an agent has at most {MOST_FALLBACKS} fallbacks, one in the other"
+            self.report.wrong(Code.OUT_OF_RANGE, path, message, "remove this one", at="table")
+            return None
+        asked = self._asked(path, fallback)
+        context = self._context(None, owner.context, asked["context_window"])
+        below = self._fallback(path, owner, fallback, agent)
+        return replace(agent, **asked, context=context, fallback=below)
+
+    def _asked(self, path: KeyPath, section: ModelSection) -> dict[str, Any]:
+        """What an agent and each of its fallbacks has of its own."""
+        known, provider = self.around.known, section.provider or self.choice.provider
+        if provider not in self.providers:
+            message = f"{quoted(provider)} is not a known provider"
+            fix = choose(provider, self.providers)
+            self.report.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
+        self.used.setdefault(provider, (*path, "provider"))
+        model = section.model or default_model(provider, known)
+        if model is None and provider in self.providers:
+            message = f'"model" is missing: {quoted(provider)} has none that is usual'
+            fix = 'add model = "..."'
+            self.report.wrong(Code.MISSING, (*path, "model"), message, fix, at="table")
+        return {
+            "provider": provider,
+            "model": model or "",
+            "max_tokens": self._max_tokens(path, section, model or ""),
+            "context_window": section.context_window or known.context_window(model or ""),
+            **section.model_dump(include={"temperature", "thinking", "stream"}),
+        }
+
+    def _max_tokens(self, path: KeyPath, section: ModelSection, model: str) -> int:
+        most = self.around.known.output_limit(model)
+        if most is None or section.max_tokens <= most:
+            return section.max_tokens
+        if "max_tokens" in section.model_fields_set:
+            message = f"{quoted(model)} gives at most {most} tokens, not {section.max_tokens}"
+            self.report.wrong(Code.OUT_OF_RANGE, (*path, "max_tokens"), message, f"write {most}")
+        return most
+
+    def _context(self, path: KeyPath | None, own: ContextSection, window: int) -> ContextRules:
+        """A budget that the model cannot read becomes what it can; a `path` has that noted."""
+        given = {**_given(self.sections.context), **_given(own)}
+        budget, most = given.get("token_budget", ContextRules().token_budget), AUTO_SHARE * window
+        if budget != "auto" and budget <= window:
+            return replace(ContextRules(), **given)
+        if budget != "auto" and path and "token_budget" in given:
+            where = (*path, "context", "token_budget")
+            message = f"{budget} tokens are more than the model's window of {window}"
+            fix = f"{int(most)} is used; write that or set context_window"
+            self.report.note("context-clamped", where, message, fix)
+        return replace(ContextRules(), **{**given, "token_budget": int(most)})
+
+    def _check_tools(self, path: KeyPath, section: AgentSection) -> None:
+        known = self.around.known.tools
+        for index, tool in enumerate(section.tools):
+            where = (*path, "tools", index)
+            if tool not in known:
+                message = f"agent {quoted(section.id)}: there is no tool {quoted(tool)}"
+                self.report.wrong(Code.UNKNOWN_NAME, where, message, choose(tool, known))
+            elif tool in section.tools[:index]:
+                message = f"agent {quoted(section.id)} has {quoted(tool)} twice"
+                self.report.wrong(Code.DUPLICATE, where, message, "keep one")
+
+    def _soul(self, path: KeyPath, section: AgentSection) -> str | None:
+        if section.soul_path is None:
+            return None
+        soul = self.around.path(section.soul_path, self.folder)
+        if not soul.is_file() or not os.access(soul, os.R_OK):
+            message = f"there is no file {quoted(str(soul))} that can be read"
+            fix = "create it, or remove soul_path for the soul that is shipped"
+            self.report.wrong(Code.MISSING_FILE, (*path, "soul_path"), message, fix)
+        return str(soul)
+
+
+def _given(section: BaseModel) -> dict[str, Any]:
+    """What was written, without the defaults."""
+    return {name: getattr(section, name) for name in section.model_fields_set}
+
+
+def resolve_bindings(
+    sections: Iterable[BindingSection], agent_ids: tuple[str, ...], report: Report
+) -> tuple[Binding, ...]:
+    bindings = []
+    for index, section in enumerate(sections):
+        path: KeyPath = ("bindings", index)
+        if section.agent_id not in agent_ids:
+            message = f"no agent has id {quoted(section.agent_id)}"
+            fix = choose(section.agent_id, agent_ids)
+            report.wrong(Code.UNKNOWN_NAME, (*path, "agent_id"), message, fix)
+        places = section.model_dump(include=set(BINDING_FIELDS))
+        if not any(places.values()):
+            message = f"binding {index} says not where: it matches nothing"
+            fix = f"add at least one of {', '.join(BINDING_FIELDS)}"
+            report.wrong(Code.MISSING, path, message, fix, at="table")
+        bindings.append(Binding(AgentId(section.agent_id), **places))
+    return tuple(bindings)
