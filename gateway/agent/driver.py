@@ -231,10 +231,7 @@ class Driver:
     def _close(self, end: Finish | Fail) -> None:
         """Leaves a history that a model can read: no call without a result, an answer at the end."""
         for call in open_calls(self._said):
-            told = self.story.result(self._step, call)
-            result = told or ToolResult(call.id, call.name, "Interrupted.", is_error=True)
-            self._said.append(Message("tool", result=result))
-            self._rounds.show(result)
+            self._said.append(Message("tool", result=self._rounds.settle(self._step, call)))
         if self._in_flight:
             # The prompt was sent and this much was heard: an estimate is nearer than nothing.
             cut = Usage(self._context_tokens, estimate_tokens("".join(self._heard)), estimated=True)

@@ -1,7 +1,7 @@
 """One round of tool calls: told as pending, run side by side, journalled, results in call order."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import anyio
 
@@ -22,6 +22,7 @@ class Rounds:
     gate: ToolGate
     story: Story
     emit: Emit
+    _shown: set[str] = field(default_factory=set)
 
     async def run(
         self, step: int, asked: Sequence[ToolCall], refused: Sequence[ToolResult]
@@ -31,10 +32,20 @@ class Rounds:
             self._tell(call)
         results = await self._all(step, asked[: len(asked) - len(refused)])
         for result in refused:
-            self.show(result)
+            self._show(result)
         return (*results, *refused)
 
-    def show(self, result: ToolResult) -> None:
+    def settle(self, step: int, call: ToolCall) -> ToolResult:
+        """The result of a call whose round was stopped: what it did counts, told or not."""
+        result = self.story.result(step, call)
+        if result is None:
+            result = ToolResult(call.id, call.name, "Interrupted.", is_error=True)
+        if call.id not in self._shown:
+            self._show(result)
+        return result
+
+    def _show(self, result: ToolResult) -> None:
+        self._shown.add(result.call_id)
         shown = {
             "id": result.call_id,
             "name": result.name,
@@ -68,5 +79,5 @@ class Rounds:
         if result is None:
             result = await self.gate.call(self.job.agent, call, self.job.scope)
             await self.story.note_result(step, result)
-        self.show(result)
+        self._show(result)
         return result

@@ -20,7 +20,7 @@ class Json:
 
 
 class Story:
-    """Tells what was granted before; notes what is granted now.
+    """Tells what was granted before, in this attempt or an earlier one; notes what is granted now.
 
     A reply is noted only when it asks for tools: one without them ends the run anyway.
     """
@@ -42,9 +42,11 @@ class Story:
         return self._results.get((step, call.id))
 
     async def note_reply(self, step: int, reply: ModelReply) -> None:
+        self._replies[step] = reply
         await self._note(step, "reply", reply)
 
     async def note_result(self, step: int, result: ToolResult) -> None:
+        self._results[step, result.call_id] = result
         await self._note(step, f"result:{result.call_id}", result)
 
     async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult) -> None:

@@ -126,7 +126,8 @@ RETRYABLE: frozenset[FailureKind] = frozenset(
 class ModelFailed(GatewayError):
     """A provider call that gave no complete reply.
 
-    `started` says that something of this reply was already heard, so nobody may try it again unseen.
+    `started` says that text of this reply was already heard, so nobody may try it again unseen.
+    Thinking that was heard does not count: another attempt may think again.
     """
 
     code = "provider_error"

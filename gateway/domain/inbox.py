@@ -42,12 +42,14 @@ class NewEntry:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A message as the store holds it. `seq` is its place in its session."""
+    """A message as the store holds it. `seq` is its place in its session; of its attempts so many
+    are `forgiven`: the gateway cut them off itself, in good order."""
 
     new: NewEntry
     seq: int
     state: EntryState
     attempts: int
+    forgiven: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,10 @@ class Journal(Protocol):
 
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]: ...
 
+    async def forgive(self, run_id: RunId) -> None:
+        """Its last attempt was cut off by us and says nothing against the message."""
+        ...
+
 
 class Runs(Protocol):
     async def find(self, run_id: RunId) -> RunRecord | None: ...

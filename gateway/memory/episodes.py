@@ -3,13 +3,13 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.ports import Transcript
 
-NODES_A_TURN = (
-    6  # room for tool rounds; an exchange that is cut off by this bound is left out whole
-)
+PAGE = 64  # nodes a read
+SLACK_TURNS = 4  # a long session is cut now and then, not with every turn
 KEPT_TOKENS = 4_000_000  # over all warm sessions together, about 13 MB of text
 
 
@@ -19,6 +19,7 @@ class Episode:
 
     head: NodeId | None
     nodes: tuple[Node, ...] = ()
+    turns: int = 0
     weight: int = 0  # what keeping it costs, in tokens
 
 
@@ -28,59 +29,75 @@ class Episodes:
     def __init__(self, transcript: Transcript, *, kept_tokens: int = KEPT_TOKENS) -> None:
         self._transcript = transcript
         self._warm: OrderedDict[SessionKey, Episode] = OrderedDict()
-        self._tokens = 0
+        self._weight = 0
         self._kept_tokens = kept_tokens
 
-    async def recall(self, key: SessionKey, *, turns: int, upto: NodeId | None = None) -> Episode:
-        """The end of the path to HEAD, or to `upto` when a message continues from elsewhere."""
+    async def recall(
+        self, key: SessionKey, rules: ContextRules, *, upto: NodeId | None = None
+    ) -> Episode:
+        """The end of the path to HEAD, or to `upto` when a message continues from elsewhere.
+
+        Reads until the rules' turns or tokens are reached, so nothing that may be shown is missing.
+        """
         if upto is None and key in self._warm:
             self._warm.move_to_end(key)
             return self._warm[key]
-        path = await self._transcript.path(key, upto=upto, limit=turns * NODES_A_TURN)
-        episode = _episode(upto or path.head, path.nodes)
+        path = await self._transcript.path(key, upto=upto, limit=PAGE)
+        nodes, more = path.nodes, path.more
+        while more and not _is_enough(nodes, rules):
+            earlier = await self._transcript.path(key, before=nodes[0].id, limit=PAGE)
+            nodes, more = (*earlier.nodes, *nodes), earlier.more
+        episode = _episode(upto or path.head, nodes)
         if upto is None:
             self._keep(key, episode)
         return episode
 
     def append(
-        self, key: SessionKey, episode: Episode, nodes: tuple[Node, ...], *, turns: int
+        self, key: SessionKey, episode: Episode, nodes: tuple[Node, ...], rules: ContextRules
     ) -> None:
         """What was just committed, so that the next turn need not read it."""
-        most = turns * NODES_A_TURN
-        if len(episode.nodes) + len(nodes) <= most:
-            weight = episode.weight + _weight(nodes)
-            grown = Episode(nodes[-1].id, (*episode.nodes, *nodes), weight)
-        else:
-            # Cut with some slack, so that a long session does not pay for it with every turn.
-            keep = most - NODES_A_TURN
-            grown = _episode(nodes[-1].id, (*episode.nodes, *nodes)[-keep:])
+        weight = episode.weight + _weight(nodes)
+        grown = Episode(nodes[-1].id, (*episode.nodes, *nodes), episode.turns + 1, weight)
+        too_long = grown.turns > rules.recent_turns + SLACK_TURNS
+        if too_long or weight > 2 * rules.token_budget + 100 * len(grown.nodes):
+            grown = _episode(grown.head, _needed(grown.nodes, rules))
         self._keep(key, grown)
 
     def forget(self, key: SessionKey) -> None:
         """HEAD was moved: what is warm is no longer the path."""
         gone = self._warm.pop(key, None)
         if gone is not None:
-            self._tokens -= gone.weight
+            self._weight -= gone.weight
 
     def _keep(self, key: SessionKey, episode: Episode) -> None:
         self.forget(key)
         self._warm[key] = episode
-        self._tokens += episode.weight
-        while self._tokens > self._kept_tokens and len(self._warm) > 1:
+        self._weight += episode.weight
+        while self._weight > self._kept_tokens and len(self._warm) > 1:
             self.forget(next(iter(self._warm)))
 
 
-def _whole(nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Without the rest of an exchange whose question was cut off."""
-    for index, node in enumerate(nodes):
-        if node.message.role == "user":
-            return nodes[index:]
-    return ()
+def _is_enough(nodes: tuple[Node, ...], rules: ContextRules) -> bool:
+    return _needed(nodes, rules) != nodes
+
+
+def _needed(nodes: tuple[Node, ...], rules: ContextRules) -> tuple[Node, ...]:
+    """The newest of them that may be shown at all: so many turns, or so many tokens."""
+    turns = tokens = 0
+    for place in range(len(nodes) - 1, -1, -1):
+        tokens += nodes[place].token_count
+        if nodes[place].message.role == "user":
+            turns += 1
+            if place and (turns >= rules.recent_turns or tokens > rules.token_budget):
+                return nodes[place:]
+    return nodes
 
 
 def _episode(head: NodeId | None, nodes: tuple[Node, ...]) -> Episode:
-    whole = _whole(nodes)
-    return Episode(head, whole, _weight(whole))
+    """Without the rest of an exchange whose question was cut off."""
+    starts = [place for place, node in enumerate(nodes) if node.message.role == "user"]
+    whole = nodes[starts[0] :] if starts else ()
+    return Episode(head, whole, len(starts), _weight(whole))
 
 
 def _weight(nodes: tuple[Node, ...]) -> int:

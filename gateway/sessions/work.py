@@ -1,15 +1,18 @@
 """What a lane does with one message: start, drive the agent, end it in one commit, tell the end."""
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+import anyio
+
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Job
 from gateway.agent.patience import until_stored
 from gateway.agent.story import Json, Story
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.ids import AgentId
@@ -26,6 +29,7 @@ from gateway.tools.gate import ToolGate
 log = logging.getLogger(__name__)
 
 MOST_ATTEMPTS = 3
+LAST_WORDS_S = 1.0
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
 
 
@@ -59,9 +63,29 @@ class Work:
         if entry.state == "queued":
             attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
         run.start(attempt, means.clock.now(), means.clock.monotonic())
-        agent = means.agents.get(entry.new.session_key.agent)
-        episode = await self._recall(entry, agent)
-        end = await self._end(entry, run, agent, episode)
+        try:
+            await self._bring_to_its_end(entry, run)
+        except anyio.get_cancelled_exc_class():
+            await self._forgive(run)
+            raise
+        self._runs.close(run.run_id)
+        run.publish()
+
+    async def _forgive(self, run: LiveRun) -> None:
+        """We are cut off in good order: that must not count against the message."""
+        with anyio.move_on_after(LAST_WORDS_S, shield=True), contextlib.suppress(GatewayError):
+            await self._means.journal.forgive(run.run_id)
+
+    async def _bring_to_its_end(self, entry: Entry, run: LiveRun) -> None:
+        agent = self._means.agents.get(entry.new.session_key.agent)
+        try:
+            episode = await self._recall(entry, agent)
+        except Exception:
+            log.exception("a conversation cannot be read", extra={"run": run.run_id})
+            episode = Episode(None)
+            end = refused(entry, "internal_error", DEFECT, None, self._timing(run))
+        else:
+            end = await self._end(entry, run, agent, episode)
         try:
             await self._commit(entry, run, episode, end)
         except GatewayError:
@@ -70,19 +94,17 @@ class Work:
             run.unseal()
             sorry = refused(entry, "internal_error", DEFECT, episode.head, self._timing(run))
             await self._commit(entry, run, episode, sorry)
-        self._runs.close(run.run_id)
-        run.publish()
 
     async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
-        turns = agent.context.recent_turns if agent else 1
+        rules = agent.context if agent else ContextRules()
         key, upto = entry.new.session_key, entry.new.context_id
         means = self._means
         recall = means.episodes.recall
         try:
-            return await until_stored(means.clock, lambda: recall(key, turns=turns, upto=upto))
+            return await until_stored(means.clock, lambda: recall(key, rules, upto=upto))
         except NotFound:
             log.warning("the place to go on from is gone", extra={"node": upto})
-            return await until_stored(means.clock, lambda: recall(key, turns=turns))
+            return await until_stored(means.clock, lambda: recall(key, rules))
 
     async def _end(
         self,
@@ -94,7 +116,7 @@ class Work:
         def timing() -> Timing:
             return self._timing(run)
 
-        if run.attempt > MOST_ATTEMPTS:
+        if _is_poison(entry, run):
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
             return refused(entry, "internal_error", told, episode.head, timing())
         if agent is None:
@@ -146,11 +168,11 @@ class Work:
         ending = Ending(
             run_id=new.run_id,
             session_key=new.session_key,
-            state="dead" if run.attempt > MOST_ATTEMPTS else "done",
+            state="dead" if _is_poison(entry, run) else "done",
             outcome=end.outcome,
             nodes=end.nodes,
             grown_from=episode.head,
-            take_head=new.context_id is not None,
+            take_head=new.context_id is not None and episode.head is not None,
             usage=end.usage,
             log=log_bytes,
             summary=means.encode(summary).decode(),
@@ -160,8 +182,7 @@ class Work:
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         agent = means.agents.get(new.session_key.agent)
         if moved and agent is not None:
-            turns = agent.context.recent_turns
-            means.episodes.append(new.session_key, episode, end.nodes, turns=turns)
+            means.episodes.append(new.session_key, episode, end.nodes, agent.context)
         else:
             means.episodes.forget(new.session_key)
 
@@ -171,6 +192,10 @@ class Work:
             return ()
         delivery_id = f"d_{entry.new.message_id}"
         return (NewDelivery(delivery_id, key.channel, key.account, key.peer, None, end.text),)
+
+
+def _is_poison(entry: Entry, run: LiveRun) -> bool:
+    return run.attempt - entry.forgiven > MOST_ATTEMPTS
 
 
 def _made_again(at: datetime) -> Chunk:

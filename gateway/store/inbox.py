@@ -303,12 +303,12 @@ def _to_entry(row: Sequence[Any]) -> Entry:
         sender=row[9],
         token_limit=row[10],
     )
-    return Entry(new, seq=row[11], state=row[12], attempts=row[13])
+    return Entry(new, seq=row[11], state=row[12], attempts=row[13], forgiven=row[14])
 
 
 _RUN = """
 SELECT r.message_id, r.run_id, s.key, r.content, r.accepted_at, r.matched_by, r.platform_id,
-       r.digest, r.context_id, r.sender, r.token_limit, r.seq, r.state, r.attempts,
+       r.digest, r.context_id, r.sender, r.token_limit, r.seq, r.state, r.attempts, r.forgiven,
        r.finished_at, r.outcome, r.log, r.summary
 FROM run r JOIN session s ON s.id = r.session
 """

@@ -21,8 +21,15 @@ class SqliteJournal:
         require_text("a journal note", run_id, note.kind, note.payload)
         await self._writer.write(partial(_note, run_id, note), durable=False)
 
+    async def forgive(self, run_id: RunId) -> None:
+        await self._writer.write(partial(_forgive, run_id), durable=False)
+
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
         return await self._readers.read(partial(_notes, run_id))
+
+
+def _forgive(run_id: RunId, pen: Pen) -> None:
+    pen.db.execute(_FORGIVE, (run_id,))
 
 
 def _note(run_id: RunId, note: JournalNote, pen: Pen) -> None:
@@ -36,6 +43,10 @@ def _notes(run_id: RunId, db: sqlite3.Connection) -> Sequence[JournalNote]:
     return [JournalNote(*row) for row in rows]
 
 
+_FORGIVE = """
+UPDATE run SET forgiven = forgiven + 1
+WHERE run_id = ? AND finished_at IS NULL AND forgiven < attempts
+"""
 _ADD = """
 INSERT INTO journal (run_id, step, kind, payload) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
 """

@@ -175,6 +175,16 @@ class MemoryJournal:
         if all((kept.step, kept.kind) != (note.step, note.kind) for kept in notes):
             notes.append(note)
 
+    async def forgive(self, run_id: RunId) -> None:
+        await self._shelf.ready()
+        run = self._shelf.runs.get(run_id)
+        if run is None or run.record.finished_at is not None:
+            return
+        entry = run.record.entry
+        if entry.forgiven < entry.attempts:
+            entry = replace(entry, forgiven=entry.forgiven + 1)
+            run.record = replace(run.record, entry=entry)
+
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
         await self._shelf.ready()
         return sorted(self._shelf.journal.get(run_id, ()), key=lambda note: note.step)

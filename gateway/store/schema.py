@@ -34,6 +34,7 @@ CREATE TABLE IF NOT EXISTS run (
     seq INTEGER NOT NULL,            -- order of acceptance within the session
     state TEXT NOT NULL CHECK (state IN ('queued', 'running', 'done', 'dead')),
     attempts INTEGER NOT NULL,
+    forgiven INTEGER NOT NULL DEFAULT 0,
     accepted_at INTEGER NOT NULL,
     finished_at INTEGER,
     matched_by TEXT NOT NULL,

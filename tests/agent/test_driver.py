@@ -308,3 +308,35 @@ async def test_an_empty_last_word_is_replaced_by_what_the_user_was_told() -> Non
         "look",
         answer.end.text,
     ]
+
+
+@pytest.mark.requirement("S-003-Message-06")
+async def test_a_tool_that_ended_before_the_run_was_stopped_keeps_its_result() -> None:
+    stuck = anyio.Event()
+
+    async def pays(arguments: Mapping[str, object]) -> str:
+        return "PAID"
+
+    async def stalls(arguments: Mapping[str, object]) -> str:
+        stuck.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    calls = (ToolCall("1", "echo"), ToolCall("2", "other"))
+    tools = (FakeTool("echo", pays), FakeTool("other", stalls))
+    stage = Stage(ScriptedModel(says("", *calls)), *tools)
+    answers: list[Answer] = []
+
+    async def drive() -> None:
+        answers.append(await stage.drive())
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(drive)
+            await stuck.wait()
+            await anyio.wait_all_tasks_blocked()
+            stage.driver.brake.pull("cancelled", at_once=True)
+
+    results = [m.result for m in answers[0].said if m.result is not None]
+    assert [(r.call_id, r.content) for r in results] == [("1", "PAID"), ("2", "Interrupted.")]
+    assert [shown["tool_call"]["id"] for shown in stage.of("tool_result")] == ["1", "2"]

@@ -196,6 +196,22 @@ async def test_attempts_are_counted_from_the_first_begin(opened: Open) -> None:
         assert states == {"run-a": "running", "run-b": "running"}
 
 
+async def test_an_attempt_is_forgiven_once_and_only_while_the_run_is_open(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        run = RunId("run-a")
+        await stores.journal.forgive(run)
+        await stores.journal.forgive(run)
+        await stores.journal.forgive(RunId("run-nobody"))
+        [entry] = await stores.inbox.unfinished()
+        await stores.inbox.begin(run)
+        await stores.journal.forgive(run)
+        [again] = await stores.inbox.unfinished()
+
+    assert (entry.attempts, entry.forgiven) == (1, 1)
+    assert (again.attempts, again.forgiven) == (2, 2)
+
+
 async def test_an_unknown_run_cannot_begin_and_an_ended_one_not_again(opened: Open) -> None:
     async with opened() as stores:
         await exchange(stores, "a")

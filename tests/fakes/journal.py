@@ -15,5 +15,8 @@ class FakeJournal:
         if all((kept.step, kept.kind) != (note.step, note.kind) for kept in notes):
             notes.append(note)
 
+    async def forgive(self, run_id: RunId) -> None:
+        raise AssertionError("a run forgives nothing")
+
     async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
         return tuple(self.kept.get(run_id, ()))

@@ -10,7 +10,8 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
-from gateway.domain.ports import Inbox, Stores
+from gateway.domain.ports import Inbox, Journal, Stores, Transcript
+from gateway.domain.sessions import Path
 from gateway.sessions.work import MOST_ATTEMPTS
 from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, StallingModel, says
@@ -173,15 +174,62 @@ async def test_a_tool_that_ended_before_the_crash_is_not_called_again() -> None:
     assert [m.role for m in second.asked[0].messages] == ["user", "assistant", "tool"]
 
 
-async def test_a_message_that_stops_the_gateway_thrice_is_set_aside_and_the_rest_goes_on() -> None:
+async def test_restarts_in_good_order_do_not_count_against_a_message() -> None:
     async with open_memory() as stores:
+        stalling = StallingModel()
+        async with staged(stalling, stores) as stage:
+            run = await stage.say("slow")
+            await stalling.reached.wait()
+            stage.lanes._group.cancel_scope.cancel()
+        for _ in range(MOST_ATTEMPTS):
+            await _stop_over(stores)
+        async with staged(ScriptedModel(says("ok")), stores) as last:
+            await last.front.reception.resume()
+            last.listen(run)
+
+    assert last.heard[run][-1]["response"] == "ok"
+    assert last.heard[run][0]["seq"] == (MOST_ATTEMPTS + 1) * SEQ_A_ATTEMPT + 1
+
+
+class Unforgiving:
+    """A journal of a process that is killed: nothing is forgiven."""
+
+    def __init__(self, inner: Journal) -> None:
+        self.note, self.notes = inner.note, inner.notes
+
+    async def forgive(self, run_id: RunId) -> None:
+        raise StoreUnavailable("it was killed")
+
+
+async def test_a_conversation_that_cannot_be_read_ends_the_message_with_an_honest_word() -> None:
+    class Unreadable:
+        def __init__(self, inner: Transcript) -> None:
+            self.node, self.tree, self.move_head = inner.node, inner.tree, inner.move_head
+
+        async def path(self, key: SessionKey, **_more: object) -> Path:
+            raise ValueError("a cell is damaged")
+
+    async with open_memory() as stores:
+        broken = replace(stores, transcript=Unreadable(stores.transcript))
+        async with staged(ScriptedModel(says("never")), broken) as stage:
+            run = await stage.say("hi")
+        record = await stores.runs.find(RunId(run))
+
+    assert stage.heard[run][-1]["error_type"] == "internal_error"
+    assert record is not None
+    assert record.entry.state == "done"
+
+
+async def test_a_message_that_stops_the_gateway_thrice_is_set_aside_and_the_rest_goes_on() -> None:
+    async with open_memory() as opened:
+        stores = replace(opened, journal=Unforgiving(opened.journal))
         stalling = StallingModel()
         async with staged(stalling, stores) as stage:
             poison, behind = await stage.say("poison"), await stage.say("behind")
             await stalling.reached.wait()
             stage.lanes._group.cancel_scope.cancel()
         for _ in range(MOST_ATTEMPTS - 1):
-            await _crash_over(stores)
+            await _stop_over(stores)
         async with staged(ScriptedModel(says("ok")), stores) as last:
             await last.front.reception.resume()
             last.listen(poison)
@@ -195,7 +243,7 @@ async def test_a_message_that_stops_the_gateway_thrice_is_set_aside_and_the_rest
     assert record.entry.state == "dead"
 
 
-async def _crash_over(stores: Stores) -> None:
+async def _stop_over(stores: Stores) -> None:
     """Takes up what is unfinished, and stops in the middle of the first turn."""
     stalling = StallingModel()
     async with staged(stalling, stores) as stage:
