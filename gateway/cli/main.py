@@ -1,6 +1,7 @@
 """`exogate`: the verbs, each loaded only when it is used."""
 
 import sys
+from collections.abc import Sequence
 from importlib import import_module  # noqa: TID251  # from the fixed table below, and nowhere else
 from pathlib import Path
 
@@ -54,6 +55,29 @@ def exogate(
     ctx.obj = CliContext(config, data_dir, as_json, debug)
 
 
+# Options that belong to every verb may stand anywhere; these take a value.
+FLAGS = frozenset({"--json", "--debug"})
+VALUED = frozenset({"--config", "-c", "--data-dir"})
+TEXT_FOLLOWS = frozenset({"-m", "--message"})  # whatever it looks like
+
+
+def gathered(words: Sequence[str]) -> list[str]:
+    """The words of a command with the options of every verb in front."""
+    front: list[str] = []
+    rest = list(words)
+    place = 0
+    while place < len(rest) and rest[place] != "--":
+        word = rest[place]
+        if word in FLAGS or word.partition("=")[0] in VALUED - {"-c"} and "=" in word:
+            front.append(rest.pop(place))
+        elif word in VALUED and place + 1 < len(rest):
+            front += [rest.pop(place), rest.pop(place)]
+        else:
+            place += 2 if word in TEXT_FOLLOWS else 1
+    return [*front, *rest]
+
+
 def main() -> None:
-    with ending_well(debug="--debug" in sys.argv):
-        exogate(prog_name="exogate")
+    words = gathered(sys.argv[1:])
+    with ending_well(debug="--debug" in words):
+        exogate(words, prog_name="exogate")

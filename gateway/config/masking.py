@@ -28,11 +28,15 @@ def is_sensitive(path: KeyPath) -> bool:
     return "headers" in path or any(isinstance(p, str) and looks_secret(p) for p in path)
 
 
+_ADDRESS_SECRET = re.compile(r"(?<=://)[^\s/@\"']*@|(?<=[?&])[^\s\"']+")
+
+
 def struck(text: str, secrets: Iterable[str] = ()) -> str:
-    """Without these secrets, and what looks like a key of a well-known kind."""
+    """Without these secrets, what looks like a key of a well-known kind, and the user and query of an
+    address."""
     for secret in secrets:
         text = text.replace(secret, MASK)
-    return _SECRET_TEXT.sub(MASK, text)
+    return _ADDRESS_SECRET.sub(MASK, _SECRET_TEXT.sub(MASK, text))
 
 
 def fitted(before: str, after: str, secrets: Iterable[str] = ()) -> tuple[str, int]:

@@ -25,10 +25,11 @@ class SessionRecord:
 
 @dataclass(frozen=True, slots=True)
 class SessionQuery:
-    """`channel` and `account` also serve as the wall between principals: None means any."""
+    """Also the wall between principals, so that no page is spent on what must not be seen: None
+    means any."""
 
-    agent: str | None = None
-    channel: str | None = None
+    agents: tuple[str, ...] | None = None
+    channels: tuple[str, ...] | None = None
     account: str | None = None
     text: str | None = None  # occurs in the key
     before: datetime | None = None  # updated before

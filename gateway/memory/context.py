@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.messages import Message, Node
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.souls import Soul
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
@@ -48,8 +48,29 @@ def pack(
     fixed += sum(_tool_tokens(tool) for tool in tools)
     allowance = min(agent.context.token_budget, agent.context_window - agent.max_tokens)
     shown, tokens = _fitting(window, allowance - fixed, agent.context.recent_turns)
-    messages = tuple(node.message for node in shown)
+    messages = paired(tuple(node.message for node in shown))
     return Context(system, (*messages, question), fixed + tokens)
+
+
+def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Every call has its result: a conversation may go on from the middle of an exchange, and a
+    model refuses a history with a call that nobody answered."""
+    mended: list[Message] = []
+    waiting: dict[str, ToolCall] = {}
+    for message in messages:
+        if message.result is not None:
+            waiting.pop(message.result.call_id, None)
+        else:
+            mended.extend(_unanswered(call) for call in waiting.values())
+            waiting = {call.id: call for call in message.tool_calls}
+        mended.append(message)
+    mended.extend(_unanswered(call) for call in waiting.values())
+    return messages if len(mended) == len(messages) else tuple(mended)
+
+
+def _unanswered(call: ToolCall) -> Message:
+    gone = "No result: the conversation goes on from before it."
+    return Message("tool", result=ToolResult(call.id, call.name, gone, is_error=True))
 
 
 def _fitting(window: tuple[Node, ...], room: int, turns: int) -> tuple[tuple[Node, ...], int]:

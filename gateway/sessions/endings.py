@@ -46,6 +46,9 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
     terminal = _error(
         "provider_error", end.told, nodes[-1].id, timing, retryable=end.failure.retryable
     )
+    if end.failure.retry_after_s is not None:
+        after = {"retry_after_s": end.failure.retry_after_s}
+        terminal = Chunk("error", {**terminal.data, **after})
     return End("failed", nodes, terminal, answer.usage, end.text)
 
 

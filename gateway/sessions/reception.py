@@ -143,7 +143,8 @@ class Reception:
 
     def _line_up(self, entry: Entry) -> None:
         new = entry.new
-        run = self.runs.open(new.run_id, new.session_key, new.accepted_at)
+        opened = self.clock.monotonic()
+        run = self.runs.open(new.run_id, new.session_key, new.accepted_at, opened)
 
         async def work() -> None:
             try:

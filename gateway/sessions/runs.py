@@ -7,9 +7,9 @@ from datetime import datetime
 
 from gateway.agent.driver import Brake
 from gateway.domain.chunks import Chunk
-from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT
-from gateway.domain.ports import Encode
+from gateway.domain.ports import Clock, Encode
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +35,9 @@ class LiveRun:
     sealed: bool = False
     progress: Callable[[], Mapping[str, object]] = dict
     started_at: datetime | None = None
+    opened: float = 0.0  # began and opened: by the clock that never jumps
     began: float = 0.0
-    _listeners: list[Listener] = field(default_factory=list)
+    _listeners: dict[int, Listener] = field(default_factory=dict)
     _prefix: bytes = b""
 
     def start(self, attempt: int, at: datetime, began: float) -> None:
@@ -78,18 +79,29 @@ class LiveRun:
         start = max(0, seq + 1 - self.first_seq)
         return self.told[start : start + limit]
 
-    def listen(self, listener: Listener, *, after_seq: int = 0) -> Callable[[], None]:
-        """Replays what is missing, then goes on live without a gap; gives a way to stop."""
+    def listen(
+        self, listener: Listener, *, after_seq: int = 0, owner: object = None
+    ) -> Callable[[], None]:
+        """Replays what is missing, then goes on live without a gap; gives a way to stop. A second
+        listener of one owner takes the place of the first."""
         told = self.told
+        name = id(listener if owner is None else owner)
+        self._listeners.pop(name, None)
         for place in range(max(0, after_seq + 1 - self.first_seq), len(told)):
             listener(told[place], self.ended and place + 1 == len(told))
         if not self.ended:
-            self._listeners.append(listener)
-        return lambda: self._forget(listener)
+            self._listeners[name] = listener
+        return lambda: self._forget(name, listener)
 
-    def _forget(self, listener: Listener) -> None:
-        if listener in self._listeners:
-            self._listeners.remove(listener)
+    def abandon(self) -> None:
+        """We stop before it has ended: an empty last event tells the listeners to wait no more."""
+        for listener in tuple(self._listeners.values()):
+            listener(b"", True)  # noqa: FBT003  # the shape of a Listener
+        self._listeners.clear()
+
+    def _forget(self, name: int, listener: Listener) -> None:
+        if self._listeners.get(name) is listener:
+            del self._listeners[name]
 
     def _add(self, chunk: Chunk) -> int:
         seq = self.first_seq + len(self.events)
@@ -99,26 +111,30 @@ class LiveRun:
 
     def _tell(self, seq: int) -> None:
         event = self.events[seq - self.first_seq]
-        for listener in tuple(self._listeners):
+        for listener in tuple(self._listeners.values()):
             listener(event, self.ended)
 
-    def summary(self, now: datetime) -> dict[str, object]:
+    def summary(self, clock: Clock) -> dict[str, object]:
         """What `run.inspect` shows."""
         started = self.started_at
+        waited_to = self.began if started else clock.monotonic()
         return {
             "run_id": self.run_id,
             "session_key": str(self.session_key),
             "agent_id": self.session_key.agent,
             "state": self.state,
             "attempt": self.attempt,
-            "elapsed_s": 0.0 if started is None else (now - started).total_seconds(),
+            "elapsed_s": round(clock.monotonic() - self.began, 6) if started else 0.0,
             "timings": {
                 "accepted_at": self.accepted_at,
                 "started_at": started,
-                "queued_s": ((started or now) - self.accepted_at).total_seconds(),
+                "queued_s": round(max(0.0, waited_to - self.opened), 6),
             },
             "events": len(self.events),
             "termination_reason": None,
+            "verdicts": [],
+            "tree": None,
+            "decision": None,
             **self.progress(),
         }
 
@@ -130,8 +146,10 @@ class LiveRuns:
         self._encode = encode
         self._runs: dict[RunId, LiveRun] = {}
 
-    def open(self, run_id: RunId, session_key: SessionKey, accepted_at: datetime) -> LiveRun:
-        run = LiveRun(run_id, session_key, self._encode, accepted_at)
+    def open(
+        self, run_id: RunId, session_key: SessionKey, accepted_at: datetime, opened: float = 0.0
+    ) -> LiveRun:
+        run = LiveRun(run_id, session_key, self._encode, accepted_at, opened=opened)
         self._runs[run_id] = run
         return run
 
@@ -141,8 +159,9 @@ class LiveRuns:
     def close(self, run_id: RunId) -> None:
         self._runs.pop(run_id, None)
 
-    def of_agent(self, agent: AgentId) -> int:
-        return sum(run.session_key.agent == agent for run in self._runs.values())
+    def abandon_all(self) -> None:
+        for run in tuple(self._runs.values()):
+            run.abandon()
 
     def __len__(self) -> int:
         return len(self._runs)

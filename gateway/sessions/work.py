@@ -163,8 +163,7 @@ class Work:
         means, new = self._means, entry.new
         log_bytes = run.seal(end.terminal)
         run.state = "ended"
-        now = means.clock.now()
-        summary = {**run.summary(now), "termination_reason": end.outcome}
+        summary = {**run.summary(means.clock), "termination_reason": end.outcome}
         ending = Ending(
             run_id=new.run_id,
             session_key=new.session_key,
@@ -176,7 +175,7 @@ class Work:
             usage=end.usage,
             log=log_bytes,
             summary=means.encode(summary).decode(),
-            finished_at=now,
+            finished_at=means.clock.now(),
             deliveries=self._deliveries(entry, end),
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))

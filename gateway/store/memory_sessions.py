@@ -97,7 +97,8 @@ class MemorySessions:
         return None if session is None else session.record
 
     async def list(self, query: SessionQuery) -> SessionPage:
-        require_text("the query", query.agent, query.channel, query.account, query.text)
+        require_text("the query", query.account, query.text)
+        require_text("the query", *(query.agents or ()), *(query.channels or ()))
         await self._shelf.ready()
         records = [session.record for session in self._shelf.sessions.values()]
         found = [record for record in records if _is_wanted(record, query)]
@@ -113,8 +114,8 @@ class MemorySessions:
 def _is_wanted(record: SessionRecord, query: SessionQuery) -> bool:
     key = record.key
     return (
-        query.agent in {None, key.agent}
-        and query.channel in {None, key.channel}
+        (query.agents is None or key.agent in query.agents)
+        and (query.channels is None or key.channel in query.channels)
         and query.account in {None, key.account}
         and (query.text is None or query.text in str(key))
         and (query.before is None or record.updated_at < query.before)

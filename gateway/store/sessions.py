@@ -21,7 +21,8 @@ class SqliteSessions:
 
     async def list(self, query: SessionQuery) -> SessionPage:
         """`updated_at` is never the same twice, so `before` = the last one's loses nobody."""
-        require_text("the query", query.agent, query.channel, query.account, query.text)
+        require_text("the query", query.account, query.text)
+        require_text("the query", *(query.agents or ()), *(query.channels or ()))
         return await self._readers.read(partial(_list, query))
 
     async def count(self) -> int:
@@ -34,20 +35,25 @@ def _find(key: SessionKey, db: sqlite3.Connection) -> SessionRecord | None:
 
 
 def _list(query: SessionQuery, db: sqlite3.Connection) -> SessionPage:
-    wanted = {
-        "s.agent = ?": query.agent,
-        "s.channel = ?": query.channel,
-        "s.account = ?": query.account,
-        "instr(s.key, ?) > 0": query.text,
-        "s.updated_at < ?": None if query.before is None else to_micros(query.before),
+    wanted: dict[str, Sequence[object] | None] = {
+        _one_of("s.agent", query.agents): query.agents,
+        _one_of("s.channel", query.channels): query.channels,
+        "s.account = ?": None if query.account is None else [query.account],
+        "instr(s.key, ?) > 0": None if query.text is None else [query.text],
+        "s.updated_at < ?": None if query.before is None else [to_micros(query.before)],
     }
-    given = {term: value for term, value in wanted.items() if value is not None}
+    given = {term: values for term, values in wanted.items() if values is not None}
     where = f"WHERE {' AND '.join(given)}" if given else ""
     limit = max(0, query.limit)
+    values = [value for values in given.values() for value in values]
     rows = db.execute(
-        f"{_SESSION} {where} ORDER BY s.updated_at DESC LIMIT ?", (*given.values(), limit + 1)
+        f"{_SESSION} {where} ORDER BY s.updated_at DESC LIMIT ?", (*values, limit + 1)
     ).fetchall()
     return SessionPage(tuple(_to_record(row) for row in rows[:limit]), more=len(rows) > limit)
+
+
+def _one_of(column: str, values: Sequence[str] | None) -> str:
+    return f"{column} IN ({', '.join('?' * len(values or ()))})"
 
 
 def _total(db: sqlite3.Connection) -> int:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.masking import is_sensitive, looks_secret
+from gateway.config.masking import is_sensitive, looks_secret, struck
 from gateway.config.problems import KeyPath
 from tests.config.arena import Arena
 
@@ -93,3 +93,15 @@ def test_a_line_that_begins_inside_a_secret_is_not_shown(arena: Arena) -> None:
     (problem,) = arena.problems(f'gateway = {{ token = """\n{SECRET}""", prot = 1 }}')
 
     assert (problem.line, problem.text) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("base_url = 'https://me:hunter2@a.example/v1'", "base_url = 'https://***a.example/v1'"),
+        ("base_url = 'https://a.example/v1?key=hunter2'", "base_url = 'https://a.example/v1?***'"),
+        ("base_url = 'https://a.example/v1'", "base_url = 'https://a.example/v1'"),
+    ],
+)
+def test_an_address_is_shown_without_its_user_and_query(line: str, shown: str) -> None:
+    assert struck(line) == shown

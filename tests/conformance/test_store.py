@@ -650,16 +650,17 @@ async def test_a_filter_has_to_match_in_every_field(opened: Open) -> None:
         async def peers(query: SessionQuery) -> set[str]:
             return {record.key.peer for record in (await stores.sessions.list(query)).sessions}
 
-        assert await peers(SessionQuery(agent="other")) == {"two"}
+        assert await peers(SessionQuery(agents=("other",))) == {"two"}
         assert await peers(SessionQuery(account="bob")) == {"three"}
-        assert await peers(SessionQuery(channel="websocket", account="local", text="o")) == {
+        assert await peers(SessionQuery(channels=("websocket",), account="local", text="o")) == {
             "one",
             "two",
             "100%",
         }
         assert await peers(SessionQuery(text="%25")) == {"100%"}
         assert await peers(SessionQuery(text="_")) == set()
-        assert await peers(SessionQuery(channel="api")) == set()
+        assert await peers(SessionQuery(channels=("api",))) == set()
+        assert await peers(SessionQuery(agents=())) == set()
         assert await peers(SessionQuery(limit=0)) == set()
 
 

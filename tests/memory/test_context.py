@@ -86,3 +86,27 @@ def test_the_models_window_bounds_what_is_sent_as_well() -> None:
     context = pack(small, SOUL, window(exchange(1, size=1000)), QUESTION, ())
 
     assert context.messages == (QUESTION,)
+
+
+@pytest.mark.requirement("S-003-Message-06")
+@given(st.lists(st.integers(0, 3), max_size=6), st.integers(0, 40))
+def test_a_history_that_goes_on_from_anywhere_has_a_result_for_every_call(
+    tools: list[int], cut: int
+) -> None:
+    nodes = window(*(exchange(n, tools=count) for n, count in enumerate(tools)))[:cut]
+
+    shown = pack(AGENT, SOUL, nodes, QUESTION, ()).messages
+
+    waiting: set[str] = set()
+    for message in shown:
+        if message.result is not None:
+            assert message.result.call_id in waiting
+            waiting.remove(message.result.call_id)
+        else:
+            assert not waiting
+            waiting = {call.id for call in message.tool_calls}
+    assert not waiting
+    assert [m for m in shown if m.role != "tool"] == [
+        *(n.message for n in nodes if n.message.role != "tool"),
+        QUESTION,
+    ]
