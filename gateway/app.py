@@ -99,7 +99,7 @@ class Gateway:
     def web(self, settings: WebSettings) -> WebApp:
         about = About(
             version=self.version,
-            started_at=self.clock.now(),
+            started=self.clock.monotonic(),
             store_url=self.config.store.url,
             pid=os.getpid(),
             origin=str(self.config.origin or "none (built-in defaults)"),
@@ -147,6 +147,7 @@ class Gateway:
             await self.lanes.rest()
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
+        self.front.live.abandon_all()
 
 
 async def run(

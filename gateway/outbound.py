@@ -17,15 +17,14 @@ _DNS_S = 60
 async def open_outbound(*, max_connections: int = 0) -> AsyncIterator["Outbound"]:
     """The client, closed on the way out. `max_connections` 0: no bound of its own."""
     connector = aiohttp.TCPConnector(
-        limit=max_connections,
-        ttl_dns_cache=_DNS_S,
-        keepalive_timeout=_IDLE_CONNECTION_S,
+        limit=max_connections, ttl_dns_cache=_DNS_S, keepalive_timeout=_IDLE_CONNECTION_S
     )
     async with aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         # What we ask for ourselves stays; no compression, for it holds streamed bytes back.
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
+        auto_decompress=False,  # bytes come as they are: what was packed could swell to any size
         trust_env=False,
     ) as session:
         yield Outbound(session)

@@ -78,6 +78,7 @@ class Driver:
     _last: tuple[str, str] = ("", "")
     _step: int = 0
     _in_flight: bool = False
+    _has_thought: bool = False  # a model began to, and nothing it told of its usage came
     _context_tokens: int = 0
     _began: float = 0.0
 
@@ -144,12 +145,12 @@ class Driver:
             self._retell(told)
             return ModelReplied(told)
         self._heard.clear()
-        self._in_flight = True
+        self._in_flight, self._has_thought = True, False
         try:
             reply = await self._first_that_answers(self.job.agent)
         except ModelFailed as failure:
             heard = "".join(self._heard)
-            self._in_flight = failure.started
+            self._in_flight = failure.started or self._has_thought
             log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
             return ModelBroke(failure, heard)
         self._in_flight = False
@@ -161,7 +162,7 @@ class Driver:
         return ModelReplied(reply)
 
     async def _first_that_answers(self, agent: AgentDef) -> ModelReply:
-        """Goes down the chain of fallbacks, as long as nothing of a reply was heard."""
+        """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
         while True:
             try:
                 return await self.model.reply(self._request(agent), self._hear)
@@ -191,6 +192,7 @@ class Driver:
             self._heard.append(delta.text)
             self.emit(Chunk("content", {"content": delta.text}))
         else:
+            self._has_thought = True
             self.emit(Chunk("thinking", {"content": delta.text}))
 
     def _take(self, reply: ModelReply) -> None:

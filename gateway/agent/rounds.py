@@ -11,7 +11,9 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.tools.gate import ToolGate
 
-SHOWN_RESULT = 2_000  # characters of a tool result in a chunk; the model gets all of it
+# Characters in a chunk; the model, the tool and the history get all of it.
+SHOWN_RESULT = 2_000
+SHOWN_ARGUMENTS = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Rounds:
         self.emit(Chunk("tool_result", {"tool_call": shown}))
 
     def _tell(self, call: ToolCall) -> None:
-        shown = {"id": call.id, "name": call.name, "arguments": call.arguments}
+        arguments = call.arguments[:SHOWN_ARGUMENTS]
+        shown = {"id": call.id, "name": call.name, "arguments": arguments}
         self.emit(Chunk("tool_call", {"tool_call": {**shown, "status": "pending"}}))
 
     async def _all(self, step: int, calls: Sequence[ToolCall]) -> list[ToolResult]:

@@ -1,6 +1,7 @@
 """One reply while it arrives: what was heard, drafts of tool calls, and what it came to."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from math import isfinite
 from typing import Any
@@ -23,6 +24,13 @@ from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
 # A reply may be longer than what was asked for (servers count differently), but not boundless.
 CHARACTERS_A_TOKEN = 64
 LEAST_CAP = 1024 * 1024
+# What a call, or any other part, takes of that besides its text: a million empty ones end too.
+CALL_COST = 1024
+PART_COST = 16
+# So many deltas a reply are heard as they come. After that it is a flood, heard in larger pieces.
+DELTAS_A_TOKEN = 4
+LEAST_DELTAS = 1000
+FLOOD_PIECE = 4096
 # Tokens that a provider may count though we neither sent nor saw them (own prompts, hidden thought).
 HIDDEN_INPUT = 200_000
 HIDDEN_OUTPUT = 200_000
@@ -31,8 +39,6 @@ HIDDEN_OUTPUT = 200_000
 class CallDraft:
     """A tool call of which more may come."""
 
-    __slots__ = ("arguments", "extra", "id", "name")
-
     def __init__(self, id: str = "", name: str = "") -> None:
         self.id, self.name = id, name
         self.arguments: list[str] = []
@@ -40,30 +46,12 @@ class CallDraft:
 
     def is_whole(self) -> bool:
         """Whether the arguments so far are one complete JSON object."""
-        try:
-            return isinstance(from_json("".join(self.arguments)), dict)
-        except ValueError:
-            return False
+        return parsed_object("".join(self.arguments)) is not None
 
 
 class Assembly:
-    """Gathers text, thinking and calls; tells `hear` once for all that one network read brought."""
-
-    __slots__ = (
-        "_cap",
-        "_hear",
-        "_room",
-        "_scrub",
-        "_text",
-        "_thinking",
-        "_unheard",
-        "_unheard_is_text",
-        "calls",
-        "provider",
-        "request",
-        "sent_bytes",
-        "started",
-    )
+    """Gathers text, thinking and calls; tells `hear` of them once a network read, unless it is
+    flooded. `started` says that text was heard; thinking may be thought again."""
 
     def __init__(
         self, request: ModelRequest, hear: Hear, scrub: Callable[[str], str], sent_bytes: int
@@ -74,29 +62,32 @@ class Assembly:
         self.calls: list[CallDraft] = []
         self._hear, self._scrub = hear, scrub
         self._cap = max(LEAST_CAP, request.max_tokens * CHARACTERS_A_TOKEN)
-        self._room = self._cap
+        self._room = self._room_when_heard = self._cap
+        self._deltas_left = request.max_tokens * DELTAS_A_TOKEN + LEAST_DELTAS
         self._text: list[str] = []
         self._thinking: list[str] = []
-        self._unheard: list[str] = []
-        self._unheard_is_text = True
+        self._new_text: list[str] = []  # not heard yet
+        self._new_thinking: list[str] = []
 
     def say(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
-        if not self._unheard_is_text:
-            self.flush()
-            self._unheard_is_text = True
-        self.grow(len(text))
-        self._unheard.append(text)
+        if text:
+            self.grow(len(text))
+            self._new_text.append(text)
 
     def think(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
-        if self._unheard_is_text:
-            self.flush()
-            self._unheard_is_text = False
-        self.grow(len(text))
-        self._unheard.append(text)
+        if text:
+            self.grow(len(text))
+            self._new_thinking.append(text)
+
+    def begin_call(self, id: str = "", name: str = "") -> CallDraft:
+        self.grow(CALL_COST)
+        draft = CallDraft(id, name)
+        self.calls.append(draft)
+        return draft
 
     def grow(self, size: int) -> None:
         """Counts what a reply takes; raises ModelFailed for one without an end."""
@@ -104,43 +95,47 @@ class Assembly:
         if self._room < 0:
             raise self.failed("protocol", f"the reply is longer than {self._cap} characters")
 
-    def flush(self) -> None:
-        """Says what is unheard, as one delta."""
-        if not self._unheard:
-            return
-        text = "".join(self._unheard)
-        self._unheard.clear()
-        if not text:
-            return
-        self.started = True
-        if self._unheard_is_text:
-            self._text.append(text)
-            self._hear(TextDelta(text))
-        else:
-            self._thinking.append(text)
-            self._hear(ThinkingDelta(text))
+    def end_read(self) -> None:
+        """A network read is taken: what it brought is heard, of a flood once it is worth a delta."""
+        if self._deltas_left > 0 or self._room_when_heard - self._room >= FLOOD_PIECE:
+            self.flush()
 
-    def failed(
-        self, kind: FailureKind, detail: str, retry_after_s: float | None = None
-    ) -> ModelFailed:
-        return ModelFailed(
-            self.provider,
-            kind,
-            self._scrub(detail),
-            started=self.started,
-            retry_after_s=retry_after_s,
-        )
+    def flush(self) -> None:
+        """Says what is unheard, as one delta of thinking and one of text at most."""
+        self._room_when_heard = self._room
+        if self._new_thinking:
+            thinking = "".join(self._new_thinking)
+            self._new_thinking.clear()
+            self._thinking.append(thinking)
+            self._deltas_left -= 1
+            self._hear(ThinkingDelta(thinking))
+        if self._new_text:
+            text = "".join(self._new_text)
+            self._new_text.clear()
+            self._text.append(text)
+            self._deltas_left -= 1
+            self.started = True
+            self._hear(TextDelta(text))
+
+    def failed(self, kind: FailureKind, detail: str) -> ModelFailed:
+        """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
+        it may be asked for again; of any other all is said."""
+        if self.started:
+            self.flush()
+        return ModelFailed(self.provider, kind, self._scrub(detail), started=self.started)
 
     def reply(
         self,
-        finish: FinishReason,
+        finish: FinishReason | None,
         usage: Usage | None,
         *,
-        reply_id: str = "",
-        model: str = "",
-        extras: Callable[[tuple[ToolCall, ...]], str | None] | None = None,
+        reply_id: str,
+        extras: Callable[[tuple[ToolCall, ...]], str | None],
     ) -> ModelReply:
-        """The complete reply. `extras` turns the finished calls into what has to be kept."""
+        """The complete reply. `extras` turns the finished calls into what has to be kept.
+        Raises ModelFailed, also for one that nothing has finished."""
+        if finish is None:
+            raise self.failed("truncated", "the stream ended before the reply was complete")
         self.flush()
         text, thinking = "".join(self._text), "".join(self._thinking)
         calls = self._finished_calls(finish, reply_id)
@@ -148,7 +143,7 @@ class Assembly:
             finish = "tool_calls"  # some servers say "stop" all the same
         elif finish == "tool_calls" and not calls:
             finish = "stop"
-        kept = extras(calls) if extras else None
+        kept = extras(calls)
         return ModelReply(
             provider=self.provider,
             model=self.request.model,
@@ -187,18 +182,13 @@ class Assembly:
         output_is_sane = min(1, visible) <= told.output_tokens <= most_output
         if input_is_sane and output_is_sane:
             return told
-        input_tokens = told.input_tokens if input_is_sane else self._estimated_input()
-        output_tokens = told.output_tokens if output_is_sane else sum(map(estimate_tokens, written))
-        return Usage(
-            input_tokens=input_tokens,
-            output_tokens=output_tokens,
-            cached_tokens=told.cached_tokens if input_is_sane else 0,
-            cost_usd=told.cost_usd,
-            estimated=True,
-        )
-
-    def _estimated_input(self) -> int:
-        return int(self.sent_bytes / BYTES_A_TOKEN) + 1
+        if not input_is_sane:
+            told = replace(
+                told, input_tokens=int(self.sent_bytes / BYTES_A_TOKEN) + 1, cached_tokens=0
+            )
+        if not output_is_sane:
+            told = replace(told, output_tokens=sum(map(estimate_tokens, written)))
+        return replace(told, reasoning_tokens=0, estimated=True)
 
 
 def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:
@@ -223,13 +213,24 @@ def cost(value: object) -> float | None:
     return float(value) if isfinite(value) and value >= 0 else None
 
 
-def object_of(arguments: str) -> Mapping[str, Any]:
-    """A call's arguments as the object that wires insist on, also if the model wrote nonsense."""
+def parsed_object(arguments: str) -> dict[str, Any] | None:
+    """A call's arguments as an object; None if they are none."""
     try:
         parsed = from_json(arguments)
     except ValueError:
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"invalid_arguments": arguments}
+        return None
+    return parsed if isinstance(parsed, dict) else None
+
+
+def object_of(arguments: str) -> Mapping[str, Any]:
+    """The same as wires insist on it: an object, also if the model wrote nonsense."""
+    parsed = parsed_object(arguments)
+    return {"invalid_arguments": arguments} if parsed is None else parsed
+
+
+def without_messages(request: ModelRequest) -> ModelRequest:
+    """What stays the same for every call of an agent."""
+    return replace(request, messages=(), deadline_s=0.0)
 
 
 def json_bytes(value: object) -> bytes:

@@ -1,9 +1,11 @@
 """One provider that is asked over HTTP: encode, send, read, and try again where that is right."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import anyio
+from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.model import Hear, ModelReply, ModelRequest
@@ -12,7 +14,7 @@ from gateway.domain.providers import ProviderDef
 from gateway.providers.assembly import Assembly
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.presets import missing_key
-from gateway.providers.reading import Reading, StreamReader, WholeReader
+from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, read_whole
 from gateway.providers.reply_anthropic import AnthropicReading
 from gateway.providers.reply_openai import OpenAiReading
 from gateway.providers.retries import Retries
@@ -20,6 +22,8 @@ from gateway.providers.wire_anthropic import AnthropicEncoder
 from gateway.providers.wire_openai import OpenAiEncoder
 
 ERROR_BODY_CAP = 64 * 1024
+# So much of an answer is worked on, then others have their turn, however fast it arrives.
+BREATH_BYTES = 64 * 1024
 # After the last event its connection may be used again, if the server ends the answer soon.
 END_WITHIN_S = 0.25
 _LEAST_SECRET = 8  # shorter header values are no secrets, and scrubbing them would mangle texts
@@ -46,7 +50,8 @@ class ProviderClient:
     def __init__(
         self, definition: ProviderDef, http: Http, clock: Clock, random: Callable[[], float]
     ) -> None:
-        self._definition, self._http, self._clock = definition, http, clock
+        self._http, self._clock = http, clock
+        self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
         self._retries = Retries(definition.max_retries, clock, random)
         key = definition.api_key.reveal().strip() if definition.api_key else None
         self._key_problem = missing_key(definition) or _unsendable(key)
@@ -58,7 +63,9 @@ class ProviderClient:
             self._encoder, self._new_reading = AnthropicEncoder(definition), AnthropicReading
         self._url = definition.base_url.rstrip("/") + self._encoder.path
         own = {name.lower(): value for name, value in definition.headers.items()}
-        self._headers = {"user-agent": "exogate", **self._encoder.headers(key), **own}
+        # Compressed bytes would be held back, and swell to any size.
+        plain = {"user-agent": "exogate", "accept-encoding": "identity"}
+        self._headers = {**plain, **self._encoder.headers(key), **own}
         secrets = ([key] if key else []) + [v for v in own.values() if len(v) >= _LEAST_SECRET]
         self._scrub = Scrub(tuple(secrets))
 
@@ -87,34 +94,25 @@ class ProviderClient:
             raise assembly.failed(_kind(error, "network"), str(error)) from error
 
     async def _exchange(self, assembly: Assembly, body: bytes) -> ModelReply:
-        definition = self._definition
-        call = HttpCall(
-            "POST",
-            self._url,
-            self._headers,
-            body,
-            connect_timeout_s=definition.connect_timeout_s,
-            idle_timeout_s=definition.idle_timeout_s,
-        )
+        call = HttpCall("POST", self._url, self._headers, body, *self._timeouts_s)
         async with self._http.send(call) as answer:
-            headers = answer.headers
-            if not 200 <= answer.status < 300:
-                said = await _read_upto(answer, ERROR_BODY_CAP)
-                raise refused(
-                    assembly.provider,
-                    answer.status,
-                    headers,
-                    said,
-                    scrub=self._scrub,
-                    now=self._clock.now(),
-                )
+            status, headers = answer.status, answer.headers
+            encoding = headers.get("content-encoding", "identity").strip().lower()
+            is_plain = encoding in {"", "identity"}
+            if not 200 <= status < 300:
+                said = await _read_upto(answer, ERROR_BODY_CAP) if is_plain else b""
+                now = self._clock.now()
+                raise refused(assembly.provider, status, headers, said, scrub=self._scrub, now=now)
+            if not is_plain:
+                raise assembly.failed("protocol", f"the answer is encoded ({encoding}), unasked")
             reading = self._new_reading(assembly)
             if _is_stream(headers.get("content-type", ""), asked=assembly.request.stream):
                 return await _read_stream(answer, StreamReader(reading, assembly), assembly)
-            return await _read_whole(answer, WholeReader(reading, assembly), assembly)
+            return await _read_whole(answer, reading, assembly)
 
 
 async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assembly) -> ModelReply:
+    breath = 0
     while not reader.is_done:
         try:
             data = await answer.read_some()
@@ -122,7 +120,15 @@ async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assem
             return _broken_off(reader, assembly, error)
         if not data:
             return reader.close()
+        while len(data) > BREATH_BYTES:
+            reader.feed(data[:BREATH_BYTES])
+            data = data[BREATH_BYTES:]
+            await checkpoint()
         reader.feed(data)
+        breath += len(data)
+        if breath > BREATH_BYTES:
+            breath = 0
+            await checkpoint()
     if not answer.is_over:
         with anyio.move_on_after(END_WITHIN_S):
             await _read_upto(answer, ERROR_BODY_CAP)
@@ -143,26 +149,26 @@ def _kind(error: HttpFailed, otherwise: FailureKind) -> FailureKind:
     return "timeout" if error.kind == "timeout" else otherwise
 
 
-async def _read_whole(answer: HttpAnswer, reader: WholeReader, assembly: Assembly) -> ModelReply:
+async def _read_whole(answer: HttpAnswer, reading: Reading, assembly: Assembly) -> ModelReply:
+    body = bytearray()
     try:
         while data := await answer.read_some():
-            reader.feed(data)
+            body += data
+            if len(body) > WHOLE_CAP:
+                raise assembly.failed("protocol", f"the answer is longer than {WHOLE_CAP} bytes")
+            await checkpoint()
     except HttpFailed as error:
         raise assembly.failed(_kind(error, "truncated"), str(error)) from error
-    return reader.close()
+    return read_whole(bytes(body), reading, assembly)
 
 
 async def _read_upto(answer: HttpAnswer, cap: int) -> bytes:
     """What the answer still holds, up to a cap; less if the connection breaks."""
-    pieces: list[bytes] = []
-    size = 0
-    try:
-        while size < cap and (data := await answer.read_some()):
-            pieces.append(data)
-            size += len(data)
-    except HttpFailed:
-        pass  # what was read says enough
-    return b"".join(pieces)[:cap]
+    said = bytearray()
+    with suppress(HttpFailed):  # what was read says enough
+        while len(said) < cap and (data := await answer.read_some()):
+            said += data
+    return bytes(said[:cap])
 
 
 def _is_stream(content_type: str, *, asked: bool) -> bool:

@@ -1,7 +1,6 @@
 """The demo model: in this process, scripted, the same answer every time, and honest about it."""
 
 import re
-from dataclasses import dataclass
 
 from anyio.lowlevel import checkpoint
 
@@ -59,22 +58,19 @@ _GREETING = re.compile(r"^\s*(?:hi|hello|hey|good (?:morning|day|evening))\b", r
 _THANKS = re.compile(r"\b(?:thanks|thank you)\b", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    text: str
-    call: ToolCall | None = None
+_Answer = tuple[str, ToolCall | None]
 
 
 class DemoModel:
     """Implements the Model port without any network."""
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        answer = _answer(request)
-        text, is_cut = _within(answer.text, request.max_tokens)
+        answer, call = _answer(request)
+        text, is_cut = _within(answer, request.max_tokens)
         for piece in _WORD.findall(text) if request.stream else [text]:
             hear(TextDelta(piece))
             await checkpoint()  # others may work between two words
-        calls = (answer.call,) if answer.call and not is_cut else ()
+        calls = (call,) if call and not is_cut else ()
         finish: FinishReason = "length" if is_cut else "tool_calls" if calls else "stop"
         return ModelReply(
             provider=request.provider,
@@ -89,18 +85,18 @@ class DemoModel:
 def _answer(request: ModelRequest) -> _Answer:
     last = request.messages[-1] if request.messages else Message("user")
     if last.result is not None:
-        return _Answer(_told_by_tool(last.result))
+        return _told_by_tool(last.result), None
     offered = {tool.name for tool in request.tools}
     call_id = f"demo_{len(request.messages)}"
     asked = _CALL.match(last.text)
     if asked and asked["name"] in offered:
         call = ToolCall(call_id, asked["name"], asked["args"] or "{}")
-        return _Answer(f"I call {call.name}.\n", call)
+        return f"I call {call.name}.\n", call
     if _ASKS_TIME.search(last.text):
         if "clock" not in offered:
-            return _Answer(NO_CLOCK)
-        return _Answer("Let me look at the clock.\n", ToolCall(call_id, "clock", "{}"))
-    return _Answer(_said(last.text, request.messages))
+            return NO_CLOCK, None
+        return "Let me look at the clock.\n", ToolCall(call_id, "clock", "{}")
+    return _said(last.text, request.messages), None
 
 
 def _told_by_tool(result: ToolResult) -> str:

@@ -23,41 +23,28 @@ _OVERFLOW = re.compile(
 _SPENT = re.compile(r"insufficient_quota|insufficient credits|billing", re.IGNORECASE)
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
-_BY_STATUS: dict[int, FailureKind] = {
-    401: "auth",
-    402: "auth",  # the account behind the key cannot pay: trying again cannot help
-    403: "auth",
-    404: "not_found",
-    408: "timeout",
-    409: "overloaded",
-    413: "context_overflow",
-    425: "overloaded",
-    429: "rate",
-    503: "overloaded",
-    529: "overloaded",
+_STATUSES: dict[FailureKind, tuple[int, ...]] = {
+    "auth": (401, 402, 403),  # 402: the account behind the key cannot pay, now or later
+    "not_found": (404,),
+    "timeout": (408,),
+    "overloaded": (409, 425, 503, 529),
+    "context_overflow": (413,),
+    "rate": (429,),
 }
+_BY_STATUS = {status: kind for kind, statuses in _STATUSES.items() for status in statuses}
 _TELLING = frozenset({401, 403, 404, 408, 429})  # whatever the words may remind of
 # What errors are called when they come inside a stream, where there is no status.
-_BY_NAME: dict[str, FailureKind] = {
-    "overloaded_error": "overloaded",
-    "overloaded": "overloaded",
-    "unavailable": "overloaded",
-    "rate_limit_error": "rate",
-    "rate_limit_exceeded": "rate",
-    "resource_exhausted": "rate",
-    "api_error": "server",
-    "server_error": "server",
-    "internal_server_error": "server",
-    "timeout_error": "timeout",
-    "authentication_error": "auth",
-    "permission_error": "auth",
-    "invalid_api_key": "auth",
-    "not_found_error": "not_found",
-    "model_not_found": "not_found",
-    "invalid_request_error": "bad_request",
-    "invalid_argument": "bad_request",
-    "request_too_large": "context_overflow",
+_NAMES: dict[FailureKind, str] = {
+    "overloaded": "overloaded_error overloaded unavailable",
+    "rate": "rate_limit_error rate_limit_exceeded resource_exhausted",
+    "server": "api_error server_error internal_server_error",
+    "timeout": "timeout_error",
+    "auth": "authentication_error permission_error invalid_api_key",
+    "not_found": "not_found_error model_not_found",
+    "bad_request": "invalid_request_error invalid_argument",
+    "context_overflow": "request_too_large",
 }
+_BY_NAME = {name: kind for kind, names in _NAMES.items() for name in names.split()}
 
 
 @dataclass(frozen=True, slots=True)

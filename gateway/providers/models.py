@@ -18,8 +18,6 @@ class Models:
         if provider is None:
             known = ", ".join(sorted(self._providers)) or "none"
             raise ModelFailed(
-                request.provider,
-                "not_found",
-                f"no such provider is configured; there are: {known}",
+                request.provider, "not_found", f"no such provider is configured; there are: {known}"
             )
         return await provider.reply(request, hear)

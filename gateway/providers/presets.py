@@ -28,34 +28,21 @@ class Preset:
     quirks: Quirks = Quirks()
 
 
-PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        Preset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
-        Preset(
-            "openai",
-            "openai",
-            "https://api.openai.com/v1",
-            "OPENAI_API_KEY",
-            Quirks(max_tokens_key="max_completion_tokens", thinking_by="reasoning_effort"),
-        ),
-        Preset(
-            "gemini",
-            "openai",
-            "https://generativelanguage.googleapis.com/v1beta/openai",
-            "GEMINI_API_KEY",
-            Quirks(thinking_by="reasoning_effort"),
-        ),
-        Preset(
-            "openrouter",
-            "openai",
-            "https://openrouter.ai/api/v1",
-            "OPENROUTER_API_KEY",
-            Quirks(thinking_by="reasoning_enabled"),
-        ),
-        Preset("ollama", "openai", "http://127.0.0.1:11434/v1", None),
-    )
-}
+_OPENAI = Quirks(max_tokens_key="max_completion_tokens", thinking_by="reasoning_effort")
+_GEMINI = Quirks(thinking_by="reasoning_effort")
+_OPENROUTER = Quirks(thinking_by="reasoning_enabled")
+_GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
+
+_PRESETS = (
+    Preset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    Preset("openai", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY", _OPENAI),
+    Preset("gemini", "openai", _GOOGLE, "GEMINI_API_KEY", _GEMINI),
+    Preset(
+        "openrouter", "openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", _OPENROUTER
+    ),
+    Preset("ollama", "openai", "http://127.0.0.1:11434/v1", None),
+)
+PRESETS = {preset.name: preset for preset in _PRESETS}
 
 
 def quirks_of(definition: ProviderDef) -> Quirks:

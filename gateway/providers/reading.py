@@ -12,7 +12,10 @@ from gateway.providers.failures import kind_of, read_refusal
 from gateway.providers.sse import Event, SseDecoder, SseTooLong
 
 WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
-WHOLE_CAP = 16 * 1024 * 1024
+WHOLE_CAP = 4 * 1024 * 1024
+# A stream with all that is not text: names and braces around each token, comments, empty lines.
+LEAST_STREAM_CAP = 64 * 1024 * 1024
+STREAM_BYTES_A_TOKEN = 1024
 
 
 class Reading(Protocol):
@@ -39,12 +42,12 @@ class Reading(Protocol):
 class StreamReader:
     """Feeds a wire's reading from network reads of an event stream."""
 
-    __slots__ = ("_assembly", "_ended", "_reading", "_sse")
-
     def __init__(self, reading: Reading, assembly: Assembly) -> None:
         self._reading, self._assembly = reading, assembly
         self._sse = SseDecoder()
         self._ended = False
+        self._size = 0
+        self._cap = max(LEAST_STREAM_CAP, assembly.request.max_tokens * STREAM_BYTES_A_TOKEN)
 
     @property
     def is_done(self) -> bool:
@@ -52,18 +55,15 @@ class StreamReader:
 
     def feed(self, data: bytes) -> None:
         """One network read: at most one delta of each kind is heard. Raises ModelFailed."""
+        self._size += len(data)
+        if self._size > self._cap:
+            raise self._assembly.failed("protocol", f"the stream is longer than {self._cap} bytes")
         try:
             events = self._sse.feed(data)
         except SseTooLong as error:
             raise self._assembly.failed("protocol", str(error)) from error
-        try:
-            self._take(events)
-        except ModelFailed:
-            # Unheard text stays unheard, so that the call may still be tried again.
-            if self._assembly.started:
-                self._assembly.flush()
-            raise
-        self._assembly.flush()
+        self._take(events)
+        self._assembly.end_read()
 
     def close(self) -> ModelReply:
         """The bytes have ended. Raises ModelFailed."""
@@ -92,17 +92,14 @@ def _parsed(assembly: Assembly, data: bytes) -> Any:
     try:
         return from_json(data)
     except ValueError as error:
-        if b"\\ud" in data or b"\\uD" in data:
-            return _with_half_characters(assembly, data)
-        raise assembly.failed("protocol", f"malformed JSON in a stream: {error}") from error
-
-
-def _with_half_characters(assembly: Assembly, data: bytes) -> Any:
-    """Some servers cut an escaped pair of surrogates in two: each half becomes a replacement."""
-    try:
-        return mended(json.loads(data))
-    except (ValueError, RecursionError) as error:
-        raise assembly.failed("protocol", f"malformed JSON in a stream: {error}") from error
+        problem: Exception = error
+    if b"\\ud" in data or b"\\uD" in data:
+        # Some servers cut an escaped pair of surrogates in two: each half becomes a replacement.
+        try:
+            return mended(json.loads(data))
+        except (ValueError, RecursionError) as error:
+            problem = error
+    raise assembly.failed("protocol", f"malformed JSON in a stream: {problem}") from problem
 
 
 def _is_json(data: bytes) -> bool:
@@ -115,37 +112,18 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-class WholeReader:
-    """Feeds a wire's reading from an answer that is one JSON object."""
-
-    __slots__ = ("_assembly", "_pieces", "_reading", "_size")
-
-    def __init__(self, reading: Reading, assembly: Assembly) -> None:
-        self._reading, self._assembly = reading, assembly
-        self._pieces: list[bytes] = []
-        self._size = 0
-
-    @property
-    def is_done(self) -> bool:
-        return False
-
-    def feed(self, data: bytes) -> None:
-        self._size += len(data)
-        if self._size > WHOLE_CAP:
-            raise self._assembly.failed("protocol", f"the answer is longer than {WHOLE_CAP} bytes")
-        self._pieces.append(data)
-
-    def close(self) -> ModelReply:
-        try:
-            body = from_json(b"".join(self._pieces))
-        except ValueError as error:
-            raise self._assembly.failed("protocol", f"malformed JSON: {error}") from error
-        refuse_error(self._assembly, body, is_error=False)
-        try:
-            self._reading.take_whole(body)
-        except WRONG_SHAPE as error:
-            raise misshapen(self._assembly, error) from error
-        return self._reading.reply()
+def read_whole(body: bytes, reading: Reading, assembly: Assembly) -> ModelReply:
+    """The reply of an answer that is one JSON object. Raises ModelFailed."""
+    try:
+        parsed = from_json(body)
+    except ValueError as error:
+        raise assembly.failed("protocol", f"malformed JSON: {error}") from error
+    refuse_error(assembly, parsed, is_error=False)
+    try:
+        reading.take_whole(parsed)
+    except WRONG_SHAPE as error:
+        raise misshapen(assembly, error) from error
+    return reading.reply()
 
 
 def refuse_error(assembly: Assembly, chunk: Any, *, is_error: bool) -> None:

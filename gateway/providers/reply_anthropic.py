@@ -1,12 +1,20 @@
 """The messages wire: an answer's events, its blocks kept in order, unknown ones as they came."""
 
+from contextlib import suppress
 from typing import Any
 
 from pydantic_core import from_json
 
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import FinishReason, ModelReply, Usage
-from gateway.providers.assembly import Assembly, CallDraft, count, json_bytes, optional_count
+from gateway.providers.assembly import (
+    PART_COST,
+    Assembly,
+    CallDraft,
+    count,
+    json_bytes,
+    optional_count,
+)
 
 _FINISH: dict[str, FinishReason] = {
     "end_turn": "stop",
@@ -17,25 +25,22 @@ _FINISH: dict[str, FinishReason] = {
     "pause_turn": "pause",
     "refusal": "refusal",
 }
+_INPUT = "partial_json"
 
 
 class _Block:
     """A content block of which more may come."""
 
-    __slots__ = ("draft", "input", "length", "raw", "type")
-
     def __init__(self, raw: dict[str, Any]) -> None:
         self.raw = raw
         self.type = raw.get("type")
         self.length = 0  # characters of text
-        self.input: list[str] = []  # of an opaque block, JSON in pieces
+        self.pieces: dict[str, list[str]] = {}  # of what only the provider can read, by field
         self.draft: CallDraft | None = None
 
 
 class AnthropicReading:
     """Complete with `message_stop`, or when the bytes end after a stop reason."""
-
-    __slots__ = ("_assembly", "_blocks", "_finish", "_id", "_is_done", "_order", "_usage")
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
@@ -43,12 +48,8 @@ class AnthropicReading:
         self._order: list[_Block] = []
         self._finish: FinishReason | None = None
         self._id = ""
-        self._is_done = False
+        self.is_done = False
         self._usage: dict[str, Any] = {}
-
-    @property
-    def is_done(self) -> bool:
-        return self._is_done
 
     def take(self, chunk: dict[str, Any]) -> None:
         match chunk.get("type"):
@@ -63,7 +64,7 @@ class AnthropicReading:
                 self._id = str(chunk["message"].get("id") or "")
                 self._count(chunk["message"].get("usage"))
             case "message_stop":
-                self._is_done = True
+                self.is_done = True
             case _:  # `ping`, `content_block_stop`, and events that nobody has invented yet
                 pass
 
@@ -73,15 +74,12 @@ class AnthropicReading:
             self._begin(index, block)
         self._count(body.get("usage"))
         self._finished(body.get("stop_reason") or "end_turn")
-        self._is_done = True
+        self.is_done = True
 
     def reply(self) -> ModelReply:
-        if self._finish is None and not self._is_done:
-            raise self._assembly.failed(
-                "truncated", "the stream ended before the reply was complete"
-            )
+        finish = self._finish or ("stop" if self.is_done else None)
         return self._assembly.reply(
-            self._finish or "stop", self._read_usage(), reply_id=self._id, extras=self._extras
+            finish, self._read_usage(), reply_id=self._id, extras=self._extras
         )
 
     def _finished(self, reason: str | None) -> None:
@@ -90,6 +88,7 @@ class AnthropicReading:
 
     def _begin(self, index: int, raw: dict[str, Any]) -> None:
         block = _Block(raw)
+        self._assembly.grow(PART_COST)
         self._blocks[index] = block
         self._order.append(block)
         if block.type == "text":
@@ -105,8 +104,7 @@ class AnthropicReading:
         id, name = block.raw.get("id") or "", block.raw.get("name") or ""
         if not isinstance(id, str) or not isinstance(name, str):
             raise TypeError("a tool call's id or name is no text")
-        block.draft = CallDraft(id, name)
-        self._assembly.calls.append(block.draft)
+        block.draft = self._assembly.begin_call(id, name)
         if given := block.raw.get("input"):  # all at once, where no deltas follow
             block.draft.arguments.append(json_bytes(given).decode())
         self._assembly.grow(len(id) + len(name) + sum(map(len, block.draft.arguments)))
@@ -119,9 +117,7 @@ class AnthropicReading:
                 self._take_input(block, delta["partial_json"])
             case "thinking_delta":
                 self._assembly.think(delta["thinking"])
-                _append(block.raw, "thinking", delta["thinking"])
-            case "signature_delta":
-                _append(block.raw, "signature", delta["signature"])
+                block.pieces.setdefault("thinking", []).append(delta["thinking"])
             case "citations_delta":
                 pass  # the text says it without them
             case _:
@@ -132,16 +128,19 @@ class AnthropicReading:
         block.length += len(text)
 
     def _take_input(self, block: _Block, piece: str) -> None:
+        if not isinstance(piece, str):
+            raise TypeError("a piece of a call's arguments is no text")
         self._assembly.grow(len(piece))
-        pieces = block.input if block.draft is None else block.draft.arguments
-        if piece:
-            pieces.append(piece)
+        if block.draft is None:
+            block.pieces.setdefault(_INPUT, []).append(piece)
+        else:
+            block.draft.arguments.append(piece)
 
     def _take_opaque(self, block: _Block, delta: dict[str, Any]) -> None:
         for key, value in delta.items():
             if key != "type" and isinstance(value, str):
                 self._assembly.grow(len(value))
-                _append(block.raw, key, value)
+                block.pieces.setdefault(key, []).append(value)
 
     def _count(self, usage: dict[str, Any] | None) -> None:
         """Later numbers are cumulative: they replace what was told before."""
@@ -175,14 +174,13 @@ class AnthropicReading:
         return None if is_plain else json_bytes({"layout": layout}).decode()
 
 
-def _append(raw: dict[str, Any], key: str, piece: str) -> None:
-    raw[key] = (raw.get(key) or "") + piece
-
-
 def _whole_raw(block: _Block) -> dict[str, Any]:
-    if not block.input:
-        return block.raw
-    try:
-        return block.raw | {"input": from_json("".join(block.input))}
-    except ValueError:
-        return block.raw
+    raw = dict(block.raw)
+    for key, pieces in block.pieces.items():
+        said = "".join(pieces)
+        if key != _INPUT:
+            raw[key] = f"{raw.get(key) or ''}{said}"
+        elif said:
+            with suppress(ValueError):
+                raw["input"] = from_json(said)
+    return raw

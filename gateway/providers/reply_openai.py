@@ -5,6 +5,7 @@ from typing import Any
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import FinishReason, ModelReply, Usage
 from gateway.providers.assembly import (
+    PART_COST,
     Assembly,
     CallDraft,
     cost,
@@ -27,16 +28,7 @@ _FINISH: dict[str, FinishReason] = {
 class OpenAiReading:
     """Complete once a finish reason came; yet read on, for usage and more may follow it."""
 
-    __slots__ = (
-        "_assembly",
-        "_by_index",
-        "_details",
-        "_finish",
-        "_id",
-        "_is_whole",
-        "_refused",
-        "_usage",
-    )
+    is_done = False  # only `[DONE]` and the end of the bytes say so
 
     def __init__(self, assembly: Assembly) -> None:
         self._assembly = assembly
@@ -47,10 +39,6 @@ class OpenAiReading:
         self._is_whole = False
         self._refused = False
         self._usage: dict[str, Any] | None = None
-
-    @property
-    def is_done(self) -> bool:
-        return False  # only `[DONE]` and the end of the bytes say so
 
     def take(self, chunk: dict[str, Any]) -> None:
         usage = chunk.get("usage")
@@ -76,18 +64,12 @@ class OpenAiReading:
         self.take(body)
 
     def reply(self) -> ModelReply:
-        finish = self._finish
-        if finish is None and self._is_whole:
-            finish = "stop"  # one JSON object is complete in itself
-        if finish is None:
-            raise self._assembly.failed(
-                "truncated", "the stream ended before the reply was complete"
-            )
+        # One JSON object is complete in itself.
+        finish = self._finish or ("stop" if self._is_whole else None)
+        if finish == "stop" and self._refused:
+            finish = "refusal"
         return self._assembly.reply(
-            "refusal" if self._refused and finish == "stop" else finish,
-            self._read_usage(),
-            reply_id=self._id,
-            extras=self._extras,
+            finish, self._read_usage(), reply_id=self._id, extras=self._extras
         )
 
     def _finished(self, reason: str) -> None:
@@ -135,6 +117,7 @@ class OpenAiReading:
             if self._details and _is_same_block(self._details[-1], detail):
                 _join_detail(self._details[-1], detail)
             else:
+                self._assembly.grow(PART_COST)
                 self._details.append(dict(detail))
 
     def _take_call(self, call: dict[str, Any]) -> None:
@@ -162,8 +145,7 @@ class OpenAiReading:
         else:
             current = self._by_index.get(index)
         if current is None or (name and _begins_another(current, id, name, begins=begins)):
-            current = CallDraft()
-            calls.append(current)
+            current = self._assembly.begin_call()
             if index is not None:
                 self._by_index[index] = current
         return current

@@ -1,4 +1,4 @@
-"""When a failed call is tried again: never after something was heard, never sooner than told."""
+"""When a failed call is tried again: never after text was heard, never sooner than told."""
 
 import logging
 from collections.abc import Awaitable, Callable

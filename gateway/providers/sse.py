@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 LINE_CAP = 1024 * 1024
-EVENT_CAP = 16 * 1024 * 1024
+EVENT_CAP = 4 * 1024 * 1024
 _LINE_COST = 64  # what an empty line costs us in memory, so that millions of them hit the cap too
 _BOM = b"\xef\xbb\xbf"
 
@@ -21,17 +21,6 @@ class Event(NamedTuple):
 
 class SseDecoder:
     """Takes bytes as they arrive; the same bytes cut in any other way give the same events."""
-
-    __slots__ = (
-        "_data",
-        "_event",
-        "_event_cap",
-        "_line",
-        "_line_cap",
-        "_size",
-        "_skip_lf",
-        "_start",
-    )
 
     def __init__(self, *, line_cap: int = LINE_CAP, event_cap: int = EVENT_CAP) -> None:
         self._line = bytearray()  # the beginning of a line whose end has not come
@@ -102,7 +91,8 @@ class SseDecoder:
                 if block[:7] == b"event: " and block.find(b"\n") == start - 1:
                     events.append(Event(block[start + 6 :], block[7 : start - 1]))
                     continue
-            self._take([*block.split(b"\n"), b""], events)
+            if block:
+                self._take([*block.split(b"\n"), b""], events)
         return rest
 
     def _take(self, lines: list[bytes], events: list[Event]) -> None:

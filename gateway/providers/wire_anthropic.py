@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
@@ -9,12 +10,11 @@ from pydantic_core import from_json
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest
 from gateway.domain.providers import ProviderDef
-from gateway.providers.assembly import json_bytes, object_of
+from gateway.providers.assembly import json_bytes, object_of, without_messages
 
 PATH = "/messages"
 VERSION = "2023-06-01"
 LEAST_THINKING = 1024
-_MOST_HEADS = 64
 _NO_TEXT = "(no text)"  # the wire refuses a message of nothing but white space
 
 _CANNOT_THINK = re.compile(r"claude-(?:2|instant|3-(?:5|opus|sonnet|haiku))")
@@ -31,7 +31,6 @@ class AnthropicEncoder:
     def __init__(self, definition: ProviderDef) -> None:
         self._name = definition.name
         self._own_key = f"anthropic:{definition.name}"
-        self._heads: dict[tuple[object, ...], bytes] = {}
 
     def headers(self, api_key: str | None) -> Mapping[str, str]:
         headers = {
@@ -57,29 +56,11 @@ class AnthropicEncoder:
             blocks.append(piece)
         if blocks:
             turns.append(_turn(role, blocks))
-        return self._head(request) + b",".join(turns) + b"]}"
+        return _head(without_messages(request)) + b",".join(turns) + b"]}"
 
     def adapt(self, refusal: str) -> bool:
         """Servers of this wire have no quirks to learn."""
         return False
-
-    def _head(self, request: ModelRequest) -> bytes:
-        """All that comes before the messages: the same for every call of an agent."""
-        key = (
-            request.model,
-            request.system,
-            request.tools,
-            request.max_tokens,
-            request.temperature,
-            request.thinking,
-            request.stream,
-        )
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()
-            head = self._heads[key] = _made_head(request)
-        return head
 
     def _blocks(self, message: Message) -> bytes:
         own = message.extras is not None and message.extras.provider == self._name
@@ -95,14 +76,15 @@ def _turn(role: bytes, blocks: list[bytes]) -> bytes:
     return b'{"role":"' + role + b'","content":[' + b",".join(blocks) + b"]}"
 
 
-def _made_head(request: ModelRequest) -> bytes:
+@lru_cache(maxsize=64)
+def _head(request: ModelRequest) -> bytes:
+    """All that comes before the messages: the same for every call of an agent."""
     fields: dict[str, Any] = {
         "model": request.model,
         "max_tokens": request.max_tokens,
         "stream": request.stream,
     }
-    thinking = thinking_of(request)
-    if thinking:
+    if thinking := thinking_of(request):
         fields["thinking"] = thinking
     elif request.temperature is not None:  # the wire takes only one of the two
         fields["temperature"] = request.temperature
@@ -110,12 +92,8 @@ def _made_head(request: ModelRequest) -> bytes:
         fields["system"] = request.system
     if request.tools:
         fields["tools"] = [
-            {
-                "name": tool.name,
-                "description": tool.description,
-                "input_schema": from_json(tool.parameters),
-            }
-            for tool in request.tools
+            {"name": t.name, "description": t.description, "input_schema": from_json(t.parameters)}
+            for t in request.tools
         ]
     return json_bytes(fields)[:-1] + b',"messages":['
 
@@ -148,16 +126,10 @@ def _plain_blocks(message: Message, *, extras_too: bool) -> list[dict[str, Any]]
 
 def _said(message: Message) -> list[dict[str, Any]]:
     blocks = [_text(message.text)] if message.text.strip() else []
-    calls = [
-        {
-            "type": "tool_use",
-            "id": call.id,
-            "name": call.name,
-            "input": object_of(call.arguments),
-        }
-        for call in message.tool_calls
-    ]
-    return blocks + calls
+    for call in message.tool_calls:
+        given = object_of(call.arguments)
+        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+    return blocks
 
 
 def _text(text: str) -> dict[str, Any]:

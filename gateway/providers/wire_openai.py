@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
@@ -9,11 +10,10 @@ from pydantic_core import from_json
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest
 from gateway.domain.providers import ProviderDef
-from gateway.providers.assembly import json_bytes, object_of
+from gateway.providers.assembly import json_bytes, object_of, parsed_object, without_messages
 from gateway.providers.presets import Quirks, quirks_of
 
 PATH = "/chat/completions"
-_MOST_HEADS = 64
 _REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")
 
 
@@ -27,7 +27,6 @@ class OpenAiEncoder:
         self._own_key = f"openai:{definition.name}"
         self._quirks = quirks_of(definition)
         self._has_swapped = False
-        self._heads: dict[tuple[object, ...], bytes] = {}
 
     def headers(self, api_key: str | None) -> Mapping[str, str]:
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -35,7 +34,7 @@ class OpenAiEncoder:
 
     def body(self, request: ModelRequest) -> bytes:
         messages = b",".join([self._message(message) for message in request.messages])
-        head = self._head(request)
+        head = _head(self._quirks, without_messages(request))
         if request.system and messages:
             head += b","
         return head + messages + b"]}"
@@ -54,55 +53,7 @@ class OpenAiEncoder:
         else:
             return False
         self._quirks = quirks
-        self._heads.clear()
         return True
-
-    def _head(self, request: ModelRequest) -> bytes:
-        """All that comes before the messages: the same for every call of an agent."""
-        key = (
-            request.model,
-            request.system,
-            request.tools,
-            request.max_tokens,
-            request.temperature,
-            request.thinking,
-            request.stream,
-        )
-        head = self._heads.get(key)
-        if head is None:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()
-            head = self._heads[key] = self._made_head(request)
-        return head
-
-    def _made_head(self, request: ModelRequest) -> bytes:
-        fields: dict[str, Any] = {
-            "model": request.model,
-            self._quirks.max_tokens_key: request.max_tokens,
-            "stream": request.stream,
-        }
-        if request.stream and self._quirks.stream_usage:
-            fields["stream_options"] = {"include_usage": True}
-        if request.temperature is not None:
-            fields["temperature"] = request.temperature
-        if request.thinking:
-            fields |= _thinking(self._quirks, request.model)
-        if request.tools:
-            fields["tools"] = [
-                {
-                    "type": "function",
-                    "function": {
-                        "name": tool.name,
-                        "description": tool.description,
-                        "parameters": from_json(tool.parameters),
-                    },
-                }
-                for tool in request.tools
-            ]
-        head = json_bytes(fields)[:-1] + b',"messages":['
-        if request.system:
-            head += json_bytes({"role": "system", "content": request.system})
-        return head
 
     def _message(self, message: Message) -> bytes:
         own = message.extras is not None and message.extras.provider == self._name
@@ -111,6 +62,32 @@ class OpenAiEncoder:
         if kept is None:
             kept = message.kept[key] = json_bytes(_plain(message, extras_too=own))
         return kept
+
+
+@lru_cache(maxsize=64)
+def _head(quirks: Quirks, request: ModelRequest) -> bytes:
+    """All that comes before the messages: the same for every call of an agent."""
+    fields: dict[str, Any] = {
+        "model": request.model,
+        quirks.max_tokens_key: request.max_tokens,
+        "stream": request.stream,
+    }
+    if request.stream and quirks.stream_usage:
+        fields["stream_options"] = {"include_usage": True}
+    if request.temperature is not None:
+        fields["temperature"] = request.temperature
+    if request.thinking:
+        fields |= _thinking(quirks, request.model)
+    if request.tools:
+        functions = [
+            {"name": t.name, "description": t.description, "parameters": from_json(t.parameters)}
+            for t in request.tools
+        ]
+        fields["tools"] = [{"type": "function", "function": told} for told in functions]
+    head = json_bytes(fields)[:-1] + b',"messages":['
+    if request.system:
+        head += json_bytes({"role": "system", "content": request.system})
+    return head
 
 
 def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
@@ -144,7 +121,7 @@ def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for call in message.tool_calls:
         # Servers that render a template parse the arguments: what a model got wrong is wrapped.
-        is_object = isinstance(_parsed(call.arguments), dict)
+        is_object = parsed_object(call.arguments) is not None
         arguments = call.arguments if is_object else json_bytes(object_of(call.arguments)).decode()
         plain: dict[str, Any] = {
             "id": call.id,
@@ -155,11 +132,3 @@ def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
             plain["extra_content"] = extras[call.id]
         calls.append(plain)
     return calls
-
-
-def _parsed(text: str) -> object:
-    try:
-        parsed: object = from_json(text)
-    except ValueError:
-        return None
-    return parsed

@@ -13,6 +13,8 @@ from gateway.domain.messages import Message, Node, NodeStatus
 from gateway.domain.model import Usage
 from gateway.memory.context import message_tokens
 
+SHOWN_TEXT = 150_000  # characters in the last event; all of it was told before, in pieces
+
 
 @dataclass(frozen=True, slots=True)
 class End:
@@ -95,7 +97,8 @@ def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mappi
         "reason": end.reason,
         "message_id": node_id,
         "context_id": node_id,
-        "response": end.text,
+        "response": end.text[:SHOWN_TEXT],
+        **({"truncated": True} if len(end.text) > SHOWN_TEXT else {}),
         "tokens_used": answer.usage.total,
         "model": answer.model,
         "execution_time_ms": timing.execution_ms,

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import ceil
 from typing import Annotated, Any
 
 import anyio
@@ -11,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from gateway.domain.bindings import Address
-from gateway.domain.errors import NotFound
+from gateway.domain.errors import Busy, NotFound
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, RunRecord
 from gateway.domain.ports import Decode, Encode, Ids
@@ -50,7 +51,8 @@ class Ear:
     ended: bool = False
 
     def hear(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        self.events.append(event)
+        if event:
+            self.events.append(event)
         self.ended = last
         self.news.set()
 
@@ -82,13 +84,12 @@ class ChatApi:
         run = await self.front.run(accepted.run_id)
         if isinstance(run, RunRecord) and not run.log:
             raise NotFound("the answer is older than [store] journal_days: it")
-        headers = {
-            "x-exogate-run": accepted.run_id,
-            "x-exogate-session": str(accepted.session_key),
-        }
+        headers = {"x-exogate-run": accepted.run_id}
         if body.stream or "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
         events = [self._read(event) async for event in _events(run)]
+        if not events or events[-1]["type"] not in {"done", "error"}:
+            raise Busy(f"the gateway restarts before {accepted.run_id} has ended; ask again")
         return self._answer(accepted, events, headers)
 
     async def _accept(self, body: ChatBody, principal: Principal, key: str | None) -> Accepted:
@@ -118,9 +119,11 @@ class ChatApi:
         ids = {"conversation_id": accepted.session_key.peer, "run_id": accepted.run_id}
         if end["type"] == "error":
             status = STATUS.get(end["error_type"], 500)
-            return json_response({"error": _error(end), **ids}, status, headers)
+            after = end.get("retry_after_s")
+            wait = {} if after is None else {"retry-after": str(ceil(after))}
+            return json_response({"error": _error(end), **ids}, status, {**headers, **wait})
         answer = {
-            "response": end["response"],
+            "response": _text(events) if end.get("truncated") else end["response"],
             **ids,
             "message_id": end["message_id"],
             "tokens_used": end["tokens_used"],
@@ -169,6 +172,17 @@ async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
         yield b"data: %b\n\n" % event
 
 
+def _text(events: Sequence[Mapping[str, Any]]) -> str:
+    """All that was said after the last tool."""
+    said: list[str] = []
+    for event in events:
+        if event["type"] == "tool_result":
+            said.clear()
+        elif event["type"] == "content":
+            said.append(event["content"])
+    return "".join(said)
+
+
 def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, object]]:
     asked = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
     ended = [e["tool_call"] for e in events if e["type"] == "tool_result"]
@@ -176,9 +190,5 @@ def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, ob
 
 
 def _error(end: Mapping[str, Any]) -> Mapping[str, object]:
-    return {
-        "type": end["error_type"],
-        "code": end["error_type"],
-        "message": end["message"],
-        "retryable": end["retryable"],
-    }
+    kept = {name: end[name] for name in ("message", "retryable", "retry_after_s") if name in end}
+    return {"type": end["error_type"], "code": end["error_type"], **kept}

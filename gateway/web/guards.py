@@ -17,6 +17,7 @@ from gateway.web.refusals import (
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import Visitor, parse_address
 
+MOST_VALUES = 32_768  # what a JSON text may hold besides long strings: each costs time and memory
 _ANY_ADDRESS = frozenset({"0.0.0.0", "::"})
 SECURITY_HEADERS: Sequence[tuple[bytes, bytes]] = (
     (b"x-content-type-options", b"nosniff"),
@@ -78,14 +79,33 @@ def _host_name(host: str) -> str:
 def parse_json(data: bytes | str, max_depth: int = 64) -> object:
     """JSON as RFC 8259 has it, no deeper than `max_depth`; the last of equal keys counts.
 
-    Raises InvalidJson, also for NaN, numbers beyond a double and lone surrogates.
+    Raises InvalidJson, also for NaN, numbers beyond a double, lone surrogates and too many values.
     """
+    if len(data) > MOST_VALUES and _is_crowded(data):
+        raise InvalidJson(f"not valid JSON: more than {MOST_VALUES} values")
     try:
         value: object = from_json(data, allow_inf_nan=False)
     except (ValueError, TypeError) as error:  # TypeError: a str that cannot be UTF-8
         raise InvalidJson(f"not valid JSON: {str(error)[:200]}") from None
     _check_inside(value, max_depth)
     return value
+
+
+def _is_crowded(data: bytes | str) -> bool:
+    """Found out by counting, before anything is built: the parser cannot be interrupted, and holds
+    up every other thread as well."""
+    text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    if _values(text) <= MOST_VALUES:
+        return False
+    bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    if bare.count(b'"') > 4 * MOST_VALUES:  # two for a string, which is a value or its key
+        return True
+    return _values(b"".join(bare.split(b'"')[::2])) > MOST_VALUES
+
+
+def _values(text: bytes) -> int:
+    """All of them are members, items or nested, if no string is among them."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
 def _check_inside(value: object, max_depth: int) -> None:

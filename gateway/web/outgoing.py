@@ -69,9 +69,12 @@ class Outgoing:
             self._queued_bytes > limits.send_queue_bytes
             or len(self._queue) > limits.send_queue_frames
         ):
-            self._given_up = True
-            self._stop_deadline()
-            self._loop.call_soon(self._lagging)
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self._given_up = True
+        self._stop_deadline()
+        self._loop.call_soon(self._lagging)
 
     def _gather(self, frame: bytes) -> None:
         """What is sent in one round of the loop costs one system call."""
@@ -91,9 +94,13 @@ class Outgoing:
                 self._transport.write(gathered)
 
     def fill(self) -> None:
-        """The transport takes no more for now."""
+        """The transport takes no more for now. What it holds itself may have come as one frame."""
         self._full = True
-        if self._deadline is None and not self._given_up:
+        if self._given_up:
+            return
+        if self._transport.get_write_buffer_size() > self._settings.send_queue_bytes:
+            self._give_up()
+        elif self._deadline is None:
             self._deadline = self._loop.call_later(self._settings.write_deadline_s, self._lagging)
 
     def drain(self) -> None:

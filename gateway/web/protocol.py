@@ -1,39 +1,23 @@
 """HTTP on its transport: who is too slow, too many or too much hears why and is heard no more."""
 
 import asyncio
-from http import HTTPStatus
 
 import httptools
+from starlette.types import ASGIApp
 from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from gateway.domain.errors import GatewayError
+from gateway.web.exchange import Exchange, refusal
 from gateway.web.frames import Wire
-from gateway.web.guards import SECURITY_HEADERS
 from gateway.web.handshake import Door, Handshake, accept
 from gateway.web.lobby import Lobby
 from gateway.web.parsing import LimitedHttp
 from gateway.web.refusals import Full, HeadTooLarge, InvalidRequest, TooSlow
-from gateway.web.responses import error_body, error_headers, failure_of
 from gateway.web.settings import WebSettings
 from gateway.web.timers import Timer
 
 _LINGER_S = 1.0  # how long a refused peer may take to read why
-
-
-def refusal(error: GatewayError) -> bytes:
-    """A whole HTTP answer that also ends the connection."""
-    body = error_body(error)
-    status = HTTPStatus(failure_of(error).status)
-    headers = [f"{name}: {value}" for name, value in error_headers(error).items()]
-    headers += [f"{name.decode()}: {value.decode()}" for name, value in SECURITY_HEADERS]
-    head = [
-        f"HTTP/1.1 {status.value} {status.phrase}",
-        "content-type: application/json",
-        f"content-length: {len(body)}",
-        "connection: close",
-        *headers,
-    ]
-    return "\r\n".join(head).encode() + b"\r\n\r\n" + body
 
 
 class GuardedHttp(LimitedHttp):
@@ -87,6 +71,11 @@ class GuardedHttp(LimitedHttp):
     def cut(self) -> None:
         self.transport.abort()
 
+    def _start_asgi_task(  # type: ignore[override]  # Starlette's type for the same thing
+        self, cycle: RequestResponseCycle, app: ASGIApp
+    ) -> None:
+        super()._start_asgi_task(cycle, Exchange(app, cycle))  # type: ignore[arg-type]
+
     def _watch(self) -> None:
         """Whatever is half here has its time; a connection at rest has the keep-alive time, also
         if it trickles what is no request."""
@@ -132,6 +121,9 @@ class GuardedHttp(LimitedHttp):
             self.cycle.message_event.set()
 
     def _upgrade(self, rest: bytes) -> None:
+        if self.cycle is not None and (self.pipeline or not self.cycle.response_complete):
+            self._refuse(InvalidRequest("a WebSocket begins after all earlier answers"))
+            return
         target = self.url.partition(b"?")[0].decode("latin-1")
         method, version = self.parser.get_method(), self.parser.get_http_version()
         try:

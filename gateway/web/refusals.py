@@ -83,6 +83,23 @@ class BodyTooLarge(GatewayError):
         super().__init__(f"the body is larger than {limit} bytes")
 
 
+class AnswerTooLarge(GatewayError):
+    """It would not fit into what a socket holds for its reader."""
+
+    code = "answer_too_large"
+
+
+class Stopping(Busy):
+    code = "stopping"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the gateway stops before it could answer; ask again in a moment, with the same "
+            "Idempotency-Key if there was one",
+            retry_after_s=5.0,
+        )
+
+
 class TargetTooLong(GatewayError):
     code = "target_too_long"
 

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from gateway.domain.errors import GatewayError
 from gateway.web.guards import parse_json
-from gateway.web.identity import Principal, may
+from gateway.web.identity import Principal
 from gateway.web.refusals import Forbidden, InvalidParams, InvalidRequest, UnknownMethod
 from gateway.web.responses import INTERNAL, error_object, failure_of
 
@@ -104,11 +104,11 @@ Handler = Callable[[Call, Any], Any]
 @dataclass(frozen=True, slots=True)
 class Method:
     """`params` forbids extras. A handler that is a plain function is run without any task: it must
-    be quick. `scope` None: any principal may."""
+    be quick. Any of the scopes will do; None: any principal may."""
 
     name: str
     params: type[BaseModel]
-    scope: str | None
+    scope: tuple[str, ...] | None
     handler: Handler
 
     def __post_init__(self) -> None:
@@ -139,11 +139,12 @@ class Registry:
     """The methods there are; built once."""
 
     def __init__(self, methods: Iterable[Method]) -> None:
-        self._methods: dict[str, tuple[Method, bool]] = {}
+        self._methods: dict[str, tuple[Method, frozenset[str], bool]] = {}
         for method in methods:
             if method.name in self._methods:
                 raise ValueError(f"two methods are called {method.name}")
-            self._methods[method.name] = (method, method.waits)
+            allowed = frozenset({*(method.scope or ()), "admin"})
+            self._methods[method.name] = (method, allowed, method.waits)
 
     @property
     def names(self) -> Sequence[str]:
@@ -156,9 +157,9 @@ class Registry:
             raise UnknownMethod(
                 f"no method {request.method[:100]!r}" + did_you_mean(request.method, self._methods)
             )
-        method, waits = found
-        if method.scope is not None and not may(principal, method.scope):
-            raise Forbidden(f"{method.name} needs the scope {method.scope!r}")
+        method, allowed, waits = found
+        if method.scope is not None and allowed.isdisjoint(principal.scopes):
+            raise Forbidden(f"{method.name} needs the scope {' or '.join(method.scope)}")
         return Prepared(request, method.handler, validate(method.params, request.params), waits)
 
 

@@ -85,9 +85,11 @@ class WebServer:
             while tasks:
                 await asyncio.wait(tuple(tasks))
             await self._app.sockets.workers.rest()
-        self._lobby.throw_all_out()
         for task in tuple(tasks):
             task.cancel()
+        if tasks:
+            await asyncio.wait(tuple(tasks), timeout=LAST_MOMENT_S)  # each says that it is over
+        self._lobby.throw_all_out()
         with anyio.move_on_after(LAST_MOMENT_S):
             while tasks:
                 await asyncio.wait(tuple(tasks))

@@ -11,13 +11,15 @@ def stamp(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
-def message(node: Node) -> dict[str, object]:
+def message(node: Node, most: int) -> dict[str, object]:
+    """A text of more than `most` characters is cut, and the message says so."""
     said = node.message
+    text = said.result.content if said.result else said.text
     shown: dict[str, object] = {
         "id": node.id,
         "seq": node.seq,
         "role": said.role,
-        "content": said.text,
+        "content": text[:most],
         "tool_calls": [
             {
                 "id": call.id,
@@ -35,11 +37,12 @@ def message(node: Node) -> dict[str, object]:
         "model": node.model,
     }
     if said.result is not None:
-        shown["content"] = said.result.content
         shown["tool_call_id"] = said.result.call_id
         shown["name"] = said.result.name
         shown["is_error"] = said.result.is_error
         shown["duration_ms"] = said.result.duration_ms
+    if len(text) > most:
+        shown["truncated"] = True
     return shown
 
 
@@ -50,6 +53,7 @@ def tree_node(node: Node) -> dict[str, object]:
         "role": node.message.role,
         "run_id": node.run_id,
         "label": node.label,
+        "checkpoint": False,
         "created_at": stamp(node.created_at),
     }
 

@@ -11,7 +11,13 @@ from gateway.web.frames import LAGGING, Wire
 from gateway.web.guards import Doorway
 from gateway.web.handshake import Handshake
 from gateway.web.identity import Identities, Identity, Principal
-from gateway.web.refusals import InvalidParams, NotHere, TooManyFailures, Unauthorized
+from gateway.web.refusals import (
+    AnswerTooLarge,
+    InvalidParams,
+    NotHere,
+    TooManyFailures,
+    Unauthorized,
+)
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import Reception, Visitor
 from gateway.web.workers import Workers
@@ -73,14 +79,13 @@ class Entering:
 
 
 class Connection:
-    """One peer on one socket. What methods and listeners use of it never waits."""
+    """One peer on one socket: who it is, and what it asks for."""
 
     __slots__ = (
         "_calls",
-        "_closed",
         "_deadline",
         "_identity",
-        "_on_close",
+        "_seat",
         "_sockets",
         "_visitor",
         "_wire",
@@ -91,43 +96,14 @@ class Connection:
     ) -> None:
         self._sockets, self._wire, self._visitor = sockets, wire, visitor
         self._identity = identity
-        self._calls = Calls(self, wire, sockets)
-        self._on_close: dict[int, Callable[[], None]] = {}
-        self._closed = False
+        self._seat = Seat(wire, identity.principal) if identity else None
+        self._calls = Calls(wire, sockets)
         self._deadline: asyncio.TimerHandle | None = None
         sockets.connections.add(self)
         if identity is None:
             self._deadline = asyncio.get_running_loop().call_later(
                 sockets.settings.pre_auth_timeout_s, wire.close, LAGGING, "authenticate first"
             )
-
-    @property
-    def is_open(self) -> bool:
-        return not self._closed
-
-    @property
-    def principal(self) -> Principal | None:
-        return self._identity.principal if self._identity else None
-
-    def send_bytes(self, payload: bytes) -> None:
-        """Sends JSON text; drops it when the socket has ended."""
-        self._wire.send(payload)
-
-    def notify(self, method: str, params_json: bytes) -> None:
-        self._wire.send(rpc.encode_notification(method, params_json))
-
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Runs it when the socket ends, at once if it has; gives back how to take it off again."""
-        if self._closed:
-            callback()
-            return _nothing
-        key = id(callback)  # the same callback twice is one
-        self._on_close[key] = callback
-
-        def take_off() -> None:
-            self._on_close.pop(key, None)
-
-        return take_off
 
     def leave_if_revoked(self) -> None:
         if self._identity is not None and not self._sockets.identities.holds(self._identity):
@@ -143,19 +119,18 @@ class Connection:
             return
         settings = self._sockets.settings
         frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
-        if self._identity is None or _is_auth(frame):
+        if self._seat is None or _is_auth(frame):
             self._authenticate(frame)
         elif isinstance(frame, tuple):
-            self._calls.begin_batch(frame, self._identity.principal)
+            self._calls.begin_batch(frame, self._seat)
         else:
-            self._calls.begin(frame, self._identity.principal)
+            self._calls.begin(frame, self._seat)
 
     def ended(self) -> None:
-        self._closed = True
         self._sockets.connections.discard(self)
         self._stop_deadline()
-        callbacks, self._on_close = self._on_close, {}
-        rpc.run_all(callbacks.values())
+        if self._seat is not None:
+            self._seat.leave()
 
     # inside
 
@@ -165,7 +140,7 @@ class Connection:
         try:
             if not isinstance(frame, rpc.Request) or frame.method != "auth":
                 raise Unauthorized
-            self._identity = self._identify(frame)
+            identity = self._identify(frame)
         except GatewayError as error:
             self._wire.send(rpc.encode_error(id_, error))
             shut_out = isinstance(error, TooManyFailures)
@@ -173,8 +148,17 @@ class Connection:
             return
         self._stop_deadline()
         self._wire.allow(self._sockets.settings.max_frame_bytes)
+        self._sit_down(identity)
         if not frame.is_notification:
-            self._wire.send(rpc.encode_result(id_, _introduce(self._identity.principal)))
+            self._wire.send(rpc.encode_result(id_, _introduce(identity.principal)))
+
+    def _sit_down(self, identity: Identity) -> None:
+        self._identity = identity
+        if self._seat is not None:
+            if self._seat.principal == identity.principal:
+                return
+            self._seat.leave()
+        self._seat = Seat(self._wire, identity.principal)
 
     def _identify(self, request: rpc.Request) -> Identity:
         """Raises InvalidParams, Unauthorized, TooManyFailures."""
@@ -189,10 +173,6 @@ class Connection:
             self._deadline = None
 
 
-def _nothing() -> None:
-    """There is nothing to take off."""
-
-
 def _is_auth(frame: rpc.Frame) -> bool:
     return isinstance(frame, rpc.Request) and frame.method == "auth"
 
@@ -202,35 +182,77 @@ def _introduce(principal: Principal) -> dict[str, object]:
     return {"principal": principal.name, "scopes": sorted(principal.scopes), "agents": agents}
 
 
+class Seat:
+    """One principal on one socket: nothing that was meant for it is heard when the socket has ended
+    or has become another's. What methods and listeners use of it never waits."""
+
+    __slots__ = ("_callbacks", "_wire", "is_open", "principal")
+
+    def __init__(self, wire: Wire, principal: Principal) -> None:
+        self._wire, self.principal = wire, principal
+        self._callbacks: dict[int, Callable[[], None]] = {}
+        self.is_open = True
+
+    def send_bytes(self, payload: bytes) -> None:
+        """Sends JSON text."""
+        if self.is_open:
+            self._wire.send(payload)
+
+    def notify(self, method: str, params_json: bytes) -> None:
+        if self.is_open:
+            self._wire.send(rpc.encode_notification(method, params_json))
+
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Runs it at the end, at once if that has been; gives back how to take it off again."""
+        if not self.is_open:
+            callback()
+            return _nothing
+        key = id(callback)  # the same callback twice is one
+        self._callbacks[key] = callback
+
+        def take_off() -> None:
+            self._callbacks.pop(key, None)
+
+        return take_off
+
+    def leave(self) -> None:
+        self.is_open = False
+        callbacks, self._callbacks = self._callbacks, {}
+        rpc.run_all(callbacks.values())
+
+
+def _nothing() -> None:
+    """There is nothing to take off."""
+
+
 class Calls:
     """The calls of one connection: they start in the order of their frames, none waits for
     another, and with too many at work the connection is read no further."""
 
-    __slots__ = ("_connection", "_in_flight", "_sockets", "_unstarted", "_wire")
+    __slots__ = ("_in_flight", "_room", "_sockets", "_unstarted", "_wire")
 
-    def __init__(self, connection: Connection, wire: Wire, sockets: Sockets) -> None:
-        self._connection, self._wire, self._sockets = connection, wire, sockets
+    def __init__(self, wire: Wire, sockets: Sockets) -> None:
+        self._wire, self._sockets = wire, sockets
+        self._room = sockets.settings.send_queue_bytes
         self._in_flight = 0
         self._unstarted = 0  # given to a worker that has not begun: nothing may overtake them
 
-    def begin(self, item: rpc.Item, principal: Principal) -> None:
-        prepared = self._prepare(item, principal)
+    def begin(self, item: rpc.Item, seat: Seat) -> None:
+        prepared = self._prepare(item, seat.principal)
         if isinstance(prepared, bytes):
             if prepared:
                 self._wire.send(prepared)
         elif prepared.waits or self._unstarted:
-            if not self._hand_over(self._answer, prepared, principal):
+            if not self._hand_over(self._answer, prepared, seat):
                 self._wire.send(rpc.encode_error(prepared.request.id, _BUSY))
         else:
-            call = rpc.Call(principal, self._connection, prepared.request.method)
-            payload = rpc.answer_at_once(prepared, call)
-            if not prepared.request.is_notification:
-                self._wire.send(payload)
+            call = rpc.Call(seat.principal, seat, prepared.request.method)
+            self._send(prepared.request, rpc.answer_at_once(prepared, call))
             call.answered()
 
-    def begin_batch(self, items: tuple[rpc.Item, ...], principal: Principal) -> None:
+    def begin_batch(self, items: tuple[rpc.Item, ...], seat: Seat) -> None:
         """Its calls run one after another, and are answered in one frame."""
-        if not self._hand_over(self._answer_all, items, principal):
+        if not self._hand_over(self._answer_all, items, seat):
             self._wire.send(rpc.encode_error(None, _BUSY))
 
     def _prepare(self, item: rpc.Item, principal: Principal) -> rpc.Prepared | bytes:
@@ -243,12 +265,9 @@ class Calls:
             return b"" if item.is_notification else rpc.encode_error(item.id, error)
 
     def _hand_over(
-        self,
-        work: Callable[[What, Principal], Awaitable[None]],
-        what: What,
-        principal: Principal,
+        self, work: Callable[[What, Seat], Awaitable[None]], what: What, seat: Seat
     ) -> bool:
-        if not self._sockets.workers.take(work, what, principal):
+        if not self._sockets.workers.take(work, what, seat):
             return False
         self._in_flight += 1
         self._unstarted += 1
@@ -256,36 +275,53 @@ class Calls:
             self._wire.hold()
         return True
 
-    async def _answer(self, prepared: rpc.Prepared, principal: Principal) -> None:
+    async def _answer(self, prepared: rpc.Prepared, seat: Seat) -> None:
         self._unstarted -= 1
         try:
-            call = rpc.Call(principal, self._connection, prepared.request.method)
-            payload = await rpc.answer(prepared, call)
-            if not prepared.request.is_notification:
-                self._wire.send(payload)
+            call = rpc.Call(seat.principal, seat, prepared.request.method)
+            self._send(prepared.request, await rpc.answer(prepared, call))
             call.answered()
         finally:
             self._finish()
 
-    async def _answer_all(self, items: tuple[rpc.Item, ...], principal: Principal) -> None:
+    async def _answer_all(self, items: tuple[rpc.Item, ...], seat: Seat) -> None:
         self._unstarted -= 1
         try:
             answers: list[bytes] = []
             calls: list[rpc.Call] = []
+            room = self._room // 2  # none is larger than that, so all of them are hardly twice that
             for item in items:
-                prepared = self._prepare(item, principal)
-                if isinstance(prepared, bytes):
-                    answers.append(prepared)
-                    continue
-                calls.append(rpc.Call(principal, self._connection, prepared.request.method))
-                payload = await rpc.answer(prepared, calls[-1])
-                answers.append(b"" if prepared.request.is_notification else payload)
-            if wanted := [answer for answer in answers if answer]:
-                self._wire.send(b"[%b]" % b",".join(wanted))
+                if room < 0 and isinstance(item, rpc.Request) and not item.is_notification:
+                    answers.append(rpc.encode_error(item.id, _BATCH_TOO_LARGE))
+                elif answer := await self._answer_one(item, seat, calls):
+                    answers.append(answer)
+                    room -= len(answer)
+            if answers:
+                self._wire.send(b"[%b]" % b",".join(answers))
             for call in calls:
                 call.answered()
         finally:
             self._finish()
+
+    async def _answer_one(self, item: rpc.Item, seat: Seat, calls: list[rpc.Call]) -> bytes:
+        prepared = self._prepare(item, seat.principal)
+        if isinstance(prepared, bytes):
+            return prepared
+        calls.append(rpc.Call(seat.principal, seat, prepared.request.method))
+        payload = await rpc.answer(prepared, calls[-1])
+        if prepared.request.is_notification:
+            return b""
+        if len(payload) > self._room // 2:
+            return rpc.encode_error(prepared.request.id, _BATCH_TOO_LARGE)
+        return payload
+
+    def _send(self, request: rpc.Request, payload: bytes) -> None:
+        """An answer larger than what may wait for a reader is replaced by saying so."""
+        if request.is_notification:
+            return
+        if len(payload) > self._room:
+            payload = rpc.encode_error(request.id, _TOO_LARGE)
+        self._wire.send(payload)
 
     def _finish(self) -> None:
         self._in_flight -= 1
@@ -294,3 +330,5 @@ class Calls:
 
 
 _BUSY = Busy("too many calls at work in the gateway; nothing was begun")
+_TOO_LARGE = AnswerTooLarge("the answer is too large; ask for less at once")
+_BATCH_TOO_LARGE = AnswerTooLarge("the answers of this batch are too large; ask one by one")

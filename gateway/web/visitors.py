@@ -9,8 +9,17 @@ Headers = Iterable[tuple[bytes, bytes]]
 IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
+_HOPS = b"x-forwarded-for"  # the one that is read; any of the others tells of a proxy all the same
 _FORWARDED = frozenset(
-    {b"x-forwarded-for", b"forwarded", b"x-real-ip", b"x-forwarded-host", b"x-forwarded-proto"}
+    {
+        b"forwarded",
+        b"via",
+        b"x-real-ip",
+        b"x-client-ip",
+        b"true-client-ip",
+        b"cf-connecting-ip",
+        b"x-original-forwarded-for",
+    }
 )
 _SINGLE = frozenset({b"host", b"origin", b"authorization", b"sec-fetch-site"})
 
@@ -29,8 +38,8 @@ def parse_address(text: str) -> IpAddress | None:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """`client` is the peer, or whom a trusted proxy names. `repeated`: a header that must be single
-    came more than once."""
+    """`client` is the peer, or whom a trusted proxy names; None: nobody knows. `repeated`: a header
+    that must be single came more than once."""
 
     client: IpAddress | None
     server: str
@@ -38,12 +47,12 @@ class Visitor:
     origin: str | None = None
     authorization: str | None = field(default=None, repr=False)
     fetch_site: str | None = None
-    proxied: bool = False  # says so, through nobody whom we trust
+    proxied: bool = False  # through whomever
     repeated: frozenset[str] = frozenset()
 
     @property
     def is_near(self) -> bool:
-        """On this machine, not through an unknown proxy, and no page of a browser."""
+        """On this machine, through no proxy, and no page of a browser."""
         return (
             self.client is not None
             and self.client.is_loopback
@@ -73,13 +82,13 @@ class Reception:
                 if name in found:
                     repeated.add(name.decode())
                 found[name] = value.decode("latin-1").strip()
-            elif name in _FORWARDED:
+            elif name in _FORWARDED or name.startswith(b"x-forwarded-"):
                 proxied = True
-                if name == b"x-forwarded-for":
+                if name == _HOPS:
                     hops += value.decode("latin-1").split(",")
         address = parse_address(str(peer[0])) if peer else None
-        if proxied and self._is_trusted(address):
-            address, proxied = self._behind(address, hops), False
+        if self._is_trusted(address):
+            address = self._behind(hops)
         return Visitor(
             client=address,
             server=str(server[0]) if server else "",
@@ -96,11 +105,10 @@ class Reception:
             address.version == network.version and address in network for network in self._trusted
         )
 
-    def _behind(self, proxy: IpAddress | None, hops: Sequence[str]) -> IpAddress | None:
+    def _behind(self, hops: Sequence[str]) -> IpAddress | None:
         """The last hop that is no proxy of ours: what stands before it anybody may have written."""
-        address = proxy
         for text in reversed(hops):
             address = parse_address(text.strip().strip("[]"))
             if not self._is_trusted(address):
                 return address
-        return address
+        return None

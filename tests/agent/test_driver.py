@@ -17,7 +17,7 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, ThinkingDelta
 from gateway.domain.ports import Model, ToolScope
 from gateway.memory.context import pack
 from gateway.tools.gate import ToolGate
@@ -174,6 +174,28 @@ async def test_after_the_first_delta_there_is_no_fallback() -> None:
     assert len(model.asked) == 1
     assert isinstance(answer.end, Fail)
     assert answer.said[-1].text == "half an"
+    assert answer.usage.estimated
+    assert answer.usage.total > 0
+
+
+async def thinks_and_breaks(request: ModelRequest, hear: Hear) -> ModelReply:
+    hear(ThinkingDelta("hm"))
+    raise ModelFailed("fake", "truncated", "gone")
+
+
+async def test_a_model_that_only_thought_leaves_the_word_to_the_fallback() -> None:
+    agent = replace(AGENT, fallback=replace(AGENT, model="m1"))
+    model = ScriptedModel(thinks_and_breaks, says("from the second"))
+
+    answer = await Stage(model, agent=agent).drive()
+
+    assert answer.end == Finish("answered", "from the second")
+
+
+async def test_a_model_that_only_thought_is_counted_all_the_same() -> None:
+    answer = await Stage(ScriptedModel(thinks_and_breaks)).drive()
+
+    assert isinstance(answer.end, Fail)
     assert answer.usage.estimated
     assert answer.usage.total > 0
 

@@ -17,11 +17,10 @@ from websockets.exceptions import WebSocketException
 from websockets.frames import Frame, Opcode
 
 from tests.crash.accounting import Account, Audit, Record, account
-from tests.crash.model import patient_server
 from tests.crash.stages import STAGES, Stage, Trigger
 from tests.fakes.client import Client, Disconnected, RpcError, connected
 from tests.fakes.gateway import START_S, Command, Setup, spawned
-from tests.fakes.model_server import Asked, ModelServer, Reply
+from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server
 
 SESSIONS, WORKERS = 8, 3  # conversations, and messages of one that are on their way at once
 TOOL_EVERY = 4
@@ -326,7 +325,7 @@ async def run(plan: Plan, folder: Path) -> Outcome:
     harness = Harness(plan, random.Random(plan.seed))
     began = anyio.current_time()
     peers = [f"p{number}" for number in range(SESSIONS)]
-    async with patient_server(harness.answer) as model, anyio.create_task_group() as group:
+    async with scripted_server(harness.answer) as model, anyio.create_task_group() as group:
         harness.group = group
         config = await Setup(model.url, rest=plan.configuration).written(folder)
         async with anyio.create_task_group() as talkers:

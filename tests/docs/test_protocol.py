@@ -31,7 +31,7 @@ def rows(section: str) -> dict[str, str]:
 
 async def methods() -> list[Method]:
     async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
-        about = About("0", stage.clock.now(), "memory", 1, "none")
+        about = About("0", 0.0, "memory", 1, "none")
         return [
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
@@ -49,6 +49,17 @@ async def test_every_method_is_documented_with_every_parameter_and_no_other() ->
             field for field in method.params.model_fields if f"`{field}" not in documented[name]
         ]
         assert not missing, f"{name} does not document {missing}"
+
+
+async def test_every_method_needs_the_scopes_that_are_documented() -> None:
+    needs = PROTOCOL.split("does not exist. ", 1)[1].split(".\n\n", 1)[0]
+    talk, route, _rest = needs.split(" need", 2)
+    named = dict.fromkeys(re.findall(r"`(\w+\.\w+)`", talk), ("chat",))
+    named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", route), ("read",))
+
+    for method in await methods():
+        assert method.scope == named.pop(method.name, ("chat", "read")), method.name
+    assert not named
 
 
 def test_every_event_type_is_documented_and_no_other() -> None:

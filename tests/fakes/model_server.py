@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import ByteStream, SocketAttribute
 
 from bench.model_server import (
     LAST_CHUNK,
@@ -69,6 +69,8 @@ class Reply:
     ending: Literal["end", "reset"] = "end"  # a proper end of the body, or a broken connection
 
 
+# What a stream says of a client that is gone, however it went.
+GONE = (anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError)
 Script = Callable[[Asked], Reply] | Sequence[Reply]
 
 
@@ -90,17 +92,17 @@ class ModelServer:
             await self._came.wait()
         return self.requests[count - 1]
 
-    async def handle(self, stream: SocketStream) -> None:
+    async def handle(self, stream: ByteStream) -> None:
         self.connections += 1
         buffer = bytearray()
-        async with stream:
-            try:
+        try:
+            async with stream:
                 while asked := await self._read(stream, buffer):
                     await self._answer_watched(stream, asked, buffer)
-            except (anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError):
-                return
+        except* GONE:
+            pass  # also in the middle of an answer: that harms nobody else
 
-    async def _read(self, stream: SocketStream, buffer: bytearray) -> Asked:
+    async def _read(self, stream: ByteStream, buffer: bytearray) -> Asked:
         while (end := buffer.find(b"\r\n\r\n")) < 0:
             buffer += await stream.receive()
         lines = bytes(buffer[:end]).decode("latin-1").split("\r\n")
@@ -120,7 +122,7 @@ class ModelServer:
         came.set()
         return asked
 
-    async def _answer_watched(self, stream: SocketStream, asked: Asked, buffer: bytearray) -> None:
+    async def _answer_watched(self, stream: ByteStream, asked: Asked, buffer: bytearray) -> None:
         """Answers, while a second task notices when the client hangs up."""
         self.open += 1
         self.open_max = max(self.open_max, self.open)
@@ -130,6 +132,8 @@ class ModelServer:
                 await self._answer(stream, asked, self._reply_to(asked))
                 asked.answered.set()
                 group.cancel_scope.cancel()
+        except* GONE:
+            asked.disconnected.set()
         finally:
             self.open -= 1
         if asked.disconnected.is_set():
@@ -137,7 +141,7 @@ class ModelServer:
 
     async def _watch(
         self,
-        stream: SocketStream,
+        stream: ByteStream,
         asked: Asked,
         buffer: bytearray,
         scope: anyio.CancelScope,
@@ -145,7 +149,7 @@ class ModelServer:
         try:
             while True:
                 buffer += await stream.receive()
-        except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+        except GONE:
             asked.disconnected.set()
             scope.cancel()
 
@@ -154,7 +158,7 @@ class ModelServer:
             return self._script(asked)
         return self._script[min(asked.number, len(self._script)) - 1]
 
-    async def _answer(self, stream: SocketStream, asked: Asked, reply: Reply) -> None:
+    async def _answer(self, stream: ByteStream, asked: Asked, reply: Reply) -> None:
         if reply.gate is not None:
             await reply.gate.wait()
         pieces, is_stream = _pieces(asked, reply)

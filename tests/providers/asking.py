@@ -11,7 +11,8 @@ from gateway.domain.secrets import Secret
 from gateway.providers.assembly import Assembly
 from gateway.providers.client import ProviderClient
 from gateway.providers.failures import Scrub
-from gateway.providers.reading import Reading, StreamReader, WholeReader
+from gateway.providers.reading import Reading, StreamReader
+from gateway.providers.reading import read_whole as read_json
 from gateway.providers.reply_anthropic import AnthropicReading
 from gateway.providers.reply_openai import OpenAiReading
 from tests.fakes.clock import FakeClock
@@ -87,9 +88,7 @@ def read_stream(
 
 def read_whole(wire: Wire, body: bytes, heard: Heard | None = None) -> ModelReply:
     assembly = Assembly(a_request(stream=False), heard or Heard(), Scrub((KEY,)), 1000)
-    reader = WholeReader(_reading(wire, assembly), assembly)
-    reader.feed(body)
-    return reader.close()
+    return read_json(body, _reading(wire, assembly), assembly)
 
 
 def _reading(wire: Wire, assembly: Assembly) -> Reading:

@@ -1,11 +1,13 @@
 """Over real sockets: a provider is asked, heard, retried, given up and let go as promised."""
 
+import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
 import pytest
+from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall
@@ -162,13 +164,15 @@ async def test_nothing_is_asked_more_often_than_allowed() -> None:
     assert len(server.requests) == 4
 
 
-async def _while_time_passes(clock: FakeClock, client: ProviderClient) -> str:
+async def _while_time_passes(
+    clock: FakeClock, client: ProviderClient, heard: Heard | None = None
+) -> str:
     """Asks, and lets every pause pass at once."""
     said: list[str | ModelFailed] = []
 
     async def ask() -> None:
         try:
-            said.append((await client.reply(a_request(), Heard())).text)
+            said.append((await client.reply(a_request(), heard or Heard())).text)
         except ModelFailed as failed:
             said.append(failed)
         group.cancel_scope.cancel()
@@ -197,6 +201,21 @@ async def test_half_a_stream_is_a_failure_and_what_was_heard_stays_said_once(
     assert (failed.value.kind, failed.value.started) == ("truncated", True)
     assert heard.text == "half "
     assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("ending", ["end", "reset"])
+async def test_a_stream_that_breaks_while_it_only_thinks_is_asked_again(
+    wire: Wire, ending: str
+) -> None:
+    clock, heard = FakeClock(), Heard()
+    pieces = 4 if wire == "anthropic" else 2
+    thinks = Reply("never", thinking=["hm"], stop_after=pieces, ending=ending)  # type: ignore[arg-type]
+    async with asking([thinks, Reply("ok")], wire, max_retries=1, clock=clock) as (server, client):
+        assert await _while_time_passes(clock, client, heard) == "ok"
+
+    assert (heard.thinking, heard.text) == ("hm", "ok")
+    assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("ending", ["end", "reset"])
@@ -374,6 +393,76 @@ async def test_the_operators_own_headers_are_sent_and_never_shown() -> None:
     assert http.calls[0].headers["x-team"] == "header-secret-1"
     assert http.calls[0].url == "http://127.0.0.1/v1/chat/completions"
     assert "header-secret-1" not in str(failed.value) + repr(definition)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "GZIP", "br", "zstd, gzip"])
+@pytest.mark.parametrize("content_type", ["text/event-stream", "application/json"])
+async def test_a_packed_answer_is_refused_unread(encoding: str, content_type: str) -> None:
+    packed = gzip.compress(b"\n" * 10_000_000)
+    headers = {"content-encoding": encoding, "content-type": content_type}
+    async with asking([Reply(raw=[packed], headers=headers)], max_retries=3) as (server, client):
+        with pytest.raises(ModelFailed, match="encoded") as failed:
+            await client.reply(a_request(), Heard())
+
+    assert failed.value.kind == "protocol"
+    assert [asked.headers["accept-encoding"] for asked in server.requests] == ["identity"]
+
+
+@pytest.mark.parametrize("encoding", ["", "identity", " Identity "])
+async def test_an_answer_that_says_it_is_not_packed_is_read(encoding: str) -> None:
+    script = [Reply("ok", headers={"content-encoding": encoding})]
+    async with asking(script) as (_, client):
+        assert (await client.reply(a_request(), Heard())).text == "ok"
+
+
+async def test_a_packed_refusal_keeps_the_kind_of_its_status() -> None:
+    headers = {"content-encoding": "gzip", "retry-after": "7"}
+    script = [Reply(status=429, headers=headers, body=gzip.compress(b"slow down"))]
+    async with asking(script) as (_, client):
+        with pytest.raises(ModelFailed, match="HTTP 429 without an explanation") as failed:
+            await client.reply(a_request(), Heard())
+
+    assert (failed.value.kind, failed.value.retry_after_s) == ("rate", 7.0)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "piece", "count"),
+    [
+        ("text/event-stream", b": comment\n\n" * 100, 1000),  # many reads, each there at once
+        ("text/event-stream", b": comment\n\n" * 100_000, 1),  # one read that holds a lot
+        ("application/json", b" " * 10_000, 100),
+    ],
+)
+async def test_others_have_their_turn_while_an_answer_is_there_faster_than_it_is_read(
+    content_type: str, piece: bytes, count: int
+) -> None:
+    answer = ScriptedAnswer([piece] * count, headers={"content-type": content_type})
+    turns: list[int] = []
+
+    async def other() -> None:
+        while True:
+            turns.append(answer.reads)
+            await checkpoint()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(other)
+        await checkpoint()
+        with pytest.raises(ModelFailed):
+            await a_client(ScriptedHttp(answer)).reply(a_request(), Heard())
+        group.cancel_scope.cancel()
+
+    assert len(turns) > 10
+
+
+@pytest.mark.parametrize("nothing", [b": %b\n\n", b'data: {"pad":"%b"}\n\n', b"field: %b\n"])
+async def test_a_stream_that_says_nothing_without_an_end_is_cut_off(nothing: bytes) -> None:
+    answer = ScriptedAnswer([nothing % (b"x" * 256 * 1024)] * 1000)
+
+    with pytest.raises(ModelFailed, match="longer than") as failed:
+        await a_client(ScriptedHttp(answer)).reply(a_request(), Heard())
+
+    assert (failed.value.kind, failed.value.started) == ("protocol", False)
+    assert answer.reads < 300
 
 
 async def test_every_answer_is_let_go() -> None:

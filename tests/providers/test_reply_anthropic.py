@@ -196,6 +196,27 @@ def test_what_is_not_a_complete_reply_is_a_failure_of_its_kind(
     assert failed.value.kind == kind
 
 
+def test_a_flood_of_empty_blocks_is_cut_off() -> None:
+    flood = b"".join(text(0) * 70_000)
+    cuts = range(0, len(flood), 64 * 1024)
+
+    with pytest.raises(ModelFailed, match="longer than"):
+        read_stream("anthropic", [start(), *cut(flood, cuts), end(), STOP])
+
+
+@pytest.mark.parametrize("begun", [{"type": "tool_use", "name": "f"}, {"type": "odd", "odd": 5}])
+@pytest.mark.parametrize("piece", [["{"], 5, None])
+def test_pieces_that_are_no_text_are_a_failure_and_never_a_crash(
+    begun: dict[str, Any], piece: object
+) -> None:
+    odd = {"type": "input_json_delta", "partial_json": piece}
+
+    with pytest.raises(ModelFailed) as failed:
+        read_stream("anthropic", [start(), *block(0, begun, odd), end(), STOP])
+
+    assert failed.value.kind == "protocol"
+
+
 @pytest.mark.requirement("S-002-LLM-03")
 def test_an_answer_that_is_not_streamed_comes_to_the_same_reply() -> None:
     body = {

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import TextDelta, Usage
-from tests.providers.asking import KEY, Heard, cut, read_stream, read_whole
+from tests.providers.asking import KEY, Heard, a_request, cut, read_stream, read_whole
 
 DONE = b"data: [DONE]\n\n"
 USAGE = {"prompt_tokens": 12, "completion_tokens": 5}
@@ -313,14 +313,53 @@ def test_what_is_not_a_complete_reply_is_a_failure_of_its_kind(
     assert failed.value.provider == "custom"
 
 
-def test_a_failure_says_whether_something_was_heard_before() -> None:
+def test_a_failure_says_whether_text_was_heard_before() -> None:
     with pytest.raises(ModelFailed) as later:
         read_stream("openai", [delta(content="half"), event(error="x")])
     with pytest.raises(ModelFailed) as at_once:
         read_stream("openai", [delta(content="half") + event(error="x")])
+    with pytest.raises(ModelFailed) as thinking:
+        read_stream("openai", [delta(reasoning="hm"), delta(reasoning="m"), event(error="x")])
 
     assert later.value.started
+    assert not thinking.value.started  # another attempt may think again
     assert not at_once.value.started  # the text of that same read was never heard
+
+
+@pytest.mark.parametrize("a_read", [1, 1000])
+def test_a_flood_of_small_deltas_is_heard_in_larger_pieces_and_nothing_is_lost(a_read: int) -> None:
+    heard = Heard()
+    events = [delta(content="a"), delta(reasoning="b")] * 10_000
+    reads = [b"".join(events[at : at + a_read]) for at in range(0, 20_000, a_read)]
+
+    reply = read_stream("openai", [*reads, delta("stop"), DONE], heard, a_request(max_tokens=1))
+
+    assert len(heard.deltas) < 1020
+    assert reply.text == heard.text == "a" * 10_000
+    assert reply.thinking == heard.thinking == "b" * 10_000
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        delta(tool_calls=[call(index=n) for n in range(2000)]),
+        delta(tool_calls=[call(str(n), "f") for n in range(2000)]),
+        delta(reasoning_details=[{}] * 70_000),
+    ],
+)
+def test_a_flood_of_empty_parts_is_cut_off_too(flood: bytes) -> None:
+    with pytest.raises(ModelFailed, match="longer than"):
+        read_stream("openai", [flood, delta("stop"), DONE])
+
+
+def test_a_flood_that_breaks_off_has_said_all_that_came() -> None:
+    heard = Heard()
+
+    with pytest.raises(ModelFailed) as failed:
+        read_stream("openai", [delta(content="a")] * 1500, heard, a_request(max_tokens=1))
+
+    assert (failed.value.kind, failed.value.started) == ("truncated", True)
+    assert heard.text == "a" * 1500
 
 
 def test_an_error_inside_a_stream_never_shows_the_key() -> None:

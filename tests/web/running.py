@@ -16,7 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.domain.errors import GatewayError
 from gateway.web.asgi import WebApp, build, principal_of
-from gateway.web.identity import Identities
+from gateway.web.identity import CHAT, Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.server import Address, WebServer
@@ -61,7 +61,7 @@ async def echo(_call: Call, params: Text) -> str:
 
 
 PING = Method("ping", NoParams, None, ping)
-ECHO = Method("echo", Text, "chat", echo)
+ECHO = Method("echo", Text, CHAT, echo)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """The application: guards, identity, errors."""
 
+from dataclasses import replace
+
 import pytest
 from starlette.requests import Request
 from starlette.responses import Response
@@ -7,6 +9,12 @@ from starlette.routing import Route
 
 from gateway.domain.errors import Busy, NotFound
 from tests.web.running import ALICE, BEARER, GUARDED, OPEN, Refused, Site, running
+
+
+@pytest.mark.parametrize("header", ["X-Real-Ip", "X-Forwarded-For", "Forwarded", "Via"])
+async def test_what_a_trusted_proxy_passes_on_is_not_the_local_operator_s(header: str) -> None:
+    async with running(replace(OPEN, trusted_proxies=("127.0.0.1",))) as site:
+        assert (await site.get("/whoami", {header: "127.0.0.1"})).status == 401
 
 
 @pytest.mark.parametrize(

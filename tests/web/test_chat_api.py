@@ -5,14 +5,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 
+import anyio
 from pydantic_core import from_json, to_json
 
+from gateway.domain.errors import ModelFailed
+from gateway.domain.model import TextDelta
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
-from tests.fakes.model import ScriptedModel, says
+from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.sessions.stage import Stage, staged
 from tests.web.running import running
 
@@ -76,3 +79,58 @@ async def test_a_stream_is_the_events_of_the_run() -> None:
     assert headers["content-type"].startswith("text/event-stream")
     assert [event["seq"] for event in answer.sse] == list(range(1, len(answer.sse) + 1))
     assert answer.sse[-1]["run_id"] == headers["x-exogate-run"]
+
+
+async def test_a_conversation_may_be_called_anything() -> None:
+    async with api("one") as (url, _):
+        for name in ("日本語", "😀", "\u202eabc", "a:b\n", "\x85é"):
+            answer = await post_chat(url, "hi", conversation_id=name)
+
+            assert (answer.status, answer.json["conversation_id"]) == (200, name)
+
+
+async def test_who_waits_when_the_gateway_stops_is_told_to_ask_again() -> None:
+    stalling = StallingModel(TextDelta("half"))
+    answers: list[HttpAnswer] = []
+
+    async def ask(url: str) -> None:
+        answers.append(await post_chat(url, "hi", key="k"))
+
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with (
+            running(WebSettings(port=0), routes=routes) as site,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(ask, f"http://{site.address}")
+            await stalling.reached.wait()
+            stage.front.live.abandon_all()
+        stage.lanes._group.cancel_scope.cancel()
+
+    assert answers[0].status == 503
+    assert answers[0].json["error"]["retryable"] is True
+    assert "r_" in answers[0].json["error"]["message"]
+
+
+async def test_a_busy_model_service_says_when_to_come_back() -> None:
+    busy = ModelFailed("fake", "rate", "429", retry_after_s=90.0)
+    async with open_memory() as stores, staged(ScriptedModel(busy), stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with running(WebSettings(port=0), routes=routes) as site:
+            answer = await post_chat(f"http://{site.address}", "hi")
+
+    headers = {name.lower(): value for name, value in answer.headers.items()}
+    assert (answer.status, headers["retry-after"]) == (502, "90")
+    assert answer.json["error"]["retry_after_s"] == 90.0
+
+
+async def test_a_very_long_answer_is_given_whole() -> None:
+    text = "".join(f"{n} " for n in range(50_000))
+    async with api(text) as (url, _):
+        answer = await post_chat(url, "hi")
+        body = json.dumps({"message": "hi", "stream": True}).encode()
+        streamed = await http(f"{url}/api/chat", method="POST", body=body)
+
+    assert answer.json["response"] == text
+    assert streamed.sse[-1]["truncated"] is True
+    assert text.startswith(streamed.sse[-1]["response"])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.web.guards import Doorway, parse_json
+from gateway.web.guards import MOST_VALUES, Doorway, parse_json
 from gateway.web.refusals import HostRefused, InvalidJson, OriginRefused
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import Visitor, parse_address
@@ -158,6 +158,33 @@ def test_json_may_be_so_deep_and_no_deeper(opening: str) -> None:
 def test_very_deep_json_is_refused_like_any_other(depth: int) -> None:
     with pytest.raises(InvalidJson):
         parse_json("[" * depth + "]" * depth)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" + "[]," * MOST_VALUES + "1]",
+        "[" + "{}," * MOST_VALUES + "1]",
+        "[" + "1," * MOST_VALUES + "1]",
+        "[" + "[[1]]," * MOST_VALUES + "1]",
+        "[" + '"",' * MOST_VALUES + "1]",
+        '["' + '\\\\",",' * 5 * MOST_VALUES + '1"]',
+        "{" + ",".join(f'"{n}":1' for n in range(MOST_VALUES + 1)) + "}",
+    ],
+    ids=["lists", "objects", "numbers", "nested", "strings", "escapes", "members"],
+)
+def test_more_values_than_anybody_needs_are_refused_before_they_are_built(text: str) -> None:
+    for data in (text, text.encode()):
+        with pytest.raises(InvalidJson, match="values"):
+            parse_json(data)
+
+
+@pytest.mark.parametrize("noise", ["[,{", '"', "\\", '\\"', ',\\\\"', "\u2028[", "\x00,"])
+def test_a_long_text_may_hold_what_it_likes(noise: str) -> None:
+    said = {"message": noise * MOST_VALUES, "more": ["\\", noise]}
+
+    assert parse_json(json.dumps(said)) == said
+    assert parse_json(json.dumps(said, ensure_ascii=False).encode()) == said
 
 
 @pytest.mark.parametrize(

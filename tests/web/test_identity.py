@@ -92,6 +92,18 @@ def test_ten_wrong_tokens_shut_an_address_out_and_no_other() -> None:
     assert known.of_token("tok-op", visitor()).principal == OPERATOR
 
 
+def test_our_own_command_line_is_not_shut_out_with_its_address_and_nobody_else_is_let_in() -> None:
+    known = identities()
+    for _ in range(10):
+        with pytest.raises(Unauthorized):
+            known.of_token("guess", visitor())
+
+    assert known.of_token("tok-cli", visitor()).principal == LOCAL
+    for token in ("tok-op", "tok-alice", "guess"):
+        with pytest.raises(TooManyFailures):
+            known.of_token(token, visitor())
+
+
 def test_failures_that_are_far_apart_shut_nobody_out() -> None:
     clock = FakeClock()
     known = Identities(SETTINGS, clock)

@@ -18,6 +18,7 @@ class Pipe(asyncio.Transport):
         super().__init__()
         self.written: list[bytes] = []
         self.on_write: Callable[[], None] = lambda: None
+        self.unsent = 0
 
     def write(self, data: Any) -> None:
         self.written.append(bytes(data))
@@ -25,6 +26,9 @@ class Pipe(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return False
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
 
 def outgoing(lagging: Callable[[], None], **limits: Any) -> tuple[Outgoing, Pipe]:
@@ -109,6 +113,26 @@ async def test_too_much_waiting_is_reported_once_and_never_from_inside_a_send(
     assert pipe.written == []
     out.end(b"bye")
     assert pipe.written == [b"bye"]
+
+
+@pytest.mark.parametrize(("unsent", "times"), [(100, 0), (101, 1)])
+async def test_what_the_transport_itself_holds_counts_and_may_be_one_frame(
+    unsent: int, times: int
+) -> None:
+    reports: list[int] = []
+    out, pipe = outgoing(lambda: reports.append(1), send_queue_bytes=100)
+    pipe.unsent = unsent
+    pipe.on_write = out.fill
+
+    out.send(b"one")
+    await anyio.lowlevel.checkpoint()
+    out.send(b"more")
+    assert len(pipe.written) == 1
+    await anyio.lowlevel.checkpoint()
+    await anyio.lowlevel.checkpoint()
+
+    assert len(reports) == times
+    out.end(b"")
 
 
 async def test_a_reader_that_takes_nothing_for_too_long_is_reported() -> None:

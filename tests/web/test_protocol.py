@@ -241,6 +241,70 @@ async def test_a_bad_request_behind_a_good_one_does_not_spoil_its_answer() -> No
         assert answers.endswith(b'{"slow":true}')
 
 
+@pytest.mark.parametrize("pipelined", [0, 1])
+async def test_an_upgrade_behind_an_unanswered_request_does_not_overtake_its_answer(
+    pipelined: int,
+) -> None:
+    gate = anyio.Event()
+
+    async def slow(_request: Request) -> Response:
+        await gate.wait()
+        return json_response({"slow": True})
+
+    async with running(routes=(Route("/slow", slow),)) as site, await site.dial() as stream:
+        host = f"Host: {site.address}"
+        earlier = f"GET /slow HTTP/1.1\r\n{host}\r\n\r\n" * (1 + pipelined)
+        upgrade = f"GET /ws HTTP/1.1\n{UPGRADE}\n{KEY}\n\n".replace("%", host)
+        await stream.send(earlier.encode() + upgrade.replace("\n", "\r\n").encode())
+        assert (await site.get("/healthz")).status == 200
+        gate.set()
+        answers = await read_all(stream)
+
+        assert answers.count(b"HTTP/1.1 200") == 1 + pipelined
+        assert answers.count(b"HTTP/1.1 ") == 1 + pipelined
+        assert answers.endswith(b'{"slow":true}')
+
+
+async def test_an_upgrade_behind_an_answered_request_is_taken() -> None:
+    async with running() as site, await site.dial() as stream:
+        host = f"Host: {site.address}"
+        await stream.send(f"GET /healthz HTTP/1.1\r\n{host}\r\n\r\n".encode())
+        with anyio.fail_after(5):
+            assert (await stream.receive()).endswith(b'{"status":"ok"}')
+            upgrade = f"GET /ws HTTP/1.1\n{UPGRADE}\n{KEY}\n\n".replace("%", host)
+            await stream.send(upgrade.replace("\n", "\r\n").encode())
+            assert (await stream.receive()).startswith(b"HTTP/1.1 101")
+
+
+async def parts(_request: Request) -> Response:
+    async def chunks() -> AsyncIterator[bytes]:
+        for part in (b"one ", b"", b"two"):
+            yield part
+
+    return StreamingResponse(chunks())
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_a_stream_for_http_1_0_has_no_chunks_and_ends_with_its_connection(
+    method: str,
+) -> None:
+    async with running(routes=(Route("/parts", parts),)) as site:
+        answer = await spoken(site, f"{method} /parts HTTP/1.0\n%")
+
+        assert answer.status == 200
+        assert "transfer-encoding" not in answer.headers
+        assert answer.headers["connection"] == "close"
+        assert answer.body == (b"one two" if method == "GET" else b"")
+
+
+async def test_a_stream_for_http_1_1_is_chunked() -> None:
+    async with running(routes=(Route("/parts", parts),)) as site:
+        answer = await site.get("/parts")
+
+        assert answer.headers["transfer-encoding"] == "chunked"
+        assert answer.body == b"4\r\none \r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
 async def test_an_answer_that_nobody_takes_is_given_up() -> None:
     ended = anyio.Event()
 

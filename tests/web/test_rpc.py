@@ -117,7 +117,7 @@ def test_any_json_is_a_request_or_has_an_answer(value: object) -> None:
 
 
 def registry(handler: Any = lambda _call, _params: 1) -> Registry:
-    return Registry([Method("chat.send", Send, "chat", handler)])
+    return Registry([Method("chat.send", Send, ("chat", "impersonate"), handler)])
 
 
 def prepare(params: dict[str, object], who: Principal = LOCAL, name: str = "chat.send") -> Any:
@@ -153,8 +153,19 @@ def test_very_many_parameters_make_a_short_answer(count: int) -> None:
 
 
 def test_a_method_wants_its_scope() -> None:
-    with pytest.raises(Forbidden, match="chat"):
+    with pytest.raises(Forbidden, match="chat or impersonate"):
         prepare({"content": "x"}, Principal("reader", frozenset({"read"})))
+
+
+@pytest.mark.parametrize("scope", ["chat", "impersonate", "admin"])
+def test_any_of_the_scopes_of_a_method_will_do(scope: str) -> None:
+    assert prepare({"content": "x"}, Principal("someone", frozenset({scope})))
+
+
+def test_a_method_without_scopes_is_for_everybody() -> None:
+    free = Registry([Method("x", NoParams, None, lambda _call, _params: 1)])
+
+    assert free.prepare(Request(1, "x", {}), Principal("nobody", frozenset()))
 
 
 def test_parameters_that_allow_extras_are_a_mistake_of_ours() -> None:

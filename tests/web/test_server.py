@@ -1,12 +1,14 @@
 """Listening, and letting everybody go."""
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import anyio
 import pytest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from websockets.exceptions import ConnectionClosed
 
@@ -105,6 +107,61 @@ async def test_who_does_not_finish_in_time_is_cut_off() -> None:
                 server.stop(grace_s=0.05)
                 await read_all(stream)
     assert server.connections == 0
+
+
+async def test_who_still_waits_at_the_end_is_told_and_it_is_no_fault_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = anyio.Event()
+
+    async def stuck(_request: Request) -> Response:
+        asked.set()
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    async def begun(_request: Request) -> Response:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield b"data"
+            await anyio.sleep_forever()
+
+        return StreamingResponse(chunks())
+
+    routes = (Route("/stuck", stuck), Route("/begun", begun))
+    async with (
+        running(routes=routes) as site,
+        await site.dial() as waiting,
+        await site.dial() as reading,
+    ):
+        await waiting.send(f"GET /stuck HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
+        await asked.wait()
+        await reading.send(f"GET /begun HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
+        received = b""
+        with anyio.fail_after(5):
+            while b"data" not in received:
+                received += await reading.receive()
+
+        site.server.stop(grace_s=0.01)
+
+        answer = parse_answer(await read_all(waiting))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "5")
+        assert answer.json["error"]["code"] == "stopping"
+        assert (received + await read_all(reading)).endswith(b"4\r\ndata\r\n0\r\n\r\n")
+        await site.server.stopped.wait()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_what_fails_by_a_cancellation_of_its_own_is_a_fault_of_ours(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(_request: Request) -> Response:
+        future = asyncio.get_running_loop().create_future()
+        future.cancel()
+        await future
+        raise AssertionError
+
+    async with running(routes=(Route("/broken", broken),)) as site:
+        assert (await site.get("/broken")).status == 500
+    assert [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 async def _serve(server: WebServer, *, task_status: anyio.abc.TaskStatus[Address]) -> None:

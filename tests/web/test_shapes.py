@@ -41,7 +41,7 @@ def node(said: Message) -> Node:
     "S-000-Exchange-04",
 )
 def test_a_message_has_its_role_content_time_and_tokens() -> None:
-    shown = message(node(Message("user", "hi")))
+    shown = message(node(Message("user", "hi")), 100)
 
     assert set(shown) == FIELDS
     assert (shown["role"], shown["content"], shown["token_count"]) == ("user", "hi", 7)
@@ -51,14 +51,22 @@ def test_a_message_has_its_role_content_time_and_tokens() -> None:
 
 @pytest.mark.requirement("S-004-Msg-03", "S-000-Exchange-03")
 def test_calls_have_the_usual_shape_and_a_result_names_its_call() -> None:
-    asked = message(node(Message("assistant", "look", (CALL,))))
-    result = message(node(Message("tool", result=ToolResult("c1", "clock", "noon"))))
+    asked = message(node(Message("assistant", "look", (CALL,))), 100)
+    result = message(node(Message("tool", result=ToolResult("c1", "clock", "noon"))), 100)
 
     assert asked["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"x":1}'}}
     ]
     assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "noon", "c1")
     assert result["is_error"] is False
+
+
+def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
+    asked = message(node(Message("user", "x" * 101)), 100)
+    result = message(node(Message("tool", result=ToolResult("1", "t", "y" * 101))), 100)
+
+    assert (asked["content"], asked["truncated"]) == ("x" * 100, True)
+    assert (result["content"], result["truncated"]) == ("y" * 100, True)
 
 
 def test_a_session_is_shown_with_its_key_and_parts() -> None:

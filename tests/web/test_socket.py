@@ -33,7 +33,7 @@ from tests.web.running import (
 
 
 def method(name: str, handler: Callable[..., Any], params: Any = NoParams) -> Method:
-    return Method(name, params, "chat", handler)
+    return Method(name, params, ("chat",), handler)
 
 
 class Gate:
@@ -98,6 +98,42 @@ async def test_a_wrong_header_is_not_let_in() -> None:
             async with site.socket({"Authorization": "Bearer wrong"}):
                 pass
         assert refused.value.response.status_code == 401
+
+
+async def test_who_becomes_another_hears_nothing_that_was_meant_for_the_first() -> None:
+    bob = TokenDef("bob", "bob-secret-token", frozenset({"chat"}))
+    heard: list[str] = []
+    gate = Gate()
+
+    def subscribe(call: Call, _params: NoParams) -> str:
+        call.peer.on_close(lambda: heard.append(f"{call.principal.name} left"))
+        call.after_answer(lambda: call.peer.notify("event", b'"hers"'))
+        return call.principal.name
+
+    async def later(call: Call, params: NoParams) -> str:
+        await gate()
+        return subscribe(call, params)
+
+    methods = (method("subscribe", subscribe), method("later", later))
+    settings = replace(GUARDED, tokens=(ALICE, bob))
+    async with running(settings, methods=methods) as site, site.socket(BEARER) as socket:
+        assert (await ask(socket, "subscribe"))["result"] == "alice"
+        assert (await hear(socket))["method"] == "event"
+        await socket.send(request("later", 9))
+        await ask(socket, "auth", token=ALICE.secret)
+        assert not heard
+        await ask(socket, "auth", token=bob.secret)
+        assert heard == ["alice left"]
+
+        gate.open.set()  # what she had begun is answered, and what it subscribes to ends at once
+        assert (await hear(socket))["id"] == 9
+        assert heard == ["alice left"] * 2
+        assert (await ask(socket, "subscribe", 10))["id"] == 10
+        assert (await hear(socket))["method"] == "event"
+    with anyio.fail_after(5):
+        while len(heard) < 3:
+            await anyio.lowlevel.checkpoint()
+    assert heard[2] == "bob left"
 
 
 async def test_who_never_says_who_it_is_has_to_go() -> None:
@@ -247,6 +283,54 @@ async def test_a_batch_is_answered_in_one_frame_and_in_order() -> None:
         assert [answer["id"] for answer in answers] == [1, 2, None, 3]
         assert [answer.get("result") for answer in answers] == ["a", None, None, "pong"]
         assert [answer["error"]["code"] for answer in answers[1:3]] == [-32601, -32600]
+
+
+async def test_the_answers_of_a_batch_have_a_bound_and_the_rest_is_not_run() -> None:
+    ran: list[str] = []
+
+    def large(_call: Call, params: Text) -> str:
+        ran.append(params.content)
+        return "x" * 3_000
+
+    settings = replace(OPEN, send_queue_bytes=16_000)
+    methods = (PING, method("large", large, Text))
+    async with running(settings, methods=methods) as site, site.socket() as socket:
+        batch: list[Any] = [json.loads(request("large", n, content=str(n))) for n in range(8)]
+        batch += [{"jsonrpc": "2.0", "method": "large", "params": {"content": "unanswered"}}, 17]
+        await socket.send(json.dumps(batch))
+        answers = await hear(socket)
+
+        assert [answer["id"] for answer in answers] == [*range(8), None]
+        assert ran == ["0", "1", "2", "unanswered"]
+        assert {answer["error"]["code"] for answer in answers[3:8]} == {-32005}
+        assert "one by one" in answers[3]["error"]["message"]
+        assert answers[8]["error"]["code"] == -32600
+        assert (await ask(socket, "ping"))["result"] == "pong"
+
+
+async def test_an_answer_that_nobody_has_room_for_is_replaced_by_saying_so() -> None:
+    def large(_call: Call, _params: NoParams) -> str:
+        return "x" * 20_000
+
+    async def later(call: Call, params: NoParams) -> str:
+        return large(call, params)
+
+    settings = replace(OPEN, send_queue_bytes=16_000)
+    methods = (PING, method("large", large), method("later", later))
+    async with running(settings, methods=methods) as site, site.socket() as socket:
+        for name in ("large", "later"):
+            answer = await ask(socket, name, 5)
+            assert (answer["id"], answer["error"]["code"]) == (5, -32005)
+            assert answer["error"]["data"]["code"] == "answer_too_large"
+            await socket.send(f"[{request(name, 6)}]")
+            assert (await hear(socket))[0]["error"]["code"] == -32005
+
+
+async def test_a_large_answer_reaches_who_reads_it() -> None:
+    async with running() as site, site.socket() as socket:
+        for _ in range(5):
+            said = "z" * 1_000_000
+            assert (await ask(socket, "echo", content=said))["result"] == said
 
 
 async def test_a_notification_is_never_answered() -> None:
@@ -538,6 +622,31 @@ async def test_a_reader_that_stalls_is_cut_off_after_its_deadline() -> None:
         await stream.send(_upgrade(site))
         await stream.receive()
         # masked with zeros, so as it is
+        frame = request("subscribe").encode()
+        await stream.send(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)
+        while not peers:
+            await anyio.lowlevel.checkpoint()
+        peers[0].send_bytes(b"1" * 20_000_000)
+        with anyio.fail_after(5):
+            await ended.wait()
+
+
+async def test_one_frame_that_is_not_taken_ends_a_reader_like_many_do() -> None:
+    peers: list[Peer] = []
+    ended = anyio.Event()
+
+    def subscribe(call: Call, _params: NoParams) -> str:
+        peers.append(call.peer)
+        call.peer.on_close(ended.set)
+        return "subscribed"
+
+    settings = replace(OPEN, write_deadline_s=600, close_linger_s=0.1)
+    async with (
+        running(settings, methods=(method("subscribe", subscribe),)) as site,
+        await site.dial() as stream,
+    ):
+        await stream.send(_upgrade(site))
+        await stream.receive()
         frame = request("subscribe").encode()
         await stream.send(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)
         while not peers:

@@ -34,6 +34,10 @@ def test_what_only_looks_like_an_address_is_none(text: str) -> None:
         ([(b"forwarded", b"for=127.0.0.1")], False),
         ([(b"x-real-ip", b"127.0.0.1")], False),
         ([(b"x-forwarded-for", b"")], False),
+        ([(b"x-forwarded-proto", b"https")], False),
+        ([(b"x-forwarded-whatever", b"1")], False),
+        ([(b"via", b"1.1 proxy")], False),
+        ([(b"cf-connecting-ip", b"127.0.0.1")], False),
     ],
 )
 def test_only_a_direct_program_on_this_machine_is_near(
@@ -64,6 +68,37 @@ def test_behind_a_trusted_proxy_the_last_foreign_hop_is_the_client(
     visitor = reception.visitor([(b"x-forwarded-for", hops)], LOOPBACK, LOOPBACK)
 
     assert str(visitor.client) == client
+    assert not visitor.is_near
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"x-real-ip", b"9.9.9.9")],
+        [(b"forwarded", b"for=9.9.9.9")],
+        [(b"x-forwarded-proto", b"https")],
+        [(b"via", b"1.1 proxy")],
+        [(b"x-forwarded-for", b"")],
+        [(b"x-forwarded-for", b"127.0.0.1")],
+        [(b"x-forwarded-for", b"10.0.0.1, 127.0.0.1")],
+    ],
+)
+def test_a_trusted_proxy_that_names_nobody_brings_somebody_unknown_from_afar(
+    headers: list[tuple[bytes, bytes]],
+) -> None:
+    visitor = Reception(("127.0.0.1", "10.0.0.0/8")).visitor(headers, LOOPBACK, LOOPBACK)
+
+    assert visitor.client is None
+    assert not visitor.is_near
+
+
+def test_a_loopback_address_behind_a_trusted_proxy_is_not_near() -> None:
+    hops = [(b"x-forwarded-for", b"127.0.0.1")]
+
+    visitor = Reception(("10.0.0.1",)).visitor(hops, ("10.0.0.1", 1), LOOPBACK)
+
+    assert str(visitor.client) == "127.0.0.1"
     assert not visitor.is_near
 
 

@@ -12,16 +12,18 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import RunRecord
+from gateway.domain.messages import Node
 from gateway.domain.ports import Encode
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
-from gateway.web.identity import Principal, may_use, sees_session, speaks_as
+from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Call, Method, Peer
 from gateway.web.shapes import message
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000)]
+PAGE_CHARACTERS = 150_000  # of a history page: at six bytes each, still one frame
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 
 
@@ -72,10 +74,10 @@ class ChatMethods:
 
     def all(self) -> Sequence[Method]:
         return (
-            Method("chat.send", Send, "chat", self.send),
-            Method("chat.abort", Abort, "chat", self.abort),
-            Method("chat.history", History, None, self.history),
-            Method("chat.resume", Resume, None, self.resume),
+            Method("chat.send", Send, CHAT, self.send),
+            Method("chat.abort", Abort, CHAT, self.abort),
+            Method("chat.history", History, READS, self.history),
+            Method("chat.resume", Resume, READS, self.resume),
         )
 
     async def send(self, call: Call, params: Send) -> object:
@@ -131,6 +133,7 @@ class ChatMethods:
 
     async def abort(self, call: Call, params: Abort) -> object:
         run = await find_run(self.front, call.principal, params.run_id)
+        require_own(call.principal, key_of(run))
         if isinstance(run, LiveRun):
             self.front.abort(run, at_once=params.mode == "immediate")
         return {"run_id": params.run_id, "aborted": isinstance(run, LiveRun)}
@@ -141,10 +144,11 @@ class ChatMethods:
         if before is not None:
             await self.front.node(key, before)
         path = await self.front.transcript.path(key, before=before, limit=params.limit)
+        shown = newest_within(path.nodes, PAGE_CHARACTERS)
         return {
-            "messages": [message(node) for node in path.nodes],
+            "messages": [message(node, PAGE_CHARACTERS) for node in shown],
             "head": path.head,
-            "more": path.more,
+            "more": path.more or len(shown) < len(path.nodes),
         }
 
     async def resume(self, call: Call, params: Resume) -> object:
@@ -167,12 +171,13 @@ def follow(run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:
     """The peer hears the run until either of them ends."""
 
     def hear(event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        peer.notify("chat.event", event)
+        if event:
+            peer.notify("chat.event", event)
         if last:
             forget()
 
     forget = _nothing
-    stop = run.listen(hear, after_seq=after_seq)
+    stop = run.listen(hear, after_seq=after_seq, owner=peer)
     if not run.ended:
         forget = peer.on_close(stop)
 
@@ -194,8 +199,7 @@ async def _replay_ended(run: RunRecord, peer: Peer, after_seq: int) -> None:
 async def find_run(front: Front, principal: Principal, run_id: str) -> LiveRun | RunRecord:
     """A run that the principal may see; raises NotFound, alike for absent and for forbidden."""
     run = await front.run(run_id)
-    key = run.session_key if isinstance(run, LiveRun) else run.entry.new.session_key
-    if not sees_session(principal, key):
+    if not sees_session(principal, key_of(run)):
         raise NotFound(f"run {run_id[:64]!r}")
     return run
 
@@ -210,6 +214,28 @@ def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Rou
     if not may_use(principal, route.agent_id):
         raise Forbidden("your token does not reach the agent that answers there")
     return route
+
+
+def key_of(run: LiveRun | RunRecord) -> SessionKey:
+    return run.session_key if isinstance(run, LiveRun) else run.entry.new.session_key
+
+
+def require_own(principal: Principal, key: SessionKey) -> None:
+    """Seeing is not enough to change something; raises Forbidden."""
+    if not speaks_as(principal, key.channel, key.account):
+        raise Forbidden("your token may read this, but not change it")
+
+
+def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
+    """The newest of them up to a size, at least one: a page must fit into a socket."""
+    size = 0
+    for place in range(len(nodes) - 1, -1, -1):
+        said = nodes[place].message
+        size += len(said.text) + sum(len(call.arguments) for call in said.tool_calls)
+        size += len(said.result.content) if said.result else 0
+        if size > most:
+            return nodes[min(place + 1, len(nodes) - 1) :]
+    return nodes
 
 
 def visible_key(principal: Principal, text: str) -> SessionKey:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
@@ -11,7 +10,7 @@ from gateway.domain.bindings import Address
 from gateway.domain.ports import Decode
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
-from gateway.web.identity import may, may_use
+from gateway.web.identity import READS, may, may_use
 from gateway.web.methods.chat import Text, find_run
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import stamp
@@ -38,7 +37,7 @@ class About:
     """What is known once, at start."""
 
     version: str
-    started_at: datetime
+    started: float  # by the clock that never jumps
     store_url: str
     pid: int
     origin: str
@@ -53,11 +52,11 @@ class InsightMethods:
 
     def all(self) -> Sequence[Method]:
         return (
-            Method("ping", NoParams, None, self.ping),
-            Method("status", NoParams, None, self.status),
-            Method("agent.list", NoParams, None, self.agents),
-            Method("route.explain", Explain, None, self.explain),
-            Method("run.inspect", Inspect, None, self.inspect),
+            Method("ping", NoParams, READS, self.ping),
+            Method("status", NoParams, READS, self.status),
+            Method("agent.list", NoParams, READS, self.agents),
+            Method("route.explain", Explain, ("read",), self.explain),
+            Method("run.inspect", Inspect, READS, self.inspect),
         )
 
     def ping(self, call: Call, params: NoParams) -> object:
@@ -69,12 +68,13 @@ class InsightMethods:
         reasons = list(self.reasons())
         shown: dict[str, object] = {
             "version": about.version,
-            "uptime_s": round((front.clock.now() - about.started_at).total_seconds(), 3),
+            "uptime_s": round(front.clock.monotonic() - about.started, 3),
             "ready": not reasons,
             "reasons": reasons,
             "agents": [name for name in sorted(front.agents) if may_use(call.principal, name)],
             "plugins": [],
             "channels": [],
+            "budget": [],
             "store": {"url": about.store_url},
         }
         if may(call.principal, "read"):
@@ -128,7 +128,7 @@ class InsightMethods:
     async def inspect(self, call: Call, params: Inspect) -> object:
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, LiveRun):
-            return run.summary(self.front.clock.now())
+            return run.summary(self.front.clock)
         if run.summary:
             return self.decode(run.summary)
         new = run.entry.new

@@ -10,14 +10,14 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
-from gateway.web.identity import Principal, may, sees_session
-from gateway.web.methods.chat import Text, visible_key
+from gateway.web.identity import CHAT, OWN_CHANNELS, READS, Principal, may
+from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import session, tree_node
 
 Key = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
-MOST_TREE_NODES = 10_000
+MOST_TREE_NODES = 3_000  # the newest ones: they fit into one frame
 
 
 class _Params(BaseModel):
@@ -54,26 +54,25 @@ class SessionMethods:
 
     def all(self) -> Sequence[Method]:
         return (
-            Method("session.list", List, None, self.list),
-            Method("session.get", Get, None, self.get),
-            Method("session.tree", Get, None, self.tree),
-            Method("session.branch", Branch, "chat", self.branch),
-            Method("session.checkout", Checkout, "chat", self.checkout),
+            Method("session.list", List, READS, self.list),
+            Method("session.get", Get, READS, self.get),
+            Method("session.tree", Get, READS, self.tree),
+            Method("session.branch", Branch, CHAT, self.branch),
+            Method("session.checkout", Checkout, CHAT, self.checkout),
         )
 
     async def list(self, call: Call, params: List) -> object:
-        principal = call.principal
+        agents, channels, account = _reach(call.principal)
         query = SessionQuery(
-            agent=params.agent,
-            channel=params.channel,
-            account=None if may(principal, "read") else principal.name,
+            agents=_both(agents, params.agent),
+            channels=_both(channels, params.channel),
+            account=account,
             text=params.query,
             before=params.before,
             limit=params.limit,
         )
         page = await self.front.sessions.list(query)
-        seen = [record for record in page.sessions if sees_session(principal, record.key)]
-        return {"sessions": [session(record) for record in seen], "more": page.more}
+        return {"sessions": [session(record) for record in page.sessions], "more": page.more}
 
     async def get(self, call: Call, params: Get) -> object:
         return session(await self._record(call.principal, params.session_key))
@@ -96,7 +95,9 @@ class SessionMethods:
         return {"head": await self.front.move_head(key, to)}
 
     async def _own(self, principal: Principal, text: str) -> SessionKey:
-        return (await self._record(principal, text)).key
+        key = (await self._record(principal, text)).key
+        require_own(principal, key)
+        return key
 
     async def _record(self, principal: Principal, text: str) -> SessionRecord:
         key = visible_key(principal, text)
@@ -104,3 +105,20 @@ class SessionMethods:
         if record is None:
             raise NotFound(f"session {text[:200]!r}")
         return record
+
+
+Names = tuple[str, ...] | None
+
+
+def _reach(principal: Principal) -> tuple[Names, Names, str | None]:
+    """Agents, channels and account to which a principal's eyes are limited; None: not at all."""
+    agents = None if principal.agents is None else tuple(sorted(principal.agents))
+    if may(principal, "read"):
+        return agents, None, None
+    return agents, tuple(sorted(OWN_CHANNELS)), principal.name
+
+
+def _both(reach: Names, asked: str | None) -> Names:
+    if asked is None:
+        return reach
+    return (asked,) if reach is None or asked in reach else ()

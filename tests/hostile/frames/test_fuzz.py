@@ -116,7 +116,7 @@ async def test_a_million_keys_do_not_fit_and_as_many_as_fit_get_a_short_answer()
         async with site.socket() as socket:
             await socket.send(keys(100_000))
             answer = await hear(socket)
-            assert answer["error"]["code"] == -32602
+            assert answer["error"]["code"] == -32700
             assert len(json.dumps(answer)) < 500
         async with site.socket() as socket:
             with contextlib.suppress(Exception):

@@ -11,7 +11,7 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
 from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
-from gateway.web.methods.chat import REPLAYED_AT_ONCE, ChatMethods
+from gateway.web.methods.chat import PAGE_CHARACTERS, REPLAYED_AT_ONCE, ChatMethods
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
@@ -180,3 +180,48 @@ async def test_an_unknown_place_to_continue_from_is_not_found() -> None:
             await call(chat(stage), "chat.resume", run_id="r_nowhere")
         with pytest.raises(BadSessionKey):
             await call(chat(stage), "chat.history", session_key="nonsense")
+
+
+async def test_a_second_resume_takes_the_place_of_the_first() -> None:
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        peer = FakePeer()
+        sent = await call(chat(stage), "chat.send", at=peer, content="hi")
+        await stalling.reached.wait()
+        seen = len(peer.events)
+        for _ in range(5):
+            await call(chat(stage), "chat.resume", at=peer, run_id=sent["run_id"], after_seq=seen)
+        await call(chat(stage), "chat.abort", run_id=sent["run_id"])
+        await stage.lanes.rest()
+
+    seqs = [event["seq"] for event in peer.events]
+    assert seqs == list(range(1, len(seqs) + 1))
+
+
+async def test_a_page_of_history_is_bounded_by_its_size_too() -> None:
+    long = "x" * (PAGE_CHARACTERS // 3)
+    async with open_memory() as stores, staged(ScriptedModel(says(long)), stores) as stage:
+        for _ in range(4):
+            run_id = await stage.say(long)
+        await stage.lanes.rest()
+        key = stage.heard[run_id][0]["session_key"]
+        page = await call(chat(stage), "chat.history", session_key=key)
+        before = page["messages"][0]["id"]
+        rest = await call(chat(stage), "chat.history", session_key=key, before=before)
+
+    assert (len(page["messages"]), page["more"]) == (3, True)
+    assert (len(rest["messages"]), rest["more"]) == (3, True)
+    assert page["messages"][-1]["id"] == page["head"]
+
+
+async def test_reading_everything_is_not_a_right_to_change_it() -> None:
+    reader = Principal("reader", frozenset({"chat", "read"}))
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        run_id = await stage.say("hi")
+        await stalling.reached.wait()
+        with pytest.raises(Forbidden, match="not change it"):
+            await call(chat(stage), "chat.abort", by=reader, run_id=run_id)
+        await call(chat(stage), "chat.resume", by=reader, run_id=run_id)
+        await call(chat(stage), "chat.abort", run_id=run_id)
+        await stage.lanes.rest()

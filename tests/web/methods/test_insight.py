@@ -19,7 +19,7 @@ BOB = Principal("bob", frozenset({"chat"}))
 
 
 def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
-    about = About("1.2.3", stage.clock.now(), "memory", 42, "none")
+    about = About("1.2.3", 0.0, "memory", 42, "none")
     methods = InsightMethods(stage.front, about, lambda: reasons, from_json).all()
     return {method.name: method for method in methods}
 

@@ -1,17 +1,19 @@
 """session.*: found, listed, and their HEAD moved, each by its owner."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.domain.errors import NotFound
+from gateway.domain.ids import AgentId
 from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.sessions import SessionMethods
-from gateway.web.refusals import InvalidParams
+from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, says
-from tests.sessions.stage import Stage, staged
+from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.methods.calling import call
 
 KEY = "a:websocket:p:main"
@@ -102,3 +104,33 @@ async def test_a_checkout_names_one_place_that_exists() -> None:
                 await call(methods, "session.checkout", session_key=KEY, **names)
         with pytest.raises(NotFound):
             await call(methods, "session.checkout", session_key=KEY, label="nowhere")
+
+
+async def test_reading_everything_is_not_a_right_to_move_head() -> None:
+    reader = Principal("reader", frozenset({"chat", "read"}))
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        await stage.say("hi")
+        await stage.lanes.rest()
+        methods = sessions(stage)
+        head = (await call(methods, "session.get", by=reader, session_key=KEY))["head"]
+        for method in ("session.branch", "session.checkout"):
+            with pytest.raises(Forbidden):
+                await call(methods, method, by=reader, session_key=KEY, node_id=head)
+
+
+async def test_sessions_of_agents_out_of_reach_take_no_place_on_a_page() -> None:
+    other = replace(AGENT, id=AgentId("b"))
+    only_a = Principal("reader", frozenset({"read"}), agents=frozenset({"a"}))
+    async with (
+        open_memory() as stores,
+        staged(ScriptedModel(says("ok")), stores, agents=(AGENT, other)) as stage,
+    ):
+        await stage.say("hi")
+        await stage.lanes.rest()
+        for number in range(5):
+            await stage.say("hi", peer=str(number), requested_agent="b")
+        await stage.lanes.rest()
+        page = await call(sessions(stage), "session.list", by=only_a, limit=2)
+
+    assert [one["session_key"] for one in page["sessions"]] == [KEY]
+    assert page["more"] is False
