@@ -25,7 +25,3 @@ class Chunk:
 
     type: ChunkType
     data: Mapping[str, object]
-
-    @property
-    def is_terminal(self) -> bool:
-        return self.type in {"done", "error"}

@@ -16,7 +16,6 @@ class ToolSpec:
     name: str
     description: str
     parameters: str = '{"type":"object","properties":{}}'
-    category: str = "meta"
 
 
 @dataclass(frozen=True, slots=True)

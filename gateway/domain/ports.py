@@ -267,6 +267,3 @@ class Http(Protocol):
         """Never follows a redirect. Leaving the context before the end aborts the request.
         Raises HttpFailed."""
         ...
-
-
-Supervised = Callable[[], Awaitable[None]]

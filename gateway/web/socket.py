@@ -193,11 +193,6 @@ class Seat:
         self._callbacks: dict[int, Callable[[], None]] = {}
         self.is_open = True
 
-    def send_bytes(self, payload: bytes) -> None:
-        """Sends JSON text."""
-        if self.is_open:
-            self._wire.send(payload)
-
     def notify(self, method: str, params_json: bytes) -> None:
         if self.is_open:
             self._wire.send(rpc.encode_notification(method, params_json))

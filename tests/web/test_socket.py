@@ -626,7 +626,7 @@ async def test_a_reader_that_stalls_is_cut_off_after_its_deadline() -> None:
         await stream.send(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)
         while not peers:
             await anyio.lowlevel.checkpoint()
-        peers[0].send_bytes(b"1" * 20_000_000)
+        peers[0].notify("big", b"1" * 20_000_000)
         with anyio.fail_after(5):
             await ended.wait()
 
@@ -651,7 +651,7 @@ async def test_one_frame_that_is_not_taken_ends_a_reader_like_many_do() -> None:
         await stream.send(bytes([0x81, 0x80 | len(frame)]) + bytes(4) + frame)
         while not peers:
             await anyio.lowlevel.checkpoint()
-        peers[0].send_bytes(b"1" * 20_000_000)
+        peers[0].notify("big", b"1" * 20_000_000)
         with anyio.fail_after(5):
             await ended.wait()
 

@@ -19,9 +19,6 @@ class FakePeer:
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     is_open: bool = True
 
-    def send_bytes(self, payload: bytes) -> None:
-        self.events.append(json.loads(payload))
-
     def notify(self, method: str, params_json: bytes) -> None:
         assert method == "chat.event"
         self.events.append(json.loads(params_json))
