@@ -1,0 +1,13 @@
+"""`exogate route explain` says who answers, and why nobody else does."""
+
+from tests.cli.conftest import Shell
+
+
+def test_a_route_is_explained_with_its_losers(shell: Shell) -> None:
+    bound = shell("--json", "route", "explain", "--channel", "telegram").json
+    other = shell("route", "explain", "--channel", "slack", "--peer", "a:b")
+
+    assert (bound["agent_id"], bound["matched_by"]) == ("second", "channel")
+    assert "demo   matched by default" in other.out
+    assert "session demo:slack:default:a%3Ab" in other.out
+    assert "not binding 0: channel is 'slack'" in other.out

@@ -1,0 +1,76 @@
+"""An end has its nodes in a chain, one terminal event, and says what it is."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.agent.job import Answer
+from gateway.agent.turn import Fail, Finish
+from gateway.domain.errors import ModelFailed
+from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
+from gateway.domain.inbox import Entry, NewEntry
+from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult
+from gateway.domain.model import Usage
+from gateway.sessions.endings import SHOWN_TEXT, Timing, answered, refused
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+KEY = SessionKey(AgentId("a"), "c", "p")
+ENTRY = Entry(NewEntry(MessageId("m"), RunId("r"), KEY, "hi", AT), 1, "running", 1)
+TIMING = Timing(AT, 12.5)
+SAID = (
+    Message("assistant", "look", (ToolCall("1", "t"),)),
+    Message("tool", result=ToolResult("1", "t", "ok")),
+    Message("assistant", "done"),
+)
+
+
+def answer(end: Finish | Fail, *said: Message) -> Answer:
+    return Answer(end, said or (Message("assistant", end.text),), Usage(3, 4), "m", "p")
+
+
+def test_each_message_is_the_parent_of_the_next() -> None:
+    end = answered(ENTRY, answer(Finish("answered", "done"), *SAID), NodeId("before"), TIMING)
+
+    assert [node.id for node in end.nodes] == ["m", "m.1", "m.2", "m.3"]
+    assert [node.parent_id for node in end.nodes] == ["before", "m", "m.1", "m.2"]
+    assert end.terminal.data["message_id"] == "m.3"
+    assert end.terminal.data["tokens_used"] == 7
+    assert [node.model for node in end.nodes] == [None, "m", None, "m"]
+
+
+@pytest.mark.parametrize(
+    ("finish", "outcome", "status"),
+    [
+        (Finish("answered", "x"), "answered", "complete"),
+        (Finish("cancelled", "x", partial=True), "cancelled", "cancelled"),
+        (Finish("timeout", "x", partial=True), "timeout", "partial"),
+        (Fail(ModelFailed("p", "auth", "no"), "sorry", "sorry"), "failed", "error"),
+        (Fail(ModelFailed("p", "truncated", "no"), "sorry", "half"), "failed", "partial"),
+    ],
+)
+def test_the_last_message_has_the_status_of_the_end(
+    finish: Finish | Fail, outcome: str, status: NodeStatus
+) -> None:
+    end = answered(ENTRY, answer(finish), None, TIMING)
+
+    assert (end.outcome, end.nodes[-1].status) == (outcome, status)
+    assert end.nodes[0].status == "complete"
+    assert end.terminal.type == ("done" if isinstance(finish, Finish) else "error")
+
+
+def test_a_refusal_keeps_the_question_and_says_why() -> None:
+    end = refused(ENTRY, "config_error", "gone", None, TIMING)
+
+    assert [node.message.text for node in end.nodes] == ["hi", "gone"]
+    assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
+    assert end.usage.total == 0
+
+
+def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:
+    text = "x" * (SHOWN_TEXT + 1)
+
+    end = answered(ENTRY, answer(Finish("answered", text)), None, TIMING)
+
+    assert end.terminal.data["truncated"] is True
+    assert len(str(end.terminal.data["response"])) == SHOWN_TEXT
+    assert end.nodes[-1].message.text == text
