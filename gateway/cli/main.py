@@ -68,13 +68,20 @@ def gathered(words: Sequence[str]) -> list[str]:
     place = 0
     while place < len(rest) and rest[place] != "--":
         word = rest[place]
-        if word in FLAGS or word.partition("=")[0] in VALUED - {"-c"} and "=" in word:
+        if word in FLAGS or _holds_its_value(word):
             front.append(rest.pop(place))
         elif word in VALUED and place + 1 < len(rest):
             front += [rest.pop(place), rest.pop(place)]
         else:
             place += 2 if word in TEXT_FOLLOWS else 1
     return [*front, *rest]
+
+
+def _holds_its_value(word: str) -> bool:
+    if word.startswith("-c") and not word.startswith("--"):
+        return len(word) > len("-c")
+    name, is_given, _ = word.partition("=")
+    return bool(is_given) and name in VALUED
 
 
 def main() -> None:

@@ -70,6 +70,8 @@ def export(context: CliContext, key: str) -> None:
         click.echo(json.dumps(link.call("session.get", session_key=key), ensure_ascii=False))
         for message in _all_messages(link, key):
             click.echo(json.dumps(message, ensure_ascii=False))
+            if message.get("truncated"):
+                click.echo(f"exogate: {message['id']} is too long and was cut", err=True)
 
 
 def _all_messages(link: Link, key: str) -> Iterator[Mapping[str, Any]]:

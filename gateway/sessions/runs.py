@@ -18,7 +18,7 @@ Listener = Callable[
 ]  # an encoded event, and whether it is the last; never waits
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class LiveRun:
     """A run from its accept to its end. `events` are the encoded chunks in order of `seq`."""
 
@@ -37,7 +37,7 @@ class LiveRun:
     started_at: datetime | None = None
     opened: float = 0.0  # began and opened: by the clock that never jumps
     began: float = 0.0
-    _listeners: dict[int, Listener] = field(default_factory=dict)
+    _listeners: dict[int, tuple[Listener, Callable[[], None] | None]] = field(default_factory=dict)
     _prefix: bytes = b""
 
     def start(self, attempt: int, at: datetime, began: float) -> None:
@@ -57,6 +57,12 @@ class LiveRun:
         self._add(chunk)
         self.sealed = True
         return b"\n".join(self.events)
+
+    def let_go(self) -> None:
+        """Of whoever drove it: what refers to itself is only found by a look for garbage, and a
+        busy gateway would hold gigabytes until then."""
+        self.progress = dict
+        self.brake.scope = None
 
     def unseal(self) -> None:
         """The end could not be committed: another one will be."""
@@ -80,27 +86,34 @@ class LiveRun:
         return self.told[start : start + limit]
 
     def listen(
-        self, listener: Listener, *, after_seq: int = 0, owner: object = None
+        self,
+        listener: Listener,
+        *,
+        after_seq: int = 0,
+        owner: object = None,
+        replaced: Callable[[], None] | None = None,
     ) -> Callable[[], None]:
         """Replays what is missing, then goes on live without a gap; gives a way to stop. A second
-        listener of one owner takes the place of the first."""
+        listener of one owner takes the place of the first, which is told by its `replaced`."""
         told = self.told
         name = id(listener if owner is None else owner)
-        self._listeners.pop(name, None)
+        _, first_is_replaced = self._listeners.pop(name, (None, None))
+        if first_is_replaced is not None:
+            first_is_replaced()
         for place in range(max(0, after_seq + 1 - self.first_seq), len(told)):
             listener(told[place], self.ended and place + 1 == len(told))
         if not self.ended:
-            self._listeners[name] = listener
+            self._listeners[name] = (listener, replaced)
         return lambda: self._forget(name, listener)
 
     def abandon(self) -> None:
         """We stop before it has ended: an empty last event tells the listeners to wait no more."""
-        for listener in tuple(self._listeners.values()):
+        for listener, _ in tuple(self._listeners.values()):
             listener(b"", True)  # noqa: FBT003  # the shape of a Listener
         self._listeners.clear()
 
     def _forget(self, name: int, listener: Listener) -> None:
-        if self._listeners.get(name) is listener:
+        if self._listeners.get(name, (None, None))[0] is listener:
             del self._listeners[name]
 
     def _add(self, chunk: Chunk) -> int:
@@ -111,7 +124,7 @@ class LiveRun:
 
     def _tell(self, seq: int) -> None:
         event = self.events[seq - self.first_seq]
-        for listener in tuple(self._listeners.values()):
+        for listener, _ in tuple(self._listeners.values()):
             listener(event, self.ended)
 
     def summary(self, clock: Clock) -> dict[str, object]:

@@ -68,6 +68,8 @@ class Work:
         except anyio.get_cancelled_exc_class():
             await self._forgive(run)
             raise
+        finally:
+            run.let_go()
         self._runs.close(run.run_id)
         run.publish()
 

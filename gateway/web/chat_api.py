@@ -173,13 +173,17 @@ async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
 
 
 def _text(events: Sequence[Mapping[str, Any]]) -> str:
-    """All that was said after the last tool."""
+    """What was said last: after the last tools, or else before them."""
     said: list[str] = []
+    after_tools = False
     for event in events:
         if event["type"] == "tool_result":
-            said.clear()
+            after_tools = True
         elif event["type"] == "content":
+            if after_tools:
+                said.clear()
             said.append(event["content"])
+            after_tools = False
     return "".join(said)
 
 

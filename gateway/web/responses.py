@@ -69,7 +69,7 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     NoRoute: Failure(404, -32004, "not_found"),
     UnknownAgent: Failure(404, -32004, "not_found"),
     Conflict: Failure(409, -32006, "conflict"),
-    AnswerTooLarge: Failure(503, -32005, "too_large"),
+    AnswerTooLarge: Failure(422, -32602, "too_large"),
     Busy: Failure(503, -32005, "busy"),
     StoreUnavailable: Failure(
         503, -32005, "unavailable", "the store cannot commit at the moment; nothing was accepted"

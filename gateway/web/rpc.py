@@ -84,7 +84,8 @@ class Call:
 
     def answered(self) -> None:
         if self._afterwards:
-            run_all(self._afterwards)
+            callbacks, self._afterwards = self._afterwards, []
+            run_all(callbacks)
 
 
 def run_all(callbacks: Iterable[Callable[[], None]]) -> None:

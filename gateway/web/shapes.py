@@ -12,23 +12,21 @@ def stamp(at: datetime) -> str:
 
 
 def message(node: Node, most: int) -> dict[str, object]:
-    """A text of more than `most` characters is cut, and the message says so."""
+    """A message of more than `most` characters is cut, and says so."""
     said = node.message
     text = said.result.content if said.result else said.text
+    room = most - len(text)
+    calls: list[dict[str, object]] = []
+    for call in said.tool_calls:
+        function = {"name": call.name, "arguments": call.arguments[: max(0, room)]}
+        calls.append({"id": call.id, "type": "function", "function": function})
+        room -= len(call.arguments)
     shown: dict[str, object] = {
         "id": node.id,
         "seq": node.seq,
         "role": said.role,
         "content": text[:most],
-        "tool_calls": [
-            {
-                "id": call.id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
-            }
-            for call in said.tool_calls
-        ]
-        or None,
+        "tool_calls": calls or None,
         "run_id": node.run_id,
         "parent_id": node.parent_id,
         "status": node.status,
@@ -41,7 +39,7 @@ def message(node: Node, most: int) -> dict[str, object]:
         shown["name"] = said.result.name
         shown["is_error"] = said.result.is_error
         shown["duration_ms"] = said.result.duration_ms
-    if len(text) > most:
+    if room < 0:
         shown["truncated"] = True
     return shown
 

@@ -13,6 +13,7 @@ from tests.cli.conftest import Shell
         ("session list --limit 3 --json -c x.toml", "--json -c x.toml session list --limit 3"),
         ("status --data-dir /d --config=c.toml", "--data-dir /d --config=c.toml status"),
         ("chat -m --json", "chat -m --json"),
+        ("status -cx.toml", "-cx.toml status"),
         ("chat -- --json", "chat -- --json"),
         ("status -c", "status -c"),
         ("", ""),

@@ -1,12 +1,16 @@
 """A message's one end: committed before it is told, whatever happens on the way."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import anyio
 import pytest
 
+from gateway.domain.bindings import Address
 from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
+from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
@@ -19,6 +23,7 @@ from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, staged
 
 KEY = SessionKey(AGENT.id, "websocket", "p")
+HERE = Address("websocket", "p")
 
 
 @pytest.mark.requirement("S-002-E2E-01", "S-004-Flow-02", "S-004-Flow-03")
@@ -321,3 +326,22 @@ async def test_a_message_whose_place_is_gone_goes_on_from_head() -> None:
 
     assert stage.heard[run][-1]["response"] == "ok"
     assert [m.text for m in model.asked[1].messages] == ["one", "ok", "two"]
+
+
+async def test_a_run_that_has_ended_is_gone_without_a_look_for_garbage() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+            accepted = await stage.front.reception.accept(Inbound(HERE, "hi"))
+            live = stage.front.live.find(accepted.run_id)
+            assert live is not None
+            seen = weakref.ref(live)
+            del live
+            await stage.lanes.rest()
+            await anyio.wait_all_tasks_blocked()
+            left = seen()
+    finally:
+        gc.enable()
+
+    assert left is None

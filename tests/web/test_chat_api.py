@@ -9,6 +9,7 @@ import anyio
 from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import ModelFailed
+from gateway.domain.messages import ToolCall
 from gateway.domain.model import TextDelta
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
@@ -134,3 +135,14 @@ async def test_a_very_long_answer_is_given_whole() -> None:
     assert answer.json["response"] == text
     assert streamed.sse[-1]["truncated"] is True
     assert text.startswith(streamed.sse[-1]["response"])
+
+
+async def test_a_very_long_text_before_the_last_tools_is_the_answer_if_nothing_follows() -> None:
+    text = "x" * 200_000
+    call = ToolCall("1", "echo", "{}")
+    async with open_memory() as stores, staged(ScriptedModel(says(text, call)), stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with running(WebSettings(port=0), routes=routes) as site:
+            answer = await post_chat(f"http://{site.address}", "hi", limits={"token_budget": 5})
+
+    assert (answer.json["reason"], answer.json["response"]) == ("token_budget", text)

@@ -1,5 +1,6 @@
 """How messages look outside: the fields, roles and times that are promised."""
 
+import json
 from datetime import UTC, datetime
 
 import pytest
@@ -67,6 +68,15 @@ def test_a_text_that_is_too_long_is_cut_and_says_so() -> None:
 
     assert (asked["content"], asked["truncated"]) == ("x" * 100, True)
     assert (result["content"], result["truncated"]) == ("y" * 100, True)
+
+
+def test_arguments_count_and_are_cut_as_well() -> None:
+    calls = (ToolCall("1", "t", "a" * 60), ToolCall("2", "t", "b" * 60))
+
+    asked = message(node(Message("assistant", "x" * 10, calls)), 100)
+
+    assert asked["truncated"] is True
+    assert len(json.dumps(asked["tool_calls"])) < 300
 
 
 def test_a_session_is_shown_with_its_key_and_parts() -> None:

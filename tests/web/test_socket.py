@@ -302,7 +302,7 @@ async def test_the_answers_of_a_batch_have_a_bound_and_the_rest_is_not_run() -> 
 
         assert [answer["id"] for answer in answers] == [*range(8), None]
         assert ran == ["0", "1", "2", "unanswered"]
-        assert {answer["error"]["code"] for answer in answers[3:8]} == {-32005}
+        assert {answer["error"]["code"] for answer in answers[3:8]} == {-32602}
         assert "one by one" in answers[3]["error"]["message"]
         assert answers[8]["error"]["code"] == -32600
         assert (await ask(socket, "ping"))["result"] == "pong"
@@ -320,10 +320,10 @@ async def test_an_answer_that_nobody_has_room_for_is_replaced_by_saying_so() -> 
     async with running(settings, methods=methods) as site, site.socket() as socket:
         for name in ("large", "later"):
             answer = await ask(socket, name, 5)
-            assert (answer["id"], answer["error"]["code"]) == (5, -32005)
+            assert (answer["id"], answer["error"]["code"]) == (5, -32602)
             assert answer["error"]["data"]["code"] == "answer_too_large"
             await socket.send(f"[{request(name, 6)}]")
-            assert (await hear(socket))[0]["error"]["code"] == -32005
+            assert (await hear(socket))[0]["error"]["code"] == -32602
 
 
 async def test_a_large_answer_reaches_who_reads_it() -> None:

@@ -95,9 +95,9 @@ class ChatMethods:
             inbound = replace(inbound, context_id=node.id)
         accepted = await self.front.reception.accept(inbound)
         if not accepted.duplicate:
-            run = self.front.live.find(accepted.run_id)
+            run, peer = self.front.live.find(accepted.run_id), call.peer
             if run is not None:
-                call.after_answer(lambda: follow(run, call.peer))
+                call.after_answer(lambda: follow(run, peer))
         return {
             "message_id": accepted.message_id,
             "run_id": accepted.run_id,
@@ -177,7 +177,7 @@ def follow(run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:
             forget()
 
     forget = _nothing
-    stop = run.listen(hear, after_seq=after_seq, owner=peer)
+    stop = run.listen(hear, after_seq=after_seq, owner=peer, replaced=lambda: forget())
     if not run.ended:
         forget = peer.on_close(stop)
 

@@ -196,6 +196,7 @@ async def test_a_second_resume_takes_the_place_of_the_first() -> None:
 
     seqs = [event["seq"] for event in peer.events]
     assert seqs == list(range(1, len(seqs) + 1))
+    assert peer.callbacks == []
 
 
 async def test_a_page_of_history_is_bounded_by_its_size_too() -> None:
