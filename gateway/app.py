@@ -302,8 +302,8 @@ async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
         yield Models({"demo": DemoModel()})
         return
     # The HTTP client takes as long to import as all the rest: a start without providers does without.
-    from gateway.outbound import open_outbound  # noqa: PLC0415
-    from gateway.providers.client import ProviderClient  # noqa: PLC0415
+    from gateway.outbound import open_outbound  # noqa: PLC0415  # see above
+    from gateway.providers.client import ProviderClient  # noqa: PLC0415  # see above
 
     async with open_outbound() as http:
         providers: dict[str, Model] = {

@@ -85,8 +85,7 @@ def _no_such_key(key: str, rows: Iterable["Row"]) -> str:
 @config.command()
 def schema() -> None:
     """Print the JSON Schema of config.toml, for editors."""
-    # pydantic is slow to import
-    from gateway.config.keys import json_schema  # noqa: PLC0415
+    from gateway.config.keys import json_schema  # noqa: PLC0415  # pydantic is slow to import
 
     click.echo(json.dumps(json_schema(), indent=2))
 
@@ -106,8 +105,7 @@ def path(context: CliContext) -> None:
 
 
 def _load(context: CliContext) -> "Loaded":
-    # pydantic is slow to import
-    from gateway.config.reading import read  # noqa: PLC0415
+    from gateway.config.reading import read  # noqa: PLC0415  # pydantic is slow to import
 
     overrides = Overrides(context.data_dir)
     around = Surroundings(read_environment(), Path.home(), Path.cwd(), known(), overrides)
@@ -115,8 +113,7 @@ def _load(context: CliContext) -> "Loaded":
 
 
 def _rows(context: CliContext) -> tuple["Loaded", tuple["Row", ...]]:
-    # only `show` and `get` need positions of what is right
-    from gateway.config.effective import effective  # noqa: PLC0415
+    from gateway.config.effective import effective  # noqa: PLC0415  # only for `show` and `get`
 
     try:
         loaded = _load(context)

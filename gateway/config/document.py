@@ -82,7 +82,7 @@ def _shown(line: str, above: str) -> str:
     """In what is not TOML nothing can be told for sure: a line is only shown if it is made of
     words of ours, or sets, alone, a key of ours that holds no secret."""
     # only errors need it
-    from gateway.config.keys import patterns  # noqa: PLC0415
+    from gateway.config.keys import patterns  # noqa: PLC0415  # pydantic is slow to import
 
     harmless = {str(path[-1]) for path in patterns() if not looks_secret(str(path[-1]))}
     words, section = _WORD.findall(line), _WORD.findall((_HEADER.findall(above) or [""])[-1])

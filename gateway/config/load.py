@@ -19,8 +19,8 @@ def load(
     overrides: Overrides = NO_OVERRIDES,
 ) -> GatewayConfig:
     """Reads and checks everything; raises ConfigInvalid with every problem at once."""
-    # pydantic is slow to import, and most of the command line does without it
-    from gateway.config.reading import read  # noqa: PLC0415
+    # Most of the command line does without pydantic.
+    from gateway.config.reading import read  # noqa: PLC0415  # pydantic is slow to import
 
     found = find_file(path, environment=environment, home=home, cwd=cwd)
     return read(found, Surroundings(environment, home, cwd, known, overrides)).config

@@ -42,7 +42,7 @@ def struck(text: str, secrets: Iterable[str] = ()) -> str:
 def fitted(before: str, after: str, secrets: Iterable[str] = ()) -> tuple[str, int]:
     """A line, cut around its caret if it is long, and the caret's column."""
     before = printable(struck(before.removeprefix("\ufeff"), secrets))
-    after = printable(struck(after, secrets))
+    after = printable(struck(after.rstrip("\r"), secrets))
     if len(before) > WIDTH - 20:
         before = f"...{before[-(WIDTH // 2) :]}"
     room = WIDTH - len(before)

@@ -116,7 +116,7 @@ def quoted(text: str) -> str:
 
 def printable(text: str) -> str:
     """One column a character."""
-    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text.rstrip("\r"))
+    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)
 
 
 def nearest(word: str, choices: Iterable[str]) -> str | None:

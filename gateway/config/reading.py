@@ -49,7 +49,7 @@ def read(path: Path | None, around: Surroundings) -> Loaded:
     config = reading.config(sections) if sections is not None else None
     if sections is None or config is None or wrong or report.findings:
         # tree-sitter and all that only errors need
-        from gateway.config.placing import placed  # noqa: PLC0415
+        from gateway.config.placing import placed  # noqa: PLC0415  # only errors need a place
 
         findings = [
             replace(found, variable=found.variable or variables.get(found.path))

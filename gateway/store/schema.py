@@ -1,6 +1,8 @@
 """The tables, and how an older database becomes a newer one."""
 
+import contextlib
 import sqlite3
+from functools import cache
 
 from gateway.domain.errors import StoreRefused
 
@@ -114,6 +116,24 @@ INSERT OR IGNORE INTO pulse VALUES (1, 0, 0);
 MIGRATIONS: tuple[str, ...] = (_FIRST,)
 VERSION = len(MIGRATIONS)
 TABLES = frozenset({"session", "run", "node", "journal", "delivery", "pulse"})
+
+
+@cache
+def newest_columns() -> frozenset[tuple[str, str]]:
+    """(table, column) of a database that is up to date."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db)
+        return columns_of(db)
+
+
+def columns_of(db: sqlite3.Connection) -> frozenset[tuple[str, str]]:
+    return frozenset(db.execute(_COLUMNS).fetchall())
+
+
+_COLUMNS = """
+SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c
+WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'
+"""
 
 
 def version_of(db: sqlite3.Connection) -> int:

@@ -22,7 +22,15 @@ from gateway.store.outbox import SqliteOutbox
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers, open_to_read
 from gateway.store.rows import to_micros
-from gateway.store.schema import TABLES, VERSION, migrate, require_known, version_of
+from gateway.store.schema import (
+    TABLES,
+    VERSION,
+    columns_of,
+    migrate,
+    newest_columns,
+    require_known,
+    version_of,
+)
 from gateway.store.sessions import SqliteSessions
 from gateway.store.transcript import SqliteTranscript
 from gateway.store.writer import Writer
@@ -130,6 +138,7 @@ def _look_over(path: Path) -> Held:
             require_known(version, str(path))
             tables = {name for (name,) in db.execute(_TABLES)}
             _require_ours(version, tables, str(path))
+            _require_columns(db, version, str(path))
             thorough = path.stat().st_size <= _THOROUGH_BYTES
             check = "integrity_check" if thorough else "quick_check"
             problems = [str(row[0]) for row in db.execute(f"PRAGMA {check}(1)")]
@@ -163,6 +172,14 @@ def _require_ours(version: int, tables: set[str], where: str) -> None:
             f"{where} is a database of another program: move the file away or choose another "
             "data_dir"
         )
+
+
+def _require_columns(db: sqlite3.Connection, version: int, where: str) -> None:
+    if version != VERSION:
+        return
+    missing = sorted(".".join(column) for column in newest_columns() - columns_of(db))
+    if missing:
+        raise StoreRefused(damaged(where, f"columns are missing: {', '.join(missing)}"))
 
 
 def _held(db: sqlite3.Connection) -> Held:

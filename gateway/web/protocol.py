@@ -28,7 +28,7 @@ class GuardedHttp(LimitedHttp):
         self._lobby, self._door = lobby, door
         self._is_refused = False
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         super().connection_made(transport)
         self.patience = Timer(self.loop, self._lose_patience)
         self._stall = Timer(self.loop, transport.abort)  # an answer that nobody takes
@@ -74,7 +74,7 @@ class GuardedHttp(LimitedHttp):
     def _start_asgi_task(  # type: ignore[override]  # Starlette's type for the same thing
         self, cycle: RequestResponseCycle, app: ASGIApp
     ) -> None:
-        super()._start_asgi_task(cycle, Exchange(app, cycle))  # type: ignore[arg-type]
+        super()._start_asgi_task(cycle, Exchange(app, cycle))  # type: ignore[arg-type]  # uvicorn's scope types are its own
 
     def _watch(self) -> None:
         """Whatever is half here has its time; a connection at rest has the keep-alive time, also

@@ -92,9 +92,9 @@ def error_object(error: BaseException) -> dict[str, object]:
     known = isinstance(error, GatewayError) and failure is not INTERNAL
     shown: dict[str, object] = {
         "type": failure.type,
-        "code": error.code if known else INTERNAL.type,  # type: ignore[attr-defined]
+        "code": error.code if known else INTERNAL.type,  # type: ignore[attr-defined]  # known: a GatewayError
         "message": failure.text or str(error),
-        "retryable": bool(known and error.retryable),  # type: ignore[attr-defined]
+        "retryable": bool(known and error.retryable),  # type: ignore[attr-defined]  # as above
     }
     if known and (wait := getattr(error, "retry_after_s", None)) is not None:
         shown["retry_after_s"] = round(wait, 3)

@@ -101,7 +101,7 @@ def test_stopping_keeps_what_was_heard() -> None:
 @pytest.mark.requirement("S-004-Err-01")
 @pytest.mark.parametrize("kind", list(BROKEN))
 def test_a_broken_model_is_told_in_our_own_words(kind: str) -> None:
-    failure = ModelFailed("acme", kind, "<b>secret sk-123</b>")  # type: ignore[arg-type]
+    failure = ModelFailed("acme", kind, "<b>secret sk-123</b>")  # type: ignore[arg-type]  # a parameter
     turn = Turn(Limits())
     turn.begin()
 

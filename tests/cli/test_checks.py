@@ -1,11 +1,15 @@
 """What `exogate doctor` looks at: it finds what is wrong, says how to mend it, changes nothing."""
 
+import contextlib
+import sqlite3
 from pathlib import Path
 
+import anyio
 import pytest
 
 from gateway.cli import checks
-from tests.cli.conftest import Shell
+from tests.cli.conftest import Shell, end
+from tests.fakes.gateway import spawn
 
 
 def test_a_healthy_installation_has_no_errors(alone: Shell) -> None:
@@ -53,6 +57,18 @@ def test_a_damaged_store_is_found_and_left_alone(alone: Shell) -> None:
     assert ran.code == 1
     assert "store.damaged" in ran.out
     assert database.read_bytes().startswith(b"this is no database")
+
+
+def test_a_store_that_lacks_a_column_is_found_and_not_started(alone: Shell) -> None:
+    gateway = spawn(alone.config)
+    assert anyio.run(gateway.ready)
+    end(gateway)
+    with contextlib.closing(sqlite3.connect(alone.config.parent / "data" / "store.db")) as db:
+        db.execute("ALTER TABLE run DROP COLUMN forgiven")
+
+    for ran in (alone("doctor"), alone("run")):
+        assert ran.code == 1
+        assert "columns are missing: run.forgiven" in ran.out + ran.err
 
 
 def test_a_bad_configuration_is_78(alone: Shell) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.config.masking import is_sensitive, looks_secret, struck
+from gateway.config.masking import fitted, is_sensitive, looks_secret, struck
 from gateway.config.problems import KeyPath
 from tests.config.arena import Arena
 
@@ -105,3 +105,7 @@ def test_a_line_that_begins_inside_a_secret_is_not_shown(arena: Arena) -> None:
 )
 def test_an_address_is_shown_without_its_user_and_query(line: str, shown: str) -> None:
     assert struck(line) == shown
+
+
+def test_a_line_of_a_file_with_windows_line_ends_is_shown_without_them() -> None:
+    assert fitted("foo", "=1\r") == ("foo=1", 3)

@@ -19,7 +19,7 @@ KEY = SessionKey(AgentId("a"), "c", "p")
 
 
 def node(name: str, role: str = "user") -> Node:
-    message = Message(role, name)  # type: ignore[arg-type]
+    message = Message(role, name)  # type: ignore[arg-type]  # a parameter
     return Node(NodeId(name), None, RunId("r"), message, NOW, 10)
 
 

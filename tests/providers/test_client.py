@@ -193,7 +193,7 @@ async def test_half_a_stream_is_a_failure_and_what_was_heard_stays_said_once(
     wire: Wire, ending: str
 ) -> None:
     heard = Heard()
-    script = [Reply(["half ", "whole"], stop_after=4 if wire == "anthropic" else 2, ending=ending)]  # type: ignore[arg-type]
+    script = [Reply(["half ", "whole"], stop_after=4 if wire == "anthropic" else 2, ending=ending)]  # type: ignore[arg-type]  # a parameter
     async with asking(script, wire, max_retries=3) as (server, client):
         with pytest.raises(ModelFailed) as failed:
             await client.reply(a_request(), heard)
@@ -210,7 +210,7 @@ async def test_a_stream_that_breaks_while_it_only_thinks_is_asked_again(
 ) -> None:
     clock, heard = FakeClock(), Heard()
     pieces = 4 if wire == "anthropic" else 2
-    thinks = Reply("never", thinking=["hm"], stop_after=pieces, ending=ending)  # type: ignore[arg-type]
+    thinks = Reply("never", thinking=["hm"], stop_after=pieces, ending=ending)  # type: ignore[arg-type]  # a parameter
     async with asking([thinks, Reply("ok")], wire, max_retries=1, clock=clock) as (server, client):
         assert await _while_time_passes(clock, client, heard) == "ok"
 
@@ -221,7 +221,7 @@ async def test_a_stream_that_breaks_while_it_only_thinks_is_asked_again(
 @pytest.mark.parametrize("ending", ["end", "reset"])
 async def test_a_stream_that_ends_before_anything_was_heard_is_asked_again(ending: str) -> None:
     clock, heard = FakeClock(), Heard()
-    script = [Reply("x", stop_after=1, ending=ending), Reply("ok")]  # type: ignore[arg-type]
+    script = [Reply("x", stop_after=1, ending=ending), Reply("ok")]  # type: ignore[arg-type]  # a parameter
     async with asking(script, max_retries=1, clock=clock) as (server, client):
         assert await _while_time_passes(clock, client) == "ok"
 

@@ -56,7 +56,7 @@ async def fill(disk: Path) -> anyio.Path:
 async def until_ready(url: str, wanted: int) -> None:
     with anyio.fail_after(PROBED_S):
         # Another process has no event for us.
-        while (await http(f"{url}/readyz")).status != wanted:  # noqa: ASYNC110
+        while (await http(f"{url}/readyz")).status != wanted:  # noqa: ASYNC110  # see above
             await anyio.sleep(0.1)
 
 

@@ -4,7 +4,15 @@ import sqlite3
 
 import pytest
 
-from gateway.store.schema import MIGRATIONS, TABLES, VERSION, migrate, version_of
+from gateway.store.schema import (
+    MIGRATIONS,
+    TABLES,
+    VERSION,
+    columns_of,
+    migrate,
+    newest_columns,
+    version_of,
+)
 
 
 def shape(db: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -88,3 +96,13 @@ def test_a_state_that_is_none_is_refused_by_the_database_itself(table: str) -> N
 
     with pytest.raises(sqlite3.IntegrityError, match="CHECK"):
         db.execute(f"INSERT INTO {table} VALUES ({values})")
+
+
+def test_a_column_that_is_missing_is_noticed() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    whole = columns_of(db)
+    db.execute("ALTER TABLE run DROP COLUMN forgiven")
+
+    assert whole == newest_columns()
+    assert newest_columns() - columns_of(db) == {("run", "forgiven")}

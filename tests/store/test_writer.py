@@ -157,7 +157,7 @@ async def test_a_refused_operation_leaves_its_neighbours_alone(tmp_path: Path) -
     assert told == {"a": "a", "refused": "no", "b": "b"}
 
 
-@pytest.mark.parametrize("bad", [keep("a"), keep("\ud800"), keep(2**70)])  # type: ignore[arg-type]
+@pytest.mark.parametrize("bad", [keep("a"), keep("\ud800"), keep(2**70)])  # type: ignore[arg-type]  # results of any type
 async def test_an_operation_that_breaks_a_rule_is_undone_alone(tmp_path: Path, bad: Keep) -> None:
     gate = Gate()
     told: list[str] = []

@@ -23,7 +23,7 @@ def visitor(host: str | None, origin: str | None = None, **rest: object) -> Visi
         server="127.0.0.1",
         host=host,
         origin=origin,
-        **rest,  # type: ignore[arg-type]
+        **rest,  # type: ignore[arg-type]  # any fields
     )
 
 

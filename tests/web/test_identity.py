@@ -30,7 +30,7 @@ SETTINGS = WebSettings(tokens=(ALICE,), operator_secret="tok-op", cli_secret="to
 
 
 def visitor(authorization: str | None = None, **rest: object) -> Visitor:
-    return Visitor(client=HERE, server="", authorization=authorization, **rest)  # type: ignore[arg-type]
+    return Visitor(client=HERE, server="", authorization=authorization, **rest)  # type: ignore[arg-type]  # any fields
 
 
 def identities(settings: WebSettings = SETTINGS) -> Identities:

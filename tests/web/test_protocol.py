@@ -131,7 +131,7 @@ async def test_dripping_does_not_buy_time() -> None:
             group.start_soon(listen, group.cancel_scope)
             while True:
                 await stream.send(b"b")
-                await anyio.sleep(0.01)
+                await anyio.sleep(0.01)  # trickling is what this is about
         assert parse_answer(answers[0]).status == 408
 
 

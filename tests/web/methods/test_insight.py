@@ -1,6 +1,7 @@
 """What the gateway tells about itself, and to whom."""
 
 import json
+from datetime import timedelta
 
 import pytest
 from pydantic_core import from_json
@@ -67,3 +68,25 @@ async def test_agents_and_routes_are_told() -> None:
     assert [one["id"] for one in agents["agents"]] == ["a"]
     assert route["session_key"] == "a:c:default:a%3Ab"
     assert pong == "pong"
+
+
+async def test_how_long_something_took_does_not_follow_a_wall_clock_that_jumps() -> None:
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        run_id = await stage.say("hi")
+        await stalling.reached.wait()
+        stage.clock.move(5)
+        stage.clock.set_wall(stage.clock.now() - timedelta(days=1))
+        live = await call(insight(stage), "run.inspect", run_id=run_id)
+        status = await call(insight(stage), "status")
+        await call_abort(stage, run_id)
+
+    assert (live["elapsed_s"], status["uptime_s"]) == (5.0, 5.0)
+    assert live["timings"]["queued_s"] >= 0
+
+
+async def call_abort(stage: Stage, run_id: str) -> None:
+    run = stage.front.live.find(run_id)
+    assert run is not None
+    stage.front.abort(run, at_once=True)
+    await stage.lanes.rest()
