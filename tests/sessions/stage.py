@@ -78,6 +78,7 @@ async def staged(
     inbox: Inbox | None = None,
     channels: frozenset[str] = frozenset(),
     ids_from: int = 0,
+    opened: bool = True,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -112,7 +113,8 @@ async def staged(
                 ids=CountingIds(ids_from),
                 bounds=bounds,
             )
-            reception.open()
+            if opened:
+                reception.open()
             front = Front(
                 agents=means.agents,
                 router=router,

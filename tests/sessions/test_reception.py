@@ -76,8 +76,7 @@ async def test_nothing_comes_in_before_what_an_earlier_process_left_is_lined_up(
             await stalling.reached.wait()
             stage.lanes._group.cancel_scope.cancel()
         model = ScriptedModel(says("ok"))
-        async with staged(model, stores, ids_from=100) as again:
-            again.front.reception._refusal = "the gateway is starting"
+        async with staged(model, stores, ids_from=100, opened=False) as again:
             with pytest.raises(Busy, match="starting"):
                 await again.say("second")
             await again.front.reception.resume()

@@ -10,7 +10,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import TextDelta
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
@@ -125,12 +125,24 @@ async def test_a_busy_model_service_says_when_to_come_back() -> None:
     assert answer.json["error"]["retry_after_s"] == 90.0
 
 
-async def test_a_very_long_answer_is_given_whole() -> None:
-    text = "".join(f"{n} " for n in range(50_000))
-    async with api(text) as (url, _):
-        answer = await post_chat(url, "hi")
-        body = json.dumps({"message": "hi", "stream": True}).encode()
-        streamed = await http(f"{url}/api/chat", method="POST", body=body)
+async def test_a_very_long_answer_in_many_pieces_is_given_whole() -> None:
+    pieces = [f"{n} " for n in range(50_000)]
+    text = "".join(pieces)
+
+    async def speaks(request: ModelRequest, hear: Hear) -> ModelReply:
+        for start in range(0, len(pieces), 100):
+            hear(TextDelta("".join(pieces[start : start + 100])))
+        return says(text)
+
+    first = says("let me look", ToolCall("1", "echo", "{}"))
+    model = ScriptedModel(first, speaks, first, speaks)
+    async with open_memory() as stores, staged(model, stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with running(WebSettings(port=0), routes=routes) as site:
+            url = f"http://{site.address}"
+            answer = await post_chat(url, "hi")
+            body = json.dumps({"message": "hi", "stream": True}).encode()
+            streamed = await http(f"{url}/api/chat", method="POST", body=body)
 
     assert answer.json["response"] == text
     assert streamed.sse[-1]["truncated"] is True
