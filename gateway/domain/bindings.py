@@ -6,6 +6,7 @@ from typing import Literal
 from gateway.domain.ids import AgentId, SessionKey
 
 MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]
+OWN_CHANNELS = frozenset({"websocket", "api"})  # where a principal's name is the account
 
 
 @dataclass(frozen=True, slots=True)

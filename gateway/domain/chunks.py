@@ -7,6 +7,7 @@ from typing import Literal
 ChunkType = Literal[
     "thinking",
     "content",
+    "source",
     "tool_call",
     "tool_result",
     "context_update",

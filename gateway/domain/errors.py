@@ -96,6 +96,30 @@ class SoulUnreadable(GatewayError):
     code = "soul_unreadable"
 
 
+class BadCapability(GatewayError):
+    code = "bad_capability"
+
+    def __init__(self, text: str, problem: str) -> None:
+        super().__init__(f"capability {text[:100]!r} {problem}")
+        self.problem = problem
+
+
+class Denied(GatewayError):
+    """A plugin or a model asked for what it was not granted; the text may be shown to it."""
+
+    code = "denied"
+
+
+class PluginRefused(GatewayError):
+    """A plugin is not loaded; the text names it and says why and what would help."""
+
+    code = "plugin_refused"
+
+    def __init__(self, plugin: str, problem: str) -> None:
+        super().__init__(f"plugin {plugin}: {problem}")
+        self.plugin, self.problem = plugin, problem
+
+
 class ToolFailed(GatewayError):
     """A tool could not do it; the text tells the model what to do instead."""
 

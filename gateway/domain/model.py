@@ -11,11 +11,14 @@ FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusa
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
-    """A tool as a model is told of it; `parameters` is JSON Schema text."""
+    """A tool: its first three fields are what a model is told; `parameters` is JSON Schema text."""
 
     name: str
     description: str
     parameters: str = '{"type":"object","properties":{}}'
+    family: str = ""  # how an agent's list names it: its plugin
+    category: str | None = None
+    agent_scope: tuple[str, ...] = ()  # agents that may have it; none named: any that lists it
 
 
 @dataclass(frozen=True, slots=True)

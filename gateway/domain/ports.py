@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from gateway.domain.capabilities import Origin
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
 from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
 
 Encode = Callable[[object], bytes]  # a plain value -> compact JSON
@@ -52,6 +54,7 @@ class ToolScope:
     session_key: SessionKey
     run_id: RunId
     principal: str
+    call_id: str = ""
 
 
 class Tool(Protocol):
@@ -185,6 +188,31 @@ class Outbox(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class PluginSpace:
+    """A namespace of one plugin, of one person or (None) shared by all: never another's."""
+
+    plugin: str
+    namespace: str
+    person: str | None = None
+
+
+class PluginStore(Protocol):
+    """What plugins keep: texts by key, counted against a quota. Committed before it returns."""
+
+    async def get(self, space: PluginSpace, key: str) -> str | None: ...
+
+    async def set(self, space: PluginSpace, key: str, value: str) -> None:
+        """Raises Denied with a sentence when a key, a value or the space would be too large."""
+        ...
+
+    async def delete(self, space: PluginSpace, key: str) -> None: ...
+
+    async def list(self, space: PluginSpace, prefix: str) -> Sequence[str]:
+        """The keys that begin so, in order."""
+        ...
+
+
 class StoreCare(Protocol):
     async def probe(self) -> None:
         """Proves that a commit reaches the disk; raises StoreUnavailable."""
@@ -207,6 +235,7 @@ class Stores:
     transcript: Transcript
     sessions: Sessions
     outbox: Outbox
+    plugins: PluginStore
     care: StoreCare
 
 
@@ -266,4 +295,48 @@ class Http(Protocol):
     def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
         """Never follows a redirect. Leaving the context before the end aborts the request.
         Raises HttpFailed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request that a plugin or a model steers; `${secret:NAME}` may stand in url and headers."""
+
+    method: str
+    url: str
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    timeout_s: float = 30.0  # for all of it, redirects included
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Where an asker may go, and what is filled in for it there."""
+
+    origins: frozenset[Origin]
+    secrets: tuple[PluginSecret, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """An answer without anything secret in it. Names of headers are in lower case."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class Fetch(Protocol):
+    """The guarded way out."""
+
+    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+        """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
+        ...
+
+
+class HostFunction(Protocol):
+    """What an operator lets plugins call by name: text in, text out."""
+
+    async def __call__(self, text: str, plugin: PluginDef) -> str:
+        """Raises Denied with a sentence for the plugin."""
         ...

@@ -1,5 +1,6 @@
 """Transactions of many operations: whose fault a failure is, what is synced, when to give up."""
 
+import asyncio
 import logging
 import sqlite3
 from collections.abc import Callable, Sequence
@@ -34,6 +35,14 @@ class Outcome:
 
     result: Any = None
     error: Exception | None = None
+
+    def tell(self, future: "asyncio.Future[Any]") -> None:
+        if future.done():  # its waiter was cancelled
+            return
+        if self.error is None:
+            future.set_result(self.result)
+        else:
+            future.set_exception(self.error)
 
 
 class Commits:

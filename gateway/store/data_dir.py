@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.domain.errors import DataDirInUse, StoreRefused
-from gateway.store.faults import file_fault
+from gateway.store.faults import file_faults
 
 LOCK = "lock"
 MARK = "store.mark"
@@ -28,22 +28,18 @@ class Owner:
 
 def make_private(path: Path) -> None:
     """Raises StoreUnavailable if the directory cannot be made or entered."""
-    try:
+    with file_faults(str(path)):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if path.stat().st_mode & 0o077:
             path.chmod(0o700)
-    except OSError as error:
-        raise file_fault(error, str(path)) from error
 
 
 @contextlib.contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
     """The directory is ours until the end; raises DataDirInUse naming who has it."""
     path = data_dir / LOCK
-    try:
+    with file_faults(str(path)):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    except OSError as error:
-        raise file_fault(error, str(path)) from error
     try:
         if not _taken(lock):
             raise DataDirInUse(str(data_dir), _described(_parsed(path)))
@@ -67,15 +63,9 @@ def _taken(lock: int) -> bool:
 
 def _write_owner(lock: int, owner: Owner, where: str) -> None:
     text = json.dumps({"pid": owner.pid, "url": owner.url}).encode()
-    try:
-        os.pwrite(lock, text.ljust(_size_of(lock)), 0)
+    with file_faults(where):
+        os.pwrite(lock, text.ljust(os.fstat(lock).st_size), 0)
         os.ftruncate(lock, len(text))
-    except OSError as error:
-        raise file_fault(error, where) from error
-
-
-def _size_of(file: int) -> int:
-    return os.fstat(file).st_size
 
 
 def _described(owner: Owner | None) -> str:
@@ -112,10 +102,8 @@ def read_owner(data_dir: Path) -> Owner | None:
 def write_address(data_dir: Path, url: str) -> None:
     """Only for the process that holds the lock."""
     path = data_dir / LOCK
-    try:
+    with file_faults(str(path)):
         lock = os.open(path, os.O_RDWR)
-    except OSError as error:
-        raise file_fault(error, str(path)) from error
     try:
         _write_owner(lock, Owner(os.getpid(), url), str(path))
     finally:
@@ -138,10 +126,8 @@ class Mark:
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / MARK
-        try:
+        with file_faults(str(self.path)):
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise file_fault(error, str(self.path)) from error
 
     def read(self) -> Held:
         """Raises StoreRefused if the file is not one of ours."""
@@ -156,10 +142,8 @@ class Mark:
 
     def write(self, held: Held) -> None:
         """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
-        try:
+        with file_faults(str(self.path)):
             os.pwrite(self._file, self._FORM.pack(held.accepted, held.commits), 0)
-        except OSError as error:
-            raise file_fault(error, str(self.path)) from error
 
     def close(self) -> None:
         os.close(self._file)

@@ -1,7 +1,9 @@
 """What SQLite reports, as sentences for the operator."""
 
+import contextlib
 import errno
 import sqlite3
+from collections.abc import Iterator
 
 from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
 
@@ -34,10 +36,6 @@ def code_of(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
-def is_damage(error: sqlite3.Error) -> bool:
-    return code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
-
-
 def _is_full(error: sqlite3.Error) -> bool:
     # The index of the log is a file of its own, and SQLite has another word for its lack of room.
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
@@ -59,8 +57,8 @@ def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
 
 def at_opening(error: sqlite3.Error, where: str) -> GatewayError:
     """Damage and old libraries are refused for good; the rest may be mended and tried again."""
-    if is_damage(error) or code_of(error) == sqlite3.SQLITE_ERROR:
-        return StoreRefused(sentence(error, where) if is_damage(error) else damaged(where, error))
+    if code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
+        return StoreRefused(damaged(where, error))
     return unavailable(error, where)
 
 
@@ -68,10 +66,18 @@ def damaged(where: str, detail: object) -> str:
     return _DAMAGED.format(where=where, detail=detail)
 
 
-def file_fault(error: OSError, where: str) -> StoreUnavailable:
-    """A failed call on a file of the data directory."""
+@contextlib.contextmanager
+def file_faults(where: str) -> Iterator[None]:
+    """A failed call on a file of the data directory raises StoreUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(_file_sentence(error, where)) from error
+
+
+def _file_sentence(error: OSError, where: str) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-        return StoreUnavailable(_FULL.format(where=where))
+        return _FULL.format(where=where)
     if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return StoreUnavailable(_READ_ONLY.format(where=where))
-    return StoreUnavailable(_OTHER.format(where=where, detail=error.strerror or error))
+        return _READ_ONLY.format(where=where)
+    return _OTHER.format(where=where, detail=error.strerror or error)

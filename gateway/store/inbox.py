@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
+from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.store.pen import Pen, SessionRow
@@ -79,27 +79,11 @@ def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
             raise Conflict(taken(entry))
         session = pen.make_session(key, to_micros(entry.accepted_at))
     seq = session.last_run + 1
-    added = pen.db.execute(
-        _ADD_RUN,
-        (
-            entry.run_id,
-            entry.message_id,
-            session.id,
-            seq,
-            "running" if attempts else "queued",
-            attempts,
-            to_micros(entry.accepted_at),
-            entry.matched_by,
-            key.channel,
-            key.account,
-            entry.platform_id,
-            entry.digest,
-            entry.sender,
-            entry.context_id,
-            entry.token_limit,
-            entry.content,
-        ),
-    )
+    ids = (entry.run_id, entry.message_id, session.id, seq)
+    state = ("running" if attempts else "queued", attempts, to_micros(entry.accepted_at))
+    whence = (entry.matched_by, key.channel, key.account, entry.platform_id, entry.digest)
+    what = (entry.sender, entry.context_id, entry.token_limit, entry.content)
+    added = pen.db.execute(_ADD_RUN, (*ids, *state, *whence, *what))
     if added.rowcount == 0:
         earlier = _earlier(entry, pen.db)
         if earlier is None:
@@ -119,18 +103,11 @@ def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
     row = db.execute(_FIND_EARLIER, (entry.platform_id, key.channel, key.account)).fetchone()
     if row is None:
         return None
-    message_id, run_id, session_key, matched_by, seq, attempts, digest = row
+    message_id, run_id, first, matched_by, seq, attempts, digest = row
     if digest != entry.digest:
         raise Conflict(other_content(entry))
-    return Accepted(
-        MessageId(message_id),
-        RunId(run_id),
-        SessionKey.parse(session_key),
-        matched_by,
-        seq,
-        duplicate=True,
-        attempts=attempts,
-    )
+    key = SessionKey.parse(first)
+    return Accepted(message_id, run_id, key, matched_by, seq, duplicate=True, attempts=attempts)
 
 
 def other_content(entry: NewEntry) -> str:
@@ -164,19 +141,9 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     parent = pen.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
-    ended = pen.db.execute(
-        _END_RUN,
-        (
-            ending.state,
-            to_micros(ending.finished_at),
-            ending.outcome,
-            ending.summary,
-            ending.log,
-            ending.run_id,
-            session.id,
-        ),
-    )
-    if ended.rowcount == 0:
+    said = (ending.outcome, ending.summary, ending.log)
+    end = (ending.state, to_micros(ending.finished_at), *said, ending.run_id, session.id)
+    if pen.db.execute(_END_RUN, end).rowcount == 0:
         _require_ended(ending.run_id, session, pen.db)
         return False
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
@@ -199,44 +166,19 @@ def _append(
     for seq, node in enumerate(nodes, session.last_seq + 1):
         place = place_of(session.id, seq)
         message = node.message
-        rows.append(
-            (
-                place,
-                node.id,
-                parent,
-                node.run_id,
-                message.role,
-                message.text,
-                pack_message(message),
-                node.status,
-                node.token_count,
-                node.model,
-                to_micros(node.created_at),
-                node.label,
-            )
-        )
+        said = (message.role, message.text, pack_message(message))
+        about = (node.status, node.token_count, node.model, to_micros(node.created_at), node.label)
+        rows.append((place, node.id, parent, node.run_id, *said, *about))
         parent = place
-    if rows:
-        db.executemany(_ADD_NODE, rows)
+    db.executemany(_ADD_NODE, rows)
 
 
 def _add_deliveries(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
     due = to_micros(ending.finished_at)
     for new in ending.deliveries:
-        db.execute(
-            _ADD_DELIVERY,
-            (
-                new.id,
-                ending.run_id,
-                session.id,
-                new.channel,
-                new.account,
-                new.peer,
-                new.thread,
-                new.text,
-                due,
-            ),
-        )
+        whither = (new.channel, new.account, new.peer, new.thread)
+        row = (new.id, ending.run_id, session.id, *whither, new.text, due)
+        db.execute(_ADD_DELIVERY, row)
 
 
 def _count(ending: Ending, session: SessionRow, pen: Pen, *, moves: bool) -> None:
@@ -244,21 +186,9 @@ def _count(ending: Ending, session: SessionRow, pen: Pen, *, moves: bool) -> Non
     usage, nodes = ending.usage, ending.nodes
     last_seq = session.last_seq + len(nodes)
     head = place_of(session.id, last_seq) if moves else session.head
-    cost = usage.cost_usd
-    pen.db.execute(
-        _COUNT,
-        (
-            pen.stamps.take(to_micros(ending.finished_at)),
-            spoken(nodes),
-            usage.input_tokens,
-            usage.output_tokens,
-            cost,
-            cost,
-            last_seq,
-            head,
-            session.id,
-        ),
-    )
+    stamp = pen.stamps.take(to_micros(ending.finished_at))
+    sums = (spoken(nodes), usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.cost_usd)
+    pen.db.execute(_COUNT, (stamp, *sums, last_seq, head, session.id))
     session.last_seq, session.head = last_seq, head
     if moves:
         session.head_id = nodes[-1].id
@@ -279,33 +209,19 @@ def _find(run_id: RunId, db: sqlite3.Connection) -> RunRecord | None:
     row = db.execute(f"{_RUN} WHERE r.run_id = ?", (run_id,)).fetchone()
     if row is None:
         return None
-    finished_at, outcome, log, summary = row[-4:]
+    at, outcome, log, summary = row[-4:]
     return RunRecord(
-        _to_entry(row),
-        outcome,
-        log or b"",
-        summary,
-        None if finished_at is None else to_time(finished_at),
+        _to_entry(row), outcome, log or b"", summary, None if at is None else to_time(at)
     )
 
 
 def _to_entry(row: Sequence[Any]) -> Entry:
-    new = NewEntry(
-        message_id=MessageId(row[0]),
-        run_id=RunId(row[1]),
-        session_key=SessionKey.parse(row[2]),
-        content=row[3],
-        accepted_at=to_time(row[4]),
-        matched_by=row[5],
-        platform_id=row[6],
-        digest=row[7],
-        context_id=None if row[8] is None else NodeId(row[8]),
-        sender=row[9],
-        token_limit=row[10],
-    )
-    return Entry(new, seq=row[11], state=row[12], attempts=row[13], forgiven=row[14])
+    message_id, run_id, key, content, at, *more = row[:11]
+    new = NewEntry(message_id, run_id, SessionKey.parse(key), content, to_time(at), *more)
+    return Entry(new, *row[11:15])
 
 
+# In the order of NewEntry, Entry and RunRecord.
 _RUN = """
 SELECT r.message_id, r.run_id, s.key, r.content, r.accepted_at, r.matched_by, r.platform_id,
        r.digest, r.context_id, r.sender, r.token_limit, r.seq, r.state, r.attempts, r.forgiven,

@@ -10,12 +10,13 @@ from anyio.lowlevel import checkpoint
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.outbox import Delivery, DeliveryState
-from gateway.domain.ports import Stores
+from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
-from gateway.store.memory_shelf import Run, Shelf
+from gateway.store.memory_shelf import Run, Shelf, Space
 from gateway.store.outbox import not_pending, require_settled
-from gateway.store.rows import require_text, to_micros
+from gateway.store.plugins import filled, key_form, require_kept
+from gateway.store.rows import require_text
 
 
 @contextlib.asynccontextmanager
@@ -29,6 +30,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryTranscript(shelf),
             MemorySessions(shelf),
             MemoryOutbox(shelf),
+            MemoryPlugins(shelf),
             MemoryCare(shelf),
         )
     finally:
@@ -91,6 +93,39 @@ class MemoryOutbox:
         return [one for one in self._shelf.deliveries.values() if one.state == "sending"]
 
 
+class MemoryPlugins:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def get(self, space: PluginSpace, key: str) -> str | None:
+        value = (await self._space(space)).values.get(key_form(key))
+        return None if value is None else value.decode()
+
+    async def set(self, space: PluginSpace, key: str, value: str) -> None:
+        name, form = require_kept(key, value)
+        kept = await self._space(space)
+        old = kept.values.get(name)
+        held = (len(kept.values), kept.size)
+        _, kept.size = filled(held, name, form, None if old is None else len(old))
+        kept.values[name] = form
+        self._shelf.spaces[space] = kept
+
+    async def delete(self, space: PluginSpace, key: str) -> None:
+        kept = await self._space(space)
+        name = key_form(key)
+        old = kept.values.pop(name, None)
+        if old is not None:
+            kept.size -= len(name) + len(old)
+
+    async def list(self, space: PluginSpace, prefix: str) -> Sequence[str]:
+        keys, start = (await self._space(space)).values, key_form(prefix)
+        return [key.decode() for key in sorted(keys) if key.startswith(start)]
+
+    async def _space(self, space: PluginSpace) -> Space:
+        await self._shelf.ready()
+        return self._shelf.spaces.get(space) or Space()
+
+
 class MemoryCare:
     def __init__(self, shelf: Shelf) -> None:
         self._shelf = shelf
@@ -100,9 +135,8 @@ class MemoryCare:
 
     async def sweep(self, *, before: datetime, limit: int) -> int:
         await self._shelf.ready()
-        ended = [run for run in self._shelf.runs.values() if _ended_at(run) is not None]
-        old = [run for run in ended if not run.swept and _is_before(run, before)]
-        old.sort(key=lambda run: to_micros(_ended_at(run) or before))
+        old = [run for run in self._shelf.runs.values() if _ended_at(run, before) < before]
+        old.sort(key=lambda run: _ended_at(run, before))
         for run in old[: max(0, limit)]:
             run.swept = True
             run.record = replace(run.record, log=b"")
@@ -114,10 +148,6 @@ class MemoryCare:
         self._shelf.is_closed = True
 
 
-def _ended_at(run: Run) -> datetime | None:
-    return run.record.finished_at
-
-
-def _is_before(run: Run, before: datetime) -> bool:
-    ended = _ended_at(run)
-    return ended is not None and ended < before
+def _ended_at(run: Run, otherwise: datetime) -> datetime:
+    ended = run.record.finished_at
+    return otherwise if ended is None or run.swept else ended

@@ -86,13 +86,9 @@ class MemoryInbox:
         self._append(session, ending)
         self._add_deliveries(ending)
         session.record = self._counted(session.record, ending, moves=moves)
-        run.record = RunRecord(
-            replace(run.record.entry, state=ending.state),
-            ending.outcome,
-            ending.log,
-            ending.summary,
-            ending.finished_at,
-        )
+        entry = replace(run.record.entry, state=ending.state)
+        said = (ending.outcome, ending.log, ending.summary)
+        run.record = RunRecord(entry, *said, ending.finished_at)
         del self._shelf.open_runs[ending.run_id]
         return moves
 
@@ -119,16 +115,16 @@ class MemoryInbox:
 
     def _counted(self, record: SessionRecord, ending: Ending, *, moves: bool) -> SessionRecord:
         usage = ending.usage
-        known = usage.cost_usd is not None
+        cost = record.cost_usd
+        if usage.cost_usd is not None:
+            cost = (cost or 0.0) + usage.cost_usd
         return replace(
             record,
             updated_at=to_time(self._shelf.stamps.take(to_micros(ending.finished_at))),
             message_count=record.message_count + spoken(ending.nodes),
             input_tokens=record.input_tokens + usage.input_tokens,
             output_tokens=record.output_tokens + usage.output_tokens,
-            cost_usd=(record.cost_usd or 0.0) + (usage.cost_usd or 0.0)
-            if known
-            else record.cost_usd,
+            cost_usd=cost,
             head=ending.nodes[-1].id if moves else record.head,
         )
 
@@ -142,16 +138,9 @@ def _once(entry: NewEntry, platform_id: str) -> tuple[str, str, str]:
 
 
 def _accepted(entry: Entry, *, duplicate: bool) -> Accepted:
-    new = entry.new
-    return Accepted(
-        new.message_id,
-        new.run_id,
-        new.session_key,
-        new.matched_by,
-        entry.seq,
-        duplicate,
-        entry.attempts,
-    )
+    new, seq, attempts = entry.new, entry.seq, entry.attempts
+    ids = (new.message_id, new.run_id, new.session_key)
+    return Accepted(*ids, new.matched_by, seq, duplicate, attempts)
 
 
 class MemoryRuns:

@@ -9,6 +9,7 @@ from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import JournalNote, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.outbox import Delivery
+from gateway.domain.ports import PluginSpace
 from gateway.domain.sessions import SessionRecord
 from gateway.store.rows import Stamps
 
@@ -27,6 +28,14 @@ class Run:
 
 
 @dataclass(slots=True)
+class Space:
+    """What a plugin keeps in one of its spaces, and how many bytes that is."""
+
+    values: dict[bytes, bytes] = field(default_factory=dict)
+    size: int = 0
+
+
+@dataclass(slots=True)
 class Shelf:
     """All there is; every change happens between two awaits, so it is whole or not at all."""
 
@@ -37,6 +46,7 @@ class Shelf:
     node_ids: set[NodeId] = field(default_factory=set)
     journal: dict[RunId, list[JournalNote]] = field(default_factory=dict)
     deliveries: dict[str, Delivery] = field(default_factory=dict)
+    spaces: dict[PluginSpace, Space] = field(default_factory=dict)
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

@@ -9,7 +9,7 @@ from anyio import CancelScope, to_thread
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ports import Clock, Stores
 from gateway.store import data_dir as directory
-from gateway.store.data_dir import Owner
+from gateway.store.data_dir import Owner, read_owner
 from gateway.store.memory import open_memory
 from gateway.store.sqlite import look_over, open_sqlite
 
@@ -54,8 +54,3 @@ def _take(held: contextlib.ExitStack, data_dir: Path) -> None:
 async def note_owner(data_dir: Path, url: str) -> None:
     """Writes the address of our gateway beside our pid, for the command line to find."""
     await to_thread.run_sync(directory.write_address, data_dir, url)
-
-
-def read_owner(data_dir: Path) -> Owner | None:
-    """Who has the directory now; None if nobody. Blocks for a moment: for the command line."""
-    return directory.read_owner(data_dir)

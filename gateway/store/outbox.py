@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.store.pen import Pen
@@ -86,18 +86,9 @@ def _state(delivery_id: str, db: sqlite3.Connection) -> str:
 
 
 def _to_delivery(row: Sequence[Any]) -> Delivery:
-    delivery_id, channel, account, peer, thread, text, run_id, key, state = row[:9]
-    attempts, due_at, receipt, why = row[9:]
-    return Delivery(
-        NewDelivery(delivery_id, channel, account, peer, thread, text),
-        RunId(run_id),
-        SessionKey.parse(key),
-        state,
-        attempts,
-        to_time(due_at),
-        receipt,
-        why,
-    )
+    run_id, key, state, attempts, due_at, receipt, why = row[6:]
+    new, session = NewDelivery(*row[:6]), SessionKey.parse(key)
+    return Delivery(new, run_id, session, state, attempts, to_time(due_at), receipt, why)
 
 
 _DELIVERY = """

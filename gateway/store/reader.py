@@ -10,13 +10,14 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from gateway.domain.errors import GatewayError, StoreUnavailable
+from gateway.store.commits import Outcome
 from gateway.store.faults import unavailable
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
 
 THREADS = 2
-_FAULTS = (sqlite3.Error, GatewayError, ValueError, TypeError, LookupError, ArithmeticError)
+_FAULTS = (GatewayError, ValueError, TypeError, LookupError, ArithmeticError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +63,18 @@ class Readers:
     def _run(self) -> None:
         db: sqlite3.Connection | None = None
         while (ticket := self._queue.get()) is not None:
-            result: Any = None
-            error: Exception | None = StoreUnavailable("a reader of the store has stopped: restart")
+            outcome = Outcome(error=StoreUnavailable("a reader of the store has stopped: restart"))
             try:
                 db = db or open_to_read(self._path)
-                result, error = ticket.query(db), None
-            except _FAULTS as fault:
-                error = self._told(fault)
+                outcome = Outcome(ticket.query(db))
+            except sqlite3.Error as error:
+                outcome = Outcome(error=unavailable(error, str(self._path)))
+            except _FAULTS as error:
+                outcome = Outcome(error=error)
             finally:  # also after a mistake of ours: nobody waits for a thread that is gone
-                self._answer(ticket.future, result, error)
+                self._loop.call_soon_threadsafe(outcome.tell, ticket.future)
         if db is not None:
             db.close()
-
-    def _told(self, error: Exception) -> Exception:
-        if isinstance(error, sqlite3.Error):
-            return unavailable(error, str(self._path))
-        return error
-
-    def _answer(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-        self._loop.call_soon_threadsafe(_settle, future, result, error)
-
-
-def _settle(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)
 
 
 def open_to_read(path: Path) -> sqlite3.Connection:

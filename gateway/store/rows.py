@@ -7,7 +7,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import GatewayError
-from gateway.domain.ids import NodeId, RunId
+from gateway.domain.ids import NodeId
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -124,21 +124,11 @@ def seq_of(place: int) -> int:
     return place & _SEQ_MASK
 
 
-def to_node(row: Sequence[Any], parent_id: str | None) -> Node:
+def to_node(row: Sequence[Any], parent_id: NodeId | None) -> Node:
     """From the columns of NODE_COLUMNS and one more."""
     place, node_id, run_id, role, text, packed, status, tokens, model, created, label, _ = row
-    return Node(
-        NodeId(node_id),
-        None if parent_id is None else NodeId(parent_id),
-        RunId(run_id),
-        unpack_message(role, text, packed),
-        to_time(created),
-        tokens,
-        status,
-        model,
-        place & _SEQ_MASK,
-        label,
-    )
+    message, at, seq = unpack_message(role, text, packed), to_time(created), seq_of(place)
+    return Node(node_id, parent_id, run_id, message, at, tokens, status, model, seq, label)
 
 
 NODE_COLUMNS = (

@@ -111,11 +111,28 @@ CREATE TABLE IF NOT EXISTS pulse (
 INSERT OR IGNORE INTO pulse VALUES (1, 0, 0);
 """
 
+_PLUGINS = """
+CREATE TABLE IF NOT EXISTS plugin_space (
+    id INTEGER PRIMARY KEY,
+    plugin BLOB NOT NULL,
+    namespace BLOB NOT NULL,
+    owner BLOB NOT NULL,             -- '@' and the person; empty: shared by all
+    keys INTEGER NOT NULL,           -- what it holds, so that nobody has to count
+    bytes INTEGER NOT NULL,
+    UNIQUE (plugin, namespace, owner)
+);
+CREATE TABLE IF NOT EXISTS plugin_value (
+    space INTEGER NOT NULL REFERENCES plugin_space (id),
+    key BLOB NOT NULL,
+    value BLOB NOT NULL,
+    UNIQUE (space, key)
+);
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST,)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS)
 VERSION = len(MIGRATIONS)
-TABLES = frozenset({"session", "run", "node", "journal", "delivery", "pulse"})
 
 
 @cache

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionPage, SessionQuery, SessionRecord
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
@@ -61,18 +61,8 @@ def _total(db: sqlite3.Connection) -> int:
 
 
 def _to_record(row: Sequence[Any]) -> SessionRecord:
-    key, created_at, updated_at, count, tokens_in, tokens_out, cost, state, head = row
-    return SessionRecord(
-        SessionKey.parse(key),
-        to_time(created_at),
-        to_time(updated_at),
-        count,
-        tokens_in,
-        tokens_out,
-        cost,
-        state,
-        None if head is None else NodeId(head),
-    )
+    key, created_at, updated_at, *rest = row
+    return SessionRecord(SessionKey.parse(key), to_time(created_at), to_time(updated_at), *rest)
 
 
 _SESSION = """

@@ -15,15 +15,15 @@ from gateway.domain.ports import Clock, Stores
 from gateway.store.care import SqliteCare
 from gateway.store.commits import Commits
 from gateway.store.data_dir import Held, Mark, require_all
-from gateway.store.faults import at_opening, damaged, file_fault
+from gateway.store.faults import at_opening, damaged, file_faults
 from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
 from gateway.store.outbox import SqliteOutbox
 from gateway.store.pen import Pen
+from gateway.store.plugins import SqlitePlugins
 from gateway.store.reader import Readers, open_to_read
 from gateway.store.rows import to_micros
 from gateway.store.schema import (
-    TABLES,
     VERSION,
     columns_of,
     migrate,
@@ -77,6 +77,7 @@ async def open_sqlite(
                 SqliteTranscript(writer, readers),
                 SqliteSessions(readers),
                 SqliteOutbox(writer, readers),
+                SqlitePlugins(writer, readers),
                 care,
             )
         finally:
@@ -136,50 +137,35 @@ def _look_over(path: Path) -> Held:
         with contextlib.closing(open_to_read(path)) as db:
             version = version_of(db)
             require_known(version, str(path))
-            tables = {name for (name,) in db.execute(_TABLES)}
-            _require_ours(version, tables, str(path))
-            _require_columns(db, version, str(path))
+            columns = columns_of(db)
+            _require_ours(version, columns, str(path))
             thorough = path.stat().st_size <= _THOROUGH_BYTES
             check = "integrity_check" if thorough else "quick_check"
             problems = [str(row[0]) for row in db.execute(f"PRAGMA {check}(1)")]
             if problems != ["ok"]:
                 raise StoreRefused(damaged(str(path), problems[0]))
-            return _held(db) if "pulse" in tables else Held()
+            return _held(db) if ("pulse", "commits") in columns else Held()
     except sqlite3.Error as error:
         raise at_opening(error, str(path)) from error
 
 
 def _require_header(path: Path) -> None:
     """SQLite takes a flipped bit here for a file of the future, and calls it read-only."""
-    try:
-        with path.open("rb") as file:
-            header = file.read(20)
-    except OSError as error:
-        raise file_fault(error, str(path)) from error
+    with file_faults(str(path)), path.open("rb") as file:
+        header = file.read(20)
     if not header.startswith(b"SQLite format 3\0") or header[18:20] not in {b"\1\1", b"\2\2"}:
         raise StoreRefused(damaged(str(path), "it does not begin like a database"))
 
 
-_TABLES = "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
-
-
-def _require_ours(version: int, tables: set[str], where: str) -> None:
-    if version == VERSION and not tables >= TABLES:
-        missing = ", ".join(sorted(TABLES - tables))
-        raise StoreRefused(damaged(where, f"tables are missing: {missing}"))
-    if not version and tables - TABLES:
+def _require_ours(version: int, columns: frozenset[tuple[str, str]], where: str) -> None:
+    missing = sorted(".".join(column) for column in newest_columns() - columns)
+    if version == VERSION and missing:
+        raise StoreRefused(damaged(where, f"columns are missing: {', '.join(missing)}"))
+    if not version and {name for name, _ in columns} - {name for name, _ in newest_columns()}:
         raise StoreRefused(
             f"{where} is a database of another program: move the file away or choose another "
             "data_dir"
         )
-
-
-def _require_columns(db: sqlite3.Connection, version: int, where: str) -> None:
-    if version != VERSION:
-        return
-    missing = sorted(".".join(column) for column in newest_columns() - columns_of(db))
-    if missing:
-        raise StoreRefused(damaged(where, f"columns are missing: {', '.join(missing)}"))
 
 
 def _held(db: sqlite3.Connection) -> Held:
@@ -190,10 +176,8 @@ def _held(db: sqlite3.Connection) -> Held:
 
 def _open_to_write(path: Path, now: int) -> sqlite3.Connection:
     """Ends with a durable write: a full disk or a read-only file shows here, not at a message."""
-    try:
+    with file_faults(str(path)):
         path.touch(mode=0o600)
-    except OSError as error:
-        raise file_fault(error, str(path)) from error
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         db.execute("PRAGMA journal_mode = WAL")

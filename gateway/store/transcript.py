@@ -62,7 +62,6 @@ def _path(
         end = _place_and_parent(session, before, db)[1]
     elif upto is not None:
         end = _place_and_parent(session, upto, db)[0]
-    head_id = None if head_id is None else NodeId(head_id)
     if end is None or limit < 1:
         return Path((), head_id, more=end is not None)
     rows = db.execute(_WALK, (end, limit)).fetchall()
@@ -75,11 +74,10 @@ def _path(
     return Path(tuple(nodes), head_id, more=rows[0][-1] is not None)
 
 
-def _id_at(place: int | None, db: sqlite3.Connection) -> str | None:
+def _id_at(place: int | None, db: sqlite3.Connection) -> NodeId | None:
     if place is None:
         return None
-    row = db.execute("SELECT id FROM node WHERE place = ?", (place,)).fetchone()
-    return str(row[0])
+    return NodeId(db.execute("SELECT id FROM node WHERE place = ?", (place,)).fetchone()[0])
 
 
 def _place_and_parent(

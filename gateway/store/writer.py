@@ -99,14 +99,9 @@ class Writer:
 
     def _answer(self, batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
         futures = [ticket.future for ticket in batch]
-        self._loop.call_soon_threadsafe(_settle, futures, outcomes)
+        self._loop.call_soon_threadsafe(_tell, futures, outcomes)
 
 
-def _settle(futures: Sequence[asyncio.Future[Any]], outcomes: Sequence[Outcome]) -> None:
+def _tell(futures: Sequence[asyncio.Future[Any]], outcomes: Sequence[Outcome]) -> None:
     for future, outcome in zip(futures, outcomes, strict=True):
-        if future.done():  # its waiter was cancelled
-            continue
-        if outcome.error is None:
-            future.set_result(outcome.result)
-        else:
-            future.set_exception(outcome.error)
+        outcome.tell(future)

@@ -7,9 +7,10 @@ from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, NewDelivery, NewEntry
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import Usage
+from gateway.domain.ports import PluginSpace
 from gateway.store.memory import open_memory
 
-__all__ = ["NOON", "an_ending", "an_entry", "an_exchange", "open_memory", "session_key"]
+__all__ = ["NOON", "a_space", "an_ending", "an_entry", "an_exchange", "open_memory", "session_key"]
 
 SOME_USAGE = Usage(10, 5)
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -17,6 +18,12 @@ NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
 def session_key(peer: str = "main", *, agent: str = "demo", account: str = "local") -> SessionKey:
     return SessionKey(AgentId(agent), "websocket", account, peer)
+
+
+def a_space(
+    person: str | None = "ann", *, plugin: str = "notes", namespace: str = "notes"
+) -> PluginSpace:
+    return PluginSpace(plugin, namespace, person)
 
 
 def an_entry(

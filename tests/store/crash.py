@@ -1,4 +1,4 @@
-"""Runs the accepting program, and looks at what is left after it."""
+"""Runs the programs that are killed, and looks at what is left after them."""
 
 import subprocess
 import sys
@@ -12,17 +12,19 @@ from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 
 ROOT = Path(__file__).parents[2]
-PROGRAM = (sys.executable, "-m", "tests.store.accepting")
+ACCEPTING = "tests.store.accepting"
+KEEPING = "tests.store.keeping"
 
 
 def embedded(data_dir: Path, *, accept_loss: bool = False) -> AbstractAsyncContextManager[Stores]:
     return open_store("embedded", data_dir, clock=FakeClock(), accept_loss=accept_loss)
 
 
-def start(*arguments: str, under: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [*under, *PROGRAM, *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    )
+def start(
+    *arguments: str, under: tuple[str, ...] = (), program: str = ACCEPTING
+) -> "subprocess.Popen[str]":
+    command = [*under, sys.executable, "-m", program, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 async def accepted(data_dir: Path, *, accept_loss: bool = False) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.domain.errors import StoreRefused, StoreUnavailable
-from gateway.store.faults import at_opening, file_fault, sentence
+from gateway.store.faults import at_opening, file_faults, sentence
 
 
 def failure(path: Path, statement: str) -> sqlite3.Error:
@@ -64,4 +64,5 @@ def test_an_error_of_the_module_itself_has_a_sentence_too() -> None:
     ],
 )
 def test_a_failed_call_on_a_file_says_what_to_do(number: int, told: str) -> None:
-    assert told in str(file_fault(OSError(number, "went wrong"), "store.mark"))
+    with pytest.raises(StoreUnavailable, match=told), file_faults("store.mark"):
+        raise OSError(number, "went wrong")
