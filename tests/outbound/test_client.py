@@ -9,7 +9,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.domain.ports import Http, HttpCall, HttpFailed
-from gateway.outbound import open_outbound
+from gateway.outbound.client import open_outbound
 from tests.fakes.model_server import Reply, scripted_server
 
 

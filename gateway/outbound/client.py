@@ -8,6 +8,7 @@ import aiohttp
 from yarl import URL
 
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed
+from gateway.outbound.failures import what_failed
 
 _IDLE_CONNECTION_S = 60.0
 _DNS_S = 60
@@ -19,27 +20,21 @@ async def open_outbound(*, max_connections: int = 0) -> AsyncIterator["Outbound"
     connector = aiohttp.TCPConnector(
         limit=max_connections, ttl_dns_cache=_DNS_S, keepalive_timeout=_IDLE_CONNECTION_S
     )
-    async with aiohttp.ClientSession(
+    async with quiet_session(connector) as session:
+        yield Outbound(session)
+
+
+def quiet_session(connector: aiohttp.TCPConnector) -> aiohttp.ClientSession:
+    """Sends what it is given and nothing of its own; sets no time for anything."""
+    return aiohttp.ClientSession(
         connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         # What we ask for ourselves stays; no compression, for it holds streamed bytes back.
         skip_auto_headers=("Accept", "Accept-Encoding", "User-Agent", "Content-Type"),
         auto_decompress=False,  # bytes come as they are: what was packed could swell to any size
+        timeout=aiohttp.ClientTimeout(),
         trust_env=False,
-    ) as session:
-        yield Outbound(session)
-
-
-# Most special first.
-_WHAT: tuple[tuple[type[Exception], str], ...] = (
-    (aiohttp.ClientConnectorCertificateError, "has no certificate that this machine trusts"),
-    (aiohttp.ClientConnectorSSLError, "does not speak TLS as this machine does"),
-    (aiohttp.ClientConnectorDNSError, "is not a name that can be resolved"),
-    (aiohttp.ServerDisconnectedError, "closed the connection before it answered"),
-    (aiohttp.ClientPayloadError, "broke off in the middle of its answer"),
-    (aiohttp.ClientResponseError, "answered something that is not HTTP"),
-    (aiohttp.InvalidURL, "is no address that can be asked"),
-)
+    )
 
 
 class Outbound:
@@ -136,11 +131,7 @@ def _failed(error: Exception, call: HttpCall) -> HttpFailed:
         )
     if isinstance(error, TimeoutError):
         return HttpFailed("timeout", f"{host} sent nothing for {call.idle_timeout_s:g} s")
-    for kind, what in _WHAT:
-        if isinstance(error, kind):
-            return HttpFailed("network", f"{host} {what}")
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else None
-    return HttpFailed("network", f"{host} cannot be reached ({reason or type(error).__name__})")
+    return HttpFailed("network", f"{host} {what_failed(error)}")
 
 
 def _place(url: str) -> str:

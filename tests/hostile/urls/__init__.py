@@ -1,0 +1,1 @@
+"""Addresses that try to lead where nothing was granted."""

@@ -1,0 +1,1 @@
+"""The way out over HTTP, guarded and not."""

@@ -1,0 +1,30 @@
+"""Short ways to ask through the guard."""
+
+from gateway.domain.capabilities import HttpGrant, Origin, parse_capability
+from gateway.domain.plugins import PluginSecret
+from gateway.domain.ports import Ask, Leave
+from gateway.domain.secrets import Secret
+from tests.fakes.model_server import ModelServer
+
+
+def origin(text: str) -> Origin:
+    """As a grant writes it: a host, or scheme, host and port."""
+    grant = parse_capability(f"http:{text}")
+    assert isinstance(grant, HttpGrant)
+    return grant.origin
+
+
+def base(server: ModelServer) -> str:
+    return server.url.removesuffix("/v1")
+
+
+def a_secret(value: str, *origins: str, name: str = "key") -> PluginSecret:
+    return PluginSecret(name, Secret(value), frozenset(map(origin, origins)))
+
+
+def leave(*origins: str, secrets: tuple[PluginSecret, ...] = ()) -> Leave:
+    return Leave(frozenset(map(origin, origins)), secrets)
+
+
+def get(url: str, **headers: str) -> Ask:
+    return Ask("GET", url, tuple((name.replace("_", "-"), text) for name, text in headers.items()))
