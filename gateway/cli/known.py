@@ -2,10 +2,10 @@
 
 from functools import cache
 
-from gateway.config.values import Known, Preset
+from gateway.config.values import BundledPlugin, Known, Preset
+from gateway.host.shipped import shipped_folder
 from gateway.providers.presets import PRESETS
 from gateway.providers.windows import context_window, output_limit
-from gateway.tools.clock import SPEC
 
 # What a start without a configuration asks; ollama has whatever was pulled.
 DEFAULT_MODELS = {
@@ -15,6 +15,18 @@ DEFAULT_MODELS = {
     "openrouter": "openrouter/auto",
 }
 
+# The plugins that ship with the gateway, and what each cannot work without.
+BUNDLED: dict[str, tuple[str, ...]] = {
+    "echo": (),
+    "calc": (),
+    "time": ("host_function:clock",),
+    "notes": ("store:notes",),
+    "search_code": ("host_function:folder",),
+    "fetch": (),
+}
+# Those of a start without any agent: whatever they are granted is harmless.
+USUAL = frozenset({"echo", "calc", "time", "notes"})
+
 
 @cache
 def known() -> Known:
@@ -22,4 +34,9 @@ def known() -> Known:
         name: Preset(preset.wire, preset.base_url, preset.key_env, DEFAULT_MODELS.get(name))
         for name, preset in PRESETS.items()
     }
-    return Known(presets, (SPEC.name,), context_window, output_limit)
+    folder = shipped_folder("plugins")
+    bundled = {
+        name: BundledPlugin(folder / name / "tool.wasm", needs, is_usual=name in USUAL)
+        for name, needs in BUNDLED.items()
+    }
+    return Known(presets, bundled, context_window, output_limit)

@@ -1,7 +1,8 @@
 """`[agent]`, `[[agents]]` and `[[bindings]]` as the domain's values, with everything merged."""
 
+import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ class Agents:
     around: Surroundings
     choice: Choice
     providers: tuple[str, ...]  # every name that an agent may give
+    plugins: Mapping[str, bool]  # every name, and whether it is enabled
     sections: ConfigFile
     folder: Path
     report: Report
@@ -127,15 +129,29 @@ class Agents:
         return replace(ContextRules(), **{**given, "token_budget": int(most)})
 
     def _check_tools(self, path: KeyPath, section: AgentSection) -> None:
-        known = self.around.known.tools
+        agent, seen = f"agent {quoted(section.id)}", set[str]()
         for index, tool in enumerate(section.tools):
             where = (*path, "tools", index)
-            if tool not in known:
-                message = f"agent {quoted(section.id)}: there is no tool {quoted(tool)}"
-                self.report.wrong(Code.UNKNOWN_NAME, where, message, choose(tool, known))
-            elif tool in section.tools[:index]:
-                message = f"agent {quoted(section.id)} has {quoted(tool)} twice"
+            if tool not in self.plugins:
+                message = f"{agent}: there is no plugin {quoted(tool)}"
+                self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(tool))
+            elif tool in seen:
+                message = f"{agent} has {quoted(tool)} twice"
                 self.report.wrong(Code.DUPLICATE, where, message, "keep one")
+            elif not self.plugins[tool]:
+                message = f"{agent} lists {quoted(tool)}, which is not enabled"
+                fix = "remove it, or write enabled = true in its [[plugins]]"
+                self.report.note("plugin-disabled", where, message, fix)
+            seen.add(tool)
+
+    def _remedy(self, tool: str) -> str:
+        """How to come by a plugin that an agent names."""
+        bundled = self.around.known.bundled.get(tool)
+        if bundled is None:
+            names = (*self.plugins, *self.around.known.bundled)
+            return f"{choose(tool, names)}; or add [[plugins]] name = {quoted(tool)}"
+        needs = f", capabilities = {json.dumps(list(bundled.needs))}" if bundled.needs else ""
+        return f'add [[plugins]] name = "{tool}", path = "bundled:{tool}"{needs}'
 
     def _soul(self, path: KeyPath, section: AgentSection) -> str | None:
         if section.soul_path is None:

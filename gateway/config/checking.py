@@ -33,6 +33,7 @@ _CODES = {
     "literal_error": Code.NOT_A_CHOICE,
     "string_pattern_mismatch": Code.MALFORMED,
     "string_too_short": Code.MALFORMED,
+    "string_too_long": Code.MALFORMED,
     "too_short": Code.MALFORMED,
     "recursion_loop": Code.MALFORMED,
     "value_error": Code.MALFORMED,

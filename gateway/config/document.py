@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.config.masking import fitted, is_sensitive, looks_secret
+from gateway.config.masking import fitted, is_sensitive
 from gateway.config.problems import Code, ConfigInvalid, Problem
 
 LARGEST = 1_048_576  # bytes: a thousand times what a configuration needs
@@ -84,7 +84,7 @@ def _shown(line: str, above: str) -> str:
     # only errors need it
     from gateway.config.keys import patterns  # noqa: PLC0415  # pydantic is slow to import
 
-    harmless = {str(path[-1]) for path in patterns() if not looks_secret(str(path[-1]))}
+    harmless = {str(path[-1]) for path in patterns() if not is_sensitive(path)}
     words, section = _WORD.findall(line), _WORD.findall((_HEADER.findall(above) or [""])[-1])
     key = line.partition("=")[0].strip().rpartition(".")[2]
     is_ours = key in harmless and line.count("=") == 1

@@ -4,13 +4,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
-from gateway.config.masking import MASK
+from gateway.config.masking import MASK, is_sensitive
 from gateway.config.placing import Positions, locate
+from gateway.config.plugins import as_host
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.reading import Loaded
+from gateway.domain.plugins import PluginDef
 from gateway.domain.secrets import Secret
 
-LISTS = {"tokens", "agents", "bindings"}  # of tables
+LISTS = {"tokens", "agents", "plugins", "bindings"}  # of tables
 NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "limits", "context"}
 
 
@@ -42,13 +44,35 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield from (("agent", agent) for agent in config.agents[:has_default])
     yield "agents", config.agents[has_default:]
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
-    yield from (("bindings", config.bindings), ("queue", config.queue))
-    yield "observability", config.observability
+    yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
+    yield from (("sandbox", config.sandbox), ("bindings", config.bindings))
+    yield from (("queue", config.queue), ("observability", config.observability))
+
+
+def _plugin(plugin: PluginDef) -> dict[str, object]:
+    """As a configuration has it."""
+    return {
+        "name": plugin.name,
+        "path": plugin.path,
+        "capabilities": tuple(str(capability) for capability in plugin.capabilities),
+        "sha256": plugin.sha256,
+        "config": plugin.config,
+        "secrets": {
+            secret.name: {
+                "value": secret.value,
+                "hosts": tuple(sorted(map(as_host, secret.origins))),
+            }
+            for secret in plugin.secrets
+        },
+        "limits": plugin.limits,
+        "enabled": plugin.is_enabled,
+        "deny_unused": plugin.deny_unused,
+    }
 
 
 def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
     """Each plain value below, with its path."""
-    if isinstance(value, Secret) or "headers" in path[:-1]:
+    if isinstance(value, Secret) or "headers" in path[:-1] or _is_hidden(path, value):
         yield path, MASK
     elif items := _items(path, value):
         for name, item in items:
@@ -58,11 +82,19 @@ def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
         yield path, list(plain) if isinstance(plain, tuple) else plain
 
 
+def _is_hidden(path: KeyPath, value: object) -> bool:
+    """What looks like a secret among what a plugin is given, whose keys nobody here knows."""
+    is_leaf = not isinstance(value, dict | list)
+    return is_leaf and path[2:3] == ("config",) and is_sensitive(path[3:])
+
+
 def _items(path: KeyPath, value: object) -> Iterable[tuple[str | int, object]]:
     """What a value is made of that has keys of its own."""
     if isinstance(value, Mapping):
         return list(value.items())
     if path[-1] in LISTS and isinstance(value, tuple):
+        return list(enumerate(value))
+    if isinstance(value, list) and any(isinstance(item, dict | list) for item in value):
         return list(enumerate(value))
     if not is_dataclass(value):
         return ()
@@ -84,11 +116,14 @@ def _origin(path: KeyPath, loaded: Loaded, positions: Positions) -> str:
     if path in positions.places:
         line, _ = positions.line_column(positions.span(path, "key").start)
         return f"{loaded.document.name}:{line}"
+    elsewhere: KeyPath = ()
     match path:
         case ("providers", str(name), "wire" | "base_url"):
             return f"preset {name}"
+        case ("plugins", int(), "secrets", str(), "value"):
+            elsewhere = path[:-1]
         case ("agent", "limits" | "context", _):
-            return _origin(path[1:], loaded, positions)
+            elsewhere = path[1:]
         case ("agents", int(), "limits" | "context", _):
-            return _origin(path[2:], loaded, positions)
-    return "default"
+            elsewhere = path[2:]
+    return _origin(elsewhere, loaded, positions) if elsewhere else "default"

@@ -44,9 +44,14 @@ def _section(annotation: object) -> tuple[type[BaseModel] | None, set[object]]:
 def pattern_of(path: KeyPath) -> KeyPath:
     """A path without what differs from file to file."""
     named = [
-        ANY if isinstance(p, int) or path[:n] == ("providers",) else p for n, p in enumerate(path)
+        ANY if isinstance(p, int) or _has_own_names(path[:n]) else p for n, p in enumerate(path)
     ]
     return tuple(p for n, p in enumerate(named) if p != "fallback" or named[n - 1] != "fallback")
+
+
+def _has_own_names(path: KeyPath) -> bool:
+    """Whether the operator chooses what the keys below are called."""
+    return path == ("providers",) or (path[:1] == ("plugins",) and path[2:] == ("secrets",))
 
 
 def field_at(path: KeyPath) -> FieldInfo | None:

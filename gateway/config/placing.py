@@ -20,7 +20,9 @@ from gateway.config.problems import (
     KeyPath,
     Problem,
     dotted,
+    printable,
 )
+from gateway.config.secrets import REFERENCE
 
 DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
 KINDS: tuple[At, ...] = ("value", "key", "table")
@@ -53,6 +55,16 @@ class Positions:
                 if kind in place:
                     return place[kind]
         return Span(0, 0)
+
+    def value(self, path: KeyPath) -> Span | None:
+        return self.places.get(path, {}).get("value")
+
+    def elements_of(self, path: KeyPath) -> list[Span]:
+        """The elements of a list that is written in brackets."""
+        spans: list[Span] = []
+        while span := self.value((*path, len(spans))):
+            spans.append(span)
+        return spans
 
     def leaves(self) -> list[tuple[KeyPath, Span]]:
         """Every value that is no table or list, or too deep to be told apart."""
@@ -166,12 +178,31 @@ def _hiding(positions: Positions, unknown: set[KeyPath]) -> tuple[list[Span], li
         value = positions.source[span.start : span.end].decode()
         if is_sensitive(path):
             hidden.append(span)
-            secrets.add(value.strip("\"'\r\n"))
+            secrets.add(_bare(value))
         elif value[0] in "'\"[{" and any(
             path[: depth + 1] in unknown for depth in range(len(path))
         ):
             hidden.append(span)
     return sorted(hidden), sorted((s for s in secrets if len(s) >= 4), key=len, reverse=True)
+
+
+def _bare(value: str) -> str:
+    return value.strip("\"'\r\n")
+
+
+def masked(source: bytes) -> list[str]:
+    """The lines of a valid file as they may be shown. References are: they hold no secret."""
+    positions = locate(source)
+
+    def is_reference(span: Span) -> bool:
+        return bool(REFERENCE.fullmatch(_bare(source[span.start : span.end].decode())))
+
+    everything, secrets = _hiding(positions, set())
+    hidden = [span for span in everything if not is_reference(span)]
+    secrets = [secret for secret in secrets if not REFERENCE.fullmatch(secret)]
+    starts = [0, *(found.end() for found in re.finditer(rb"\n", source))]
+    lines = ["".join(excerpt(source, start, hidden)) for start in starts]
+    return [printable(struck(line, secrets)) for line in lines]
 
 
 def excerpt(source: bytes, offset: int, hidden: Sequence[Span]) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from gateway.config.agents import Agents, resolve_bindings
 from gateway.config.checking import check
 from gateway.config.document import Document, read_document
 from gateway.config.environment import AGENT_KEYS, DEMO, TOKEN, Choice, usual_choice, value_of
+from gateway.config.plugins import BUNDLED, Plugins
 from gateway.config.problems import Finding, KeyPath, Report
 from gateway.config.providers import Providers
 from gateway.config.schema import ConfigFile
@@ -20,6 +21,7 @@ from gateway.config.values import (
     ObservabilitySettings,
     Overrides,
     QueueSettings,
+    SandboxSettings,
     StoreSettings,
     Surroundings,
 )
@@ -38,13 +40,19 @@ class Loaded:
 
 def read(path: Path | None, around: Surroundings) -> Loaded:
     """`path` None: no file. Raises ConfigInvalid with every problem at once."""
-    document = read_document(path, _name(path, around)) if path else Document()
+    return interpreted(read_document(path, around.name(path)) if path else Document(), around)
+
+
+def interpreted(document: Document, around: Surroundings) -> Loaded:
+    """Raises ConfigInvalid with every problem at once."""
     report = Report()
     content = {**document.content}
     choice = _add_usual_agent(content, around, report)
     variables = _add_variables(content, around, choice, report)
-    agent_ids, provider_names = _agent_ids(content), _provider_names(content, around.known)
-    reading = _Reading(around, document, choice, agent_ids, provider_names, report)
+    names = _Names(
+        _agent_ids(content), _provider_names(content, around.known), _plugin_names(content)
+    )
+    reading = _Reading(around, document, choice, names, report)
     sections, wrong, left_out = check(content)
     config = reading.config(sections) if sections is not None else None
     if sections is None or config is None or wrong or report.findings:
@@ -80,30 +88,39 @@ def _origins(
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
-    """Names as they are written, also wrong ones: whoever uses such is not wrong a second time."""
+class _Names:
+    """As they are written, also wrong ones: whoever uses such is not wrong a second time."""
 
+    agents: tuple[str, ...]
+    providers: tuple[str, ...]
+    plugins: Mapping[str, bool]  # whether it is enabled
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
     around: Surroundings
     document: Document
     choice: Choice
-    agent_ids: tuple[str, ...]
-    provider_names: tuple[str, ...]
+    names: _Names
     report: Report
 
     def config(self, sections: ConfigFile) -> GatewayConfig:
-        around, report, path = self.around, self.report, self.document.path
+        around, report, path, names = self.around, self.report, self.document.path, self.names
         folder = path.absolute().parent if path else around.cwd
         source = SecretSource(around.environment, around.home, report)
-        agents = Agents(around, self.choice, self.provider_names, sections, folder, report)
+        agents = Agents(
+            around, self.choice, names.providers, names.plugins, sections, folder, report
+        )
         definitions = agents.resolve()
+        plugins = Plugins(around, source, folder, report).resolve(sections.plugins)
         providers = Providers(around.known, source, report, agents.used)
         providers.resolve(sections.providers)
         access = Access(around, source, folder, report)
         gateway = access.settings(sections.gateway)
-        grants = access.grants(sections.tokens, self.agent_ids, gateway.token)
+        grants = access.grants(sections.tokens, names.agents, gateway.token)
         has_tokens = bool(gateway.token or sections.gateway.token or sections.tokens)
         access.check_door(gateway.bind, has_tokens=has_tokens)
-        bindings = resolve_bindings(sections.bindings, self.agent_ids, report)
+        bindings = resolve_bindings(sections.bindings, names.agents, report)
         if self.document.mode & 0o044 and any(n.code == "literal-secret" for n in report.notices):
             message = f"others can read {self.document.name}, and it holds secrets"
             report.note("readable-file", (), message, f"chmod 600 {path}")
@@ -115,6 +132,8 @@ class _Reading:
             key_origins=providers.key_origins,
             origin=path,
             tokens=grants,
+            plugins=plugins,
+            sandbox=SandboxSettings(**dict(sections.sandbox)),
             bindings=bindings,
             store=StoreSettings(**dict(sections.store)),
             queue=QueueSettings(**dict(sections.queue)),
@@ -123,25 +142,32 @@ class _Reading:
         )
 
 
-def _name(path: Path, around: Surroundings) -> str:
-    """The file as messages call it: as short as it is clear."""
-    if path.is_relative_to(around.cwd):
-        return str(path.relative_to(around.cwd))
-    if path.is_relative_to(around.home):
-        return f"~/{path.relative_to(around.home)}"
-    return str(path)
-
-
 def _add_usual_agent(content: dict[str, Any], around: Surroundings, report: Report) -> Choice:
-    """The agent of a configuration without any: every tool that is built in."""
+    """The agent of a configuration without any: it has the usual plugins and all of the file."""
     choice = usual_choice(around.environment, around.known)
     if "agent" not in content and "agents" not in content:
-        content["agent"] = {"id": choice.agent_id, "tools": list(around.known.tools)}
+        _add_usual_plugins(content, around.known)
+        names = _plugin_names(content).items()
+        tools = [name for name, is_enabled in names if name and is_enabled]
+        content["agent"] = {"id": choice.agent_id, "tools": tools}
         if choice.others:
             message = f"{choice.variable} is used; set as well: {', '.join(choice.others)}"
             fix = "choose with [agent] provider"
             report.note("several-keys", ("agent", "provider"), message, fix)
     return choice
+
+
+def _add_usual_plugins(content: dict[str, Any], known: Known) -> None:
+    """Behind those of the file, so that a position in the list is one in the file."""
+    taken = _plugin_names(content)
+    usual = [
+        {"name": name, "path": f"{BUNDLED}{name}", "capabilities": list(plugin.needs)}
+        for name, plugin in known.bundled.items()
+        if plugin.is_usual and name not in taken
+    ]
+    own = content.get("plugins", [])
+    if isinstance(own, list):  # else the schema will say so
+        content["plugins"] = [*own, *usual]
 
 
 def _add_variables(
@@ -187,3 +213,13 @@ def _provider_names(content: Mapping[str, Any], known: Known) -> tuple[str, ...]
     own = content.get("providers")
     names = (*known.presets, DEMO, *(own if isinstance(own, dict) else ()))
     return tuple(dict.fromkeys(names))
+
+
+def _plugin_names(content: Mapping[str, Any]) -> dict[str, bool]:
+    own = content.get("plugins")
+    tables = own if isinstance(own, list) else ()
+    return {
+        table["name"]: table.get("enabled", True) is not False
+        for table in tables
+        if isinstance(table, dict) and isinstance(table.get("name"), str)
+    }

@@ -4,7 +4,7 @@ import re
 from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from gateway.config.values import (
     GatewaySettings,
@@ -12,11 +12,13 @@ from gateway.config.values import (
     LogLevel,
     ObservabilitySettings,
     QueueSettings,
+    SandboxSettings,
     StoreSettings,
     StoreUrl,
 )
 from gateway.domain.agents import AgentDef, ContextRules, Limits
 from gateway.domain.ids import AgentId
+from gateway.domain.plugins import PluginLimits
 from gateway.domain.providers import ProviderDef, Wire, base_url_problem
 
 SECRET = {"format": "password"}
@@ -61,6 +63,11 @@ Seconds = Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)]
 TokenBudget = Annotated[int, Field(ge=4_000, le=128_000)] | Literal["auto"]
 Id = Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")]
 Scopes = Annotated[list[Text], Field(min_length=1)]
+PluginName = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(_[a-z0-9-]+)*$", max_length=32)
+]  # a tool is called PLUGIN__TOOL
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 _GATEWAY = GatewaySettings()
@@ -69,6 +76,8 @@ _PROVIDER = ProviderDef("", "openai", "")
 _LIMITS = Limits()
 _CONTEXT = ContextRules()
 _QUEUE = QueueSettings()
+_PLUGIN = PluginLimits()
+_SANDBOX = SandboxSettings()
 _OBSERVABILITY = ObservabilitySettings()
 _AGENT = AgentDef(AgentId("main"), "", "")
 
@@ -182,7 +191,7 @@ class AgentSection(ModelSection):
     soul_path: PathText | None = key(
         None, "Its character, a Markdown file. Absent: the shipped one."
     )
-    tools: list[Text] = key([], "Names of the tools that it has.")
+    tools: list[Text] = key([], "Names of the plugins whose tools it has.")
     limits: LimitsSection = key(LimitsSection, "Its own; what is absent comes from [limits].")
     context: ContextSection = key(ContextSection, "Its own; what is absent comes from [context].")
 
@@ -191,6 +200,59 @@ class NamedAgentSection(AgentSection):
     """One more agent; a binding leads to it."""
 
     id: Id = key(..., "Its name: letters, digits and hyphens.")
+
+
+class PluginSecretSection(Section):
+    """A secret that the host fills into what the plugin sends; the plugin never has it."""
+
+    value: SecretText = key(..., "The secret.")
+    hosts: list[Text] = key([], "Where it may go. Absent: to the one host that is granted.")
+
+
+def _as_table(value: object) -> object:
+    return {"value": value} if isinstance(value, str) else value
+
+
+PluginSecretText = Annotated[
+    PluginSecretSection,
+    BeforeValidator(_as_table, json_schema_input_type=SecretText | PluginSecretSection),
+]
+
+
+class PluginLimitsSection(Section):
+    """Bounds of one call of a plugin."""
+
+    timeout_s: float = key(_PLUGIN.timeout_s, "Seconds.", gt=0, le=60)
+    memory_mb: int = key(_PLUGIN.memory_mb, "MiB of memory.", ge=1, le=512)
+    fuel: int | None = key(
+        None, "Instructions, about. Absent: what fits into the time.", ge=1, le=2**62
+    )
+    output_kb: int = key(_PLUGIN.output_kb, "KiB of its answer.", ge=1, le=8_192)
+
+
+class PluginSection(Section):
+    """Code of others in a sandbox: it can do only what it is granted here."""
+
+    name: PluginName = key(..., "Its name: lower-case letters, digits, - and single _, 32 at most.")
+    path: PathText = key(..., "Its file, or bundled:NAME for one that is shipped.")
+    capabilities: list[Text] = key([], "What it may do: http:HOST, store:NAME, host_function:NAME.")
+    sha256: Sha256 | None = key(None, "Of its file; another file is refused.")
+    config: dict[str, Any] = key({}, "Given to the plugin as it is.")
+    secrets: dict[SecretName, PluginSecretText] = key(
+        {}, "Filled in by the host, never given to the plugin."
+    )
+    limits: PluginLimitsSection = key(PluginLimitsSection, "Bounds of one call.")
+    enabled: bool = key(default=True, description="Whether it is loaded.")
+    deny_unused: bool = key(
+        default=False, description="Load it although it imports what it was not granted."
+    )
+
+
+class SandboxSection(Section):
+    """The processes that run the code of plugins."""
+
+    workers: int = key(_SANDBOX.workers, "Processes.", ge=1, le=16)
+    idle_s: float = key(_SANDBOX.idle_s, "Seconds until an idle one ends.", ge=1, le=86_400)
 
 
 class BindingSection(Section):
@@ -235,6 +297,8 @@ class ConfigFile(Section):
     agents: list[NamedAgentSection] = key([], "More agents.")
     limits: LimitsSection = key(LimitsSection, "Bounds of every agent's runs.")
     context: ContextSection = key(ContextSection, "How much every agent's model is shown.")
+    plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
+    sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")
     queue: QueueSection = key(QueueSection, "How much may wait.")
     observability: ObservabilitySection = key(ObservabilitySection, "What is told about the work.")

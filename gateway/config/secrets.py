@@ -13,7 +13,7 @@ from gateway.config.problems import Code, Finding, KeyPath, Report
 FOLDER = Path(".config/exogate/secrets")  # below the home directory
 LARGEST = 65_536
 
-_REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
+REFERENCE = re.compile(r"\$\{(env|file):([^{}]+)\}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -68,10 +68,10 @@ class SecretSource:
 
     def resolve(self, text: str) -> str:
         """The text with its references replaced; raises SecretProblem."""
-        if "${" in _REFERENCE.sub("", text):
+        if "${" in REFERENCE.sub("", text):
             message = "this is not a reference that can be followed"
             raise SecretProblem(Code.MALFORMED, message, "write ${env:NAME} or ${file:name}")
-        value = _REFERENCE.sub(lambda found: self._referred(found[1], found[2]), text)
+        value = REFERENCE.sub(lambda found: self._referred(found[1], found[2]), text)
         if not is_sendable(value):
             message = "a header cannot carry it: it holds a control character, or one beyond ASCII"
             fix = "store it as one line of plain characters"

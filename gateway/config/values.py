@@ -8,6 +8,7 @@ from typing import Literal
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Binding
 from gateway.domain.ids import AgentId
+from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
 from gateway.domain.secrets import Secret
 
@@ -55,6 +56,14 @@ class QueueSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class SandboxSettings:
+    """The processes that run the code of plugins."""
+
+    workers: int = 1
+    idle_s: float = 300.0  # then a worker that has nothing to do ends
+
+
+@dataclass(frozen=True, slots=True)
 class ObservabilitySettings:
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
@@ -81,11 +90,20 @@ class Preset:
 
 
 @dataclass(frozen=True, slots=True)
+class BundledPlugin:
+    """A plugin that ships with the gateway. `is_usual`: a start without any agent has it."""
+
+    file: Path
+    needs: tuple[str, ...] = ()  # capabilities without which it cannot work
+    is_usual: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What other rooms know and a configuration is checked against."""
 
     presets: Mapping[str, Preset]  # in order of preference; without `demo`
-    tools: tuple[str, ...]
+    bundled: Mapping[str, BundledPlugin]
     context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]
 
@@ -114,6 +132,14 @@ class Surroundings:
             return self.home / text[2:]
         return folder / text
 
+    def name(self, path: Path) -> str:
+        """A file as messages call it: as short as it is clear."""
+        if path.is_relative_to(self.cwd):
+            return str(path.relative_to(self.cwd))
+        if path.is_relative_to(self.home):
+            return f"~/{path.relative_to(self.home)}"
+        return str(path)
+
 
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
@@ -126,7 +152,9 @@ class GatewayConfig:
     key_origins: Mapping[str, str]  # provider -> where its key comes from, in words
     origin: Path | None = None
     tokens: tuple[TokenGrant, ...] = ()
+    plugins: tuple[PluginDef, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
     observability: ObservabilitySettings = field(default_factory=ObservabilitySettings)

@@ -22,12 +22,17 @@ data_dir = "{folder}/data"
 id = "demo"
 provider = "demo"
 model = "demo"
-tools = ["clock"]
+tools = ["time"]
 
 [[agents]]
 id = "second"
 provider = "demo"
 model = "demo"
+
+[[plugins]]
+name = "time"
+path = "bundled:time"
+capabilities = ["host_function:clock"]
 
 [[bindings]]
 agent_id = "second"

@@ -115,6 +115,19 @@ def test_show_has_values_origins_and_no_secret(shell: Shell) -> None:
     assert "hunter2" not in done.output
 
 
+def test_show_has_plugins_without_their_secrets(shell: Shell) -> None:
+    shell.file.write_text(
+        "[[plugins]]\nname = 'web'\npath = 'bundled:fetch'\n"
+        "capabilities = ['http:api.example.com']\nsecrets.key = 'hunter2-hunter2'\n"
+    )
+
+    done = shell.run("show")
+
+    assert 'plugins.0.secrets.key.value = "***"  # ~/.config/exogate/config.toml:5\n' in done.stdout
+    assert 'plugins.1.name = "echo"  # default\n' in done.stdout
+    assert "hunter2" not in done.output
+
+
 def test_show_as_json_has_every_value(shell: Shell) -> None:
     done = shell.run("show", as_json=True, OPENAI_API_KEY="sk-hunter2-hunter2")
 
@@ -139,7 +152,7 @@ def test_show_of_an_invalid_file_prints_no_value(shell: Shell) -> None:
 def test_get_prints_one_value_plainly(shell: Shell) -> None:
     assert shell.run("get", "gateway.bind").stdout == "127.0.0.1\n"
     assert shell.run("get", "gateway.port").stdout == "7200\n"
-    assert shell.run("get", "agent.tools").stdout == '["clock"]\n'
+    assert shell.run("get", "agent.tools").stdout == '["echo", "calc", "time", "notes"]\n'
     assert shell.run("get", "gateway.token").stdout == "\n"
     assert json.loads(shell.run("get", "gateway.port", as_json=True).stdout) == {
         "key": "gateway.port",

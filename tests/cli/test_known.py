@@ -1,6 +1,12 @@
 """What the rooms know, as the configuration is told it."""
 
-from gateway.cli.known import DEFAULT_MODELS, known
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gateway.cli.known import DEFAULT_MODELS, USUAL, known
+from gateway.domain.capabilities import HttpGrant, parse_capability
 from gateway.providers.presets import PRESETS
 
 
@@ -9,4 +15,29 @@ def test_every_preset_is_known_and_one_that_needs_a_key_has_a_model_to_start_wit
 
     assert set(presets) == set(PRESETS)
     assert set(DEFAULT_MODELS) == {name for name, one in presets.items() if one.key_variable}
-    assert known().tools == ("clock",)
+
+
+def test_every_bundled_plugin_is_known_with_what_it_needs() -> None:
+    bundled = known().bundled
+
+    folder = Path(__file__).parents[2] / "plugins"
+    assert set(bundled) == {"echo", "calc", "time", "notes", "search_code", "fetch"}
+    for name, plugin in bundled.items():
+        assert plugin.file == folder / name / "tool.wasm"
+        assert [str(parse_capability(text)) for text in plugin.needs] == list(plugin.needs)
+
+
+@pytest.mark.parametrize("name", sorted(set(known().bundled) - {"fetch"}))
+def test_what_a_bundled_plugin_needs_is_what_it_says_itself(name: str) -> None:
+    plugin = known().bundled[name]
+    said = tomllib.loads(plugin.file.with_name("plugin.toml").read_text())
+
+    assert list(plugin.needs) == said["capabilities"]
+
+
+def test_the_plugins_of_a_start_without_an_agent_reach_no_network() -> None:
+    bundled = known().bundled
+
+    assert {name for name, plugin in bundled.items() if plugin.is_usual} == USUAL
+    granted = [parse_capability(text) for name in USUAL for text in bundled[name].needs]
+    assert not [one for one in granted if isinstance(one, HttpGrant)]

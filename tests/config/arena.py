@@ -7,10 +7,23 @@ from pathlib import Path
 from gateway.config.load import find_file, load
 from gateway.config.problems import ConfigInvalid, Problem
 from gateway.config.reading import Loaded, read
-from gateway.config.values import GatewayConfig, Known, Overrides, Preset, Surroundings
+from gateway.config.values import (
+    BundledPlugin,
+    GatewayConfig,
+    Known,
+    Overrides,
+    Preset,
+    Surroundings,
+)
 
 OUTPUT_LIMITS = {"claude-test": 8_192}
 WINDOWS = {"claude-test": 200_000, "small": 8_000}
+
+BUNDLED = {
+    "echo": BundledPlugin(Path("/shipped/echo/tool.wasm"), is_usual=True),
+    "time": BundledPlugin(Path("/shipped/time/tool.wasm"), ("host_function:clock",), is_usual=True),
+    "fetch": BundledPlugin(Path("/shipped/fetch/tool.wasm")),
+}
 
 KNOWN = Known(
     presets={
@@ -22,7 +35,7 @@ KNOWN = Known(
         "openrouter": Preset("openai", "https://router.example/v1", "OPENROUTER_API_KEY", "auto"),
         "ollama": Preset("openai", "http://127.0.0.1:11434/v1"),
     },
-    tools=("clock",),
+    bundled=BUNDLED,
     context_window=lambda model: WINDOWS.get(model, 128_000),
     output_limit=OUTPUT_LIMITS.get,
 )

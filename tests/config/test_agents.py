@@ -83,9 +83,10 @@ def test_a_budget_that_the_model_cannot_read_is_noted(arena: Arena) -> None:
 def test_a_fallback_is_the_same_agent_with_another_model(arena: Arena) -> None:
     (agent,) = arena.load(
         "[agent]\nid = 'a-1'\nprovider = 'ollama'\nmodel = 'claude-test'\ntemperature = 1\n"
-        "system_prompt = 'brief'\ntools = ['clock']\ncontext.token_budget = 'auto'\n"
+        "system_prompt = 'brief'\ntools = ['echo']\ncontext.token_budget = 'auto'\n"
         "[agent.fallback]\nprovider = 'demo'\nmax_tokens = 100\n"
-        "[agent.fallback.fallback]\nprovider = 'ollama'\nmodel = 'small'\nthinking = true"
+        "[agent.fallback.fallback]\nprovider = 'ollama'\nmodel = 'small'\nthinking = true\n"
+        "[[plugins]]\nname = 'echo'\npath = 'bundled:echo'"
     ).agents
 
     first, second = agent.fallback, agent.fallback and agent.fallback.fallback
@@ -96,7 +97,7 @@ def test_a_fallback_is_the_same_agent_with_another_model(arena: Arena) -> None:
     assert [a.max_tokens for a in (agent, first, second)] == [4_096, 100, 4_096]
     assert [a.temperature for a in (agent, first, second)] == [1.0, None, None]
     assert [a.thinking for a in (agent, first, second)] == [False, False, True]
-    assert {(a.system_prompt, a.tools) for a in (agent, first, second)} == {("brief", ("clock",))}
+    assert {(a.system_prompt, a.tools) for a in (agent, first, second)} == {("brief", ("echo",))}
     assert [a.context.token_budget for a in (agent, first, second)] == [160_000, 102_400, 6_400]
     assert second.fallback is None
 
@@ -136,11 +137,51 @@ def test_an_unknown_provider_is_refused_with_those_that_there_are(arena: Arena) 
 
 @pytest.mark.requirement("S-003-AgentDef-07")
 def test_an_unknown_tool_names_agent_and_tool(arena: Arena) -> None:
-    (problem,) = arena.problems("[agent]\nid = 'luna'\ntools = ['clokc']")
+    (problem,) = arena.problems(
+        "[agent]\nid = 'luna'\ntools = ['wether']\n[[plugins]]\nname = 'weather'\npath = 'bundled:echo'"
+    )
 
+    assert problem.code == "CFG009"
     assert '"luna"' in problem.message
-    assert '"clokc"' in problem.message
-    assert '"clock"' in problem.fix
+    assert '"wether"' in problem.message
+    assert 'did you mean "weather"?' in problem.fix
+
+
+@pytest.mark.requirement("S-003-AgentDef-07")
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("echo", 'add [[plugins]] name = "echo", path = "bundled:echo"'),
+        (
+            "time",
+            'add [[plugins]] name = "time", path = "bundled:time", '
+            'capabilities = ["host_function:clock"]',
+        ),
+    ],
+)
+def test_a_bundled_plugin_that_is_not_configured_is_refused_with_its_lines(
+    arena: Arena, name: str, fix: str
+) -> None:
+    (problem,) = arena.problems(f"[agent]\ntools = ['{name}']")
+
+    assert (problem.code, problem.fix) == ("CFG009", fix)
+
+
+def test_an_agent_may_list_a_plugin_that_is_switched_off(arena: Arena) -> None:
+    config = arena.load(
+        "[agent]\ntools = ['echo']\n[[plugins]]\nname = 'echo'\npath = 'bundled:echo'\nenabled = false"
+    )
+
+    assert config.agents[0].tools == ("echo",)
+    assert [notice.code for notice in config.notices] == ["plugin-disabled"]
+
+
+def test_a_plugin_that_is_wrong_itself_is_no_mistake_of_the_agent(arena: Arena) -> None:
+    problems = arena.problems(
+        "[agent]\ntools = ['Bad']\n[[plugins]]\nname = 'Bad'\npath = 'bundled:echo'"
+    )
+
+    assert [problem.key for problem in problems] == ["plugins.0.name"]
 
 
 @pytest.mark.requirement("S-003-AgentDef-02", "S-003-AgentDef-06")

@@ -29,6 +29,7 @@ BIG: dict[str, Callable[[], bytes]] = {
     "many keys": lambda: b"".join(b"k%d=1\n" % number for number in range(80_000)),
     "many tables": lambda: b"".join(b"[t%d]\n" % number for number in range(80_000)),
     "many agents": lambda: b"[[agents]]\n" * 50_000,
+    "many plugins": lambda: b"".join(b"[[plugins]]\nname='p%d'\n" % n for n in range(40_000)),
     "many tokens": lambda: b"[[tokens]]\ntoken='abcd'\n" * 20_000,
     "too large": lambda: b"#" * (LARGEST + 1),
     "a number of a megabyte": lambda: b"[gateway]\nport = " + b"1" * 1_000_000,
@@ -196,7 +197,7 @@ def test_no_damage_to_the_example_is_a_crash_or_an_empty_error(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(
-    at=st.integers(0, 400),
+    at=st.integers(0, 500),
     length=st.integers(0, 6),
     piece=PIECES,
 )
@@ -207,6 +208,8 @@ def test_no_damage_brings_a_secret_to_light(arena: Arena, at: int, length: int, 
         f'[providers.mine]\nwire = "openai"\nbase_url = "https://a.example"\n'
         f'api_key = "{secret}"\nheaders = {{ Authorization = "{secret}" }}\n'
         f'[[tokens]]\nname = "a"\ntoken = "{secret}"\n'
+        f'[[plugins]]\nname = "a"\npath = "bundled:echo"\ncapabilities = ["http:a.example"]\n'
+        f'secrets = {{ one = "{secret}", two = {{ value = "{secret}", hosts = ["a.example"] }} }}\n'
     )
     text = text[:at] + piece + text[at + length :]
 

@@ -60,3 +60,46 @@ def test_no_secret_is_shown(arena: Arena) -> None:
     )
 
     assert "hunter2" not in repr(rows(arena))
+
+
+def test_a_plugin_is_shown_as_a_configuration_has_it_and_without_its_secrets(arena: Arena) -> None:
+    arena.write("wasm", "w.wasm")
+    arena.write(
+        "[agent]\n[[plugins]]\nname = 'w'\npath = 'w.wasm'\n"
+        "capabilities = ['http:A.example', 'store:x']\n"
+        "secrets.one = 'hunter2-1'\n"
+        "secrets.two = { value = 'hunter2-2', hosts = ['a.example'] }\n"
+        "[plugins.config]\nunits = 'metric'\napi_key = 'hunter2-3'\n"
+        "list = [{ token = 'hunter2-4', name = 'n' }]\n"
+    )
+
+    found = rows(arena)
+
+    expected = {
+        "plugins.0.name": ("w", "config.toml:3"),
+        "plugins.0.path": (str(arena.cwd / "w.wasm"), "config.toml:4"),
+        "plugins.0.capabilities": (["http:a.example", "store:x"], "config.toml:5"),
+        "plugins.0.sha256": (None, "default"),
+        "plugins.0.config.units": ("metric", "config.toml:9"),
+        "plugins.0.config.api_key": ("***", "config.toml:10"),
+        "plugins.0.config.list.0.name": ("n", "config.toml:11"),
+        "plugins.0.config.list.0.token": ("***", "config.toml:11"),
+        "plugins.0.secrets.one.value": ("***", "config.toml:6"),
+        "plugins.0.secrets.one.hosts": (["a.example"], "default"),
+        "plugins.0.secrets.two.value": ("***", "config.toml:7"),
+        "plugins.0.secrets.two.hosts": (["a.example"], "config.toml:7"),
+        "plugins.0.limits.timeout_s": (10.0, "default"),
+        "plugins.0.limits.fuel": (None, "default"),
+        "plugins.0.enabled": (True, "default"),
+        "plugins.0.deny_unused": (False, "default"),
+        "sandbox.workers": (1, "default"),
+    }
+    assert {key: (found[key].value, found[key].origin) for key in expected} == expected
+    assert "hunter2" not in repr(found)
+
+
+def test_the_usual_plugins_are_shown(arena: Arena) -> None:
+    found = rows(arena)
+
+    assert found["plugins.1.name"] == Row("plugins.1.name", "time", "default")
+    assert found["plugins.1.capabilities"].value == ["host_function:clock"]

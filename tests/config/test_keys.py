@@ -13,6 +13,9 @@ def test_every_key_says_what_it_is_for() -> None:
 
 def test_names_and_positions_are_no_part_of_a_pattern() -> None:
     assert pattern_of(("providers", "mine", "wire")) == ("providers", "*", "wire")
+    secret = ("plugins", "*", "secrets", "*", "value")
+    assert pattern_of(("plugins", 1, "secrets", "mine", "value")) == secret
+    assert pattern_of(("providers", "secrets", "wire")) == ("providers", "*", "wire")
     assert pattern_of(("agents", 3, "fallback", "fallback", "model"))[:3] == (
         "agents",
         "*",
@@ -23,6 +26,7 @@ def test_names_and_positions_are_no_part_of_a_pattern() -> None:
 def test_a_section_knows_its_keys_and_a_key_its_sections() -> None:
     assert {"bind", "port", "data_dir"} <= set(keys_at(("gateway",)))
     assert "[gateway]" in sections_with("port")
+    assert keys_at(("plugins", 0, "secrets", "mine")) == ("value", "hosts")
     assert described(("gateway", "nonsense")) == described(("gateway",))
 
 

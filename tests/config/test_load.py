@@ -21,7 +21,7 @@ def test_without_a_file_the_demo_answers_on_loopback(arena: Arena) -> None:
         "demo",
         "demo",
         "demo",
-        ("clock",),
+        ("echo", "time"),
     )
     assert (config.default_agent, config.gateway.bind, config.gateway.port) == (
         "demo",
@@ -43,7 +43,7 @@ def test_a_file_that_names_no_agent_keeps_the_usual_one(arena: Arena) -> None:
     config = arena.load("[gateway]\nport = 7300")
 
     assert (config.gateway.port, config.default_agent) == (7300, "demo")
-    assert config.agents[0].tools == ("clock",)
+    assert config.agents[0].tools == ("echo", "time")
     assert config.origin == arena.cwd / "config.toml"
 
 
@@ -181,7 +181,7 @@ def test_a_file_without_mistakes_needs_no_positions() -> None:
         "from pathlib import Path\n"
         "from gateway.config.load import load\n"
         "from gateway.config.values import Known\n"
-        "known = Known({}, (), lambda model: 128_000, lambda model: None)\n"
+        "known = Known({}, {}, lambda model: 128_000, lambda model: None)\n"
         "folder = Path(tempfile.mkdtemp())\n"
         "(folder / 'config.toml').write_text('[gateway]\\nport = 1')\n"
         "config = load(None, environment={}, home=folder, cwd=folder, known=known)\n"

@@ -29,6 +29,11 @@ def test_a_name_that_only_sounds_so_is_none(name: str) -> None:
         (("gateway", "token"), True),
         (("gateway", "token", "nested"), True),
         (("tokens", 0, "name"), False),
+        (("plugins", 0, "secrets", "x"), True),
+        (("plugins", 0, "secrets", "hosts"), True),
+        (("plugins", 0, "secrets", "x", "value"), True),
+        (("plugins", 0, "secrets", "x", "hosts", 1), False),
+        (("plugins", "secrets", "secrets", "x", "hosts"), True),
     ],
 )
 def test_a_path_is_as_sensitive_as_its_parts(path: KeyPath, expected: bool) -> None:
@@ -59,6 +64,10 @@ def test_a_path_is_as_sensitive_as_its_parts(path: KeyPath, expected: bool) -> N
         ),
         ("[agent]\nprovider = 'sk-ant-0123456789'", "provider = '***'"),
         ("gateway.token = '${env:NOPE}' # was correct-horse", "gateway.token = ***"),
+        (
+            f"plugins = [{{ prot = 1, secrets.k = '{SECRET}' }}]",
+            "plugins = [{ prot = 1, secrets.k = *** }]",
+        ),
     ],
 )
 def test_a_line_is_shown_without_its_secret(arena: Arena, text: str, line: str) -> None:

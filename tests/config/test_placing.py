@@ -5,6 +5,8 @@ import pytest
 from gateway.config.problems import SHOWN
 from tests.config.arena import Arena
 
+ECHO = "[[plugins]]\nname = 'echo'\npath = 'bundled:echo'\n"
+
 # name -> (file, [(line, column, code, key), ...])
 TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
     "unknown key at the top": ("prot = 1", [(1, 1, "CFG002", "prot")]),
@@ -44,7 +46,7 @@ TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
     "table for a list": ("[tokens]\nname = 1", [(1, 2, "CFG005", "tokens")]),
     "list for a table": ("[[gateway]]\nport = 1", [(1, 3, "CFG005", "gateway")]),
     "a number in a list of strings": (
-        "[agent]\ntools = [\n  # c\n  'clock',\n  7,\n]",
+        "[agent]\ntools = [\n  # c\n  'echo',\n  7,\n]",
         [(5, 3, "CFG005", "agent.tools.1")],
     ),
     "below the range": ("limits.max_iterations = 0", [(1, 25, "CFG007", "limits.max_iterations")]),
@@ -84,8 +86,32 @@ TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
         "[agent.fallback]\nprovider = 'opnai'",
         [(2, 12, "CFG003", "agent.fallback.provider")],
     ),
-    "unknown tool": ("[agent]\ntools = ['clock', 'clokc']", [(2, 19, "CFG009", "agent.tools.1")]),
-    "tool twice": ("[agent]\ntools = ['clock', 'clock']", [(2, 19, "CFG008", "agent.tools.1")]),
+    "unknown tool": (
+        f"{ECHO}[agent]\ntools = ['echo', 'ehco']",
+        [(5, 18, "CFG009", "agent.tools.1")],
+    ),
+    "tool twice": (
+        f"{ECHO}[agent]\ntools = ['echo', 'echo']",
+        [(5, 18, "CFG008", "agent.tools.1")],
+    ),
+    "a capability": (
+        f"{ECHO}capabilities = [\n  'store:x', # c\n  'http:*.example.com',\n]",
+        [(6, 3, "CFG006", "plugins.0.capabilities.1")],
+    ),
+    "a secret's host": (
+        f"{ECHO}capabilities = ['http:a.example', 'http:b.example']\n"
+        "secrets.k = { value = 'v', hosts = ['a.example', 'c.example'] }",
+        [(5, 50, "CFG009", "plugins.0.secrets.k.hosts.1")],
+    ),
+    "something that is no JSON": (
+        f"{ECHO}[plugins.config]\na = [1, {{ b = 1979-05-27 }}]",
+        [(5, 15, "CFG006", "plugins.0.config.a.1.b")],
+    ),
+    "a plugin twice": (f"{ECHO}{ECHO}", [(5, 8, "CFG008", "plugins.1.name")]),
+    "a missing plugin": (
+        "[[plugins]]\nname = 'x'\npath = 'x.wasm'",
+        [(3, 8, "CFG012", "plugins.0.path")],
+    ),
     "agent twice": (
         "[agent]\nid = 'a'\n[[agents]]\nid = 'b'\n[[agents]]\nid = 'a'",
         [(6, 6, "CFG008", "agents.1.id")],

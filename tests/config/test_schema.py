@@ -24,7 +24,8 @@ SAID_ELSEWHERE = ("agents[].", "agent.limits.", "agent.context.")
 EVERY_KEY = {
     ".".join(map(str, path))
     .replace(".*", "[]")
-    .replace("providers[]", "providers.NAME"): field.get_default()
+    .replace("providers[]", "providers.NAME")
+    .replace("secrets[]", "secrets.NAME"): field.get_default()
     for path, field in patterns().items()
     if not any(len(other) > len(path) and other[: len(path)] == path for other in patterns())
     and path[-2:] != ("fallback", "fallback")
@@ -34,10 +35,14 @@ EVERY_KEY = {
 def flattened(document: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         path = f"{above}{key}"
-        named = {"providers.example": "providers.NAME", "providers.NAME.headers.X-Team": None}
+        named = {
+            "providers.example": "providers.NAME",
+            "providers.NAME.headers.X-Team": None,
+            "plugins[].secrets.api_key": "plugins[].secrets.NAME",
+        }
         if path in named:
             path = named[path] or path
-        if path == "providers.NAME.headers":
+        if path in {"providers.NAME.headers", "plugins[].config"}:
             yield path, value
         elif isinstance(value, dict):
             yield from flattened(value, f"{path}.")
@@ -73,9 +78,15 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     arena.secret("gateway_token", "one-token")
     arena.secret("phone_token", "another-token")
     arena.write("# Me", "souls/main.md")
+    arena.write("wasm", "plugins/weather.wasm")
     arena = replace(
         arena,
-        environment={"EXAMPLE_API_KEY": "k", "OPENAI_API_KEY": "o", "ANTHROPIC_API_KEY": "a"},
+        environment={
+            "EXAMPLE_API_KEY": "k",
+            "OPENAI_API_KEY": "o",
+            "ANTHROPIC_API_KEY": "a",
+            "WEATHER_KEY": "w",
+        },
     )
 
     config = arena.load(WHOLE_EXAMPLE)
@@ -83,12 +94,13 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     assert [agent.id for agent in config.agents] == ["main", "helper"]
     assert config.agents[0].fallback is not None
     assert [grant.name for grant in config.tokens] == ["phone"]
+    assert [plugin.name for plugin in config.plugins] == ["weather"]
     assert len(config.bindings) == 1
     assert config.notices == ()
 
 
 def test_the_documentation_has_every_key_with_its_default_and_no_other() -> None:
-    rows = dict(re.findall(r"^\| `([a-zA-Z_.\[\]]+)` \|(.*?)\|", DOCUMENTATION, re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-zA-Z0-9_.\[\]]+)` \|(.*?)\|", DOCUMENTATION, re.MULTILINE))
     documented = {path: said for path, said in rows.items() if "." in path or path in EVERY_KEY}
 
     wanted = {path for path in EVERY_KEY if not path.startswith(SAID_ELSEWHERE)}
@@ -149,6 +161,12 @@ def test_the_json_schema_accepts_the_whole_example() -> None:
         "store.url = 'postgres'",
         "config_version = 2",
         "[[tokens]]\nname = 'a'",
+        "[[plugins]]\nname = 'a'",
+        "[[plugins]]\nname = 'a__b'\npath = 'bundled:echo'",
+        "[[plugins]]\nname = 'a'\npath = 'bundled:echo'\nsecrets.x = 1",
+        "[[plugins]]\nname = 'a'\npath = 'bundled:echo'\nsecrets.x.hosts = ['a.example']",
+        "[[plugins]]\nname = 'a'\npath = 'bundled:echo'\nlimits.timeout_s = 61",
+        "sandbox.workers = 17",
     ],
 )
 def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: str) -> None:
@@ -163,7 +181,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
     [
         "[budgets]\ndaily = 1",
         "[cluster]\nurl = 'amqp://x'",
-        "[[plugins]]\nname = 'x'",
         "[channels.telegram]",
         "[mcp.servers.x]",
         "[[subagents]]",

@@ -1,0 +1,260 @@
+"""Changes to a config.toml that leave all the rest as it is, comments too; imported only by who edits."""
+
+import difflib
+import os
+import tempfile
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from gateway.config.document import Document, parse, read_document
+from gateway.config.lists import longer, shorter
+from gateway.config.placing import Positions, Span, locate, masked
+from gateway.config.problems import KeyPath, choose, quoted
+from gateway.config.reading import interpreted
+from gateway.config.values import Surroundings
+from gateway.domain.capabilities import Capability, parse_capability
+from gateway.domain.errors import BadCapability, GatewayError
+
+OWNERS_ALONE = 0o600  # the mode of a new file
+
+
+class CannotEdit(GatewayError):
+    """The file is as it was; the text says what is in the way."""
+
+    code = "cannot_edit"
+
+
+def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
+    """Adds it behind the others; the keys of `plugin` are those of `[[plugins]]`."""
+    document = _parsed(text)
+    plugins = document.setdefault("plugins", [])
+    if any(one.get("name") == plugin["name"] for one in plugins):
+        raise CannotEdit(f"there is a plugin {quoted(str(plugin['name']))} already")
+    plugins.append(dict(plugin))
+    source, positions = text.encode(), locate(text.encode())
+    whole, others = positions.value(("plugins",)), positions.elements_of(("plugins",))
+    if whole is not None:  # plugins = [{...}]: no header may follow it
+        return _proved(longer(source, whole, others, _written(dict(plugin))), document)
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    table = tomlkit.dumps({"plugins": [dict(plugin)]})
+    return _proved(f"{text}{gap}{table}".encode(), document)
+
+
+def with_capability(text: str, plugin: str, capability: Capability) -> str:
+    """Grants it; the same text if it is granted already."""
+    found = _Table.of_plugin(text, plugin)
+    if any(_is_same(one, capability) for one in found.table.get("capabilities", [])):
+        return text
+    return found.with_element("capabilities", str(capability))
+
+
+def without_capability(text: str, plugin: str, capability: Capability) -> str:
+    """Revokes it."""
+    found = _Table.of_plugin(text, plugin)
+    granted: list[object] = found.table.get("capabilities", [])
+    kept = [one for one in granted if not _is_same(one, capability)]
+    if len(kept) == len(granted):
+        has = ", ".join(str(one) for one in granted) or "nothing"
+        raise CannotEdit(f"plugin {quoted(plugin)} is not granted {capability}; it has: {has}")
+    source = found.source
+    for one, element in reversed(list(zip(granted, found.elements("capabilities"), strict=True))):
+        if _is_same(one, capability):
+            source = shorter(source, element)
+    found.table["capabilities"] = kept
+    return _proved(source, found.document)
+
+
+def with_sha256(text: str, plugin: str, sha256: str) -> str:
+    """Pins the plugin's file."""
+    return _Table.of_plugin(text, plugin).with_value("sha256", sha256)
+
+
+def with_path(text: str, plugin: str, path: str) -> str:
+    """Gives the plugin another file."""
+    return _Table.of_plugin(text, plugin).with_value("path", path)
+
+
+def with_tool(text: str, agent: str | None, plugin: str) -> str:
+    """Gives the plugin's tools to an agent (None: to the default one); the same text if it has them
+    already, or if the file defines no agent: then the usual one has all."""
+    document = _parsed(text)
+    if "agent" not in document and "agents" not in document:
+        return text
+    found = _Table.of_agent(text, agent)
+    if plugin in found.table.get("tools", []):
+        return text
+    return found.with_element("tools", plugin)
+
+
+def difference(before: str, after: str, name: str) -> str:
+    """A unified diff to be shown: no secret is in it. Empty if nothing differs."""
+    old, new = masked(before.encode()), masked(after.encode())
+    return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
+
+
+def current(path: Path, around: Surroundings) -> str:
+    """The text of a file, empty if there is none; raises ConfigInvalid if it is not TOML."""
+    if not path.exists():
+        return ""
+    return read_document(path, around.name(path)).source.decode()
+
+
+def save(path: Path, before: str, after: str, around: Surroundings) -> None:
+    """Writes all of it or nothing. Raises ConfigInvalid if the gateway could not start with it,
+    CannotEdit if the file is not what it was or cannot be written."""
+    name, source = around.name(path), after.encode()
+    mode = path.stat().st_mode & 0o777 if path.exists() else OWNERS_ALONE
+    interpreted(Document(path, name, source, parse(source, name), mode), around)
+    if current(path, around) != before:
+        raise CannotEdit(f"{name} has changed meanwhile; try again")
+    try:
+        _replace(path.resolve(), source, mode)  # of a link, what it leads to
+    except OSError as error:
+        raise CannotEdit(f"{name} cannot be written: {error.strerror}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """A plugin or an agent of a text, and the document that an edit is to come to."""
+
+    source: bytes
+    document: dict[str, Any]
+    table: dict[str, Any]  # of the document: what changes here, changes there
+    path: KeyPath
+    positions: Positions
+
+    @staticmethod
+    def of_plugin(text: str, name: str) -> "_Table":
+        document, source = _parsed(text), text.encode()
+        plugins = document.get("plugins", [])
+        for index, table in enumerate(plugins):
+            if table.get("name") == name:
+                return _Table(source, document, table, ("plugins", index), locate(source))
+        names = [str(table.get("name")) for table in plugins]
+        message = f"the file has no [[plugins]] named {quoted(name)}"
+        raise CannotEdit(f"{message}; {choose(name, names)}")
+
+    @staticmethod
+    def of_agent(text: str, id_: str | None) -> "_Table":
+        document, source = _parsed(text), text.encode()
+        tables: dict[KeyPath, Any] = {("agent",): document["agent"]} if "agent" in document else {}
+        tables |= {("agents", index): one for index, one in enumerate(document.get("agents", []))}
+        ids = {path: str(table.get("id", "main")) for path, table in tables.items()}
+        for path, table in tables.items():
+            if ids[path] == id_ or (id_ is None and path == ("agent",)):
+                return _Table(source, document, table, path, locate(source))
+        if id_ is None:
+            raise CannotEdit(f"there is no default agent; say which: {', '.join(ids.values())}")
+        raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, ids.values())}")
+
+    def place(self, key: str) -> Span | None:
+        return self.positions.value((*self.path, key))
+
+    def elements(self, key: str) -> list[Span]:
+        return self.positions.elements_of((*self.path, key))
+
+    def spliced(self, place: Span, new: bytes) -> str:
+        return _proved(self.source[: place.start] + new + self.source[place.end :], self.document)
+
+    def with_value(self, key: str, value: object) -> str:
+        self.table[key] = value
+        place = self.place(key)
+        return self._with_key(key, value) if place is None else self.spliced(place, _written(value))
+
+    def with_element(self, key: str, value: str) -> str:
+        """A list of texts with one more."""
+        whole = self.place(key)
+        if whole is None:
+            return self.with_value(key, [value])
+        self.table[key] = [*self.table[key], value]
+        return _proved(
+            longer(self.source, whole, self.elements(key), _written(value)), self.document
+        )
+
+    def _with_key(self, key: str, value: object) -> str:
+        """Behind a key that such a table usually has, else behind its header."""
+        pair = key.encode() + b" = " + _written(value)
+        table = self.positions.places[self.path]["table"]
+        places = (self.place(other) for other in ("path", "name", "model", "provider", "id"))
+        end = next((place.end for place in places if place), table.end)
+        if self.source[table.start : table.start + 1] == b"{":
+            return self.spliced(Span(end, end), b", " + pair)
+        start = self.source.rfind(b"\n", 0, end) + 1
+        line = self.source[start:].partition(b"\n")[0]
+        indent = line[: len(line) - len(line.lstrip())]
+        end = start + len(line)
+        return self.spliced(Span(end, end), b"\n" + indent + pair)
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        document = tomllib.loads(text.removeprefix("\ufeff"))
+    except tomllib.TOMLDecodeError as error:
+        raise CannotEdit("the file is not TOML; `exogate config validate` says why") from error
+    agents = [document.get("agent", {}), *_tables(document, "agents")]
+    if not all(map(_is_editable, (*_tables(document, "plugins"), *agents))):
+        raise CannotEdit("the file is not as it should be; `exogate config validate` says why")
+    return document
+
+
+def _tables(document: Mapping[str, Any], key: str) -> list[object]:
+    tables = document.get(key, [])
+    return tables if isinstance(tables, list) else [None]
+
+
+def _is_editable(table: object) -> bool:
+    lists = ("capabilities", "tools")
+    return isinstance(table, dict) and all(isinstance(table.get(k, []), list) for k in lists)
+
+
+def _proved(source: bytes, document: Mapping[str, Any]) -> str:
+    """The edited text if it says what it was to say, and nothing else."""
+    text = source.decode()
+    try:
+        is_right = tomllib.loads(text.removeprefix("\ufeff")) == document
+    except tomllib.TOMLDecodeError:
+        is_right = False
+    if not is_right:
+        raise CannotEdit("the file is written in a way that cannot be edited; change it by hand")
+    return text
+
+
+def _written(value: object) -> bytes:
+    """As TOML writes it within a line."""
+    if isinstance(value, dict):
+        table = tomlkit.inline_table()
+        table.update(value)
+        return table.as_string().encode()
+    return tomlkit.item(value).as_string().encode()
+
+
+def _is_same(text: object, capability: Capability) -> bool:
+    try:
+        return parse_capability(str(text)) == capability
+    except BadCapability:
+        return False
+
+
+def _replace(path: Path, source: bytes, mode: int) -> None:
+    """Whoever reads the file finds the old one or the new one, also after a crash."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    opened, fresh = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(opened, "wb") as file:
+            os.fchmod(opened, mode)
+            file.write(source)
+            file.flush()
+            os.fsync(opened)
+        Path(fresh).replace(path)
+    finally:
+        Path(fresh).unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

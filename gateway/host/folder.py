@@ -1,0 +1,103 @@
+"""The host function `folder`: the texts below one directory that the operator names, in batches."""
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from anyio import to_thread
+
+from gateway.domain.errors import Denied
+from gateway.domain.plugins import PluginDef
+from gateway.domain.ports import Decode, Encode
+
+BATCH_BYTES = 256 * 1024
+LARGEST_FILE = 512 * 1024
+_ASKED = 'ask with {"op": "next", "path": "prefix" or null, "cursor": the last one or null}'
+
+
+class Folder:
+    """Implements HostFunction. What is hidden, a link, too large or no text is passed over."""
+
+    def __init__(self, encode: Encode, decode: Decode) -> None:
+        self._encode, self._decode = encode, decode
+
+    async def __call__(self, text: str, plugin: PluginDef) -> str:
+        root = plugin.config.get("folder")
+        if not isinstance(root, str) or not Path(root).is_absolute():
+            raise Denied("the operator has to set config.folder to an absolute path")
+        asked = self._asked(text)
+        prefix, cursor = asked.get("path") or "", asked.get("cursor") or ""
+        if asked.get("op") != "next" or not isinstance(prefix, str) or not isinstance(cursor, str):
+            raise Denied(_ASKED)
+        batch = partial(_batch, root, prefix, tuple(cursor.split("/")) if cursor else ())
+        files, last = await to_thread.run_sync(batch)
+        told = [{"path": path, "text": content} for path, content in files]
+        return self._encode({"files": told, "cursor": last}).decode()
+
+    def _asked(self, text: str) -> dict[str, object]:
+        try:
+            asked = self._decode(text)
+        except ValueError as error:
+            raise Denied(_ASKED) from error
+        if not isinstance(asked, dict):
+            raise Denied(_ASKED)
+        return asked
+
+
+def _batch(
+    root: str, prefix: str, after: tuple[str, ...]
+) -> tuple[list[tuple[str, str]], str | None]:
+    """Files behind `after`, in order, and where the next batch goes on; None: there is no more."""
+    files: list[tuple[str, str]] = []
+    room = BATCH_BYTES
+    for parts, path in _walk(root, after):
+        name = "/".join(parts)
+        if not name.startswith(prefix):
+            continue
+        content = _text(path)
+        if content is None:
+            continue
+        files.append((name, content))
+        room -= len(content)
+        if room <= 0:
+            return files, name
+    return files, None
+
+
+def _walk(folder: str, after: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Every file below, depth first in order of names; links are not followed."""
+    first = after[0] if after else ""
+    for entry in _entries(folder):
+        if entry.name < first:
+            continue
+        inside = after[1:] if entry.name == first else ()
+        if entry.is_dir(follow_symlinks=False):
+            below = _walk(entry.path, inside)
+            yield from (((entry.name, *parts), path) for parts, path in below)
+        elif entry.is_file(follow_symlinks=False) and after != (entry.name,):
+            yield (entry.name,), entry.path
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            shown = [entry for entry in found if not entry.name.startswith(".")]
+    except OSError:
+        return []
+    return sorted(shown, key=lambda entry: entry.name)
+
+
+def _text(path: str) -> str | None:
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with os.fdopen(opened, "rb") as file:
+        raw = file.read(LARGEST_FILE + 1)
+    if len(raw) > LARGEST_FILE or b"\0" in raw:
+        return None
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return None

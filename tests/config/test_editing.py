@@ -1,0 +1,401 @@
+"""Changes to a file of the operator's: small, whole or not at all, and nothing else is touched."""
+
+import stat
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.config.editing import (
+    CannotEdit,
+    current,
+    difference,
+    save,
+    with_capability,
+    with_path,
+    with_plugin,
+    with_sha256,
+    with_tool,
+    without_capability,
+)
+from gateway.config.problems import ConfigInvalid
+from gateway.config.values import Surroundings
+from gateway.domain.capabilities import parse_capability
+from tests.config.arena import KNOWN, Arena
+
+STORE = parse_capability("store:x")
+SHA = "ab" * 32
+FILE = """\
+# mine
+[gateway]
+port = 7300   # not the usual one
+
+[[plugins]]
+name = "weather"          # its name
+path = "bundled:echo"     # its path
+capabilities = [
+  # where it asks
+  "http:a.example", # one
+  'http:b.example'  # two
+]
+
+# --- how much may wait ---
+[queue]
+max_pending = 5
+
+[[plugins]]
+  name = 'bare'
+  path = 'bundled:time' # no more than this
+  # the end"""
+
+Edit = Callable[[str], str]
+
+
+def added(before: str, after: str) -> list[str]:
+    """What an edit took away and put there, line by line."""
+    lines = difference(before, after, "f").splitlines()[2:]
+    return [line for line in lines if line.startswith(("+", "-"))]
+
+
+def around(arena: Arena) -> Surroundings:
+    return Surroundings({}, arena.home, arena.cwd, KNOWN)
+
+
+def test_a_plugin_is_added_behind_everything() -> None:
+    new = {"name": "new", "path": "new.wasm", "capabilities": ["store:x"], "sha256": SHA}
+
+    after = with_plugin(FILE, new)
+
+    assert after.startswith(FILE)
+    assert after.removeprefix(FILE) == (
+        '\n\n[[plugins]]\nname = "new"\npath = "new.wasm"\n'
+        f'capabilities = ["store:x"]\nsha256 = "{SHA}"\n'
+    )
+    assert tomllib.loads(after)["plugins"][2] == new
+
+
+def test_the_first_plugin_of_all_needs_no_file() -> None:
+    after = with_plugin("", {"name": "new", "path": "bundled:echo"})
+
+    assert after == '[[plugins]]\nname = "new"\npath = "bundled:echo"\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["plugins = []", 'plugins = [{ name = "a", path = "b" }] # c\nx.y = 1\n', "plugins=[\n]"],
+)
+def test_a_plugin_is_added_to_a_list_that_is_written_in_one(text: str) -> None:
+    after = tomllib.loads(with_plugin(text, {"name": "new", "path": "p", "config": {"a": 1}}))
+
+    before = tomllib.loads(text)
+    new = {"name": "new", "path": "p", "config": {"a": 1}}
+    assert after == {**before, "plugins": [*before["plugins"], new]}
+
+
+def test_a_plugin_is_added_once() -> None:
+    with pytest.raises(CannotEdit, match='there is a plugin "weather" already'):
+        with_plugin(FILE, {"name": "weather", "path": "x"})
+
+
+def test_a_capability_is_granted_in_one_line() -> None:
+    after = with_capability(FILE, "weather", STORE)
+
+    assert added(FILE, after) == [
+        "-  'http:b.example'  # two",
+        "+  'http:b.example',  # two",
+        '+  "store:x",',
+    ]
+
+
+def test_a_first_capability_gets_a_line_behind_the_path() -> None:
+    after = with_capability(FILE, "bare", STORE)
+
+    assert added(FILE, after) == ['+  capabilities = ["store:x"]']
+    assert tomllib.loads(after)["plugins"][1]["capabilities"] == ["store:x"]
+
+
+def test_what_is_granted_already_changes_nothing() -> None:
+    granted = parse_capability("http:https://A.example:443")
+
+    assert with_capability(FILE, "weather", granted) == FILE
+
+
+def test_a_capability_is_revoked_with_its_line() -> None:
+    after = without_capability(FILE, "weather", parse_capability("http:a.example"))
+
+    assert added(FILE, after) == ['-  "http:a.example", # one']
+
+
+def test_what_is_not_granted_cannot_be_revoked() -> None:
+    with pytest.raises(CannotEdit, match="is not granted store:x; it has: http:a.example, http:b"):
+        without_capability(FILE, "weather", STORE)
+    with pytest.raises(CannotEdit, match="it has: nothing"):
+        without_capability(FILE, "bare", STORE)
+
+
+def test_a_file_is_pinned_and_pinned_anew() -> None:
+    once = with_sha256(FILE, "weather", SHA)
+    again = with_sha256(once, "weather", "cd" * 32)
+
+    assert added(FILE, once) == [f'+sha256 = "{SHA}"']
+    assert added(once, again) == [f'-sha256 = "{SHA}"', f'+sha256 = "{"cd" * 32}"']
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda text: with_capability(text, "wether", STORE),
+        lambda text: without_capability(text, "wether", STORE),
+        lambda text: with_sha256(text, "wether", SHA),
+    ],
+)
+def test_a_plugin_that_is_not_in_the_file_is_said_with_those_that_are(edit: Edit) -> None:
+    with pytest.raises(
+        CannotEdit, match=r'no \[\[plugins\]\] named "wether"; did you mean "weather"'
+    ):
+        edit(FILE)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a = ",
+        "plugins = 1",
+        "[plugins]\nname = 'weather'",
+        "plugins=[1]",
+        "[[plugins]]\nname = 'weather'\ncapabilities = 'store:x'",
+    ],
+)
+def test_what_is_wrong_already_is_not_edited(text: str) -> None:
+    with pytest.raises(CannotEdit):
+        with_plugin(text, {"name": "new", "path": "p"})
+    with pytest.raises(CannotEdit):
+        with_capability(text, "weather", STORE)
+
+
+LISTS = [
+    "[]",
+    "[ ]",
+    '["http:a.example"]',
+    "[ 'http:a.example', 'store:x:ro', ]",
+    '[\n  "http:a.example", # one\n  "store:x:ro" # two\n  ]',
+    '[\n\t"http:a.example",\n\t# lead\n\t"store:x:ro",\n# end\n]',
+    '[ # c\n"http:a.example"]',
+    '["http:a.example" # x\n, "store:x:ro"]',
+    '[\r\n  "http:a.example",\r\n  "store:x:ro",\r\n]',
+    '["http:a.example", "store:x:ro", "http:https://a.example"]',
+]
+PLACES = [
+    "# c\n[[plugins]]\nname = 'p'\npath = 'q'\ncapabilities = {list}\n[plugins.config]\na = 1 # d\n",
+    "plugins = [{{ name = 'p', path = 'q', capabilities = {list} }}]\n",
+    "[[plugins]]\ncapabilities = {list} # c\nname = 'p'\n[x]\ny = 1\n[[plugins]]\nname = 'q'",
+    "\ufeff[[plugins]]\nname = 'p'\n# ä ß\ncapabilities = {list}",
+]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("array", LISTS)
+def test_only_the_list_changes_however_it_is_written(place: str, array: str) -> None:
+    text = place.format(list=array)
+    before, after = text.split(array)
+    granted = tomllib.loads(text.removeprefix("\ufeff"))["plugins"][0]["capabilities"]
+
+    longer = with_capability(text, "p", STORE)
+    assert longer.startswith(before)
+    assert longer.endswith(after)
+    assert _capabilities(longer) == [*granted, "store:x"]
+    assert array.count("#") == longer.count("#") - before.count("#") - after.count("#")
+    shorter = without_capability(longer, "p", STORE)
+    assert shorter.startswith(before)
+    assert shorter.endswith(after)
+    assert _capabilities(shorter) == granted
+
+
+@pytest.mark.parametrize("array", LISTS[2:])
+def test_every_spelling_of_a_capability_is_revoked(array: str) -> None:
+    text = PLACES[0].format(list=array)
+
+    after = without_capability(text, "p", parse_capability("http:a.example"))
+
+    assert not [one for one in _capabilities(after) if "a.example" in one]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_list_that_is_not_there_is_made(place: str) -> None:
+    text = place.replace(", capabilities = {list}", "").replace("capabilities = {list}", "")
+    text = text.replace("{{", "{").replace("}}", "}")
+
+    after = with_sha256(with_capability(text, "p", STORE), "p", SHA)
+
+    assert _capabilities(after) == ["store:x"]
+    assert tomllib.loads(after.removeprefix("\ufeff"))["plugins"][0]["sha256"] == SHA
+
+
+def _capabilities(text: str) -> list[str]:
+    found: list[str] = tomllib.loads(text.removeprefix("\ufeff"))["plugins"][0]["capabilities"]
+    return found
+
+
+GRANTS = st.lists(
+    st.sampled_from(
+        ["http:a.example", "http:b.example", "store:x", "store:y:ro", "host_function:z"]
+    ),
+    unique=True,
+)
+GAPS = st.sampled_from(["", " ", "\n", "\n  ", " # c\n", "\n# 'c', ]\n  "])
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_grants_come_and_go_in_any_list(data: st.DataObject) -> None:
+    granted = data.draw(GRANTS)
+    quotes = [data.draw(st.sampled_from("\"'")) for _ in granted]
+    pieces = [
+        f"{data.draw(GAPS)}{quote}{one}{quote}{data.draw(GAPS)}"
+        for one, quote in zip(granted, quotes, strict=True)
+    ]
+    end = data.draw(st.sampled_from(["", ","])) if granted else ""
+    array = f"[{','.join(pieces)}{end}{data.draw(GAPS)}]"
+    text = f"[[plugins]]\nname = 'p'\ncapabilities = {array} # e\npath = 'q'\n"
+
+    for one in data.draw(GRANTS):
+        capability = parse_capability(one)
+        if one in granted:
+            text = without_capability(text, "p", capability)
+            granted.remove(one)
+        else:
+            text = with_capability(text, "p", capability)
+            granted.append(one)
+        assert tomllib.loads(text) == {
+            "plugins": [{"name": "p", "capabilities": granted, "path": "q"}]
+        }
+
+
+def test_a_difference_shows_references_and_no_secret() -> None:
+    before = (
+        "[gateway]\ntoken = 'hunter2-hunter2' # was hunter1\n\n[[plugins]]\nname = 'p'\n"
+        "path = 'bundled:echo'\nsecrets = { a = '${env:KEY}', b = 'hunter2-other' }\n"
+        "config = { note = 'hunter2-hunter2' }\n"
+    )
+
+    shown = difference(before, with_sha256(before, "p", SHA), "config.toml")
+
+    assert f'\n+sha256 = "{SHA}"\n' in shown
+    assert "a = '${env:KEY}', b = ***" in shown
+    assert "hunter" not in shown
+    assert difference(before, before, "config.toml") == ""
+
+
+def test_what_is_saved_is_there_at_once_with_the_files_mode(arena: Arena) -> None:
+    path = arena.write("[gateway]\nport = 1\n")
+    path.chmod(0o640)
+    before = current(path, around(arena))
+
+    save(path, before, before.replace("1", "2"), around(arena))
+
+    assert path.read_text() == "[gateway]\nport = 2\n"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert list(arena.cwd.iterdir()) == [path]
+
+
+def test_a_file_that_is_missing_is_made_for_its_owner_alone(arena: Arena) -> None:
+    path = arena.home / ".config" / "exogate" / "config.toml"
+
+    assert current(path, around(arena)) == ""
+    save(path, "", with_plugin("", {"name": "a", "path": "bundled:echo"}), around(arena))
+
+    assert tomllib.loads(path.read_text())["plugins"][0]["name"] == "a"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_link_stays_one(arena: Arena) -> None:
+    real, link = arena.write("", "dotfiles/real.toml"), arena.cwd / "config.toml"
+    link.symlink_to(real)
+
+    save(link, "", "gateway.port = 1\n", around(arena))
+
+    assert link.is_symlink()
+    assert real.read_text() == "gateway.port = 1\n"
+
+
+def test_what_would_not_start_is_not_written(arena: Arena) -> None:
+    path = arena.write("# mine\n")
+    after = with_plugin("# mine\n", {"name": "a", "path": "missing.wasm"})
+
+    with pytest.raises(ConfigInvalid) as refusal:
+        save(path, "# mine\n", after, around(arena))
+
+    assert [(p.source, p.line) for p in refusal.value.problems] == [("config.toml", 5)]
+    assert path.read_text() == "# mine\n"
+
+
+def test_a_change_by_someone_else_is_not_overwritten(arena: Arena) -> None:
+    path = arena.write("# theirs\n")
+
+    with pytest.raises(CannotEdit, match="has changed meanwhile"):
+        save(path, "# mine\n", "# mine, edited\n", around(arena))
+
+    assert path.read_text() == "# theirs\n"
+
+
+def test_a_file_that_cannot_be_written_is_said(arena: Arena) -> None:
+    path = Path("/proc/nowhere/config.toml")
+
+    with pytest.raises(CannotEdit, match="cannot be written"):
+        save(path, "", "gateway.port = 1\n", around(arena))
+
+
+def test_a_plugin_gets_another_file() -> None:
+    assert added(FILE, with_path(FILE, "bare", "/new.wasm")) == [
+        "-  path = 'bundled:time' # no more than this",
+        '+  path = "/new.wasm" # no more than this',
+    ]
+
+
+AGENTS = """\
+[agent] # the first
+# no id: main
+[agent.limits]
+max_iterations = 3
+
+[[agents]]
+id = "second"   # its name
+tools = ["echo"]  # few
+"""
+
+
+@pytest.mark.parametrize(
+    ("agent", "lines"),
+    [
+        (None, ['+tools = ["new"]']),
+        ("main", ['+tools = ["new"]']),
+        ("second", ['-tools = ["echo"]  # few', '+tools = ["echo", "new"]  # few']),
+    ],
+)
+def test_an_agent_gets_a_plugins_tools(agent: str | None, lines: list[str]) -> None:
+    after = with_tool(AGENTS, agent, "new")
+
+    assert added(AGENTS, after) == lines
+    assert with_tool(after, agent, "new") == after
+
+
+def test_the_usual_agent_has_every_plugin_without_being_told() -> None:
+    assert with_tool(FILE, None, "weather") == FILE
+
+
+def test_an_agent_that_is_not_there_gets_nothing() -> None:
+    with pytest.raises(CannotEdit, match='no agent has id "secnd"; did you mean "second"'):
+        with_tool(AGENTS, "secnd", "new")
+    with pytest.raises(CannotEdit, match="there is no default agent; say which: second"):
+        with_tool(AGENTS[AGENTS.index("[[agents]]") :], None, "new")
+
+
+@pytest.mark.parametrize(
+    "text", ["agent = 3", "agents = 3", "agents = [1]", "agent = { tools = 1 }"]
+)
+def test_agents_that_are_none_get_nothing(text: str) -> None:
+    with pytest.raises(CannotEdit, match="not as it should be"):
+        with_tool(text, None, "new")
