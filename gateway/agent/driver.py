@@ -222,7 +222,7 @@ class Driver:
             message = Message("tool", result=result)
             self._said.append(message)
             self._context_tokens += message_tokens(message)
-        self._show_context()
+            self._show_context()
         return ToolsReturned(results)
 
     def _show_context(self) -> None:

@@ -10,10 +10,12 @@ from gateway.agent.story import Story
 from gateway.domain.chunks import Chunk
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.tools.gate import ToolGate
+from gateway.tools.sources import Source
 
 # Characters in a chunk; the model, the tool and the history get all of it.
 SHOWN_RESULT = 2_000
 SHOWN_ARGUMENTS = 20_000
+MOST_CITED = 500  # of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Rounds:
     story: Story
     emit: Emit
     _shown: set[str] = field(default_factory=set)
+    _sources: set[tuple[str, str | None]] = field(default_factory=set)
 
     async def run(
         self, step: int, asked: Sequence[ToolCall], refused: Sequence[ToolResult]
@@ -56,6 +59,16 @@ class Rounds:
             "duration_ms": result.duration_ms,
         }
         self.emit(Chunk("tool_result", {"tool_call": shown}))
+        for source in self.gate.sources(result):
+            self._cite(source, result.call_id)
+
+    def _cite(self, source: Source, call_id: str) -> None:
+        """Once a run, whichever tool names it."""
+        if (source.id, source.url) in self._sources or len(self._sources) >= MOST_CITED:
+            return
+        self._sources.add((source.id, source.url))
+        shown = {"id": source.id, "title": source.title, "url": source.url}
+        self.emit(Chunk("source", {"source": {**shown, "tool_call_id": call_id}}))
 
     def _tell(self, call: ToolCall) -> None:
         arguments = call.arguments[:SHOWN_ARGUMENTS]

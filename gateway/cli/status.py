@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 
 import click
 
@@ -26,7 +27,12 @@ def status(context: CliContext) -> None:
         click.echo(f"  Config     {shown['config']}")
         click.echo(f"  Store      {shown['store']['url']}")
         click.echo(f"  Agents     {', '.join(shown['agents'])}")
+        click.echo(f"  Plugins    {', '.join(map(_plugin, shown['plugins'])) or 'none'}")
         click.echo(f"  Sessions   {shown['sessions']}")
         click.echo(f"  Messages   {shown['running']} at work, {shown['pending']} not ended")
     if not shown["ready"]:
         sys.exit(FAILED)
+
+
+def _plugin(one: Mapping[str, str]) -> str:
+    return one["name"] if one["state"] == "loaded" else f"{one['name']} ({one['state']})"

@@ -1,26 +1,28 @@
 """The demo model: in this process, scripted, the same answer every time, and honest about it."""
 
 import re
+from collections.abc import Mapping
 
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import FinishReason, Hear, ModelReply, ModelRequest, TextDelta, Usage
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+from gateway.providers.demo_tools import arguments_of, told, wished
 
 HONEST = (
     "I am a scripted demo inside this gateway, not an AI: I follow a few fixed patterns. "
-    "I can greet you, repeat things, remember what you tell me in this conversation, "
-    "and look at the clock."
+    "I can greet you, repeat things and remember what you tell me in this conversation; with the "
+    "tools that come with the gateway I also calculate, look at the clock and keep notes."
 )
 DEFAULT = (
     "I am only a scripted demo model, so I cannot answer that. Try: what time is it? "
-    "my dog is called Luna. what is my dog called? "
+    "what is 2+3*4? note: buy milk. list my notes. my dog is called Luna. what is my dog called? "
     "To talk to a real model, set a provider's key, such as ANTHROPIC_API_KEY, OPENAI_API_KEY, "
     "GEMINI_API_KEY or OPENROUTER_API_KEY, and start the gateway again."
 )
+LOOKED_AT = 2_000  # characters of what was said
 NOT_TOLD = "You have not told me that."
-NO_CLOCK = "I have no clock here, so I cannot tell you that."
 
 _WORD = re.compile(r"\S+\s*")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
@@ -38,21 +40,11 @@ _ASKS_FACT = re.compile(
     rf"|\b(?:do you (?:remember|know)|tell me)\s+(?:the name of )?my (?P<other>[\w' -]+?)\s*[?.]*$",
     re.IGNORECASE,
 )
-_ASKS_TIME = re.compile(
-    r"\bwhat(?:'s| is)? (?:the )?(?:current )?(?:time|date|day)\b|\btime is it\b|\bwhat day\b"
-    r"|\b(?:current|tell me the) (?:time|date)\b|\btoday'?s date\b|^\s*(?:time|date)\s*\??\s*$",
-    re.IGNORECASE,
-)
 _ASKS_SELF = re.compile(
     r"\b(?:who|what) are you\b|\bwhat can you do\b|\bare you (?:an? )?(?:\w+ )?"
     r"(?:ai|bot|human|person|llm|model|real|robot|machine)\b|\bwhat(?:'s| is) your name\b"
     r"|\bwhat model\b|^\s*/?help\b",
     re.IGNORECASE,
-)
-_ECHO = re.compile(r"^\s*(?:echo|repeat|say)[:\s]+(?P<text>\S.*)", re.IGNORECASE | re.DOTALL)
-_CALL = re.compile(
-    r"^\s*(?:call|use) (?:the )?(?P<name>[\w-]+)(?: tool)?(?: with)?\s*(?P<args>\{.*\})?\s*$",
-    re.DOTALL,
 )
 _GREETING = re.compile(r"^\s*(?:hi|hello|hey|good (?:morning|day|evening))\b", re.IGNORECASE)
 _THANKS = re.compile(r"\b(?:thanks|thank you)\b", re.IGNORECASE)
@@ -67,7 +59,7 @@ class DemoModel:
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         answer, call = _answer(request)
         text, is_cut = _within(answer, request.max_tokens)
-        for piece in _WORD.findall(text) if request.stream else [text]:
+        for piece in _WORD.findall(text) if request.stream or not text else [text]:
             hear(TextDelta(piece))
             await checkpoint()  # others may work between two words
         calls = (call,) if call and not is_cut else ()
@@ -85,37 +77,31 @@ class DemoModel:
 def _answer(request: ModelRequest) -> _Answer:
     last = request.messages[-1] if request.messages else Message("user")
     if last.result is not None:
-        return _told_by_tool(last.result), None
+        return told(last.result, _asked(request.messages, last.result)), None
     offered = {tool.name for tool in request.tools}
-    call_id = f"demo_{len(request.messages)}"
-    asked = _CALL.match(last.text)
-    if asked and asked["name"] in offered:
-        call = ToolCall(call_id, asked["name"], asked["args"] or "{}")
-        return f"I call {call.name}.\n", call
-    if _ASKS_TIME.search(last.text):
-        if "clock" not in offered:
-            return NO_CLOCK, None
-        return "Let me look at the clock.\n", ToolCall(call_id, "clock", "{}")
-    return _said(last.text, request.messages), None
+    wish = wished(last.text, offered)
+    if wish is None:
+        return _said(last.text[:LOOKED_AT], request.messages), None
+    if wish.tool not in offered:
+        return wish.without, None
+    return wish.saying, ToolCall(f"demo_{len(request.messages)}", wish.tool, wish.arguments)
 
 
-def _told_by_tool(result: ToolResult) -> str:
-    if result.is_error:
-        return f"The tool {result.name} could not do it: {result.content}"
-    said = "The clock says" if result.name == "clock" else f"The tool {result.name} says"
-    return f"{said}: {result.content}"
+def _asked(messages: tuple[Message, ...], result: ToolResult) -> Mapping[str, object]:
+    """The arguments of the call that a result answers."""
+    calls = (call for message in reversed(messages) for call in message.tool_calls)
+    asked = (call.arguments for call in calls if call.id == result.call_id)
+    return arguments_of(next(asked, "{}"))
 
 
 def _said(text: str, messages: tuple[Message, ...]) -> str:
     """The first pattern that fits."""
-    if echo := _ECHO.match(text):
-        return echo["text"].strip()
     if asked := _ASKS_FACT.search(text):
         return _recalled(asked["thing"] or asked["other"], messages)
     if _ASKS_SELF.search(text):
         return HONEST
-    if told := _facts(text):
-        said = " and ".join(told.values())
+    if facts := _facts(text):
+        said = " and ".join(facts.values())
         return f"I will remember in this conversation that {said}."
     if _GREETING.match(text):
         return "Hello! I am the scripted demo of this gateway. Ask me what I can do."
@@ -137,12 +123,12 @@ def _facts(text: str) -> dict[str, str]:
     for sentence in _SENTENCE.findall(text):
         if sentence.rstrip().endswith("?") or _ASKS.match(sentence):
             continue
-        if told := _TOLD_NAME.match(sentence):
-            facts["name"] = f"your name is {told['value'].strip()}"
-        elif told := _TOLD.search(sentence):
-            how = told["how"] or ""
-            value = told["value"].strip()
-            facts[_key(told["thing"])] = f"your {told['thing']} is {how}{value}"
+        if name := _TOLD_NAME.match(sentence):
+            facts["name"] = f"your name is {name['value'].strip()}"
+        elif fact := _TOLD.search(sentence):
+            how = fact["how"] or ""
+            value = fact["value"].strip()
+            facts[_key(fact["thing"])] = f"your {fact['thing']} is {how}{value}"
     return facts
 
 

@@ -13,10 +13,11 @@ from gateway.agent.job import Answer, Job
 from gateway.agent.patience import until_stored
 from gateway.agent.story import Json, Story
 from gateway.domain.agents import AgentDef, ContextRules
+from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
-from gateway.domain.ids import AgentId
-from gateway.domain.inbox import Ending, Entry, NewDelivery
+from gateway.domain.ids import AgentId, encode_part
+from gateway.domain.inbox import Ending, Entry, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, Model, ToolScope
 from gateway.memory.context import pack
@@ -148,7 +149,7 @@ class Work:
         tools = means.gate.offered(agent)
         soul = means.souls.of(agent.id)
         context = pack(agent, soul, episode.nodes, Message("user", new.content), tools)
-        scope = ToolScope(new.session_key, new.run_id, new.session_key.account)
+        scope = ToolScope(new.session_key, new.run_id, _person(new))
         driver = Driver(
             job=Job(agent, context, tools, scope),
             model=means.model,
@@ -197,6 +198,14 @@ class Work:
 
 def _is_poison(entry: Entry, run: LiveRun) -> bool:
     return run.attempt - entry.forgiven > MOST_ATTEMPTS
+
+
+def _person(new: NewEntry) -> str:
+    """Whose notes a tool keeps: a principal by its name, whoever writes elsewhere by the place."""
+    key = new.session_key
+    if key.channel in OWN_CHANNELS:
+        return encode_part(key.account)
+    return ":".join(map(encode_part, (key.channel, key.account, new.sender or key.peer)))
 
 
 def _made_again(at: datetime) -> Chunk:

@@ -1,8 +1,9 @@
 """The one gate in front of every tool: listed for the agent, known, valid, within its time."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import anyio
 
@@ -11,14 +12,32 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope
+from gateway.tools.sources import Source, sources_of
 
 log = logging.getLogger(__name__)
+
+MOST_RESULT = 262_144  # characters of a result that a model gets; docs/protocol.md tells it
+LOGGED_WHY = 300
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedTool:
+    """A tool that nobody gets, and why."""
+
+    name: str
+    family: str
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Checked:
     tool: Tool
+    spec: ToolSpec
     problem: Callable[[object], str | None]
+
+    def is_for(self, agent: AgentDef) -> bool:
+        return not self.spec.agent_scope or agent.id in self.spec.agent_scope
 
 
 class ToolGate:
@@ -27,15 +46,22 @@ class ToolGate:
     def __init__(
         self, tools: Sequence[Tool], *, schemas: SchemaCheck, decode: Decode, clock: Clock
     ) -> None:
-        self._tools = {
-            tool.spec.name: _Checked(tool, schemas.compile(tool.spec.parameters)) for tool in tools
-        }
-        self._decode = decode
-        self._clock = clock
+        self._schemas, self._decode, self._clock = schemas, decode, clock
+        self._tools: dict[str, _Checked] = {}
+        self._families: dict[str, list[str]] = {}
+        self._refused: list[RefusedTool] = []
+        for tool in tools:
+            self._take(tool)
+
+    @property
+    def refused(self) -> Sequence[RefusedTool]:
+        """The tools that cannot be offered to anybody."""
+        return tuple(self._refused)
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:
-        """What the model of this agent is told of, in the order of its list."""
-        return tuple(self._tools[name].tool.spec for name in agent.tools if name in self._tools)
+        """What the model of this agent is told of, in the order of its list; the tools of a family
+        in their own."""
+        return tuple(known.spec for known in self._of(agent).values())
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         began = self._clock.monotonic()
@@ -46,18 +72,58 @@ class ToolGate:
             content, is_error = str(error), True
         except TimeoutError:
             limit = agent.limits.tool_timeout_s
-            content, is_error = f"{call.name} did not answer within {limit:g} s.", True
+            told = f"{call.name} did not answer within {limit:g} s."
+            content, is_error = f"{told} Ask it for less, or go on without it.", True
         took_ms = (self._clock.monotonic() - began) * 1000
         if is_error:
-            log.info("tool failed", extra={"tool": call.name, "why": content})
-        return ToolResult(call.id, call.name, content, is_error, round(took_ms, 3))
+            log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
+        return ToolResult(call.id, call.name, _within(content), is_error, round(took_ms, 3))
+
+    def sources(self, result: ToolResult) -> tuple[Source, ...]:
+        """What a result says that it drew on."""
+        return () if result.is_error else sources_of(result.content, self._decode)
+
+    def _take(self, tool: Tool) -> None:
+        """One that cannot be used is put aside with the reason; the others work on without it."""
+        spec = tool.spec
+        try:
+            checked = _Checked(tool, spec, self._compiled(spec))
+        except ValueError as error:
+            refused = RefusedTool(spec.name, spec.family, str(error))
+            self._refused.append(refused)
+            log.warning("tool refused", extra={"tool": spec.name[:64], "why": refused.why})
+            return
+        self._tools[spec.name] = checked
+        if spec.family:
+            self._families.setdefault(spec.family, []).append(spec.name)
+
+    def _compiled(self, spec: ToolSpec) -> Callable[[object], str | None]:
+        """The check of its arguments; raises ValueError with what is wrong with the tool."""
+        if not _NAME.fullmatch(spec.name):
+            raise ValueError("its name must be 1 to 64 letters, digits, - and _")
+        if spec.name in self._tools:
+            other = self._tools[spec.name].spec.family
+            raise ValueError("the name is taken" + (f" by the plugin {other}" if other else ""))
+        problem = self._schemas.compile(spec.parameters)
+        schema = self._decode(spec.parameters)
+        if not isinstance(schema, dict) or schema.get("type") != "object":
+            raise ValueError('its parameters must be a schema with "type": "object"')
+        return problem
+
+    def _of(self, agent: AgentDef) -> Mapping[str, _Checked]:
+        """The agent's tools by name. A name in its list is a family's before it is a tool's."""
+        names = (name for entry in agent.tools for name in self._families.get(entry, (entry,)))
+        found = ((name, self._tools.get(name)) for name in names)
+        return {name: known for name, known in found if known and known.is_for(agent)}
 
     async def _attempt(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> str:
-        known = self._tools.get(call.name) if call.name in agent.tools else None
+        tools = self._of(agent)
+        known = tools.get(call.name)
         if known is None:
-            names = ", ".join(spec.name for spec in self.offered(agent)) or "none"
+            names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
-        return await known.tool.call(self._arguments(call, known), scope)
+        arguments = self._arguments(call, known)
+        return await known.tool.call(arguments, replace(scope, call_id=call.id))
 
     def _arguments(self, call: ToolCall, known: _Checked) -> Mapping[str, object]:
         try:
@@ -70,5 +136,15 @@ class ToolGate:
             raise ToolFailed(f"The arguments of {call.name} have to be a JSON object.")
         problem = known.problem(arguments)
         if problem is not None:
-            raise ToolFailed(f"The arguments of {call.name} are not valid: {problem}")
+            raise ToolFailed(
+                f"The arguments of {call.name} are not valid: {problem}. Correct them and call it "
+                "again."
+            )
         return arguments
+
+
+def _within(content: str) -> str:
+    if len(content) <= MOST_RESULT:
+        return content
+    told = f"[Cut: this is the beginning, {MOST_RESULT} of {len(content)} characters. "
+    return f"{content[:MOST_RESULT]}\n{told}Ask for less, or for a part.]"

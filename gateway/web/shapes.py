@@ -1,8 +1,12 @@
-"""How sessions, messages and runs look outside. Pure."""
+"""How sessions, messages and plugins look outside. Pure."""
 
+from collections.abc import Mapping
 from datetime import datetime
 
 from gateway.domain.messages import Node
+from gateway.domain.model import ToolSpec
+from gateway.domain.plugins import PluginInfo
+from gateway.domain.ports import Decode
 from gateway.domain.sessions import SessionRecord
 
 
@@ -74,3 +78,35 @@ def session(record: SessionRecord) -> dict[str, object]:
         "state": record.state,
         "head": record.head,
     }
+
+
+def plugin(
+    info: PluginInfo, refused: Mapping[tuple[str, str], str], decode: Decode
+) -> dict[str, object]:
+    """`refused` says by (family, name) why a tool is offered to nobody."""
+    tools = info.tools if info.state == "loaded" else ()
+    shown: dict[str, object] = {
+        "name": info.name,
+        "kind": info.kind,
+        "version": info.version,
+        "description": info.description,
+        "tools": [_tool(one, refused.get((one.family, one.name)), decode) for one in tools],
+        "capabilities": list(info.capabilities),
+        "sha256": info.sha256,
+        "state": info.state,
+    }
+    if info.why is not None:
+        shown["reason"] = info.why
+    return shown
+
+
+def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "name": spec.name,
+        "description": spec.description,
+        "category": spec.category,
+        "agent_scope": list(spec.agent_scope),
+    }
+    if why is not None:  # its parameters may be anything
+        return {**shown, "reason": why}
+    return {**shown, "parameters": decode(spec.parameters)}

@@ -19,7 +19,7 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, ThinkingDelta
 from gateway.domain.ports import Model, ToolScope
-from gateway.memory.context import pack
+from gateway.memory.context import message_tokens, pack
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
@@ -123,7 +123,7 @@ async def test_tools_run_side_by_side_and_return_in_call_order() -> None:
     assert [shown["tool_call"]["id"] for shown in stage.of("tool_result")] == ["2", "1"]
 
 
-@pytest.mark.requirement("S-001-Config-07")
+@pytest.mark.requirement("S-001-Config-07", "S-002-Tools-05")
 async def test_no_more_tools_run_at_once_than_allowed() -> None:
     working = most = 0
 
@@ -142,6 +142,39 @@ async def test_no_more_tools_run_at_once_than_allowed() -> None:
     await stage.drive()
 
     assert most == 2
+
+
+@pytest.mark.requirement("S-001-Config-06")
+async def test_calls_beyond_the_limit_are_answered_and_not_executed() -> None:
+    calls = tuple(ToolCall(str(n), "echo", f'{{"n":{n}}}') for n in range(4))
+    agent = replace(AGENT, limits=Limits(max_tool_calls_per_turn=2))
+    tool, model = FakeTool(), ScriptedModel(says("", *calls), says("done"))
+
+    await Stage(model, tool, agent=agent).drive()
+
+    results = [message.result for message in model.asked[1].messages[2:]]
+    assert [(r.call_id, r.is_error) for r in results if r] == [
+        *(("0", False), ("1", False)),
+        *(("2", True), ("3", True)),
+    ]
+    assert [arguments["n"] for arguments, _ in tool.calls] == [0, 1]
+
+
+@pytest.mark.requirement("S-002-Tools-10")
+async def test_the_context_grows_with_each_result() -> None:
+    async def fails(arguments: Mapping[str, object]) -> str:
+        raise ToolFailed("no luck")
+
+    calls = (ToolCall("1", "echo", '{"a":"long enough to count"}'), ToolCall("2", "other"))
+    model = ScriptedModel(says("", *calls), says("done"))
+    stage = Stage(model, FakeTool(), FakeTool("other", fails))
+
+    await stage.drive()
+
+    shown = [chunk["context_tokens"] for chunk in stage.of("context_update")]
+    assert len(shown) == 3
+    assert shown[0] < shown[1] < shown[2]
+    assert shown[2] > sum(message_tokens(m) for m in model.asked[1].messages[2:])
 
 
 @pytest.mark.requirement("S-003-AgentDef-11")

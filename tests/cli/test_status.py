@@ -9,4 +9,5 @@ def test_a_gateway_that_is_ready_says_so(shell: Shell) -> None:
     assert ran.code == 0
     assert "ready" in ran.out
     assert "demo, second" in ran.out
+    assert "  Plugins    " in ran.out
     assert shell("--json", "status").json["ready"] is True

@@ -35,7 +35,9 @@ async def methods() -> list[Method]:
         return [
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
-            *InsightMethods(stage.front, about, list, from_json).all(),
+            *InsightMethods(
+                stage.front, about, list, from_json, gate=stage.gate, plugins=list
+            ).all(),
         ]
 
 

@@ -7,6 +7,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.ports import ToolScope
 
 Act = Callable[[Mapping[str, object]], Awaitable[str]]
+ANYTHING = '{"type":"object","properties":{}}'
 
 
 async def _echo(arguments: Mapping[str, object]) -> str:
@@ -14,8 +15,20 @@ async def _echo(arguments: Mapping[str, object]) -> str:
 
 
 class FakeTool:
-    def __init__(self, name: str = "echo", act: Act = _echo) -> None:
-        self.spec = ToolSpec(name, f"The tool {name}.")
+    """A tool; `family` is the plugin that it comes from."""
+
+    def __init__(
+        self,
+        name: str = "echo",
+        act: Act = _echo,
+        *,
+        family: str = "",
+        agent_scope: tuple[str, ...] = (),
+        parameters: str = ANYTHING,
+        category: str | None = None,
+    ) -> None:
+        told = f"The tool {name}."
+        self.spec = ToolSpec(name, told, parameters, family, category, agent_scope)
         self._act = act
         self.calls: list[tuple[Mapping[str, object], ToolScope]] = []
 

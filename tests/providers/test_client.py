@@ -15,7 +15,7 @@ from gateway.domain.model import Delta, TextDelta, Usage
 from gateway.domain.ports import HttpFailed
 from gateway.domain.providers import ProviderDef, Wire
 from gateway.domain.secrets import Secret
-from gateway.outbound import open_outbound
+from gateway.outbound.client import open_outbound
 from gateway.providers.client import ProviderClient
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import ScriptedAnswer, ScriptedHttp

@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
-from gateway.providers.demo import DEFAULT, HONEST, NO_CLOCK, NOT_TOLD, DemoModel
+from gateway.providers.demo import DEFAULT, HONEST, NOT_TOLD, DemoModel
 from tests.providers.asking import Heard, a_request
 
-CLOCK = ToolSpec("clock", "Tells the time.")
+TIME = ToolSpec("time", "Tells the time.")
 
 
-def demo_request(*said: str | Message, tools: tuple[ToolSpec, ...] = (CLOCK,)) -> ModelRequest:
+def demo_request(*said: str | Message, tools: tuple[ToolSpec, ...] = (TIME,)) -> ModelRequest:
     messages = tuple(Message("user", m) if isinstance(m, str) else m for m in said)
     return a_request(provider="demo", model="demo", messages=messages, tools=tools)
 
 
-async def ask(*said: str | Message, tools: tuple[ToolSpec, ...] = (CLOCK,)) -> ModelReply:
+async def ask(*said: str | Message, tools: tuple[ToolSpec, ...] = (TIME,)) -> ModelReply:
     return await DemoModel().reply(demo_request(*said, tools=tools), Heard())
 
 
@@ -48,7 +48,7 @@ async def test_not_streaming_it_says_the_same_at_once() -> None:
 async def test_asked_for_the_time_it_looks_at_the_clock(question: str) -> None:
     reply = await ask(question)
 
-    assert [(call.name, call.arguments) for call in reply.tool_calls] == [("clock", "{}")]
+    assert [(call.name, call.arguments) for call in reply.tool_calls] == [("time", "{}")]
     assert reply.finish == "tool_calls"
 
 
@@ -56,7 +56,7 @@ async def test_it_answers_with_what_the_clock_said() -> None:
     first = await ask("what time is it?")
     call = first.tool_calls[0]
     said = Message("assistant", first.text, first.tool_calls)
-    result = Message("tool", result=ToolResult(call.id, "clock", "2026-01-01T12:00:00Z"))
+    result = Message("tool", result=ToolResult(call.id, "time", "2026-01-01T12:00:00Z"))
 
     reply = await ask("what time is it?", said, result)
 
@@ -65,15 +65,9 @@ async def test_it_answers_with_what_the_clock_said() -> None:
 
 
 async def test_a_tool_that_failed_is_told_as_failed() -> None:
-    result = Message("tool", result=ToolResult("x", "clock", "stopped", is_error=True))
+    result = Message("tool", result=ToolResult("x", "time", "stopped", is_error=True))
 
     assert "could not" in (await ask("time?", result)).text
-
-
-async def test_without_a_clock_it_does_not_make_up_a_time() -> None:
-    reply = await ask("what time is it?", tools=())
-
-    assert (reply.text, reply.tool_calls) == (NO_CLOCK, ())
 
 
 async def test_it_calls_another_tool_when_told_to_and_only_one_that_it_has() -> None:

@@ -47,6 +47,7 @@ class Stage:
     lanes: Lanes
     clock: FakeClock
     stores: Stores
+    gate: ToolGate
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -127,4 +128,4 @@ async def staged(
                 souls=souls,
                 clock=clock,
             )
-            yield Stage(front, lanes, clock, stores)
+            yield Stage(front, lanes, clock, stores, gate)

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from gateway.domain.bindings import Address
-from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable
+from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable, ToolFailed
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
@@ -43,6 +43,66 @@ async def test_an_answer_is_numbered_without_gaps_and_ends_once() -> None:
     assert [node.message.role for node in path.nodes] == ["user", "assistant", "tool", "assistant"]
     assert events[0]["run_id"] == run
     assert events[0]["session_key"] == str(KEY)
+
+
+@pytest.mark.requirement("S-002-Tools-09")
+async def test_sources_are_told_before_the_end() -> None:
+    async def cites(arguments: object) -> str:
+        return '{"text": "so it is", "sources": [{"id": "n1", "url": "https://a.example"}]}'
+
+    model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("done"))
+    async with (
+        open_memory() as stores,
+        staged(model, stores, tool=FakeTool("echo", cites)) as stage,
+    ):
+        run = await stage.say("hi")
+
+    kinds = [event["type"] for event in stage.heard[run]]
+    assert kinds.index("tool_result") < kinds.index("source") < kinds.index("done")
+    assert stage.said(run, "source")[0]["source"] == {
+        "id": "n1",
+        "title": "n1",
+        "url": "https://a.example",
+        "tool_call_id": "1",
+    }
+
+
+@pytest.mark.requirement("S-002-Tools-12")
+async def test_a_tools_error_is_kept_as_one() -> None:
+    async def fails(arguments: object) -> str:
+        raise ToolFailed("no luck")
+
+    model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("done"))
+    async with open_memory() as stores:
+        async with staged(model, stores, tool=FakeTool("echo", fails)) as stage:
+            await stage.say("hi")
+        path = await stores.transcript.path(KEY, limit=10)
+
+    result = path.nodes[2].message.result
+    assert result is not None
+    assert (result.call_id, result.content, result.is_error) == ("1", "no luck", True)
+
+
+@pytest.mark.requirement("S-002-Tools-04")
+@pytest.mark.parametrize(
+    ("address", "person"),
+    [
+        (Address("websocket", "bob", "desk"), "bob"),
+        (Address("websocket", "bob", "phone"), "bob"),
+        (Address("api", "bob", "c1"), "bob"),
+        (Address("telegram", "default", "1:2"), "telegram:default:1%3A2"),
+        (Address("telegram", "default", "room", sender="ann"), "telegram:default:ann"),
+        (Address("websocket", "telegram:default:ann"), "telegram%3Adefault%3Aann"),
+    ],
+)
+async def test_a_tool_runs_for_whoever_wrote(address: Address, person: str) -> None:
+    tool, model = FakeTool(), ScriptedModel(says("", ToolCall("1", "echo")), says("done"))
+    async with open_memory() as stores, staged(model, stores, tool=tool) as stage:
+        await stage.front.reception.accept(Inbound(address, "hi"))
+
+    ((_, scope),) = tool.calls
+    assert scope.principal == person
+    assert scope.session_key.peer == address.peer
 
 
 @pytest.mark.requirement("S-003-Session-08")

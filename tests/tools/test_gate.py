@@ -10,18 +10,28 @@ import pytest
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import ToolCall
+from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.ports import ToolScope
-from gateway.tools.gate import ToolGate
+from gateway.tools.gate import MOST_RESULT, ToolGate
+from gateway.tools.sources import Source
 from tests.fakes.clock import FakeClock
 from tests.fakes.tools import FakeTool, NoSchemas
 
 AGENT = AgentDef(AgentId("a"), "p", "m", tools=("echo", "absent"))
 SCOPE = ToolScope(SessionKey(AGENT.id, "c", "p"), RunId("r"), "p")
+NOTES = (FakeTool("vault_read", family="notes"), FakeTool("vault_write", family="notes"))
 
 
 def gate(*tools: FakeTool) -> ToolGate:
     return ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=FakeClock())
+
+
+def with_tools(*tools: str) -> AgentDef:
+    return replace(AGENT, tools=tools)
+
+
+def names(tools: ToolGate, agent: AgentDef) -> list[str]:
+    return [spec.name for spec in tools.offered(agent)]
 
 
 @pytest.mark.requirement("S-003-AgentDef-10", "S-000-ToolCall-01")
@@ -31,7 +41,23 @@ async def test_a_listed_tool_is_called_in_the_hosts_scope() -> None:
     result = await gate(tool).call(AGENT, ToolCall("1", "echo", '{"x":1}'), SCOPE)
 
     assert (result.call_id, result.content, result.is_error) == ("1", '{"x": 1}', False)
-    assert tool.calls == [({"x": 1}, SCOPE)]
+    assert tool.calls == [({"x": 1}, replace(SCOPE, call_id="1"))]
+
+
+@pytest.mark.requirement("S-002-Tools-04")
+async def test_no_argument_of_the_models_changes_on_whose_behalf_a_tool_runs() -> None:
+    tool = FakeTool()
+    forged = {
+        "principal": "root",
+        "session": {"id": "another"},
+        "session_key": "a:c:other:main",
+        "scope": {"principal": "root"},
+        "call_id": "of another call",
+    }
+
+    await gate(tool).call(AGENT, ToolCall("1", "echo", json.dumps(forged)), SCOPE)
+
+    assert tool.calls == [(forged, replace(SCOPE, call_id="1"))]
 
 
 @pytest.mark.requirement("S-003-AgentDef-10", "S-000-ToolCall-02", "S-000-Tool-02", "S-000-Tool-06")
@@ -41,10 +67,99 @@ async def test_a_tool_that_is_not_listed_is_neither_offered_nor_called() -> None
 
     result = await tools.call(AGENT, ToolCall("1", "hidden"), SCOPE)
 
-    assert [spec.name for spec in tools.offered(AGENT)] == ["echo"]
+    assert [(spec.name, spec.description) for spec in tools.offered(AGENT)] == [
+        ("echo", "The tool echo.")
+    ]
     assert result.is_error
     assert "Available tools: echo" in result.content
     assert hidden.calls == []
+
+
+async def test_a_family_is_all_of_its_tools_in_the_order_of_the_list_and_their_own() -> None:
+    tools = gate(*NOTES, FakeTool("calc", family="calc"), FakeTool("search", family="code"))
+
+    assert names(tools, with_tools("calc", "notes")) == ["calc", "vault_read", "vault_write"]
+    assert names(tools, with_tools("vault_write", "notes")) == ["vault_write", "vault_read"]
+    assert names(tools, with_tools("vault_write", "absent")) == ["vault_write"]
+
+
+async def test_a_tool_of_a_family_is_called_by_its_own_name_only() -> None:
+    tools = gate(*NOTES)
+
+    result = await tools.call(with_tools("notes"), ToolCall("1", "vault_read"), SCOPE)
+    family = await tools.call(with_tools("notes"), ToolCall("2", "notes"), SCOPE)
+
+    assert not result.is_error
+    assert "Available tools: vault_read, vault_write" in family.content
+
+
+async def test_a_name_is_a_familys_before_it_is_a_tools_of_another_family() -> None:
+    tools = gate(FakeTool("calc", family="other"), FakeTool("calc__sum", family="calc"))
+
+    assert names(tools, with_tools("calc")) == ["calc__sum"]
+
+
+@pytest.mark.requirement("S-000-Tool-04")
+async def test_a_tool_for_other_agents_is_neither_offered_nor_called() -> None:
+    mine = FakeTool("mine", family="f", agent_scope=("a", "b"))
+    theirs = FakeTool("theirs", family="f", agent_scope=("b",))
+    agent = with_tools("f", "theirs")
+    tools = gate(mine, theirs, FakeTool("anyones", family="f"))
+
+    result = await tools.call(agent, ToolCall("1", "theirs"), SCOPE)
+
+    assert names(tools, agent) == ["mine", "anyones"]
+    assert result.is_error
+    assert theirs.calls == []
+
+
+@pytest.mark.requirement("S-000-Tool-01")
+async def test_the_second_tool_of_a_name_is_refused_and_says_why() -> None:
+    first, second = FakeTool("echo", family="one"), FakeTool("echo", family="two")
+    tools = gate(first, second, FakeTool("other", family="two"))
+    agent = with_tools("one", "two")
+
+    await tools.call(agent, ToolCall("1", "echo"), SCOPE)
+
+    assert (len(first.calls), len(second.calls)) == (1, 0)
+    assert names(tools, agent) == ["echo", "other"]
+    (refused,) = tools.refused
+    assert (refused.name, refused.family) == ("echo", "two")
+    assert refused.why == "the name is taken by the plugin one"
+
+
+@pytest.mark.requirement("S-000-Tool-03")
+@pytest.mark.parametrize(
+    ("tool", "says"),
+    [
+        (FakeTool("echo", parameters="{"), "Expecting"),
+        (FakeTool("echo", parameters='"object"'), '"type": "object"'),
+        (FakeTool("echo", parameters="{}"), '"type": "object"'),
+        (FakeTool("echo", parameters='{"type":"array"}'), '"type": "object"'),
+        (FakeTool(""), "letters, digits"),
+        (FakeTool("e" * 65), "letters, digits"),
+        (FakeTool("echo\n"), "letters, digits"),
+        (FakeTool("e.cho"), "letters, digits"),
+        (FakeTool("écho"), "letters, digits"),
+    ],
+)
+async def test_a_tool_that_no_model_could_use_is_refused_and_the_others_work(
+    tool: FakeTool, says: str
+) -> None:
+    tools = gate(tool, FakeTool("other"))
+    agent = with_tools(tool.spec.name, "other")
+
+    result = await tools.call(agent, ToolCall("1", "other"), SCOPE)
+
+    assert not result.is_error
+    assert names(tools, agent) == ["other"]
+    assert [(one.name, says in one.why) for one in tools.refused] == [(tool.spec.name, True)]
+
+
+async def test_a_refused_tool_leaves_its_name_to_another() -> None:
+    tools = gate(FakeTool("echo", parameters="{"), FakeTool("echo"))
+
+    assert names(tools, AGENT) == ["echo"]
 
 
 @pytest.mark.requirement("S-000-ToolCall-03", "S-002-Tools-02")
@@ -87,4 +202,32 @@ async def test_a_tool_that_fails_or_takes_too_long_says_so() -> None:
     late = await gate(FakeTool("echo", stalls)).call(quick, ToolCall("2", "echo"), SCOPE)
 
     assert (failed.content, failed.is_error) == ("the moon is down", True)
-    assert (late.content, late.is_error) == ("echo did not answer within 0.01 s.", True)
+    assert "echo did not answer within 0.01 s." in late.content
+    assert late.is_error
+
+
+@pytest.mark.requirement("S-002-Tools-12")
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_a_result_beyond_the_limit_is_cut_and_says_so(*, is_error: bool) -> None:
+    async def talks(arguments: Mapping[str, object]) -> str:
+        text = "x" * (MOST_RESULT + int(str(arguments["over"])))
+        if is_error:
+            raise ToolFailed(text)
+        return text
+
+    tools = gate(FakeTool("echo", talks))
+
+    whole = await tools.call(AGENT, ToolCall("1", "echo", '{"over":0}'), SCOPE)
+    cut = await tools.call(AGENT, ToolCall("2", "echo", '{"over":1}'), SCOPE)
+
+    assert whole.content == "x" * MOST_RESULT
+    assert cut.content.startswith("x" * MOST_RESULT + "\n[Cut: ")
+    assert f"{MOST_RESULT} of {MOST_RESULT + 1} characters" in cut.content
+    assert cut.is_error is is_error
+
+
+def test_a_result_names_its_sources_unless_it_is_an_error() -> None:
+    content = '{"sources": [{"id": "n1"}]}'
+
+    assert gate().sources(ToolResult("1", "echo", content)) == (Source("n1", "n1", None),)
+    assert gate().sources(ToolResult("1", "echo", content, is_error=True)) == ()

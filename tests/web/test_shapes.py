@@ -1,4 +1,4 @@
-"""How messages look outside: the fields, roles and times that are promised."""
+"""How messages and plugins look outside: the fields, roles and times that are promised."""
 
 import json
 from datetime import UTC, datetime
@@ -7,8 +7,10 @@ import pytest
 
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.model import ToolSpec
+from gateway.domain.plugins import PluginInfo
 from gateway.domain.sessions import SessionRecord
-from gateway.web.shapes import message, session, stamp
+from gateway.web.shapes import message, plugin, session, stamp
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 CALL = ToolCall("c1", "clock", '{"x":1}')
@@ -90,3 +92,20 @@ def test_a_session_is_shown_with_its_key_and_parts() -> None:
 
 def test_times_are_utc_with_z() -> None:
     assert stamp(AT).endswith("Z")
+
+
+@pytest.mark.requirement("S-000-Tool-05")
+def test_a_tool_is_told_in_whatever_category_it_says_it_is() -> None:
+    categories = ["vault", "thread", "code", "web", "meta", "astronomy", None]
+    tools = tuple(ToolSpec(f"t{c}", "", family="p", category=c) for c in categories)
+
+    shown = plugin(PluginInfo("p", "loaded", tools=tools), {}, json.loads)
+
+    assert isinstance(shown["tools"], list)
+    assert [tool["category"] for tool in shown["tools"]] == categories
+
+
+def test_the_tools_of_a_plugin_that_is_not_loaded_are_not_told() -> None:
+    info = PluginInfo("p", "refused", tools=(ToolSpec("t", "", "not JSON"),), why="too big")
+
+    assert plugin(info, {}, json.loads)["tools"] == []

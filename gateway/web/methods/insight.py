@@ -1,4 +1,4 @@
-"""ping, status, agent.list, route.explain, run.inspect: what the gateway tells about itself."""
+"""ping, status, agent.list, plugin.list, route.explain, run.inspect: what the gateway tells of itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,13 +7,15 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
+from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Decode
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
+from gateway.tools.gate import ToolGate
 from gateway.web.identity import READS, may, may_use
 from gateway.web.methods.chat import Text, find_run
 from gateway.web.rpc import Call, Method, NoParams
-from gateway.web.shapes import stamp
+from gateway.web.shapes import plugin, stamp
 
 
 class _Params(BaseModel):
@@ -49,12 +51,15 @@ class InsightMethods:
     about: About
     reasons: Callable[[], Sequence[str]]
     decode: Decode
+    gate: ToolGate
+    plugins: Callable[[], Sequence[PluginInfo]]
 
     def all(self) -> Sequence[Method]:
         return (
             Method("ping", NoParams, READS, self.ping),
             Method("status", NoParams, READS, self.status),
             Method("agent.list", NoParams, READS, self.agents),
+            Method("plugin.list", NoParams, ("read",), self.list_plugins),
             Method("route.explain", Explain, ("read",), self.explain),
             Method("run.inspect", Inspect, READS, self.inspect),
         )
@@ -72,7 +77,7 @@ class InsightMethods:
             "ready": not reasons,
             "reasons": reasons,
             "agents": [name for name in sorted(front.agents) if may_use(call.principal, name)],
-            "plugins": [],
+            "plugins": [{"name": one.name, "state": one.state} for one in self.plugins()],
             "channels": [],
             "budget": [],
             "store": {"url": about.store_url},
@@ -83,8 +88,18 @@ class InsightMethods:
             shown["running"] = front.reception.lanes.working
             shown["pid"] = about.pid
             shown["config"] = about.origin
-            shown["problems"] = list(front.souls.problems)
+            shown["problems"] = [*front.souls.problems, *self._problems()]
         return shown
+
+    def _problems(self) -> Sequence[str]:
+        """What was asked for and is not there."""
+        plugins = [f"plugin {one.name} is refused: {one.why}" for one in self.plugins() if one.why]
+        tools = [f"tool {one.name[:64]!r} is refused: {one.why}" for one in self.gate.refused]
+        return plugins + tools
+
+    def list_plugins(self, call: Call, params: NoParams) -> object:
+        why = {(one.family, one.name): one.why for one in self.gate.refused}
+        return [plugin(info, why, self.decode) for info in self.plugins()]
 
     def agents(self, call: Call, params: NoParams) -> object:
         agents = self.front.agents
@@ -99,6 +114,7 @@ class InsightMethods:
             "model": agent.model,
             "fallbacks": [one.model for one in _fallbacks(agent)],
             "tools": list(agent.tools),
+            "offered": [spec.name for spec in self.gate.offered(agent)],
             "context_window": agent.context_window,
             "soul": None
             if soul is None

@@ -8,20 +8,43 @@ from pydantic_core import from_json
 
 from gateway.domain.errors import NotFound
 from gateway.domain.model import TextDelta
+from gateway.domain.plugins import PluginInfo
 from gateway.store.memory import open_memory
+from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.tools import FakeTool, NoSchemas
 from tests.sessions.stage import Stage, staged
 from tests.web.methods.calling import call
 
 BOB = Principal("bob", frozenset({"chat"}))
 
 
+TALLY = FakeTool("tally", family="tally", category="meta", agent_scope=("b",))
+CLASH = FakeTool("echo", family="tally")
+LOADED = PluginInfo(
+    "tally",
+    "loaded",
+    kind="tool",
+    version="1.0.0",
+    description="Counts.",
+    tools=(TALLY.spec, CLASH.spec),
+    capabilities=("store:tally",),
+    sha256="ab" * 32,
+)
+REFUSED = PluginInfo("greedy", "refused", why="it imports http.request without http:HOST")
+PLUGINS = (LOADED, REFUSED, PluginInfo("idle", "disabled"))
+
+
 def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
     about = About("1.2.3", 0.0, "memory", 42, "none")
-    methods = InsightMethods(stage.front, about, lambda: reasons, from_json).all()
+    tools = (FakeTool(), TALLY, CLASH)
+    gate = ToolGate(tools, schemas=NoSchemas(), decode=from_json, clock=stage.clock)
+    methods = InsightMethods(
+        stage.front, about, lambda: reasons, from_json, gate=gate, plugins=lambda: PLUGINS
+    ).all()
     return {method.name: method for method in methods}
 
 
@@ -59,13 +82,68 @@ async def test_a_run_can_be_inspected_while_it_works_and_after() -> None:
     assert json.dumps(ended)
 
 
+@pytest.mark.requirement("S-003-Plugin-04")
+async def test_a_plugin_is_told_with_its_tools_and_what_it_may() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        loaded, refused, idle = await call(insight(stage), "plugin.list")
+
+    assert {name: loaded[name] for name in loaded if name != "tools"} == {
+        "name": "tally",
+        "kind": "tool",
+        "version": "1.0.0",
+        "description": "Counts.",
+        "capabilities": ["store:tally"],
+        "sha256": "ab" * 32,
+        "state": "loaded",
+    }
+    assert (refused["state"], refused["reason"]) == ("refused", REFUSED.why)
+    assert (idle["state"], idle["tools"], "reason" in idle) == ("disabled", [], False)
+    assert json.dumps(loaded)
+
+
+async def test_a_tool_that_nobody_gets_is_told_with_the_reason() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        loaded, *_ = await call(insight(stage), "plugin.list")
+
+    tally, clash = loaded["tools"]
+    assert tally == {
+        "name": "tally",
+        "description": "The tool tally.",
+        "category": "meta",
+        "agent_scope": ["b"],
+        "parameters": {"type": "object", "properties": {}},
+    }
+    assert (clash["name"], clash["reason"]) == ("echo", "the name is taken")
+    assert "parameters" not in clash
+
+
+async def test_status_tells_which_plugins_there_are_and_operators_what_is_wrong() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        mine = await call(insight(stage), "status")
+        bobs = await call(insight(stage), "status", by=BOB)
+
+    assert mine["plugins"] == bobs["plugins"]
+    assert mine["plugins"] == [
+        {"name": "tally", "state": "loaded"},
+        {"name": "greedy", "state": "refused"},
+        {"name": "idle", "state": "disabled"},
+    ]
+    assert mine["problems"] == [
+        "plugin greedy is refused: it imports http.request without http:HOST",
+        "tool 'echo' is refused: the name is taken",
+    ]
+    assert "problems" not in bobs
+
+
 async def test_agents_and_routes_are_told() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         agents = await call(insight(stage), "agent.list")
         route = await call(insight(stage), "route.explain", channel="c", peer="a:b")
         pong = await call(insight(stage), "ping")
 
-    assert [one["id"] for one in agents["agents"]] == ["a"]
+    assert [(one["id"], one["tools"], one["offered"]) for one in agents["agents"]] == [
+        ("a", ["echo"], ["echo"])
+    ]
     assert route["session_key"] == "a:c:default:a%3Ab"
     assert pong == "pong"
 

@@ -1,0 +1,47 @@
+"""What a tool's result says that it drew on: `sources` in a JSON object, read with suspicion."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.domain.ports import Decode
+
+MOST_SOURCES = 50  # of one result
+MOST_FIELD = 500  # characters of an id, a title or a URL
+# To click on: http, https, or a path without any scheme that a browser could find in it.
+_URL = re.compile(r"(?:https?://|(?!//)(?![a-z][a-z0-9+.-]*:))[^\s\\\x00-\x1f\x7f]+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One thing that a result drew on; `url` is None if it gave none that may be followed."""
+
+    id: str
+    title: str
+    url: str | None
+
+
+def sources_of(content: str, decode: Decode) -> tuple[Source, ...]:
+    """The sources that a result names, each once, in order; what is malformed is left out."""
+    if content.lstrip()[:1] != "{" or '"sources"' not in content:
+        return ()
+    try:
+        value = decode(content)
+    except ValueError:
+        return ()
+    named = value.get("sources") if isinstance(value, dict) else None
+    if not isinstance(named, list):
+        return ()
+    found = (_source(one) for one in named[:MOST_SOURCES] if isinstance(one, dict))
+    return tuple(dict.fromkeys(source for source in found if source is not None))
+
+
+def _source(value: Mapping[str, object]) -> Source | None:
+    id_, title, url = (_text(value.get(field)) for field in ("id", "title", "url"))
+    link = url if len(url) <= MOST_FIELD and _URL.fullmatch(url) else None
+    name = (id_ or link or title)[:MOST_FIELD]
+    return Source(name, (title or name)[:MOST_FIELD], link) if name else None
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) else ""

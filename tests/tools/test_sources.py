@@ -1,0 +1,99 @@
+"""Sources are read from a result with suspicion: bounded, harmless to click on, never an error."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic_core import from_json
+
+from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, Source, sources_of
+
+
+def found(*sources: object) -> tuple[Source, ...]:
+    return sources_of(json.dumps({"sources": sources}), from_json)
+
+
+@pytest.mark.requirement("S-002-Tools-09")
+def test_each_source_is_found_once_and_in_order() -> None:
+    first = {"id": "n1", "title": "Note", "url": "https://a.example/1"}
+
+    assert found(first, {"id": "n2"}, first, {"url": "notes/x.md"}, {"title": " T "}) == (
+        Source("n1", "Note", "https://a.example/1"),
+        Source("n2", "n2", None),
+        Source("notes/x.md", "notes/x.md", "notes/x.md"),
+        Source("T", "T", None),
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "plain text",
+        '"sources"',
+        '[{"sources": [{"id": "x"}]}]',
+        '{"sources": {"id": "x"}}',
+        '{"sources": "x"}',
+        '{"a": {"sources": [{"id": "x"}]}}',
+        '{"sources": [{"id": "x"}]',
+        '{"sources": ' + "[" * 100_000,
+        '{"text": "the \\"sources\\" of the Nile"}',
+    ],
+)
+def test_what_is_no_object_with_sources_has_none(content: str) -> None:
+    assert sources_of(content, from_json) == ()
+
+
+@pytest.mark.parametrize("one", [None, 1, "x", [], {}, {"id": 7}, {"id": " "}, {"name": "x"}])
+def test_a_malformed_source_is_left_out_and_the_others_stay(one: object) -> None:
+    assert found(one, {"id": "good"}) == (Source("good", "good", None),)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "javascript:alert(1)",
+        "JavaScript:alert(1)",
+        "java\tscript:alert(1)",
+        "data:text/html,x",
+        "file:///etc/passwd",
+        "vbscript:x",
+        "//evil.example",
+        "\\\\evil.example",
+        "https://a b",
+        "http://",
+        "x" * (MOST_FIELD + 1),
+        {"href": "https://a.example"},
+    ],
+)
+def test_a_url_that_must_not_be_followed_is_left_away(url: object) -> None:
+    assert found({"id": "n", "url": url}) == (Source("n", "n", None),)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://a.example/?q=1#f", "HTTP://A.example", "notes/a.md", "/a:b", "?q=a:b", "a.md#x"],
+)
+def test_a_url_that_may_be_followed_is_kept(url: str) -> None:
+    assert found({"id": "n", "url": url}) == (Source("n", "n", url),)
+
+
+def test_there_are_never_too_many_or_too_long_ones() -> None:
+    many = found(*({"id": f"{n}-{'x' * MOST_FIELD}", "title": "t" * 9_999} for n in range(99)))
+
+    assert len(many) == MOST_SOURCES
+    assert {len(one.id) for one in many} == {len(one.title) for one in many} == {MOST_FIELD}
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["id", "title", "url"]), inner),
+)
+
+
+@given(json_values)
+def test_whatever_stands_there_is_no_error(value: object) -> None:
+    for source in sources_of(json.dumps({"sources": value}), from_json):
+        assert source.id
+        assert source.title
