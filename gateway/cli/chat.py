@@ -141,6 +141,11 @@ def _show(event: Mapping[str, Any]) -> None:
             click.secho(
                 f"[{call['name']}: {call['status']}, {call['duration_ms']:.1f} ms]", dim=True
             )
+        case "source":
+            source = event["source"]
+            click.secho(
+                f"[source: {source['title'] or source['id']} {source['url'] or ''}]", dim=True
+            )
         case "system":
             click.secho(f"\n{event['system_message']}", fg="yellow")
         case "error":

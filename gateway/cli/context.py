@@ -29,16 +29,21 @@ class CliContext:
 def config_or_exit(context: CliContext, *, port: int | None = None) -> GatewayConfig:
     """Says every problem on stderr and ends with 78 if the configuration is not valid."""
     try:
-        return load(
-            context.config_path,
-            environment=read_environment(),
-            home=Path.home(),
-            cwd=Path.cwd(),
-            known=known(),
-            overrides=Overrides(context.data_dir, port),
-        )
+        return loaded(context, port=port)
     except ConfigInvalid as error:
         refuse(context, error)
+
+
+def loaded(context: CliContext, *, port: int | None = None) -> GatewayConfig:
+    """Raises ConfigInvalid."""
+    return load(
+        context.config_path,
+        environment=read_environment(),
+        home=Path.home(),
+        cwd=Path.cwd(),
+        known=known(),
+        overrides=Overrides(context.data_dir, port),
+    )
 
 
 def config_path(context: CliContext) -> Path | None:

@@ -18,6 +18,7 @@ VERBS = {
     "agent": ("gateway.cli.agent", "agent"),
     "config": ("gateway.cli.config", "config"),
     "doctor": ("gateway.cli.doctor", "doctor"),
+    "plugin": ("gateway.cli.plugin", "plugin"),
     "provider": ("gateway.cli.provider", "provider"),
     "route": ("gateway.cli.route", "route"),
     "session": ("gateway.cli.session", "session"),

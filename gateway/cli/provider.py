@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyio
 import click
 
-from gateway import app
+from gateway.app import assembly as app
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.cli.ending import FAILED
 from gateway.config.values import GatewayConfig

@@ -1,13 +1,15 @@
 """`exogate run`: the gateway in the foreground."""
 
 import sys
+from collections.abc import Sequence
 
 import anyio
 import click
 
-from gateway import app
+from gateway.app import running as app
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.config.values import GatewayConfig
+from gateway.domain.plugins import PluginInfo
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
@@ -50,6 +52,7 @@ def banner(running: app.Running) -> list[str]:
         f"  HTTP API   {running.url}/api/chat",
         f"  Data       {config.gateway.data_dir}   ({_store(config)})",
         *(f"  Agent      {line}" for line in _agents(config)),
+        *(f"  Plugins    {line}" for line in _plugins(running.plugins)),
     ]
     if running.resumed:
         lines.append(f"  Resumed    {running.resumed} unfinished messages of the last run")
@@ -72,6 +75,17 @@ def _mode(config: GatewayConfig) -> str:
 
 def _store(config: GatewayConfig) -> str:
     return "embedded SQLite" if config.store.url == "embedded" else "in memory: lost on exit"
+
+
+def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
+    """Those that run, and the first that cannot: the rest is in `exogate plugin list`."""
+    loaded = ", ".join(plugin.name for plugin in plugins if plugin.state == "loaded")
+    refused = [plugin for plugin in plugins if plugin.state == "refused"]
+    lines = [f"{loaded}   (sandboxed)"] if loaded else []
+    if refused:
+        more = f"   (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        lines.append(f"refused: {refused[0].name}: {str(refused[0].why)[:120]}{more}")
+    return lines
 
 
 def _agents(config: GatewayConfig) -> list[str]:

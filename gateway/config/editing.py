@@ -84,6 +84,8 @@ def with_tool(text: str, agent: str | None, plugin: str) -> str:
     already, or if the file defines no agent: then the usual one has all."""
     document = _parsed(text)
     if "agent" not in document and "agents" not in document:
+        if agent is not None:
+            raise CannotEdit("the file defines no agent, and the usual one has every plugin")
         return text
     found = _Table.of_agent(text, agent)
     if plugin in found.table.get("tools", []):

@@ -61,10 +61,13 @@ class PluginDef:
     def functions(self) -> frozenset[str]:
         return frozenset(c.name for c in self.capabilities if isinstance(c, FunctionGrant))
 
+    @property
+    def stores(self) -> tuple[StoreGrant, ...]:
+        return tuple(c for c in self.capabilities if isinstance(c, StoreGrant))
+
     def store_grant(self, namespace: str) -> StoreGrant | None:
         """What it may do with a namespace; the widest grant if several name it."""
-        grants = (c for c in self.capabilities if isinstance(c, StoreGrant))
-        mine = [grant for grant in grants if grant.namespace == namespace]
+        mine = [grant for grant in self.stores if grant.namespace == namespace]
         return min(mine, key=lambda grant: grant.is_read_only, default=None)
 
 
@@ -81,3 +84,17 @@ class PluginInfo:
     capabilities: tuple[str, ...] = ()
     sha256: str | None = None
     why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PluginAccount:
+    """What a plugin can touch, and how often it asked for what since the start."""
+
+    info: PluginInfo
+    guest: str | None = None  # how it is spoken to; None: it is not loaded
+    needs: Mapping[str, str | None] = field(
+        default_factory=dict
+    )  # import -> capability; None: none
+    lacking: frozenset[str] = frozenset()  # imports that are answered `denied`
+    used: Mapping[str, int] = field(default_factory=dict)  # by capability
+    denied: Mapping[str, int] = field(default_factory=dict)

@@ -7,6 +7,7 @@ from hashlib import sha256
 from ipaddress import IPv6Address, ip_network
 from typing import TypeVar
 
+from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock
 from gateway.web.refusals import TooManyFailures, Unauthorized
@@ -16,7 +17,6 @@ from gateway.web.visitors import IpAddress, Visitor
 SCOPES = frozenset({"chat", "read", "admin", "impersonate", "metrics"})
 CHAT = ("chat",)
 READS = ("chat", "read")  # with `chat` only what is one's own
-OWN_CHANNELS = frozenset({"websocket", "api"})  # where a principal's name is the account
 _AGENT = "agent:"
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from datetime import datetime
 
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
-from gateway.domain.plugins import PluginInfo
+from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
 from gateway.domain.sessions import SessionRecord
 
@@ -98,6 +98,20 @@ def plugin(
     if info.why is not None:
         shown["reason"] = info.why
     return shown
+
+
+def account(told: PluginAccount) -> dict[str, object]:
+    """What `plugin` does not say."""
+    imports = [
+        {"name": name, "needs": need, "denied": name in told.lacking}
+        for name, need in told.needs.items()
+    ]
+    return {
+        "guest": told.guest,
+        "imports": imports,
+        "used": dict(told.used),
+        "denied": dict(told.denied),
+    }
 
 
 def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> dict[str, object]:

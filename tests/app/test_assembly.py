@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gateway.app import assembled, shipped_folder, soul_paths, web_settings
+from gateway.app.assembly import assembled, soul_paths, web_settings
 from gateway.cli.known import known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
+from gateway.host.shipped import shipped_folder
 
 TOML = """
 [gateway]
@@ -28,7 +29,12 @@ scopes = ["chat", "agent:main"]
 id = "main"
 provider = "demo"
 model = "demo"
-tools = ["clock"]
+tools = ["time"]
+
+[[plugins]]
+name = "time"
+path = "bundled:time"
+capabilities = ["host_function:clock"]
 
 [[agents]]
 id = "other"

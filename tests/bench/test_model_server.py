@@ -13,7 +13,7 @@ from gateway.domain.messages import Message, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Http, HttpCall
 from gateway.domain.providers import Wire
-from gateway.outbound import open_outbound
+from gateway.outbound.client import open_outbound
 from tests.providers.asking import Heard, a_client, a_request
 
 TEXT = "word0 word1 word2 "

@@ -11,6 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
+from tests.cli.plugin_bench import Bench
 from tests.fakes.gateway import Command, spawn
 
 CONFIG = """
@@ -102,3 +103,14 @@ def end(gateway: Command) -> None:
 def alone(tmp_path: Path) -> Shell:
     """Where no gateway runs."""
     return Shell(written(tmp_path))
+
+
+@pytest.fixture(scope="package")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one test compiled, the next one finds."""
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture
+def bench(tmp_path: Path, data: Path) -> Bench:
+    return Bench(tmp_path, data)

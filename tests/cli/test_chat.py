@@ -57,8 +57,8 @@ def test_a_conversation_streams_knows_its_commands_and_can_begin_anew(shell: She
 def test_tool_calls_are_shown(shell: Shell) -> None:
     ran = shell("chat", "--peer", "four", typed="what time is it?\n")
 
-    assert "[clock {}]" in ran.out
-    assert "[clock: success" in ran.out
+    assert "[time {}]" in ran.out
+    assert "[time: success" in ran.out
 
 
 def test_without_a_gateway_it_says_how_to_start_one(alone: Shell) -> None:

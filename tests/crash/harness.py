@@ -281,7 +281,7 @@ class Harness:
             self.trigger.pull("S7")
         self.trigger.pull("S5")
         if name.startswith("tool") and not is_told:
-            return Reply("", calls=[(f"call-{asked.number}", "clock", "{}")])
+            return Reply("", calls=[(f"call-{asked.number}", "time", "{}")])
         for stage in ("S9", "S10"):
             if self.trigger.armed == stage:
                 self.group.start_soon(self._pull_at_end, stage, asked)
@@ -327,7 +327,7 @@ async def run(plan: Plan, folder: Path) -> Outcome:
     peers = [f"p{number}" for number in range(SESSIONS)]
     async with scripted_server(harness.answer) as model, anyio.create_task_group() as group:
         harness.group = group
-        config = await Setup(model.url, rest=plan.configuration).written(folder)
+        config = await Setup(model.url, tools=("time",), rest=plan.configuration).written(folder)
         async with anyio.create_task_group() as talkers:
             for peer in peers * WORKERS:
                 talkers.start_soon(harness.talk, peer)

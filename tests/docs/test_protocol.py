@@ -36,7 +36,13 @@ async def methods() -> list[Method]:
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
             *InsightMethods(
-                stage.front, about, list, from_json, gate=stage.gate, plugins=list
+                stage.front,
+                about,
+                list,
+                from_json,
+                gate=stage.gate,
+                plugins=list,
+                account=lambda _: None,
             ).all(),
         ]
 

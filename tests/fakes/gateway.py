@@ -1,5 +1,6 @@
 """A real gateway for a test: in this process, or as the command that users start."""
 
+import json
 import os
 import signal
 import subprocess
@@ -7,14 +8,13 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import anyio
 from anyio import to_thread
 
-from gateway.app import Gateway, assembled, web_settings
-from gateway.cli.known import known
+from gateway.app.assembly import Gateway, assembled, web_settings
+from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.domain.version import VERSION
@@ -28,12 +28,14 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Setup:
-    """What a configuration file says; each text goes into its section, `rest` to the end."""
+    """What a configuration file says; each text goes into its section, `rest` to the end. The agent
+    has these bundled plugins as its `tools`."""
 
     model_url: str
     gateway: str = ""
     provider: str = ""
-    agent: str = 'tools = ["clock"]'
+    agent: str = ""
+    tools: tuple[str, ...] = ()
     rest: str = ""
     key: str = "sk-of-the-test"
 
@@ -55,8 +57,10 @@ id = "main"
 provider = "fake"
 model = "m"
 soul_path = "{folder / "soul.md"}"
+tools = {json.dumps(self.tools)}
 {self.agent}
 
+{"".join(map(_bundled, self.tools))}
 {self.rest}
 """
 
@@ -66,6 +70,15 @@ soul_path = "{folder / "soul.md"}"
         path = folder / "config.toml"
         await anyio.Path(path).write_text(self.toml(folder), encoding="utf-8")
         return path
+
+
+def _bundled(name: str) -> str:
+    return f'''
+[[plugins]]
+name = "{name}"
+path = "bundled:{name}"
+capabilities = {json.dumps(BUNDLED[name])}
+'''
 
 
 @dataclass(frozen=True)
@@ -88,7 +101,10 @@ async def running(setup: Setup, folder: Path, change: Change = unchanged) -> Asy
     """Started as `exogate run` does it; at the end it stops at once, whatever is at work. `change`
     is for bounds that no file may set so low."""
     path = await setup.written(folder)
-    read = partial(load, path, environment={}, home=folder, cwd=folder, known=known())
+
+    def read() -> GatewayConfig:
+        return load(path, environment={}, home=folder, cwd=folder, known=known())
+
     config = change(await to_thread.run_sync(read))
     async with assembled(config, version=VERSION) as rooms:
         key = await to_thread.run_sync(make_key, config.gateway.data_dir)

@@ -19,7 +19,7 @@ def clock_first(asked: Asked) -> Reply:
     return Reply("let me see", calls=[CLOCK], usage=(20, 2))
 
 
-CLOCK: Call = ("call_1", "clock", '{"utc_offset_hours":2}')
+CLOCK: Call = ("call_1", "time", '{"utc_offset_hours":2}')
 
 
 def history_of(asked: Asked) -> list[tuple[str, Any]]:

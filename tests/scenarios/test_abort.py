@@ -74,7 +74,7 @@ async def test_stopped_after_the_turn_no_further_model_call_is_made(tmp_path: Pa
     rest = anyio.Event()
     async with (
         scripted_server([Reply("wait", calls=[CLOCK], gates={2: rest})]) as model,
-        running(Setup(model.url), tmp_path) as site,
+        running(Setup(model.url, tools=("time",)), tmp_path) as site,
         connected(site.url) as client,
     ):
         sent = await client.send("first")

@@ -247,13 +247,13 @@ async def all_of(client: Client, session_key: str) -> list[dict[str, Any]]:
 
 
 CALLS = {
-    "arguments that are no JSON": ("c", "clock", "{"),
-    "arguments with half a pair": ("c", "clock", r'{"utc_offset_hours":"\ud800"}'),
-    "arguments out of range": ("c", "clock", '{"utc_offset_hours":99}'),
+    "arguments that are no JSON": ("c", "time", "{"),
+    "arguments with half a pair": ("c", "time", r'{"utc_offset_hours":"\ud800"}'),
+    "arguments out of range": ("c", "time", '{"utc_offset_hours":99}'),
     "a tool that is none": ("c", "rm -rf /", "{}"),
-    "a name with half a pair": ("c", "clo\ud800ck", "{}"),
-    "no id": ("", "clock", "{}"),
-    "a deep argument": ("c", "clock", "[" * 5_000 + "]" * 5_000),
+    "a name with half a pair": ("c", "ti\ud800me", "{}"),
+    "no id": ("", "time", "{}"),
+    "a deep argument": ("c", "time", "[" * 5_000 + "]" * 5_000),
 }
 
 
@@ -263,7 +263,7 @@ async def test_whatever_a_model_calls_the_run_comes_to_one_end(tmp_path: Path, w
         return Reply("", calls=[CALLS[what]]) if asked.number == 1 else Reply("well")
 
     async with scripted_server(script) as model:
-        setup = Setup(model.url, provider="max_retries = 0")
+        setup = Setup(model.url, provider="max_retries = 0", tools=("time",))
         async with running(setup, tmp_path) as site, connected(site.url) as client:
             sent = await client.send("do it")
             end = (await client.ended(sent["run_id"]))[-1]

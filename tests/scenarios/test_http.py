@@ -24,7 +24,7 @@ AS_JSON = {"Content-Type": "application/json"}
 async def test_a_message_gets_its_answer_with_all_that_is_promised(tmp_path: Path) -> None:
     async with (
         scripted_server(clock_first) as model,
-        running(Setup(model.url), tmp_path) as site,
+        running(Setup(model.url, tools=("time",)), tmp_path) as site,
     ):
         answer = await post_chat(site.url, "how late is it?")
 
@@ -34,7 +34,7 @@ async def test_a_message_gets_its_answer_with_all_that_is_promised(tmp_path: Pat
     assert (said["tokens_used"], said["model"]) == (55, "m")
     assert said["execution_time_ms"] > 0
     (made,) = said["tool_calls_made"]
-    assert (made["id"], made["name"], made["status"]) == ("call_1", "clock", "success")
+    assert (made["id"], made["name"], made["status"]) == ("call_1", "time", "success")
     assert answer.headers["x-exogate-run"] == said["run_id"]
     assert said["message_id"]
     assert said["conversation_id"]

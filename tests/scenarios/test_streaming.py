@@ -110,7 +110,7 @@ async def test_usage_that_nobody_counted_is_marked_as_an_estimate(tmp_path: Path
 async def test_a_tool_round_is_told_executed_and_kept(tmp_path: Path) -> None:
     async with (
         scripted_server(clock_first) as model,
-        running(Setup(model.url), tmp_path) as site,
+        running(Setup(model.url, tools=("time",)), tmp_path) as site,
         connected(site.url) as client,
     ):
         sent = await client.send("how late is it?")
@@ -123,7 +123,7 @@ async def test_a_tool_round_is_told_executed_and_kept(tmp_path: Path) -> None:
     assert kinds == ["content", "usage", "tool_call", "tool_result", "content", "usage", "done"]
     assert call == {
         "id": "call_1",
-        "name": "clock",
+        "name": "time",
         "arguments": '{"utc_offset_hours":2}',
         "status": "pending",
     }
@@ -150,7 +150,7 @@ def _kept_as_it_was_told(page: dict[str, Any], result: dict[str, Any]) -> None:
         {
             "id": "call_1",
             "type": "function",
-            "function": {"name": "clock", "arguments": '{"utc_offset_hours":2}'},
+            "function": {"name": "time", "arguments": '{"utc_offset_hours":2}'},
         }
     ]
     assert page["messages"][2]["tool_call_id"] == "call_1"
@@ -158,10 +158,10 @@ def _kept_as_it_was_told(page: dict[str, Any], result: dict[str, Any]) -> None:
 
 @pytest.mark.requirement("S-002-E2E-03", "S-003-Message-06")
 async def test_each_of_several_calls_gets_its_own_result(tmp_path: Path) -> None:
-    calls = [("a", "clock", "{}"), ("b", "nothing", "{}"), ("c", "clock", "not json")]
+    calls = [("a", "time", "{}"), ("b", "nothing", "{}"), ("c", "time", "not json")]
     async with (
         scripted_server([Reply("", calls=calls), Reply("well")]) as model,
-        running(Setup(model.url), tmp_path) as site,
+        running(Setup(model.url, tools=("time",)), tmp_path) as site,
         connected(site.url) as client,
     ):
         sent = await client.send("do three things")
@@ -177,10 +177,10 @@ async def test_each_of_several_calls_gets_its_own_result(tmp_path: Path) -> None
 
 @pytest.mark.requirement("S-002-Query-07", "S-002-Query-08", "S-004-Flow-05")
 async def test_a_model_is_shown_soul_history_question_and_the_agents_tools(tmp_path: Path) -> None:
-    agent = 'system_prompt = "Be brief."\ntools = ["clock"]'
+    agent = 'system_prompt = "Be brief."'
     async with (
         scripted_server([Reply("first answer"), Reply("second")]) as model,
-        running(Setup(model.url, agent=agent), tmp_path) as site,
+        running(Setup(model.url, agent=agent, tools=("time",)), tmp_path) as site,
         connected(site.url) as client,
     ):
         await client.ask("first question")
@@ -195,5 +195,5 @@ async def test_a_model_is_shown_soul_history_question_and_the_agents_tools(tmp_p
         ("assistant", "first answer"),
         ("user", "second question"),
     ]
-    assert [one["function"]["name"] for one in model.requests[1].body["tools"]] == ["clock"]
+    assert [one["function"]["name"] for one in model.requests[1].body["tools"]] == ["time"]
     assert "system" not in {role for role, _ in shown(page)}

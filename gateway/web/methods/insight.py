@@ -1,4 +1,4 @@
-"""ping, status, agent.list, plugin.list, route.explain, run.inspect: what the gateway tells of itself."""
+"""ping, status, agent.list, plugin.*, route.explain, run.inspect: what the gateway tells of itself."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
-from gateway.domain.plugins import PluginInfo
+from gateway.domain.errors import NotFound
+from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
@@ -15,7 +16,7 @@ from gateway.tools.gate import ToolGate
 from gateway.web.identity import READS, may, may_use
 from gateway.web.methods.chat import Text, find_run
 from gateway.web.rpc import Call, Method, NoParams
-from gateway.web.shapes import plugin, stamp
+from gateway.web.shapes import account, plugin, stamp
 
 
 class _Params(BaseModel):
@@ -32,6 +33,10 @@ class Explain(_Params):
 
 class Inspect(_Params):
     run_id: Text
+
+
+class InspectPlugin(_Params):
+    name: Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +58,7 @@ class InsightMethods:
     decode: Decode
     gate: ToolGate
     plugins: Callable[[], Sequence[PluginInfo]]
+    account: Callable[[str], PluginAccount | None]
 
     def all(self) -> Sequence[Method]:
         return (
@@ -60,6 +66,7 @@ class InsightMethods:
             Method("status", NoParams, READS, self.status),
             Method("agent.list", NoParams, READS, self.agents),
             Method("plugin.list", NoParams, ("read",), self.list_plugins),
+            Method("plugin.inspect", InspectPlugin, ("read",), self.inspect_plugin),
             Method("route.explain", Explain, ("read",), self.explain),
             Method("run.inspect", Inspect, READS, self.inspect),
         )
@@ -98,8 +105,18 @@ class InsightMethods:
         return plugins + tools
 
     def list_plugins(self, call: Call, params: NoParams) -> object:
+        return [self._plugin(info) for info in self.plugins()]
+
+    def _plugin(self, info: PluginInfo) -> dict[str, object]:
         why = {(one.family, one.name): one.why for one in self.gate.refused}
-        return [plugin(info, why, self.decode) for info in self.plugins()]
+        return plugin(info, why, self.decode)
+
+    def inspect_plugin(self, call: Call, params: InspectPlugin) -> object:
+        """With the imports, the capability that each needs, and what it did with those it has."""
+        told = self.account(params.name)
+        if told is None:
+            raise NotFound(f"plugin {params.name[:64]!r}")
+        return {**self._plugin(told.info), **account(told)}
 
     def agents(self, call: Call, params: NoParams) -> object:
         agents = self.front.agents

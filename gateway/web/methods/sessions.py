@@ -6,11 +6,12 @@ from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
+from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
-from gateway.web.identity import CHAT, OWN_CHANNELS, READS, Principal, may
+from gateway.web.identity import CHAT, READS, Principal, may
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from gateway.domain.errors import NotFound
 from gateway.domain.model import TextDelta
-from gateway.domain.plugins import PluginInfo
+from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.store.memory import open_memory
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
@@ -35,6 +35,14 @@ LOADED = PluginInfo(
     sha256="ab" * 32,
 )
 REFUSED = PluginInfo("greedy", "refused", why="it imports http.request without http:HOST")
+ACCOUNT = PluginAccount(
+    LOADED,
+    guest="exogate",
+    needs={"x/store@1#get": "store:NAME", "x/log@1#write": None, "x/http@1#request": "http:HOST"},
+    lacking=frozenset({"x/http@1#request"}),
+    used={"store:tally": 3},
+    denied={"http:evil.example": 1},
+)
 PLUGINS = (LOADED, REFUSED, PluginInfo("idle", "disabled"))
 
 
@@ -43,7 +51,13 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
     tools = (FakeTool(), TALLY, CLASH)
     gate = ToolGate(tools, schemas=NoSchemas(), decode=from_json, clock=stage.clock)
     methods = InsightMethods(
-        stage.front, about, lambda: reasons, from_json, gate=gate, plugins=lambda: PLUGINS
+        stage.front,
+        about,
+        lambda: reasons,
+        from_json,
+        gate=gate,
+        plugins=lambda: PLUGINS,
+        account={"tally": ACCOUNT}.get,
     ).all()
     return {method.name: method for method in methods}
 
@@ -99,6 +113,23 @@ async def test_a_plugin_is_told_with_its_tools_and_what_it_may() -> None:
     assert (refused["state"], refused["reason"]) == ("refused", REFUSED.why)
     assert (idle["state"], idle["tools"], "reason" in idle) == ("disabled", [], False)
     assert json.dumps(loaded)
+
+
+async def test_what_a_plugin_can_touch_and_what_it_tried_is_told() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        (listed, *_) = await call(insight(stage), "plugin.list")
+        told = await call(insight(stage), "plugin.inspect", name="tally")
+        with pytest.raises(NotFound, match="plugin 'no' not found"):
+            await call(insight(stage), "plugin.inspect", name="no")
+
+    assert told.items() >= listed.items()
+    assert told["guest"] == "exogate"
+    assert told["imports"] == [
+        {"name": "x/store@1#get", "needs": "store:NAME", "denied": False},
+        {"name": "x/log@1#write", "needs": None, "denied": False},
+        {"name": "x/http@1#request", "needs": "http:HOST", "denied": True},
+    ]
+    assert (told["used"], told["denied"]) == ({"store:tally": 3}, {"http:evil.example": 1})
 
 
 async def test_a_tool_that_nobody_gets_is_told_with_the_reason() -> None:

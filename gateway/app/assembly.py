@@ -1,51 +1,52 @@
-"""The composition root: a configuration in, a running gateway out; the only place where rooms meet."""
+"""The rooms of a gateway, opened and wired: the only place where they meet."""
 
 import logging
 import os
 import random
-import signal
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from pathlib import Path
 
 import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-import gateway
+from gateway.app.plugins import loaded_plugins
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
-from gateway.domain.ports import Clock, Ids, Model, Stores
+from gateway.domain.ports import (
+    Clock,
+    Ids,
+    Model,
+    Stores,
+)
 from gateway.host.clock import SystemClock
-from gateway.host.garbage import settle
 from gateway.host.ids import TimeIds
-from gateway.host.keyfile import make_key
+from gateway.host.shipped import shipped_folder
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.providers.demo import DemoModel
 from gateway.providers.models import Models
 from gateway.routing import Router
+from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.work import Means, Work
-from gateway.store.opening import note_owner, open_store
-from gateway.tools.clock import ClockTool
+from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.sessions import SessionMethods
-from gateway.web.server import Address, WebServer
 from gateway.web.settings import TokenDef, WebSettings
 
 log = logging.getLogger(__name__)
@@ -53,7 +54,6 @@ log = logging.getLogger(__name__)
 SWEEP_EVERY_S = 3600.0
 SWEEP_AT_ONCE = 500
 PROBE_EVERY_S = 5.0
-GOODBYE_S = 2.0  # for answers that are on their way when the last run has ended
 
 
 @dataclass(slots=True)
@@ -73,15 +73,6 @@ class Health:
         return [reason for reason in said if reason is not None]
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """What `run` tells once the gateway listens, the store passed its probe and work was resumed."""
-
-    config: GatewayConfig
-    url: str
-    resumed: int
-
-
 @dataclass(slots=True)
 class Gateway:
     """The rooms of one running gateway."""
@@ -94,6 +85,8 @@ class Gateway:
     souls: Souls
     lanes: Lanes
     front: Front
+    gate: ToolGate
+    plugins: Plugins
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -107,7 +100,15 @@ class Gateway:
         methods = (
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
-            *InsightMethods(self.front, about, self.health.reasons, from_json).all(),
+            *InsightMethods(
+                self.front,
+                about,
+                self.health.reasons,
+                from_json,
+                gate=self.gate,
+                plugins=lambda: self.plugins.infos,
+                account=self.plugins.account,
+            ).all(),
         )
         routes = ChatApi(self.front, to_json, from_json, self.ids).routes()
         return build(
@@ -150,54 +151,6 @@ class Gateway:
         self.front.live.abandon_all()
 
 
-async def run(
-    config: GatewayConfig,
-    *,
-    version: str,
-    ready: Callable[[Running], None],
-    accept_loss: bool = False,
-) -> None:
-    """Runs a gateway until SIGTERM or SIGINT. `ready` is called once it can answer.
-
-    Raises the GatewayError that kept it from starting.
-    """
-    # A signal that comes at any moment from here on ends it in good order.
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with (
-            assembled(config, version=version, accept_loss=accept_loss) as rooms,
-            anyio.create_task_group() as group,
-        ):
-            server = await _open_doors(rooms, group, ready)
-            await anext(signals)
-
-            async def end_at_once() -> None:
-                await anext(signals)
-                log.warning("told twice: stopping at once")
-                group.cancel_scope.cancel()
-
-            group.start_soon(end_at_once)
-            await rooms.drain()
-            server.stop(GOODBYE_S)
-            await server.stopped.wait()
-            group.cancel_scope.cancel()
-
-
-async def _open_doors(
-    rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
-) -> WebServer:
-    data_dir = rooms.config.gateway.data_dir
-    settings = web_settings(rooms.config, await to_thread.run_sync(make_key, data_dir))
-    server = WebServer(rooms.web(settings), settings)
-    address: Address = await group.start(server.serve)
-    url = f"http://{address}"
-    await note_owner(data_dir, url)
-    resumed = await rooms.front.reception.resume()
-    rooms.health.starting = False
-    settle()
-    ready(Running(rooms.config, url, resumed))
-    return server
-
-
 @asynccontextmanager
 async def assembled(
     config: GatewayConfig,
@@ -220,8 +173,10 @@ async def assembled(
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
         group = await stack.enter_async_context(anyio.create_task_group())
-        gate = ToolGate((ClockTool(clock),), schemas=SchemaChecks(), decode=from_json, clock=clock)
-        rooms = _wired(config, Parts(version, clock, ids, stores, souls, model, gate), group)
+        plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
+        gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=from_json, clock=clock)
+        parts = Parts(version, clock, ids, stores, souls, model, plugins, gate)
+        rooms = _wired(config, parts, group)
         for task in (souls.keep_fresh, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
         try:
@@ -240,6 +195,7 @@ class Parts:
     stores: Stores
     souls: Souls
     model: Model
+    plugins: Plugins
     gate: ToolGate
 
 
@@ -292,6 +248,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         lanes=lanes,
         front=front,
+        gate=parts.gate,
+        plugins=parts.plugins,
     )
 
 
@@ -302,7 +260,7 @@ async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
         yield Models({"demo": DemoModel()})
         return
     # The HTTP client takes as long to import as all the rest: a start without providers does without.
-    from gateway.outbound import open_outbound  # noqa: PLC0415  # see above
+    from gateway.outbound.client import open_outbound  # noqa: PLC0415  # see above
     from gateway.providers.client import ProviderClient  # noqa: PLC0415  # see above
 
     async with open_outbound() as http:
@@ -318,12 +276,6 @@ def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
     """An agent's own soul, or the one that ships with the gateway."""
     shipped = str(shipped_folder("souls") / "default.md")
     return {agent.id: agent.soul_path or shipped for agent in agents}
-
-
-def shipped_folder(name: str) -> Path:
-    """In the package once installed; beside it in a checkout."""
-    package = Path(gateway.__file__).parent
-    return package / name if (package / name).is_dir() else package.parent / name
 
 
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:

@@ -1,0 +1,1 @@
+"""The composition root: a configuration in, a running gateway out."""

@@ -1,0 +1,80 @@
+"""One gateway from its start to its end: doors open, signals awaited, work drained."""
+
+import logging
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+
+from gateway.app.assembly import Gateway, assembled, web_settings
+from gateway.config.values import GatewayConfig
+from gateway.domain.plugins import PluginInfo
+from gateway.host.garbage import settle
+from gateway.host.keyfile import make_key
+from gateway.store.opening import note_owner
+from gateway.web.server import Address, WebServer
+
+log = logging.getLogger(__name__)
+
+GOODBYE_S = 2.0  # for answers that are on their way when the last run has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What `run` tells once the gateway listens, the store passed its probe and work was resumed."""
+
+    config: GatewayConfig
+    url: str
+    resumed: int
+    plugins: Sequence[PluginInfo] = ()
+
+
+async def run(
+    config: GatewayConfig,
+    *,
+    version: str,
+    ready: Callable[[Running], None],
+    accept_loss: bool = False,
+) -> None:
+    """Runs a gateway until SIGTERM or SIGINT. `ready` is called once it can answer.
+
+    Raises the GatewayError that kept it from starting.
+    """
+    # A signal that comes at any moment from here on ends it in good order.
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with (
+            assembled(config, version=version, accept_loss=accept_loss) as rooms,
+            anyio.create_task_group() as group,
+        ):
+            server = await _open_doors(rooms, group, ready)
+            await anext(signals)
+
+            async def end_at_once() -> None:
+                await anext(signals)
+                log.warning("told twice: stopping at once")
+                group.cancel_scope.cancel()
+
+            group.start_soon(end_at_once)
+            await rooms.drain()
+            server.stop(GOODBYE_S)
+            await server.stopped.wait()
+            group.cancel_scope.cancel()
+
+
+async def _open_doors(
+    rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
+) -> WebServer:
+    data_dir = rooms.config.gateway.data_dir
+    settings = web_settings(rooms.config, await to_thread.run_sync(make_key, data_dir))
+    server = WebServer(rooms.web(settings), settings)
+    address: Address = await group.start(server.serve)
+    url = f"http://{address}"
+    await note_owner(data_dir, url)
+    resumed = await rooms.front.reception.resume()
+    rooms.health.starting = False
+    settle()
+    ready(Running(rooms.config, url, resumed, rooms.plugins.infos))
+    return server

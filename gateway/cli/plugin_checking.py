@@ -1,0 +1,113 @@
+"""What a plugin's file is, found out in a sandbox of this command's own; no gateway has to run."""
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from anyio import to_thread
+from pydantic_core import from_json, to_json
+
+from gateway.app.plugins import Nowhere
+from gateway.cli.plugin_files import BadPlugin, Given
+from gateway.domain.errors import PluginRefused
+from gateway.domain.plugins import PluginAccount, PluginDef
+from gateway.host.clock import SystemClock
+from gateway.sandbox.compiling import Uncompiled
+from gateway.sandbox.grants import missing, needed
+from gateway.sandbox.hosting import Means
+from gateway.sandbox.opening import open_sandbox
+from gateway.sandbox.plugins import Sandbox, info
+from gateway.schemas import SchemaChecks
+from gateway.store.memory import open_memory
+from gateway.tools.gate import ToolGate
+from gateway.web.shapes import account, plugin
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """All that is known of a file; what is wrong with it is in `problems`."""
+
+    given: Given
+    told: PluginAccount
+    size: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def sha256(self) -> str:
+        return self.told.info.sha256 or ""
+
+    @property
+    def lacking(self) -> dict[str, str]:
+        """Imports with the capability that each needs, of those that it was not examined with."""
+        needs = self.told.needs.items()
+        return {name: need for name, need in needs if need and name in self.told.lacking}
+
+    def as_json(self) -> dict[str, object]:
+        """As a running gateway tells it, without what only that can know."""
+        shown = plugin(self.told.info, {}, from_json) | account(self.told)
+        for key in ("state", "reason", "capabilities", "used", "denied"):
+            shown.pop(key, None)
+        file = {"file": str(self.given.file), "size": self.size}
+        return {"ok": not self.problems, **file, **shown, "problems": list(self.problems)}
+
+
+@asynccontextmanager
+async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
+    """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
+    async with open_memory() as stores:
+        means = Means(Nowhere(), stores.plugins, SystemClock(), to_json, from_json)
+        make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
+        try:
+            await to_thread.run_sync(make)
+            async with open_sandbox(data_dir / "plugins", means) as sandbox:
+                yield sandbox
+        except OSError as error:
+            fix = "choose another --data-dir"
+            raise BadPlugin(f"{data_dir} cannot be used: {error.strerror}; {fix}") from error
+
+
+async def examine(data_dir: Path, given: Given, configured: PluginDef | None = None) -> Examined:
+    """`configured` says what it is granted, if that is not what its author asks for."""
+    definition = replace(configured or given.plugin, path=given.file, sha256=None)
+    async with opened(data_dir) as sandbox:
+        try:
+            return await _examined(sandbox, given, definition)
+        except Uncompiled as error:
+            return Examined(given, PluginAccount(info(definition, None)), problems=(str(error),))
+
+
+async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Examined:
+    compiled = await sandbox.compiling.compiled(given.file)
+    inspection, needs = compiled.inspection, needed(compiled.inspection)
+    told = replace(info(definition, None), kind=inspection.kind, sha256=compiled.sha256)
+    problems: list[str] = []
+    try:  # whatever it imports: what it is not granted is another question
+        loaded = await sandbox.load(replace(definition, deny_unused=True))
+        told = info(definition, loaded)
+        gate = ToolGate(
+            sandbox.tools(loaded), schemas=SchemaChecks(), decode=from_json, clock=SystemClock()
+        )
+        problems += [f"tool {one.name}: {one.why}" for one in gate.refused]
+    except PluginRefused as error:
+        problems.append(error.problem)
+    lacking = frozenset(missing(definition, inspection))
+    imports = {name: needs.get(name) for name in inspection.imports}
+    touches = PluginAccount(told, inspection.guest, imports, lacking)
+    size = (await to_thread.run_sync(given.file.stat)).st_size
+    return Examined(given, touches, size, (*_unlike(given, touches), *problems))
+
+
+def _unlike(given: Given, found: PluginAccount) -> Iterator[str]:
+    """What plugin.toml says otherwise than the file."""
+    about, told = given.about, found.info
+    if about is None:
+        return
+    yield from about.problems
+    if about.sha256 and about.sha256.lower() != told.sha256:
+        yield f"its sha256 is {told.sha256}, plugin.toml says {about.sha256[:64]}; build it again"
+    if about.kind != told.kind:
+        yield f"it is a {told.kind} plugin; plugin.toml says {about.kind}"
+    if told.version is not None and about.version != told.version:
+        yield f"it describes version {told.version!r}; plugin.toml says {about.version[:64]!r}"

@@ -1,0 +1,269 @@
+"""Recorded cases of a plugin, run in the sandbox with a world made of what each case says."""
+
+import difflib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pydantic import Base64Bytes, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import to_json
+
+from gateway.cli.plugin_checking import opened
+from gateway.cli.plugin_files import BadPlugin, Given, problems_of
+from gateway.domain.capabilities import Capability, FunctionGrant, HttpGrant, StoreGrant
+from gateway.domain.errors import Denied
+from gateway.domain.plugins import PluginDef
+from gateway.domain.ports import Ask, Fetched, HostFunction, Leave, PluginSpace
+from gateway.host.clock import SystemClock
+from gateway.outbound.asking import check_granted, read_headers, read_method, read_url
+from gateway.sandbox.grants import missing
+from gateway.sandbox.plugins import Loaded, Sandbox
+
+PERSON = "tester"
+_LONGEST_DIFF = 60
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Call(_Table):
+    """A tool with its arguments, or an export of a channel adapter with its input."""
+
+    tool: str | None = None
+    arguments: dict[str, Any] = {}
+    export: str = "handle-tool-call"
+    input: Any = None
+    config: dict[str, Any] = {}
+    session: str = "session-1"
+
+    @property
+    def text(self) -> str:
+        """What the plugin is given."""
+        told: object = self.input
+        if self.tool is not None:
+            told = {
+                "tool": self.tool,
+                "arguments": self.arguments,
+                "call_id": "call-1",
+                "session": {"id": self.session},
+                "config": self.config,
+            }
+        return to_json(told).decode()
+
+
+class HttpAnswer(_Table):
+    """What comes back for exactly this request."""
+
+    method: str
+    url: str
+    status: int = 200
+    headers: dict[str, str] = {}
+    body: str = ""
+    body_base64: Base64Bytes = b""
+
+    def __call__(self, ask: Ask) -> Fetched | None:
+        if (ask.method, ask.url) != (self.method, self.url):
+            return None
+        headers = tuple((name.lower(), value) for name, value in self.headers.items())
+        return Fetched(self.status, headers, self.body.encode() or self.body_base64)
+
+
+class FunctionAnswer(_Table):
+    input: Any
+    output: str
+
+
+class Case(_Table):
+    """One call, its world, and what has to come out."""
+
+    name: str
+    call: Call
+    expect: Any = None
+    expect_contains: str | None = None
+    expect_error: str | None = None
+    clock_ms: int = 0
+    http: list[HttpAnswer] = []
+    functions: dict[str, list[FunctionAnswer]] = {}
+    store: dict[str, dict[str, str]] = {}
+
+    @model_validator(mode="after")
+    def _expects_something(self) -> "Case":
+        if len({"expect", "expect_contains", "expect_error"} & self.model_fields_set) != 1:
+            raise ValueError("give one of expect, expect_contains, expect_error")
+        return self
+
+
+class Cases(_Table):
+    cases: list[Case] = Field(min_length=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How a case ended; `problem` says what is not as expected, as lines."""
+
+    name: str
+    wall_ms: float
+    fuel: int
+    problem: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, object]:
+        problem = "\n".join(self.problem) or None
+        return {
+            "name": self.name,
+            "ok": not self.problem,
+            "wall_ms": self.wall_ms,
+            "fuel": self.fuel,
+            "problem": problem,
+        }
+
+
+def read_cases(path: Path) -> tuple[Case, ...]:
+    """Raises BadPlugin with everything that is wrong."""
+    try:
+        return tuple(Cases.model_validate_json(path.read_bytes()).cases)
+    except FileNotFoundError as error:
+        raise BadPlugin(f"there is no {path}; name the recorded cases with --case") from error
+    except (OSError, ValidationError) as error:
+        raise BadPlugin(f"{path} cannot be used: {problems_of(error)}") from error
+
+
+async def try_all(
+    data_dir: Path, given: Given, cases: Iterable[Case]
+) -> tuple[tuple[Capability, ...], list[Verdict]]:
+    """The grants of the run and how each case ended. What one case stores, the next one finds.
+
+    Raises PluginRefused.
+    """
+    cases = tuple(cases)
+    async with opened(data_dir) as sandbox:
+        plugin = given.plugin
+        compiled = await sandbox.compiling.compiled(given.file)
+        lacking = set(missing(plugin, compiled.inspection).values())
+        granted = (*plugin.capabilities, *dict.fromkeys(_implied(lacking, cases)))
+        plugin = replace(plugin, capabilities=granted)
+        return granted, [await _try(sandbox, plugin, case) for case in cases]
+
+
+def _implied(lacking: set[str], cases: Iterable[Case]) -> Iterator[Capability]:
+    """What the file imports, its author asks for nowhere, and the cases speak of."""
+    exact = {"host_function:clock": "clock", "host_function:random": "random"}
+    yield from (FunctionGrant(name) for need, name in exact.items() if need in lacking)
+    for case in cases:
+        if "http:HOST" in lacking:
+            yield from (HttpGrant(read_url(one.url).origin) for one in case.http)
+        if lacking & {"store:NAME", "store:vars"}:
+            yield from map(StoreGrant, case.store)
+        yield from (FunctionGrant(one) for one in case.functions if _lacks_function(one, lacking))
+
+
+def _lacks_function(name: str, lacking: set[str]) -> bool:
+    return bool(lacking & {"host_function:NAME", f"host_function:{name}"})
+
+
+async def _try(sandbox: Sandbox, plugin: PluginDef, case: Case) -> Verdict:
+    plugin = replace(plugin, config=case.call.config)
+    world = _World(case)
+    means = replace(
+        sandbox.means, fetch=world, clock=_CaseClock(case.clock_ms), functions=world.functions
+    )
+    own = replace(sandbox, means=means)
+    loaded = await own.load(plugin)
+    for namespace, values in case.store.items():
+        for key, value in values.items():
+            await means.store.set(_space(loaded, namespace), key, value)
+    outcome = await own.run(loaded, case.call.export, case.call.text, person=PERSON)
+    problem = tuple(_problem(case, outcome.status, outcome.text))
+    return Verdict(case.name, outcome.wall_ms, outcome.fuel, problem)
+
+
+def _space(loaded: Loaded, namespace: str) -> PluginSpace:
+    grant = loaded.plugin.store_grant(namespace)
+    is_shared = grant is not None and grant.is_shared
+    return PluginSpace(loaded.plugin.name, namespace, None if is_shared else PERSON)
+
+
+class _World:
+    """Answers what the case has an answer for, and denies all else."""
+
+    def __init__(self, case: Case) -> None:
+        self._answers = case.http
+        self.functions: Mapping[str, HostFunction] = {
+            name: _Function(name, answers) for name, answers in case.functions.items()
+        }
+
+    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+        """As strict as the real one with what may be asked."""
+        check_granted(read_url(ask.url).origin, leave)
+        read_method(ask.method)
+        read_headers(ask.headers)
+        for answer in self._answers:
+            if found := answer(ask):
+                return found
+        raise Denied(f"the case has no answer to {ask.method} {ask.url}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Function:
+    name: str
+    answers: Iterable[FunctionAnswer]
+
+    async def __call__(self, text: str, plugin: PluginDef) -> str:
+        asked = json.loads(text)
+        for known in self.answers:
+            if known.input == asked:
+                return known.output
+        raise Denied(f"the case has no answer of {self.name} to {text[:200]}")
+
+
+class _CaseClock(SystemClock):
+    """Stands still at the moment of the case."""
+
+    def __init__(self, ms: int) -> None:
+        self._now = datetime.fromtimestamp(ms / 1000, UTC)
+
+    def now(self) -> datetime:
+        return self._now
+
+
+def _problem(case: Case, status: str, text: str) -> Iterator[str]:
+    """Nothing if all is as expected."""
+    if case.expect_error is not None:
+        if status != "err":
+            yield f"expected an error with {case.expect_error!r}, got: {text}"
+        elif case.expect_error not in text:
+            yield f"expected an error with {case.expect_error!r}"
+            yield f"got the error {text!r}"
+    elif status != "ok":
+        yield f"it refused: {text}" if status == "err" else f"it gave no answer ({status}): {text}"
+    elif case.expect_contains is not None:
+        if case.expect_contains not in text:
+            yield f"expected something with {case.expect_contains!r}"
+            yield f"got {text!r}"
+    elif not _is_same(case.expect, text):
+        yield from _difference(case.expect, _read(text))
+
+
+def _is_same(expected: object, text: str) -> bool:
+    return expected in (_read(text), text)
+
+
+def _read(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _difference(expected: object, got: object) -> Iterator[str]:
+    old, new = (
+        json.dumps(one, indent=2, ensure_ascii=False, sort_keys=True).splitlines()
+        for one in (expected, got)
+    )
+    lines = list(difflib.unified_diff(old, new, "expected", "got", lineterm=""))
+    yield from lines[:_LONGEST_DIFF]
+    if len(lines) > _LONGEST_DIFF:
+        yield f"… and {len(lines) - _LONGEST_DIFF} lines more"

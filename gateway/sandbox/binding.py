@@ -1,0 +1,127 @@
+"""What the wasmtime binding needs so that one guest's call cannot disturb another's.
+
+As it is, a list of bytes crosses it at a microsecond a byte, in which no other thread of the process
+runs; two threads that lower a variant at once can spoil each other's; and what a host function raises
+waits in one place for all threads.
+"""
+
+import ctypes
+from collections.abc import Callable
+
+from wasmtime import Engine, Trap, WasmtimeError
+from wasmtime import _ffi as ffi
+from wasmtime.component import ListType, ValType, Variant
+from wasmtime.component._types import VariantLikeType
+
+from gateway.sandbox.calls import current
+
+_CELL = ctypes.sizeof(ffi.wasmtime_component_val_t)
+_KIND, _VALUE = ffi.wasmtime_component_val_t.kind.offset, ffi.wasmtime_component_val_t.of.offset
+_U8 = bytes([ffi.WASMTIME_COMPONENT_U8.value])
+_of_other_elements = ListType.convert_to_c, ListType.convert_from_c
+
+
+def mend_binding() -> None:
+    """Once or more; before the first call of a component."""
+    # The binding offers no other place for this.
+    ListType.convert_to_c = _list_to_c  # type: ignore[method-assign]  # see above
+    ListType.convert_from_c = _list_from_c  # type: ignore[method-assign]  # see above
+    VariantLikeType._lower = _lower  # type: ignore[method-assign]  # noqa: SLF001  # see above
+
+
+def ending(function: Callable[..., object]) -> Callable[..., object]:
+    """A component's host function that raises nothing but errors that belong to this call."""
+
+    def call(*arguments: object) -> object:
+        try:
+            return function(*arguments)
+        except WasmtimeError:
+            raise
+        except Exception:  # noqa: BLE001  # reason: it would surface in whichever call fails next
+            raise current().stop("trap") from None
+
+    return call
+
+
+def quiet(
+    engine: Engine, function: Callable[..., object], otherwise: int | None
+) -> Callable[..., object]:
+    """A core module's host function that raises nothing: the guest is ended at its next check."""
+
+    def call(*arguments: object) -> object:
+        try:
+            return function(*arguments)
+        except (WasmtimeError, Trap):
+            current().stop("trap")
+        except Exception:  # noqa: BLE001  # reason: it would surface in whichever call fails next
+            current().stop("trap")
+        engine.increment_epoch()
+        return otherwise
+
+    return call
+
+
+def case_of(kind: VariantLikeType, value: object) -> tuple[str, ValType | None, object]:
+    """Which case of a variant, option or result a value of the binding is, its type and payload.
+
+    Raises ValueError. The binding leaves the tag out where the payloads' classes tell the case.
+    """
+    is_tagged = kind._tagged()  # noqa: SLF001  # reason: it is what the binding itself goes by
+    for name, payload in kind._cases():  # noqa: SLF001  # reason: the one list of all three kinds
+        if is_tagged:
+            if isinstance(value, Variant) and value.tag == name:
+                return name, payload, value.payload
+        elif payload is None:
+            if value is None:
+                return name, None, None
+        elif isinstance(value, _classes(payload)):
+            return name, payload, value
+    raise ValueError("a value that is none of its cases")
+
+
+def value_of_case(kind: VariantLikeType, name: str, payload: object) -> object:
+    """The inverse of `case_of`."""
+    return Variant(name, payload) if kind._tagged() else payload  # noqa: SLF001  # reason: as above
+
+
+def _classes(kind: ValType) -> tuple[type, ...]:
+    found: set[type] = set()
+    kind.add_classes(found)
+    return tuple(found)
+
+
+def _lower(self, store, value):  # type: ignore[no-untyped-def]  # as in the binding
+    name, kind, payload = case_of(self, value)
+    if kind is None:
+        return name, None
+    raw = ffi.wasmtime_component_val_t()
+    kind.convert_to_c(store, payload, ctypes.pointer(raw))
+    return name, ffi.wasmtime_component_val_new(ctypes.byref(raw))
+
+
+def _list_to_c(self, store, value, pointer):  # type: ignore[no-untyped-def]  # as in the binding
+    if not isinstance(value, bytes) or not value or not self._is_bytes():
+        _of_other_elements[0](self, store, value, pointer)
+        return
+    raw = ffi.wasmtime_component_vallist_t()
+    ffi.wasmtime_component_vallist_new_uninit(raw, len(value))
+    cells = _cells(raw)
+    cells[_KIND::_CELL] = _U8 * len(value)
+    cells[_VALUE::_CELL] = value
+    pointer.contents.kind = ffi.WASMTIME_COMPONENT_LIST
+    pointer.contents.of.list = raw
+
+
+def _list_from_c(self, cell):  # type: ignore[no-untyped-def]  # as in the binding
+    if not cell.of.list.size or not self._is_bytes():
+        return _of_other_elements[1](self, cell)
+    try:
+        return bytes(_cells(cell.of.list)[_VALUE::_CELL])
+    finally:
+        ffi.wasmtime_component_vallist_delete(ctypes.byref(cell.of.list))
+
+
+def _cells(raw) -> memoryview:  # type: ignore[no-untyped-def]  # a structure of ctypes
+    size = raw.size * _CELL
+    found = (ctypes.c_ubyte * size).from_address(ctypes.addressof(raw.data.contents))
+    return memoryview(found).cast("B")

@@ -1,0 +1,248 @@
+"""One call of a guest inside a worker: its clock, its counters, its store, and why it ended."""
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+
+from wasmtime import Engine, Store, Trap, WasmtimeError
+from wasmtime import _ffi as ffi
+
+from gateway.sandbox.exchanges import flat_request, whole_answer
+from gateway.sandbox.programs import Bounds, Status
+
+TICK_S = 0.01
+_SHORT_S = 0.003  # a guest that has computed for longer when the clock ticks gives way to others
+# What a guest may hand to the gateway at once, and in one call: the gateway serves others as well.
+_ASKED_BYTES, _REQUEST_BYTES, _ALL_ASKED_BYTES = 192 * 1024, 1536 * 1024, 16 * 1024 * 1024
+# What a store may hold; composed components need the most (a Python guest has 38 instances).
+_TABLES, _TABLE_ELEMENTS, _INSTANCES, _MEMORIES = 16, 20_000, 64, 4
+
+Answer = tuple[str, ...]  # "ok", "none" or "err", the text, and of an HTTP answer its body
+Say = Callable[[int, tuple[str, ...]], None]
+
+
+class Ended(WasmtimeError):
+    """Ends the guest from inside a host function; `Call.why` says why.
+
+    The only exception that may leave a host function: the binding keeps any other in one place for
+    all threads, so that it could surface in another's call.
+    """
+
+
+@dataclass(slots=True)
+class Call:
+    """Belongs to one thread, but for `cancel` and `answers`."""
+
+    number: int
+    bounds: Bounds
+    end: float  # by time.monotonic
+    say: Say  # sends a host call to the gateway
+    began: float = field(default_factory=time.monotonic)
+    why: Status | None = None  # why we ended it; None: we did not
+    answers: SimpleQueue[Answer | None] = field(default_factory=SimpleQueue)
+    fuel_used: int = 0
+    slower_by: int = 0  # its thread's nice value, once it has computed for long
+    is_slow: bool = False
+    _counts: dict[str, int] = field(default_factory=dict)
+    _written: dict[str, bytes] = field(default_factory=dict)  # level -> a line that has no end yet
+    _asked_bytes: int = 0
+
+    @property
+    def left_s(self) -> float:
+        return self.end - time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        return self.why is not None or self.left_s <= 0
+
+    def stop(self, why: Status) -> Ended:
+        """To be raised. The first reason counts."""
+        self.why = self.why or why
+        return Ended(f"stopped: {self.why}")
+
+    def cancel(self) -> None:
+        """From another thread: a waiting host call ends at once, the guest at its next check."""
+        self.why = self.why or "cancelled"
+        self.answers.put(None)
+
+    def give_way(self) -> None:
+        """From here on its thread comes after those at short calls. That cannot be taken back: the
+        thread has to end with the call."""
+        self.is_slow = True
+        os.nice(self.slower_by)
+
+    def count(self, what: str) -> int:
+        """Counts a host call; how many of this kind there were. Raises Ended beyond all bounds."""
+        if self.is_over:
+            raise self.stop("timeout")
+        total = self._counts["all"] = self._counts.get("all", 0) + 1
+        if total > self.bounds.host_calls:
+            raise self.stop("host_calls")
+        self._counts[what] = self._counts.get(what, 0) + 1
+        return self._counts[what]
+
+    def ask(self, function: str, *arguments: str) -> tuple[str, str]:
+        """Has the gateway do something and waits, no longer than the call may last.
+
+        "ok" or "err" (of `store.get` also "none": there is nothing), and a text.
+        """
+        kind = function.partition(".")[0]
+        if self.count(kind) > self.bounds.http_calls and kind == "http":
+            return "err", f"at most {self.bounds.http_calls} requests are allowed in one call"
+        most = _REQUEST_BYTES if kind == "http" else _ASKED_BYTES
+        size = sum(len(text.encode()) for text in arguments)
+        if size > most:
+            return "err", f"at most {most // 1024} KiB can be handed to the host at once"
+        self._asked_bytes += size
+        if self._asked_bytes > _ALL_ASKED_BYTES:
+            raise self.stop("host_calls")
+        if kind == "http":
+            try:
+                arguments = (flat_request(*arguments),)
+            except ValueError as error:
+                return "err", str(error)
+        status, text, *body = self._wait(function, *arguments)
+        return status, whole_answer(text, *body) if body else text
+
+    def _wait(self, function: str, *arguments: str) -> Answer:
+        self.say(self.number, (function, *arguments))
+        try:
+            answer = self.answers.get(timeout=max(0.0, self.left_s))
+        except Empty:
+            raise self.stop("timeout") from None
+        if answer is None:
+            raise self.stop("cancelled")
+        return answer
+
+    def log(self, level: str, message: str) -> None:
+        """What is too much is dropped, what is too long is cut."""
+        if self.count("log") <= self.bounds.log_lines:
+            kept = message.encode()[: self.bounds.log_bytes].decode(errors="ignore")
+            self.say(self.number, ("log", level, kept))
+
+    def write(self, level: str, data: bytes) -> None:
+        """Output is logged by lines. It is no host call: what is too much is only dropped."""
+        *lines, rest = (self._written.get(level, b"") + data[: self.bounds.log_bytes]).split(b"\n")
+        if len(rest) >= self.bounds.log_bytes:
+            lines, rest = [*lines, rest], b""
+        self._written[level] = rest
+        for line in filter(None, lines):
+            self._counts["log"] = self._counts.get("log", 0) + 1
+            if self._counts["log"] > self.bounds.log_lines:
+                return
+            kept = line[: self.bounds.log_bytes].decode(errors="replace")
+            self.say(self.number, ("log", level, kept))
+
+    def flush(self) -> None:
+        """At the end: what was written without the end of a line."""
+        for level in tuple(self._written):
+            self.write(level, b"\n")
+
+    def usage(self) -> tuple[str, str, str]:
+        """Milliseconds, fuel, host calls."""
+        wall_ms = round((time.monotonic() - self.began) * 1000, 3)
+        return str(wall_ms), str(self.fuel_used), str(self._counts.get("all", 0))
+
+
+_running: dict[int, Call] = {}  # the store's callback gets a number and finds its call here
+_mine = threading.local()
+
+
+def current() -> Call:
+    """The call that this thread is running: host functions are called on the guest's thread."""
+    call: Call = _mine.call
+    return call
+
+
+@contextmanager
+def opened_store(engine: Engine, call: Call) -> Iterator[Store]:
+    """A store for one call, within its bounds; what it used is noted when it is left."""
+    store = Store(engine)
+    _running[call.number] = _mine.call = call
+    _mine.cpu_began = time.thread_time()
+    try:
+        store.set_limits(
+            memory_size=call.bounds.memory_bytes,
+            table_elements=_TABLE_ELEMENTS,
+            instances=_INSTANCES,
+            tables=_TABLES,
+            memories=_MEMORIES,
+        )
+        store.set_fuel(call.bounds.fuel)
+        store.set_epoch_deadline(1)
+        ffi.wasmtime_store_epoch_deadline_callback(
+            store.ptr(), _tick, ctypes.c_void_p(call.number), _nothing
+        )
+        yield store
+    finally:
+        call.flush()
+        call.fuel_used = call.bounds.fuel - store.get_fuel()
+        del _running[call.number], _mine.call
+        store.close()  # here and now: a traceback would keep it and all its memory
+
+
+@ctypes.CFUNCTYPE(
+    ctypes.c_size_t,
+    ctypes.POINTER(ffi.wasmtime_context_t),
+    ctypes.c_void_p,
+    ctypes.POINTER(ctypes.c_uint64),
+    ctypes.POINTER(ffi.wasmtime_update_deadline_kind_t),
+)
+def _tick(context, number, delta, kind):  # type: ignore[no-untyped-def]  # called from C
+    """At each tick of the clock, on the guest's thread: go on until the next, or end it."""
+    call = _running.get(number)
+    if call is None or call.is_over:
+        error = call.stop("timeout") if call is not None else Ended("stopped")
+        # The binding has no other way to hand an error over to C.
+        return ctypes.cast(error._consume(), ctypes.c_void_p).value  # noqa: SLF001  # see above
+    if call.slower_by and not call.is_slow and time.thread_time() - _mine.cpu_began > _SHORT_S:
+        call.give_way()
+    delta[0] = 1
+    return 0
+
+
+_nothing = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(0)
+
+# What wasmtime says of the guest's own end, after its last "Caused by". The names of a guest's
+# functions stand before that: they are the guest's words and are told to nobody.
+_TRAPS: tuple[tuple[str, Status, str], ...] = (
+    ("has not been defined", "denied", "it called a system function that no plugin gets"),
+    ("all fuel consumed", "fuel", "it used up the computing time of one call"),
+    ("call stack exhausted", "stack", "its call stack overflowed"),
+    ("resource limit exceeded", "memory", "it needs more than it may have"),
+    ("exceeds memory limit", "memory", "it needs more memory than it may have"),
+    ("memory minimum size", "memory", "it needs more memory than it may have"),
+    ("table minimum size", "memory", "it needs larger tables than it may have"),
+    ("out of bounds memory access", "trap", "it accessed memory out of bounds"),
+    ("out of bounds", "trap", "it gave an address out of its memory"),
+    ("beyond end of memory", "trap", "it gave an address out of its memory"),
+    ("invalid utf-8", "invalid", "it gave a text that is not UTF-8"),
+    ("unreachable", "trap", "it gave up (unreachable code was reached)"),
+    ("integer divide by zero", "trap", "it divided by zero"),
+    ("interrupt", "timeout", "it did not end in time"),
+)
+
+
+# Why we ended it.
+_STOPPED: dict[str, str] = {
+    "timeout": "it did not end in time",
+    "cancelled": "it was cancelled",
+    "denied": "it used what it was not granted",
+    "host_calls": "it called the host too often",
+    "trap": "it ended itself",
+}
+
+
+def trapped(call: Call, error: WasmtimeError | Trap) -> tuple[Status, str]:
+    """Why a guest ended without an answer, in words that hold nothing of the guest's."""
+    if call.why is not None:
+        return call.why, _STOPPED[call.why]
+    said = str(error).rpartition("Caused by:")[2]
+    found = (one for one in _TRAPS if one[0] in said)
+    _, status, words = next(found, ("", "trap", "it crashed"))
+    return status, words

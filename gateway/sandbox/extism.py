@@ -1,0 +1,304 @@
+"""Guests that were written with an Extism PDK: core modules, and a memory that they share with us."""
+
+import base64
+import binascii
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from wasmtime import Engine, Func, FuncType, Linker, Module, Store, Trap, ValType, WasmtimeError
+from wasmtime import _ffi as ffi
+
+from gateway.sandbox.abis import EXTISM, EXTISM_FUNCTIONS, EXTISM_USER
+from gateway.sandbox.binding import quiet
+from gateway.sandbox.calls import Call, Ended, current, opened_store, trapped
+from gateway.sandbox.fetching import fetch
+from gateway.sandbox.kernel import Kernel, kernel_of
+from gateway.sandbox.programs import Program, Status
+from gateway.sandbox.spelling import spelled_core
+from gateway.sandbox.wasi_core import define_wasi_core, taken_exit_code
+
+_GUEST = "guest"
+_DEBUG = 1  # Extism counts from trace, 0, to error, 4
+_PACKED = "base64:"  # before a variable that is no text, or that begins so itself
+LONGEST_ERROR = 4096
+MOST_TEXT_BYTES = 256 * 1024
+
+
+@dataclass(slots=True)
+class _Run:
+    """What host functions know of the call that their thread is at."""
+
+    kernel: Kernel
+    config: Mapping[str, str]
+    status: int = 0
+    headers: Mapping[str, str] | None = None
+    failure: str | None = None  # what the host said no to
+
+
+_mine = threading.local()
+
+
+def _run() -> _Run:
+    run: _Run = _mine.run
+    return run
+
+
+class ExtismGuest:
+    """One loaded module. Every call has instances of its own; only code is shared."""
+
+    def __init__(self, engine: Engine, program: Program) -> None:
+        self._engine = engine
+        self._module = Module.deserialize_file(engine, program.path)
+        self._config = dict(program.config)
+        exports = {one.name: one.type for one in self._module.exports}
+        self._exports = {
+            name: spelled_core(kind) for name, kind in exports.items() if isinstance(kind, FuncType)
+        }
+        self._kernel = kernel_of(engine)
+        self._linker = Linker(engine)
+        self._linker.allow_shadowing = True  # so that the kernel's functions take the traps' place
+        self._offer()
+        define_wasi_core(self._linker, engine, self._module)
+        self._linker.define_unknown_imports_as_traps(self._module)
+
+    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]:
+        name = function.replace("-", "_")
+        if name not in self._exports:
+            return "invalid", f"it exports no {name}"
+        taken_exit_code()
+        with opened_store(self._engine, call) as store, _cloned(self._linker) as linker:
+            try:
+                linker.define_instance(store, EXTISM, self._kernel.instantiate(store))
+                _mine.run = run = _Run(Kernel(store, linker), self._config)
+                run.kernel.put_input(b"" if function == "describe" else text.encode())
+                code, ended = self._called(store, linker, name)
+            except MemoryError:
+                return "memory", "it may not have the memory that its input needs"
+            except (Trap, WasmtimeError) as error:
+                return trapped(call, error)
+            return _outcome(call, run, code, ended)
+
+    def _called(
+        self, store: Store, linker: Linker, name: str
+    ) -> tuple[int, Trap | WasmtimeError | None]:
+        """The guest's own number, and with what it ended if it did not return one."""
+        try:
+            linker.define_instance(store, _GUEST, linker.instantiate(store, self._module))
+            for initialiser in self._initialisers():
+                _exported(store, linker, initialiser)(store, *_ARGUMENTS[initialiser])
+            return int(_exported(store, linker, name)(store) or 0), None
+        except (Trap, WasmtimeError) as error:
+            exit_code = taken_exit_code()
+            if exit_code is None:
+                return 0, error
+        current().why = None  # the guest's own end is none of ours
+        return exit_code, None
+
+    def _initialisers(self) -> tuple[str, ...]:
+        """What a language's runtime wants to be called before all else."""
+        there = [
+            name for name in _ARGUMENTS if self._exports.get(name, "").startswith(_TAKES[name])
+        ]
+        if "hs_init" in there:
+            return ("_initialize", "hs_init") if "_initialize" in there else ("hs_init",)
+        return tuple(there[:1])
+
+    def _offer(self) -> None:
+        for name, function in _HOST.items():
+            kind = _type(EXTISM_FUNCTIONS[name])
+            self._linker.define_func(EXTISM, name, kind, self._quiet(function, kind))
+        for one in self._module.imports:
+            if one.module == EXTISM_USER and isinstance(one.type, FuncType):
+                function = _asks(one.name or "", answers=bool(one.type.results))
+                self._linker.define_func(
+                    EXTISM_USER, one.name or "", one.type, self._quiet(function, one.type)
+                )
+
+    def _quiet(self, function: Callable[..., object], kind: FuncType) -> Callable[..., object]:
+        return quiet(self._engine, function, otherwise=0 if kind.results else None)
+
+
+_TAKES = {"__wasm_call_ctors": "()", "_initialize": "()", "hs_init": "(i32,i32)"}
+_ARGUMENTS = {"__wasm_call_ctors": (), "_initialize": (), "hs_init": (0, 0)}
+
+
+def _cloned(linker: Linker) -> Linker:
+    """Definitions that belong to one store must not stay in the linker that all calls share."""
+    clone = Linker.__new__(Linker)
+    # The binding does not have it as a method.
+    clone._set_ptr(ffi.wasmtime_linker_clone(linker.ptr()))  # noqa: SLF001  # see above
+    clone.engine = linker.engine
+    return clone
+
+
+def _exported(store: Store, linker: Linker, name: str) -> Func:
+    """Found by the linker: an instance's exports would all be wrapped to find one."""
+    found = linker.get(store, _GUEST, name)
+    assert isinstance(found, Func)
+    return found
+
+
+def _type(signature: str) -> FuncType:
+    parameters, _, results = signature.partition("->")
+    kinds = {"i32": ValType.i32(), "i64": ValType.i64()}
+    given = [kinds[kind] for kind in parameters.strip("()").split(",") if kind]
+    return FuncType(given, [kinds[results]] if results else [])
+
+
+def _outcome(
+    call: Call, run: _Run, code: int, ended: Trap | WasmtimeError | None
+) -> tuple[Status, str]:
+    """What the host said no to comes first, then why we ended it, then what the guest says."""
+    if run.failure is None and call.why is not None:
+        return trapped(call, ended or WasmtimeError(""))
+    error = run.failure or run.kernel.error()[:LONGEST_ERROR].decode(errors="replace")
+    if error:
+        return "err", error
+    if ended is not None:
+        return trapped(call, ended)
+    if code != 0:
+        return "err", f"it ended with code {code}"
+    try:
+        return "ok", run.kernel.output().decode()
+    except UnicodeDecodeError:
+        return "invalid", "its output is not UTF-8 text"
+
+
+def _failed(why: str) -> Ended:
+    """To be raised: a host function of Extism's has no way to say no but to end the call."""
+    _run().failure = why
+    return current().stop("denied")
+
+
+def _text(handle: int, what: str) -> str:
+    block = _run().kernel.block(handle)
+    if block is None:
+        raise _failed(f"{what} is nowhere in memory")
+    if len(block) > MOST_TEXT_BYTES:
+        raise _failed(f"{what} is larger than {MOST_TEXT_BYTES // 1024} KiB")
+    try:
+        return block.decode()
+    except UnicodeDecodeError:
+        raise _failed(f"{what} is not UTF-8 text") from None
+
+
+def _put(data: bytes) -> int:
+    at = _run().kernel.put(data)
+    if data and not at:
+        raise _failed("there is no room for what the host answers")
+    return at
+
+
+def _asked(function: str, *texts: str) -> str:
+    answer, text = current().ask(function, *texts)
+    if answer != "ok":
+        raise _failed(text)
+    return text
+
+
+def _config_get(key: int) -> int:
+    current().count("config")
+    value = _run().config.get(_text(key, "the key of a setting"))
+    return 0 if value is None else _put(value.encode())
+
+
+def _var_get(key: int) -> int:
+    answer, text = current().ask("store.get", "vars", _text(key, "the key of a variable"))
+    if answer == "none":
+        return 0
+    if answer != "ok":
+        raise _failed(text)
+    return _put(unpacked(text))
+
+
+def _var_set(key: int, value: int) -> None:
+    name = _text(key, "the key of a variable")
+    if value == 0:
+        _asked("store.delete", "vars", name)
+        return
+    block = _run().kernel.block(value)
+    if block is None:
+        raise _failed("the value of a variable is nowhere in memory")
+    _asked("store.set", "vars", name, packed(block))
+
+
+def packed(value: bytes) -> str:
+    try:
+        text = value.decode()
+    except UnicodeDecodeError:
+        text = _PACKED
+    return _PACKED + base64.b64encode(value).decode() if text.startswith(_PACKED) else text
+
+
+def unpacked(text: str) -> bytes:
+    if not text.startswith(_PACKED):
+        return text.encode()
+    try:
+        return base64.b64decode(text.removeprefix(_PACKED), validate=True)
+    except binascii.Error:
+        return text.encode()
+
+
+def _http_request(request: int, body: int) -> int:
+    run = _run()
+    run.status, run.headers = 0, None
+    try:
+        told = json.loads(_text(request, "a request"))
+    except (ValueError, RecursionError):
+        told = None
+    if not isinstance(told, dict):
+        raise _failed("a request is no JSON object")
+    asked = {name: told[name] for name in ("method", "url", "headers") if told.get(name)}
+    reply = fetch(asked, run.kernel.block(body) if body else None)
+    if isinstance(reply, str):
+        raise _failed(reply)
+    run.status, run.headers = reply.status, reply.headers
+    return _put(reply.body)
+
+
+def _http_status_code() -> int:
+    return _run().status
+
+
+def _http_headers() -> int:
+    current().count("headers")
+    headers = _run().headers
+    return 0 if headers is None else _put(json.dumps(headers).encode())
+
+
+def _get_log_level() -> int:
+    return _DEBUG
+
+
+def _logs(level: str) -> Callable[[int], None]:
+    def log(message: int) -> None:
+        block = _run().kernel.block(message) or b""
+        current().log(level, block[: 2 * current().bounds.log_bytes].decode(errors="replace"))
+
+    return log
+
+
+def _asks(name: str, *, answers: bool) -> Callable[[int], int | None]:
+    def ask(text: int) -> int | None:
+        answer = _asked("host.call", name, _text(text, f"the input of {name}"))
+        return _put(answer.encode()) if answers else None
+
+    return ask
+
+
+_HOST: dict[str, Callable[..., object]] = {
+    "config_get": _config_get,
+    "var_get": _var_get,
+    "var_set": _var_set,
+    "http_request": _http_request,
+    "http_status_code": _http_status_code,
+    "http_headers": _http_headers,
+    "get_log_level": _get_log_level,
+    "log_trace": _logs("debug"),
+    "log_debug": _logs("debug"),
+    "log_info": _logs("info"),
+    "log_warn": _logs("warn"),
+    "log_error": _logs("error"),
+}

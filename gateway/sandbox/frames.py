@@ -1,0 +1,96 @@
+"""What the gateway and a worker say to each other: length-prefixed frames of texts over a socket."""
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+LARGEST = 64 * 1024 * 1024
+_HEAD = struct.Struct("<IBI")  # bytes that follow the head, kind, call
+_LENGTH = struct.Struct("<I")
+
+
+class Kind(IntEnum):
+    """Who says it, and what its texts are."""
+
+    READY = 1  # worker: what keeps it in, as JSON
+    LOAD = 2  # gateway: a program as JSON; the call number names it from now on
+    CALL = 3  # gateway: program number, function, seconds, input
+    CANCEL = 4  # gateway
+    ANSWER = 5  # gateway: "ok", "none" or "err", text; of an HTTP answer also its body
+    HOST = 6  # worker: function, arguments...
+    RESULT = 7  # worker: status, text, milliseconds, fuel, host calls
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    kind: Kind
+    call: int
+    texts: tuple[str, ...]
+
+
+def encode(kind: Kind, call: int, texts: Sequence[str] = ()) -> bytes:
+    """Raises ValueError for half a surrogate pair, and for more than the other side would read."""
+    parts = [b""]
+    for text in texts:
+        raw = text.encode()
+        parts += (_LENGTH.pack(len(raw)), raw)
+    length = sum(map(len, parts))
+    if length > LARGEST:
+        raise ValueError(f"a frame of {length} bytes")
+    parts[0] = _HEAD.pack(length, kind, call)
+    return b"".join(parts)
+
+
+class BrokenFrame(Exception):
+    """The other side does not speak as it should: nothing that follows can be trusted."""
+
+
+class Reader:
+    """Puts bytes together to frames."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """Raises BrokenFrame."""
+        self._rest += data
+        at = 0
+        try:
+            while len(self._rest) - at >= _HEAD.size:
+                length, kind, call = _HEAD.unpack_from(self._rest, at)
+                if length > LARGEST:
+                    raise BrokenFrame(f"a frame of {length} bytes")
+                end = at + _HEAD.size + length
+                if len(self._rest) < end:
+                    break
+                frame = Frame(_kind(kind), call, self._texts(at + _HEAD.size, end))
+                at = end
+                yield frame
+        finally:
+            del self._rest[:at]
+
+    def _texts(self, at: int, end: int) -> tuple[str, ...]:
+        texts: list[str] = []
+        while at < end:
+            if end - at < _LENGTH.size:
+                raise BrokenFrame("a text without its length")
+            (length,) = _LENGTH.unpack_from(self._rest, at)
+            at += _LENGTH.size
+            if length > end - at:
+                raise BrokenFrame("a text that is longer than its frame")
+            try:
+                texts.append(self._rest[at : at + length].decode())
+            except UnicodeDecodeError as error:
+                raise BrokenFrame("a text that is not UTF-8") from error
+            at += length
+        return tuple(texts)
+
+
+def _kind(number: int) -> Kind:
+    try:
+        return Kind(number)
+    except ValueError as error:
+        raise BrokenFrame(f"a frame of the unknown kind {number}") from error

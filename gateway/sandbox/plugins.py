@@ -1,0 +1,214 @@
+"""Configured plugins become loaded or refused ones; a loaded one's tools can be called."""
+
+import hashlib
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from weakref import WeakValueDictionary
+
+import anyio
+
+from gateway.domain.errors import PluginRefused, ToolFailed
+from gateway.domain.model import ToolSpec
+from gateway.domain.plugins import PluginAccount, PluginDef, PluginInfo
+from gateway.domain.ports import Tool, ToolScope
+from gateway.sandbox.compiling import Compiled, Compiling, Uncompiled
+from gateway.sandbox.describing import Described, described, plain
+from gateway.sandbox.grants import missing, needed, require_granted
+from gateway.sandbox.hosting import Host, Means
+from gateway.sandbox.ledger import Ledger
+from gateway.sandbox.links import Outcome
+from gateway.sandbox.pool import Pool
+from gateway.sandbox.programs import Bounds, Program
+
+log = logging.getLogger(__name__)
+
+DESCRIBE_S = 2.0
+FUEL_A_SECOND = 2_000_000_000
+LONGEST_ERROR = 4096
+MOST_INPUT_BYTES = 1024 * 1024
+# Why there is no answer, as a model is told; the rest of the sentence is the outcome's own.
+_ADVICE = "Do not repeat the same call; use other arguments or do without it."
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A plugin that passed its trial."""
+
+    plugin: PluginDef
+    program: Program
+    compiled: Compiled
+    described: Described
+
+
+@dataclass(frozen=True, slots=True)
+class PluginTool:
+    """Implements the Tool port."""
+
+    spec: ToolSpec
+    name: str  # the plugin's own
+    loaded: Loaded
+    sandbox: "Sandbox"
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        means, plugin = self.sandbox.means, self.loaded.plugin
+        asked = {
+            "tool": self.name,
+            "arguments": arguments,
+            "call_id": scope.call_id,
+            "session": {"id": _opaque(plugin.name, str(scope.session_key))},
+            "config": plugin.config,
+        }
+        text = means.encode(asked).decode()
+        outcome = await self.sandbox.run(
+            self.loaded, "handle-tool-call", text, person=scope.principal
+        )
+        if outcome.status == "ok":
+            return outcome.text
+        if outcome.status == "err":
+            raise ToolFailed(plain(outcome.text[:LONGEST_ERROR]) or f"{self.spec.name} failed.")
+        raise ToolFailed(f"{self.spec.name} gave no answer: {outcome.text}. {_ADVICE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """Loads plugins and calls them."""
+
+    pool: Pool
+    compiling: Compiling
+    means: Means
+    _writers: WeakValueDictionary[tuple[str, str | None], anyio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
+
+    async def load(self, plugin: PluginDef) -> Loaded:
+        """Raises PluginRefused with its name, why, and what would help."""
+        try:
+            compiled = await self.compiling.compiled(plugin.path, pinned=plugin.sha256)
+        except Uncompiled as error:
+            raise PluginRefused(plugin.name, str(error)) from error
+        require_granted(plugin, compiled.inspection)
+        program = _program(plugin, compiled)
+        host = Host(self.means, plugin)
+        outcome = await self.pool.call(program, "describe", "", host, timeout_s=DESCRIBE_S)
+        if outcome.status != "ok":
+            raise PluginRefused(plugin.name, f"describe gave no answer: {outcome.text}")
+        try:
+            said = described(plugin, compiled.inspection.kind, outcome.text, self.means.encode)
+        except ValueError as error:
+            raise PluginRefused(plugin.name, str(error)) from error
+        return Loaded(plugin, program, compiled, said)
+
+    async def run(
+        self, loaded: Loaded, function: str, text: str, *, person: str | None = None
+    ) -> Outcome:
+        """One call on behalf of a person, in a fresh instance."""
+        if len(text.encode()) > MOST_INPUT_BYTES:
+            told = f"its arguments are larger than {MOST_INPUT_BYTES // 1024} KiB"
+            return Outcome("invalid", told)
+        host = Host(self.means, loaded.plugin, person)
+        within_s = loaded.plugin.limits.timeout_s
+        async with self._alone(loaded.plugin, person):
+            return await self.pool.call(loaded.program, function, text, host, timeout_s=within_s)
+
+    def _alone(self, plugin: PluginDef, person: str | None) -> AbstractAsyncContextManager[object]:
+        """Who may write works alone in its space: what a call reads there, no other changes."""
+        writable = [one for one in plugin.stores if not one.is_read_only]
+        if not writable:
+            return nullcontext()
+        owner = None if any(one.is_shared for one in writable) else person
+        return self._writers.setdefault((plugin.name, owner), anyio.Lock())
+
+    def tools(self, loaded: Loaded) -> tuple[PluginTool, ...]:
+        names = loaded.described.names
+        return tuple(
+            PluginTool(spec, names[spec.name], loaded, self) for spec in loaded.described.tools
+        )
+
+
+@dataclass(slots=True)
+class Plugins:
+    """All configured plugins, once they are loaded or refused."""
+
+    infos: tuple[PluginInfo, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    _ledger: Ledger = field(default_factory=Ledger)
+    _loaded: dict[str, Loaded] = field(default_factory=dict)
+
+    async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
+        """All at once; what cannot be loaded is told and left out."""
+        found: dict[str, Loaded | str] = {}
+
+        async def load(plugin: PluginDef) -> None:
+            try:
+                found[plugin.name] = await sandbox.load(plugin)
+            except PluginRefused as error:
+                found[plugin.name] = error.problem
+                log.warning("a plugin is refused", extra={"plugin": plugin.name, "why": str(error)})
+
+        async with anyio.create_task_group() as group:
+            for plugin in plugins:
+                if plugin.is_enabled:
+                    group.start_soon(load, plugin)
+        self.infos = tuple(info(plugin, found.get(plugin.name)) for plugin in plugins)
+        loaded = [found[plugin.name] for plugin in plugins if plugin.name in found]
+        self._loaded = {one.plugin.name: one for one in loaded if isinstance(one, Loaded)}
+        self._ledger = sandbox.means.ledger
+        self.tools = tuple(tool for one in self._loaded.values() for tool in sandbox.tools(one))
+
+    def account(self, name: str) -> PluginAccount | None:
+        """What it can touch and what it did; None if no plugin is configured by this name."""
+        told = next((one for one in self.infos if one.name == name), None)
+        if told is None:
+            return None
+        uses, loaded = self._ledger.of(name), self._loaded.get(name)
+        account = PluginAccount(told, used=uses.granted, denied=uses.denied)
+        if loaded is None:
+            return account
+        inspection = loaded.compiled.inspection
+        needs = needed(inspection)
+        return replace(
+            account,
+            guest=inspection.guest,
+            needs={one: needs.get(one) for one in inspection.imports},
+            lacking=frozenset(missing(loaded.plugin, inspection)),
+        )
+
+
+def info(plugin: PluginDef, found: Loaded | str | None) -> PluginInfo:
+    """What is told of a plugin: it is loaded, or why not, or (None) it is disabled."""
+    told = PluginInfo(
+        plugin.name,
+        "disabled" if found is None else "refused",
+        capabilities=tuple(map(str, plugin.capabilities)),
+        sha256=plugin.sha256,
+        why=found if isinstance(found, str) else None,
+    )
+    if not isinstance(found, Loaded):
+        return told
+    return replace(
+        told,
+        state="loaded",
+        kind=found.compiled.inspection.kind,
+        version=found.described.version,
+        description=found.described.description,
+        tools=found.described.tools,
+        sha256=found.compiled.sha256,
+    )
+
+
+def _program(plugin: PluginDef, compiled: Compiled) -> Program:
+    limits = plugin.limits
+    bounds = Bounds(
+        memory_bytes=limits.memory_mb << 20,
+        fuel=limits.fuel or int(limits.timeout_s * FUEL_A_SECOND),
+        output_bytes=limits.output_kb << 10,
+    )
+    texts = tuple((k, v) for k, v in plugin.config.items() if isinstance(v, str))
+    return Program(str(compiled.path), compiled.inspection.guest, bounds, texts)
+
+
+def _opaque(plugin: str, session: str) -> str:
+    """The same for every call of a session, and another for every plugin."""
+    return hashlib.sha256(f"{plugin}\0{session}".encode()).hexdigest()[:32]

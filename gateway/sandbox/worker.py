@@ -1,0 +1,199 @@
+"""A worker process: reads calls from its socket, runs each in a thread, and answers.
+
+It gets no environment, holds no secret, and gives up network, files and programs before it touches
+guest code. Whatever else a guest may do goes through the gateway at the other end of the socket.
+"""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Protocol
+
+from wasmtime import Engine, WasmtimeError
+
+from gateway.sandbox.calls import TICK_S, Call
+from gateway.sandbox.components import ComponentGuest
+from gateway.sandbox.confinement import confine
+from gateway.sandbox.engines import THREAD_STACK_BYTES, component_engine, core_engine
+from gateway.sandbox.extism import ExtismGuest
+from gateway.sandbox.frames import BrokenFrame, Frame, Kind, Reader, encode
+from gateway.sandbox.functions import FunctionsGuest
+from gateway.sandbox.near import NearGuest
+from gateway.sandbox.programs import Bounds, Program, Status
+from gateway.sandbox.steps import keep_lock
+
+_READ_BYTES = 256 * 1024
+_NICER_BY = 5  # so that the gateway is not late because guests compute
+# So that short calls are not late because others spin. Elsewhere it would slow all of the process.
+_SLOWER_BY = 10 if sys.platform == "linux" else 0
+
+
+class LoadedGuest(Protocol):
+    """A guest in memory, ready for calls from any thread."""
+
+    def run(self, call: Call, function: str, text: str) -> tuple[Status, str]: ...
+
+
+class Worker:
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._speaking = threading.Lock()
+        self._components, self._cores = component_engine(), core_engine()
+        self._guests: dict[int, LoadedGuest | str] = {}  # or why it could not be loaded
+        self._bounds: dict[int, Bounds] = {}
+        self._calls: dict[int, Call] = {}
+        self._work: SimpleQueue[tuple[Call, LoadedGuest, str, str]] = SimpleQueue()
+        self._threads: set[threading.Thread] = set()  # each comes back for more
+        self._busy = threading.Event()
+
+    def serve(self) -> None:
+        """Until the gateway closes its end."""
+        threading.Thread(target=self._tick, daemon=True).start()
+        reader = Reader()
+        while data := self._connection.recv(_READ_BYTES):
+            for frame in reader.feed(data):
+                self._take(frame)
+
+    def say(self, kind: Kind, call: int, texts: tuple[str, ...]) -> None:
+        frame = encode(kind, call, texts)
+        try:
+            with self._speaking:
+                self._connection.sendall(frame)
+        except OSError:
+            os._exit(0)  # the gateway is gone, and with it whoever waits for anything here
+
+    def _tick(self) -> None:
+        engines: tuple[Engine, ...] = (self._components, self._cores)
+        while True:
+            self._busy.clear()
+            if not self._calls:
+                self._busy.wait()
+            time.sleep(TICK_S)
+            for engine in engines:
+                engine.increment_epoch()
+
+    def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.CALL:
+                self._start(frame.call, *frame.texts)
+            case Kind.ANSWER:
+                call = self._calls.get(frame.call)
+                if call is not None:
+                    call.answers.put(frame.texts)
+            case Kind.CANCEL:
+                call = self._calls.get(frame.call)
+                if call is not None:
+                    call.cancel()
+            case Kind.LOAD:
+                self._load(frame.call, frame.texts[0])
+            case kind:
+                raise BrokenFrame(f"the gateway does not say {kind.name}")
+
+    def _load(self, number: int, described: str) -> None:
+        fields = json.loads(described)
+        program = Program(**{**fields, "bounds": Bounds(**fields["bounds"])})
+        self._bounds[number] = program.bounds
+        try:
+            self._guests[number] = self._loaded(program)
+        except WasmtimeError:
+            self._guests[number] = "what was compiled of it cannot be loaded any more"
+
+    def _loaded(self, program: Program) -> LoadedGuest:
+        match program.guest:
+            case "extism":
+                return ExtismGuest(self._cores, program)
+            case "near":
+                return NearGuest(self._components, program)
+            case "functions":
+                return FunctionsGuest(self._components, program)
+            case "exogate":
+                return ComponentGuest(self._components, program)
+
+    def _start(self, number: int, program: str, function: str, seconds: str, text: str) -> None:
+        guest = self._guests[int(program)]
+        if isinstance(guest, str):
+            self.say(Kind.RESULT, number, ("load", guest, "0", "0", "0"))
+            return
+        end = time.monotonic() + float(seconds)
+        call = Call(number, self._bounds[int(program)], end, self._ask, slower_by=_SLOWER_BY)
+        self._calls[number] = call
+        self._busy.set()
+        self._work.put((call, guest, function, text))
+        if len(self._calls) > len(self._threads):
+            thread = threading.Thread(target=self._run, daemon=True)
+            self._threads.add(thread)
+            thread.start()
+
+    def _ask(self, number: int, texts: tuple[str, ...]) -> None:
+        self.say(Kind.HOST, number, texts)
+
+    def _run(self) -> None:
+        while True:
+            call, guest, function, text = self._work.get()
+            status, answer = ended(call, guest, function, text)
+            if call.is_slow:  # before its call goes, so that nobody counts on this thread
+                self._threads.discard(threading.current_thread())
+            del self._calls[call.number]
+            self.say(Kind.RESULT, call.number, (status, answer, *call.usage()))
+            if call.is_slow:
+                return
+
+
+def ended(call: Call, guest: LoadedGuest, function: str, text: str) -> tuple[Status, str]:
+    """How it ended, whatever happens: a call without an answer would cost all others theirs."""
+    try:
+        return checked(function, *guest.run(call, function, text), call.bounds)
+    except Exception:  # noqa: BLE001  # reason: see above; there is nobody here to tell it to
+        return "trap", "it crashed"
+
+
+def checked(function: str, status: Status, answer: str, bounds: Bounds) -> tuple[Status, str]:
+    """What a guest answered, if it may be passed on; of a tool's answer a text without its quotes."""
+    if len(answer.encode()) > bounds.output_bytes:
+        return "output_too_large", f"its output is larger than {bounds.output_bytes // 1024} KiB"
+    if status != "ok" or function != "handle-tool-call":
+        return status, answer
+    try:
+        value = json.loads(answer, parse_constant=_refuse)
+        text = value if isinstance(value, str) else answer
+        text.encode()
+    except (ValueError, RecursionError):  # half a surrogate pair is a ValueError too
+        return "invalid", "its answer is not valid JSON"
+    return "ok", text
+
+
+def _refuse(constant: str) -> object:
+    raise ValueError(f"{constant} is no JSON")
+
+
+def _die_first() -> None:
+    """If the machine runs out of memory, better this process than the gateway."""
+    with suppress(OSError):  # not Linux, or no /proc
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def main() -> None:
+    # Whoever stops a gateway with all its processes lets it drain first; the socket says when to go.
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(stop, signal.SIG_IGN)
+    _die_first()
+    os.nice(_NICER_BY)
+    connection = socket.socket(fileno=int(sys.argv[1]))
+    threading.stack_size(THREAD_STACK_BYTES)
+    keep_lock()
+    worker = Worker(connection)
+    kept_in = confine(readable=[Path(sys.argv[2])])
+    worker.say(Kind.READY, 0, (json.dumps(asdict(kept_in)),))
+    worker.serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""What others wrote is shown as it is, and harmless; what a plugin may do is said in words."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.cli.plugin_words import in_words, shown, tool_line
+from gateway.domain.capabilities import parse_capability
+from gateway.domain.model import ToolSpec
+
+
+@given(st.text())
+def test_nothing_that_is_shown_moves_a_cursor(text: str) -> None:
+    assert shown(text).isprintable()
+
+
+def test_what_can_be_printed_stays_as_it_is() -> None:
+    assert shown("Grüße 🦊\n\x1b[0m") == r"Grüße 🦊\n\x1b[0m"
+
+
+@pytest.mark.parametrize(
+    ("capability", "words"),
+    [
+        ("http:wttr.in", "may send requests to https://wttr.in"),
+        ("http:http://127.0.0.1:8080", "may send requests to http://127.0.0.1:8080"),
+        ("store:a", "may keep texts in a store of its own, a (each person has another)"),
+        ("store:a:shared:ro", "may read a store of its own, a (one for all persons)"),
+        ("host_function:clock", "may look at the clock"),
+        ("host_function:folder", "may call the operator's host function folder"),
+    ],
+)
+def test_a_capability_is_said_in_words(capability: str, words: str) -> None:
+    assert in_words(parse_capability(capability)) == words
+
+
+@pytest.mark.parametrize(
+    "schema", ["{}", '{"properties": 3, "required": 4}', '{"required": ["x"]}']
+)
+def test_a_tool_is_shown_whatever_its_schema_says(schema: str) -> None:
+    assert tool_line(ToolSpec("t", "Does.", schema)) == "t()   Does."

@@ -1,0 +1,93 @@
+"""A real sandbox with a fake world around it."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anyio import to_thread
+from pydantic_core import from_json, to_json
+
+from gateway.domain.capabilities import parse_capability
+from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
+from gateway.domain.ports import Clock, Fetch, HostFunction, PluginStore
+from gateway.host.clock import SystemClock
+from gateway.sandbox.hosting import Means
+from gateway.sandbox.ledger import Ledger
+from gateway.sandbox.links import Outcome
+from gateway.sandbox.opening import open_sandbox
+from gateway.sandbox.plugins import Loaded, Sandbox
+from gateway.store.memory import MemoryPlugins
+from gateway.store.memory_shelf import Shelf
+from tests.fakes.fetch import FakeFetch
+from tests.fakes.wat import kept
+
+LIMITS = PluginLimits()
+
+
+def means(
+    *,
+    fetch: Fetch | None = None,
+    store: PluginStore | None = None,
+    clock: Clock | None = None,
+    functions: Mapping[str, HostFunction] | None = None,
+) -> Means:
+    return Means(
+        fetch or FakeFetch(),
+        store or MemoryPlugins(Shelf()),
+        clock or SystemClock(),
+        to_json,
+        from_json,
+        functions or {},
+        Ledger(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A sandbox, and where the files of its guests are kept."""
+
+    sandbox: Sandbox
+    folder: Path
+
+    async def load(
+        self,
+        wasm: bytes | Path,
+        *grants: str,
+        name: str = "guest",
+        limits: PluginLimits = LIMITS,
+        secrets: tuple[PluginSecret, ...] = (),
+        deny_unused: bool = False,
+    ) -> Loaded:
+        path = (
+            wasm
+            if isinstance(wasm, Path)
+            else await to_thread.run_sync(kept, self.folder, name, wasm)
+        )
+        plugin = PluginDef(
+            name,
+            path,
+            tuple(map(parse_capability, grants)),
+            limits=limits,
+            secrets=secrets,
+            deny_unused=deny_unused,
+        )
+        return await self.sandbox.load(plugin)
+
+    async def run(self, loaded: Loaded, text: str = '"x"', *, person: str = "ann") -> Outcome:
+        return await self.sandbox.run(loaded, "handle-tool-call", text, person=person)
+
+    @property
+    def worker(self) -> int:
+        """The process id of the first worker."""
+        process = self.sandbox.pool._places[0].process
+        assert process is not None
+        return process.pid
+
+
+@asynccontextmanager
+async def a_stage(
+    cache: Path, folder: Path, given: Means | None = None, *, workers: int = 1
+) -> AsyncIterator[Stage]:
+    async with open_sandbox(cache, given or means(), workers=workers) as sandbox:
+        yield Stage(sandbox, folder)

@@ -1,0 +1,1 @@
+"""The bundled plugins, each with the cases that are recorded beside it."""

@@ -1,0 +1,1 @@
+"""The examples for plugin authors."""

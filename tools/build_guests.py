@@ -1,0 +1,70 @@
+"""Builds bundled plugins and examples from their source, as their plugin.toml says.
+
+python tools/build_guests.py NAME...          writes tool.wasm, and its sha256 into plugin.toml
+python tools/build_guests.py --check NAME...  fails if what comes out is not what is in the repository
+--env DIR   a virtual environment with the toolchain (what `needs` names); else the one of PATH
+--out DIR   writes DIR/NAME.wasm and leaves the repository as it is
+
+NAME is a directory of plugins/ or wasm-examples/.
+"""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from gateway.cli.plugin_building import built, keep
+from gateway.cli.plugin_files import ABOUT, WASM
+
+ROOT = Path(__file__).parent.parent
+SHELVES = (ROOT / "plugins", ROOT / "wasm-examples")
+
+
+def directory_of(name: str) -> Path:
+    for shelf in SHELVES:
+        if (shelf / name / ABOUT).is_file():
+            return shelf / name
+    sys.exit(f"{name}: there is no plugins/{name} and no wasm-examples/{name} with a {ABOUT}")
+
+
+def built_aside(directory: Path, env: Path | None) -> bytes:
+    """Builds in a copy, beside what it shares with others, so that nothing else comes back."""
+    environment = dict(os.environ)  # noqa: TID251  # reason: a build tool hands its own on
+    if env is not None:
+        environment["PATH"] = f"{env.resolve() / 'bin'}{os.pathsep}{environment['PATH']}"
+    with tempfile.TemporaryDirectory() as scratch:
+        shelf = Path(scratch) / directory.parent.name
+        leave = shutil.ignore_patterns(WASM, "core.wasm", "node_modules", "__pycache__")
+        shutil.copytree(directory.parent, shelf, ignore=leave)
+        return built(shelf / directory.name, environment)
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("names", nargs="+", metavar="NAME")
+    options.add_argument("--env", type=Path)
+    options.add_argument("--check", action="store_true")
+    options.add_argument("--out", type=Path)
+    given = options.parse_args()
+    different = 0
+    for name in given.names:
+        directory = directory_of(name)
+        made = built_aside(directory, given.env)
+        if given.check:
+            same = made == (directory / WASM).read_bytes()
+            different += not same
+            print(f"{name}: {'the same bytes' if same else 'DIFFERENT bytes'}")
+        elif given.out is not None:
+            given.out.mkdir(parents=True, exist_ok=True)
+            (given.out / f"{name}.wasm").write_bytes(made)
+        else:
+            keep(directory, made)
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
