@@ -1,7 +1,7 @@
 """The marks that the gateway has to reach, and the table that says whether it does."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,10 @@ class Figure:
             return ""
         sign = ">=" if self.at_least else "<="
         return f"{sign} {self.limit:g}{f' x {self.base}' if self.ratio else ''}"
+
+
+def marked(figure: Figure, limit: float, *, ratio: bool = False, at_least: bool = False) -> Figure:
+    return replace(figure, limit=limit, ratio=ratio, at_least=at_least)
 
 
 HEAD = ("figure", "unit", "floor or base", "gateway", "ratio", "mark", "", "spread")

@@ -19,7 +19,7 @@ from typing import Any
 
 from bench import targets
 from bench.load import ask_once
-from bench.marks import Figure, table
+from bench.marks import Figure, marked, table
 from bench.process import Started, other_cores, rss_kb
 from bench.targets import ModelPlan, load
 
@@ -108,10 +108,6 @@ def compared(name: str, unit: str, runs: Runs, value: Callable[[Seen], float]) -
     middle = median(gateway)
     spread = (max(gateway) - min(gateway)) / middle
     return Figure(name, unit, middle, median(floor), spread=spread)
-
-
-def marked(figure: Figure, limit: float, *, ratio: bool = False, at_least: bool = False) -> Figure:
-    return replace(figure, limit=limit, ratio=ratio, at_least=at_least)
 
 
 def cpu_per_message(seen: Seen) -> float:

@@ -1,0 +1,164 @@
+"""The ways to one answer that the benchmark of plugins compares: without the gateway, and through it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic_core import from_json, to_json
+from wasmtime import Engine, Store, wat2wasm
+from wasmtime.component import Component, Linker
+
+from bench import guests
+from gateway.domain.agents import AgentDef
+from gateway.domain.capabilities import parse_capability
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.messages import ToolCall, ToolResult
+from gateway.domain.plugins import PluginDef, PluginLimits
+from gateway.domain.ports import Ask, Fetch, Fetched, Leave, PluginSpace, PluginStore, ToolScope
+from gateway.host.clock import SystemClock
+from gateway.sandbox.engines import component_engine
+from gateway.sandbox.hosting import Means
+from gateway.sandbox.links import Outcome
+from gateway.sandbox.plugins import Sandbox
+from gateway.sandbox.pool import Pool
+from gateway.schemas import SchemaChecks
+from gateway.tools.gate import ToolGate
+
+try:
+    import extism  # type: ignore[import-not-found, unused-ignore]  # it may not be installed
+except ImportError:
+    extism = None
+
+NO_EXTISM = (
+    "PyPI's extism is not installed, so the gateway is not compared with it; "
+    "install it with: pip install extism"
+)
+_HANDLE = "handle-tool-call"
+_FOREVER = 1 << 60
+
+
+def asked(size: int) -> str:
+    """What a guest is given for a text of so many characters."""
+    session = {"id": "0" * 32}
+    fields = {"tool": "echo", "arguments": {"text": "x" * size}, "call_id": "c"}
+    return to_json({**fields, "session": session, "config": {}}).decode()
+
+
+def raw_call(*, is_stock: bool) -> Callable[[str], object]:
+    """The same component in this process: a new store and a new instance, and nothing else."""
+    engine = Engine() if is_stock else component_engine()
+    component, linker = Component(engine, guests.ECHO.read_bytes()), Linker(engine)
+    export = component.get_export_index(_HANDLE)
+    assert export is not None
+
+    def call(text: str) -> object:
+        store = Store(engine)
+        if not is_stock:
+            store.set_fuel(_FOREVER)
+            store.set_epoch_deadline(_FOREVER)
+        try:
+            function = linker.instantiate(store, component).get_func(store, export)
+            assert function is not None
+            return function(store, text)
+        finally:
+            store.close()
+
+    return call
+
+
+def extism_call() -> Callable[[str], object] | None:
+    """A new plugin from its manifest each time, in this process; None: it is not installed."""
+    if extism is None:
+        return None
+    manifest = {"wasm": [{"data": bytes(wat2wasm(guests.EXTISM_ECHO))}]}
+
+    def call(text: str) -> object:
+        return extism.Plugin(manifest).call("handle_tool_call", text)
+
+    return call
+
+
+class Kept:
+    """Implements PluginStore: one value, so that only the way to it takes time."""
+
+    async def get(self, _space: PluginSpace, _key: str) -> str | None:
+        return "v"
+
+    async def set(self, _space: PluginSpace, _key: str, _value: str) -> None: ...
+
+    async def delete(self, _space: PluginSpace, _key: str) -> None: ...
+
+    async def list(self, _space: PluginSpace, _prefix: str) -> Sequence[str]:
+        return ()
+
+
+class NoFetch:
+    """Implements Fetch: nobody here is granted anything."""
+
+    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+        raise NotImplementedError
+
+
+def means() -> Means:
+    fetch: Fetch = NoFetch()
+    store: PluginStore = Kept()
+    return Means(fetch, store, SystemClock(), to_json, from_json)
+
+
+@dataclass(slots=True)
+class Watched:
+    """A pool that notes how long the worker was at each call."""
+
+    pool: Pool
+    wall_ms: list[float] = field(default_factory=list)
+
+    async def call(self, *asked: Any, **options: Any) -> Outcome:
+        outcome = await self.pool.call(*asked, **options)
+        self.wall_ms.append(outcome.wall_ms)
+        return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Gated:
+    """The whole way: through the gate to a worker and back, as an agent's turn calls a tool."""
+
+    gate: ToolGate
+    agent: AgentDef
+    name: str
+    scope: ToolScope
+    watched: Watched
+
+    async def call(self, size: int) -> ToolResult:
+        call = ToolCall("c", self.name, to_json({"text": "x" * size}).decode())
+        return await self.gate.call(self.agent, call, self.scope)
+
+    async def succeed(self, size: int) -> None:
+        """Raises RuntimeError: what fails is not measured."""
+        result = await self.call(size)
+        if result.is_error:
+            raise RuntimeError(f"{self.name} failed: {result.content}")
+
+
+async def gated(sandbox: Sandbox, plugin: PluginDef) -> Gated:
+    """Raises PluginRefused."""
+    watched = Watched(sandbox.pool)
+    beside = replace(sandbox, pool=cast(Pool, watched))
+    tools = beside.tools(await beside.load(plugin))
+    gate = ToolGate(tools, schemas=SchemaChecks(), decode=from_json, clock=SystemClock())
+    agent = AgentDef(AgentId("main"), "mock", "mock-1", tools=(plugin.name,))
+    scope = ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c")
+    return Gated(gate, agent, tools[0].spec.name, scope, watched)
+
+
+def plugin(
+    name: str, wasm: bytes | Path, home: Path, *, granted: str = "", timeout_s: float = 10.0
+) -> PluginDef:
+    """As the configuration of an operator gives it. Fuel never ends before the time does."""
+    path = wasm if isinstance(wasm, Path) else home / f"{name}.wasm"
+    if isinstance(wasm, bytes):
+        path.write_bytes(wasm)
+    capabilities = tuple(map(parse_capability, granted.split()))
+    return PluginDef(
+        name, path, capabilities, limits=PluginLimits(timeout_s=timeout_s, fuel=_FOREVER)
+    )
