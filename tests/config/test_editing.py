@@ -391,6 +391,8 @@ def test_an_agent_that_is_not_there_gets_nothing() -> None:
         with_tool(AGENTS, "secnd", "new")
     with pytest.raises(CannotEdit, match="there is no default agent; say which: second"):
         with_tool(AGENTS[AGENTS.index("[[agents]]") :], None, "new")
+    with pytest.raises(CannotEdit, match="the usual one has every plugin"):
+        with_tool(FILE, "main", "weather")
 
 
 @pytest.mark.parametrize(

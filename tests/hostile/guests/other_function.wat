@@ -1,0 +1,9 @@
+;; Imports a function that our clock does not have.
+(component
+  (import "exogate:plugin/clock@1.0.0" (instance (export "set-ms" (func (param "ms" u64)))))
+  (core module $m 
+    {{base}}
+    (func (export "handle-tool-call") (param $input i32) (param $length i32) (result i32)
+      (call $ok (local.get $input) (local.get $length))))
+  (core instance $i (instantiate $m))
+  {{lifts}})

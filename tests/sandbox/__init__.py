@@ -1,0 +1,1 @@
+"""The sandbox, with real worker processes and guests written for the test."""
