@@ -141,7 +141,7 @@ class Host:
             answer = await self.means.fetch.fetch(ask, leave)
         except Denied as error:
             self.means.ledger.denied(self.plugin.name, f"http:{_place(ask.url)}")
-            raise Denied(f"{self.plugin.name} is {error}") from error
+            raise Denied(f"{self.plugin.name}: {error}") from error
         self.means.ledger.used(self.plugin.name, f"http:{_place(ask.url)}")
         told: dict[str, object] = {"status": answer.status, "headers": dict(answer.headers)}
         try:

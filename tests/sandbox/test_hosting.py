@@ -232,7 +232,7 @@ async def test_an_odd_request_is_answered_in_words(asked: str) -> None:
 @pytest.mark.parametrize(
     ("said", "text", "denied"),
     [
-        (Denied("not allowed to reach https://x"), "shop is not allowed to reach https://x", 1),
+        (Denied("not allowed to reach https://x"), "shop: not allowed to reach https://x", 1),
         (HttpFailed("network", "example.com is gone"), "example.com is gone", 0),
     ],
 )
