@@ -35,8 +35,11 @@ def main() -> None:
     confine(writable=[folder])
     try:
         inspection, compiled = compile_guest((folder / GUEST).read_bytes())
-    except (Unrecognised, WasmtimeError) as error:
+    except Unrecognised as error:
         report: dict[str, object] = {"problem": str(error)[:_SAID]}
+    except WasmtimeError as error:
+        said = " ".join(str(error).split())[:_SAID]
+        report = {"problem": f"it is damaged or no valid WebAssembly; build it again ({said})"}
     else:
         (folder / COMPILED).write_bytes(compiled)
         report = {"inspection": asdict(inspection)}
