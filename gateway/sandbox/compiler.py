@@ -38,8 +38,9 @@ def main() -> None:
     except Unrecognised as error:
         report: dict[str, object] = {"problem": str(error)[:_SAID]}
     except WasmtimeError as error:
-        said = " ".join(str(error).split())[:_SAID]
-        report = {"problem": f"it is damaged or no valid WebAssembly; build it again ({said})"}
+        said = " ".join(str(error).split())
+        told = f"it is damaged or no valid WebAssembly; build it again ({said}"
+        report = {"problem": f"{told[: _SAID - 1]})"}
     else:
         (folder / COMPILED).write_bytes(compiled)
         report = {"inspection": asdict(inspection)}
