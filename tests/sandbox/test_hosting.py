@@ -338,3 +338,12 @@ def test_what_a_guest_logs_is_one_plain_line(
     said = vars(record)["said"]
     assert (vars(record)["plugin"], said.isprintable()) == ("shop", True)
     assert "\\x1b[2J\\r\\nERROR b" in said
+
+
+@pytest.mark.parametrize("url", ["https://x#1", "HTTPS://X./?a#b", "https://x/path#/", "https://x"])
+async def test_a_place_is_counted_under_one_name_however_it_is_written(url: str) -> None:
+    given = means()
+
+    assert (await host("http:x", given=given).answer("http.request", [request(url=url)]))[0] == "ok"
+
+    assert given.ledger.of("shop").granted == {"http:x": 1}
