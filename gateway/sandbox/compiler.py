@@ -14,7 +14,7 @@ from pathlib import Path
 from wasmtime import Module, WasmtimeError
 from wasmtime.component import Component
 
-from gateway.sandbox.confinement import confine
+from gateway.sandbox.confinement import confine, die_with_parent
 from gateway.sandbox.engines import component_engine, core_engine
 from gateway.sandbox.programs import Inspection
 from gateway.sandbox.recognising import Unrecognised, recognise_component, recognise_module
@@ -28,6 +28,7 @@ _NICER_BY = 10  # the gateway and its workers go on while it works on every core
 
 def main() -> None:
     folder, cpu_s = Path(sys.argv[1]), int(sys.argv[2])
+    die_with_parent()
     os.nice(_NICER_BY)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
