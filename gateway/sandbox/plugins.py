@@ -93,7 +93,8 @@ class Sandbox:
         host = Host(self.means, plugin)
         outcome = await self.pool.call(program, "describe", "", host, timeout_s=DESCRIBE_S)
         if outcome.status != "ok":
-            raise PluginRefused(plugin.name, f"describe gave no answer: {outcome.text}")
+            why = plain(outcome.text[:LONGEST_ERROR])
+            raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
             said = described(plugin, compiled.inspection.kind, outcome.text, self.means.encode)
         except ValueError as error:
