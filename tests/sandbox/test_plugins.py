@@ -194,6 +194,22 @@ async def test_what_a_guest_says_instead_of_describing_itself_reaches_no_termina
             assert str(refused.value).isprintable()
 
 
+async def test_a_plugin_cannot_get_before_a_bundled_one_with_its_tools_name(
+    cache: Path, tmp_path: Path, configured: list[PluginDef]
+) -> None:
+    good = configured[0]
+    pretender = replace(good, name="run")
+    plugins = Plugins()
+    with anyio.fail_after(20):
+        async with a_stage(cache, tmp_path) as stage:
+            await plugins.load(stage.sandbox, [pretender, replace(good, is_bundled=True)])
+
+    assert [(one.spec.name, one.spec.family) for one in plugins.tools] == [
+        ("run", "good"),
+        ("run", "run"),
+    ]
+
+
 _ESCAPES = """(module
   (import "extism:host/env" "alloc" (func $alloc (param i64) (result i64)))
   (import "extism:host/env" "store_u8" (func $store (param i64 i32)))
