@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from gateway.domain.secrets import Secret
 
 Wire = Literal["openai", "anthropic"]
+# Whether tool calls that a model wrote as text are recovered, or are only text.
+ToolMarkup = Literal["off", "recover"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class ProviderDef:
     connect_timeout_s: float = 10.0
     idle_timeout_s: float = 60.0
     max_retries: int = 3
+    tool_markup: ToolMarkup = "off"
 
 
 def base_url_problem(url: str) -> str | None:

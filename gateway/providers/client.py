@@ -52,6 +52,7 @@ class ProviderClient:
     ) -> None:
         self._http, self._clock = http, clock
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
+        self._recovers = definition.tool_markup == "recover"
         self._retries = Retries(definition.max_retries, clock, random)
         key = definition.api_key.reveal().strip() if definition.api_key else None
         self._key_problem = missing_key(definition) or _unsendable(key)
@@ -87,7 +88,7 @@ class ProviderClient:
         return await self._retries.run(attempt, request.deadline_s)
 
     async def _attempt(self, request: ModelRequest, body: bytes, hear: Hear) -> ModelReply:
-        assembly = Assembly(request, hear, self._scrub, len(body))
+        assembly = Assembly(request, hear, self._scrub, len(body), recovers=self._recovers)
         try:
             return await self._exchange(assembly, body)
         except HttpFailed as error:
