@@ -10,12 +10,13 @@ from wasmtime import Engine, Store, wat2wasm
 from wasmtime.component import Component, Linker
 
 from bench import guests
+from gateway.app.plugins import Nowhere
 from gateway.domain.agents import AgentDef
 from gateway.domain.capabilities import parse_capability
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.plugins import PluginDef, PluginLimits
-from gateway.domain.ports import Ask, Fetch, Fetched, Leave, PluginSpace, PluginStore, ToolScope
+from gateway.domain.ports import Fetch, PluginSpace, PluginStore, ToolScope
 from gateway.host.clock import SystemClock
 from gateway.sandbox.engines import component_engine
 from gateway.sandbox.hosting import Means
@@ -93,15 +94,8 @@ class Kept:
         return ()
 
 
-class NoFetch:
-    """Implements Fetch: nobody here is granted anything."""
-
-    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
-        raise NotImplementedError
-
-
 def means() -> Means:
-    fetch: Fetch = NoFetch()
+    fetch: Fetch = Nowhere()
     store: PluginStore = Kept()
     return Means(fetch, store, SystemClock(), to_json, from_json)
 
