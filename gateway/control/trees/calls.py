@@ -1,0 +1,139 @@
+"""How a leaf's function is called, and how it answers later."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.control.trees.blackboard import BadWrite, Frame
+from gateway.control.trees.plan import NodePlan
+from gateway.control.trees.status import FAILURE, SUCCESS, Status
+from gateway.domain.errors import GatewayError
+
+Emit = Callable[[str, Mapping[str, object]], None]
+
+
+class TreeAbort(GatewayError):
+    """Ends the run at once: nothing in the tree may catch it."""
+
+    code = "internal_error"
+
+
+@dataclass(slots=True, eq=False)
+class Ground:
+    """What the nodes of a run share: time, wake-ups, events, and why a node failed last."""
+
+    file: str
+    now: Callable[[], float]
+    emit: Emit
+    woken: Callable[[], None]  # something happened outside of a tick
+    timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
+    is_awake: bool = True  # another tick makes sense
+    is_ticking: bool = False
+    yields: int = 0  # wake-ups in a row that came from the tree itself
+    _note: tuple[NodePlan, str, str] | None = None
+
+    def wake(self) -> None:
+        """Something has happened outside of the tree."""
+        self.is_awake = True
+        self.yields = 0
+        if not self.is_ticking:
+            self.woken()
+
+    def wake_self(self) -> None:
+        self.is_awake = True
+        self.yields += 1
+
+    def changed(self) -> None:
+        """A key was written that is asked for at each tick."""
+        if self.is_ticking:
+            self.wake_self()
+        else:
+            self.wake()
+
+    def note(self, plan: NodePlan, kind: str, message: str) -> None:
+        """A reason that says nothing does not replace one that the same node has just given."""
+        if message or self._note is None or self._note[0] is not plan:
+            self._note = (plan, kind, message)
+
+    @property
+    def failure(self) -> Mapping[str, object] | None:
+        """Why a node failed last."""
+        if self._note is None:
+            return None
+        plan, kind, message = self._note
+        return {
+            "node": plan.label,
+            "path": plan.path,
+            "file": self.file,
+            "line": plan.line,
+            "type": kind,
+            "message": message or f"{plan.label} failed",
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
+
+    _ground: Ground
+    _on_halt: Callable[[], None] | None = None
+    outcome: object = None  # as a function gives it, or the exception that it ended with
+    is_over: bool = False
+
+    def complete(self, outcome: object = SUCCESS) -> None:
+        """As a function would have answered; what comes after an end or a halt changes nothing."""
+        if not self.is_over:
+            self.outcome, self.is_over = outcome, True
+            self._ground.wake()
+
+    def halt(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            if self._on_halt is not None:
+                self._on_halt()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One leaf as its function sees it; the same for all of its ticks."""
+
+    plan: NodePlan
+    frame: Frame
+    ground: Ground = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.plan.label
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Those of the node as they are now."""
+        return {name: value.of(self.frame) for name, value in self.plan.options.items()}
+
+    @property
+    def values(self) -> list[object]:
+        """Those without a name: of `(tool-call $call)`, the call."""
+        return [value.of(self.frame) for value in self.plan.values]
+
+    def read(self, key: str) -> object:
+        return self.frame.get(key)
+
+    def write(self, key: str, value: object) -> None:
+        """Raises BadWrite for an unknown key, a wrong type, or one that was not announced."""
+        if self.plan.offered is not None and key not in self.plan.writes:
+            raise BadWrite(f"{self.plan.offered.name} did not announce that it writes {key!r}")
+        self.frame.set(key, value)
+
+    def give(self, result: object) -> None:
+        """The result of this item of the loop around; `:collect` gathers them."""
+        item = self.frame.item()
+        if item is not None:
+            item.values["result"] = result
+
+    def pending(self, on_halt: Callable[[], None] | None = None) -> Pending:
+        """To be returned; `on_halt` is called if the leaf is halted before it is completed."""
+        return Pending(self.ground, on_halt)
+
+    def failed(self, reason: str, kind: str = "failed") -> Status:
+        """To be returned, for a failure with a reason."""
+        self.ground.note(self.plan, kind, reason)
+        return FAILURE

@@ -1,0 +1,81 @@
+"""A tree that was read and checked: immutable, shared by all of its runs."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from gateway.control.expressions import Expression, Scope
+from gateway.control.trees.problems import Problem
+from gateway.control.trees.registry import Offered
+from gateway.control.trees.types import KeyType
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """What stands behind an option: a constant, or something to look up each time."""
+
+    at: int
+    constant: object = None
+    run: Callable[[Scope], object] | None = None
+    expression: Expression | None = None
+
+    def of(self, scope: Scope) -> object:
+        return self.constant if self.run is None else self.run(scope)
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    kind: str
+    name: str  # its own, or empty
+    at: int  # where in the text
+    line: int
+    path: str
+    values: tuple[Value, ...] = ()
+    options: Mapping[str, Value] = field(default_factory=dict)
+    children: tuple["NodePlan", ...] = ()
+    cases: tuple[str, ...] = ()  # of a switch: one a child
+    when: Expression | None = None
+    raises: bool = False
+    offered: Offered | None = None
+    reads: frozenset[str] = frozenset()  # keys, as far as they are known
+    writes: frozenset[str] = frozenset()
+
+    @property
+    def label(self) -> str:
+        return self.name or self.kind
+
+    def walk(self) -> Iterator["NodePlan"]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A declared key of the blackboard."""
+
+    type: KeyType
+    default: object
+    at: int
+
+
+@dataclass(frozen=True, slots=True)
+class TreePlan:
+    name: str
+    root: NodePlan
+    final: NodePlan | None
+    schema: Mapping[str, Key]
+    inputs: tuple[str, ...]
+    file: str
+    at: int
+    description: str = ""
+    version: int | None = None
+    decision: str | None = None
+    max_ticks: int | None = None
+    subtrees: Mapping[str, "TreePlan"] = field(default_factory=dict)  # of the same file
+    warnings: tuple[Problem, ...] = ()
+
+    def nodes(self) -> Iterator[NodePlan]:
+        """Of this tree and its ending, without those of the subtrees that it names."""
+        yield from self.root.walk()
+        if self.final is not None:
+            yield from self.final.walk()

@@ -1,0 +1,205 @@
+"""One run of a tree: ticks, wake-ups, the interrupt, and `:finally`. It never waits for anything."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.control.trees.blackboard import Board, Frame, defaults, types
+from gateway.control.trees.building import Builder, Tracer
+from gateway.control.trees.calls import Call, Emit, Ground, Pending, TreeAbort
+from gateway.control.trees.nodes import Node, reset
+from gateway.control.trees.plan import NodePlan, TreePlan
+from gateway.control.trees.registry import Act
+from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SUCCESS, Status
+from gateway.domain.errors import GatewayError
+
+log = logging.getLogger(__name__)
+
+STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
+_WATCHING = frozenset({"guard", "check", "condition"})
+
+Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
+
+
+class BadInput(GatewayError):
+    code = "bad_input"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `failure` says which node failed last, and why."""
+
+    status: Status
+    reason: Reason
+    detail: str = ""
+    failure: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
+
+    now: Callable[[], float]
+    roots: Mapping[str, object] = field(default_factory=dict)
+    emit: Emit = lambda event, payload: None
+    start: Callable[[Call, Act], Pending] | None = None  # for functions that are async
+    find_act: Callable[[NodePlan], Act | None] = lambda plan: (
+        plan.offered.act if plan.offered else None
+    )
+    woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
+
+
+class Run:
+    """Call `step` until it says True; in between wait for `Host.woken` or `next_deadline`,
+    unless `ground.is_awake`."""
+
+    def __init__(
+        self,
+        plan: TreePlan,
+        host: Host,
+        inputs: Mapping[str, object] | None = None,
+        tracer: Tracer | None = None,
+    ) -> None:
+        self.plan, self.host = plan, host
+        self.ground = Ground(plan.file, host.now, host.emit, host.woken)
+        self.ticks = 0
+        self.outcome: Outcome | None = None
+        self._body_ended: Outcome | None = None
+        ground = self.ground
+        board = Board(host.roots, lambda: ground.failure, ground.changed, watched_keys(plan))
+        self.frame = Frame(board, defaults(plan.schema), types(plan.schema))
+        self._give(inputs or {})
+        builder = Builder({plan.name: plan, **plan.subtrees}, ground, self._act_of, tracer)
+        self._root = builder.build(plan.root, self.frame)
+        self._final = builder.build(plan.final, self.frame) if plan.final else None
+        self._node: Node = self._root
+
+    def _give(self, inputs: Mapping[str, object]) -> None:
+        allowed = self.plan.inputs or tuple(self.plan.schema)
+        for key, value in inputs.items():
+            declared = self.plan.schema.get(key)
+            if declared is None or key not in allowed:
+                raise BadInput(f"tree {self.plan.name} takes no input {key!r}")
+            if not declared.type.accepts(value):
+                raise BadInput(f"input {key} is {declared.type}, not {type(value).__name__}")
+            self.frame.values[key] = value
+
+    def _act_of(self, plan: NodePlan) -> Act | None:
+        act = self.host.find_act(plan)
+        if act is None or plan.offered is None or not plan.offered.is_async:
+            return act
+        start, found = self.host.start, act
+        if start is None:
+            raise TreeAbort(
+                f"{plan.path}: {plan.offered.name} is async, and this host has no tasks"
+            )
+        return lambda call: start(call, found)
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether `:finally` is what runs now."""
+        return self._body_ended is not None
+
+    def snapshot(self) -> dict[str, object]:
+        """The keys of the tree as they are."""
+        return dict(self.frame.values)
+
+    def next_deadline(self) -> float | None:
+        return min(self.ground.timers.values(), default=None)
+
+    def step(self) -> bool:
+        """One tick from the root. True if the run is over; then `outcome` is set."""
+        if self.outcome is not None:
+            return True
+        self.ground.is_awake = False
+        self.ticks += 1
+        try:
+            self.ground.is_ticking = True
+            status = self._node.tick()
+        except Exception as error:  # a node that breaks ends the run, and says so
+            if not isinstance(error, GatewayError):
+                log.exception("tree.broke", extra={"tree": self.plan.name})
+            self._abort("internal_error", str(error) or type(error).__name__)
+            return self.outcome is not None
+        finally:
+            self.ground.is_ticking = False
+        if status is RUNNING:
+            self._go_on()
+        else:
+            failure = self.ground.failure if status is FAILURE else None
+            self._ended(Outcome(status, "done", "", failure))
+        return self.outcome is not None
+
+    def _go_on(self) -> None:
+        if not self.ground.is_awake:
+            self.ground.yields = 0
+        elif self.ground.yields >= STUCK:
+            self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
+            return
+        limit = self.plan.max_ticks
+        if limit is not None and self.ticks >= limit and not self.is_ending:
+            self._abort("max_ticks", f"not done after {limit} ticks")
+
+    def tick_root(self) -> Status:
+        """A bare tick of the tree, for traces; a completed root begins anew with the next one."""
+        status = self._root.tick()
+        if status is SUCCESS or status is FAILURE:
+            self._root.status = IDLE
+        return status
+
+    def halt_root(self) -> None:
+        reset(self._root)
+
+    def interrupt(self, reason: str) -> None:
+        """Halts what runs; `:finally` is what is left to do."""
+        if self._body_ended is None and self.outcome is None:
+            self._abort("interrupted", reason)
+            self.host.woken()
+
+    def give_up(self) -> None:
+        """Halts even `:finally`, which has had its time."""
+        if self.outcome is None:
+            self.interrupt("given up")
+            self._halt()
+            self.outcome = self._body_ended or Outcome(FAILURE, "interrupted")
+            log.warning("tree.finally_cut", extra={"tree": self.plan.name})
+
+    def _abort(self, reason: Reason, detail: str) -> None:
+        self._halt()
+        self._ended(Outcome(FAILURE, reason, detail, self.ground.failure))
+
+    def _halt(self) -> None:
+        try:
+            reset(self._node)
+        except Exception:
+            log.exception("tree.halt_broke", extra={"tree": self.plan.name})
+        self.ground.timers.clear()
+
+    def _ended(self, outcome: Outcome) -> None:
+        """Of the body, and then of `:finally`, whose own end changes nothing."""
+        self.ground.yields = 0
+        if self._body_ended is None:
+            self._body_ended = outcome
+            if self._final is not None:
+                self._node = self._final
+                self.ground.is_awake = True
+                return
+        elif outcome.status is not SUCCESS:
+            extra = {"tree": self.plan.name, "detail": outcome.detail or str(outcome.failure)}
+            log.warning("tree.finally_failed", extra=extra)
+        self.outcome = self._body_ended
+
+
+def watched_keys(plan: TreePlan) -> frozenset[str]:
+    """Keys that a node asks for again at each tick: who writes one has to wake the run."""
+    found: set[str] = set()
+    for tree in (plan, *plan.subtrees.values()):
+        for node in tree.nodes():
+            if node.kind in {"guard", "switch"}:
+                found |= node.reads
+            elif node.kind in {"reactive-sequence", "reactive-selector"}:
+                found.update(*(c.reads for c in node.children if c.kind in _WATCHING))
+            elif node.kind == "while" and node.children[0].kind in _WATCHING:
+                found |= node.children[0].reads
+    return frozenset(found)
