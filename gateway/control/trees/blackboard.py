@@ -4,9 +4,8 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from gateway.control.trees.plan import Key
+from gateway.control.trees.plan import FAILED, Key
 from gateway.control.trees.types import ANY, KeyType
-from gateway.control.trees.values import FAILED
 from gateway.domain.errors import GatewayError
 
 

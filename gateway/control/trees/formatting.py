@@ -102,7 +102,7 @@ class _Layout:
     def _joined(self, form: Form, units: Sequence[tuple[Form, ...]], indent: int) -> int:
         """How many units go on the first line: the head, and its name and options if all fit."""
         below = _BELOW if form.kind == "list" else {"comment"}
-        most = len(units) if form.head not in {"", "tree"} else 2 if form.head else 1
+        most = {"": 1, "tree": 2}.get(form.head, len(units))
         front = list(takewhile(lambda unit: unit[0].kind not in below, units[:most]))
         flats = [self._flat(part) for unit in front for part in unit]
         width = indent + sum(len(flat or "") + 1 for flat in flats)

@@ -8,6 +8,8 @@ from gateway.control.trees.problems import Problem
 from gateway.control.trees.registry import Offered
 from gateway.control.trees.types import KeyType
 
+FAILED = "failure"  # the root under which expressions find why a node failed last
+
 
 @dataclass(frozen=True, slots=True)
 class Value:

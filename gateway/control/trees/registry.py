@@ -3,15 +3,12 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
-from typing import TYPE_CHECKING
 
 from gateway.control.expressions import FUNCTIONS, Function
 from gateway.control.trees.types import KeyType, read_type
 
-if TYPE_CHECKING:
-    from gateway.control.trees.calls import Call
-
-Act = Callable[["Call"], object]  # gives a bool, a Status, None (done), a Pending or a coroutine
+# Takes a Call; gives a bool, a Status, None (done) or a Pending. An async one gives these later.
+Act = Callable[..., object]
 Keys = Mapping[str, str]  # key of the blackboard -> type as text
 
 

@@ -12,14 +12,13 @@ from gateway.control.expressions import (
 )
 from gateway.control.trees.kinds import CALLS, Want
 from gateway.control.trees.literals import count, pairs, plain, word, wrong
-from gateway.control.trees.plan import Value
+from gateway.control.trees.plan import FAILED, Value
 from gateway.control.trees.problems import Source
 from gateway.control.trees.reader import Form
 from gateway.control.trees.registry import Registry
 from gateway.control.trees.types import ANY, UNKNOWN, KeyType, type_of
 from gateway.control.words import meant, short
 
-FAILED = "failure"  # the root that says why a node failed last
 _WANTED: Mapping[Want, KeyType] = {
     "text": KeyType("string"),
     "int": KeyType("int"),
