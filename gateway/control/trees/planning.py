@@ -195,7 +195,7 @@ class Planner:
         match node.kind:
             case "subtree" if not parts.children:
                 self.uses.append((node.name, at))
-            case "set!" if not options:
+            case "set!" if len(parts.form.parts) == 1:
                 self.source.error("BT013", at, "set! sets nothing: (set! :key value)")
             case "condition" if "fn" in options and "expr" in options:
                 self.source.error("BT013", at, "a condition has :fn or :expr, not both")

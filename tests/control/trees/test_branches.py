@@ -78,8 +78,6 @@ def test_a_switch_halts_the_branch_that_is_no_longer_right() -> None:
 def test_after_a_caught_failure_the_reason_can_be_read() -> None:
     stage = Stage()
     seen: list[object] = []
-    stage.offer("look", lambda call: seen.append(call.options["why"]), options=["why"])
-    text = '(try (fail "no luck") (catch (action look :why (blackboard :failure))))'
 
     def look(call: Call) -> None:
         seen.append(call.read("failure"))
@@ -89,4 +87,3 @@ def test_after_a_caught_failure_the_reason_can_be_read() -> None:
 
     assert isinstance(seen[0], dict)
     assert (seen[0]["message"], seen[0]["line"]) == ("no luck", 1)
-    assert text

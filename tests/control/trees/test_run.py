@@ -1,0 +1,184 @@
+"""A run from its first tick to `:finally`, and how it is stopped."""
+
+import pytest
+
+from gateway.control.trees.calls import Call
+from gateway.control.trees.run import STUCK, BadInput, watched_keys
+from gateway.control.trees.status import FAILURE, SUCCESS
+from tests.control.trees.stage import Stage, ended
+
+FINALLY = '(tree "t" {body} :finally (sequence (action clean) (action say)))'
+
+
+def with_end(body: str) -> str:
+    return FINALLY.format(body=body)
+
+
+@pytest.mark.requirement("S-002-BT-06")
+@pytest.mark.parametrize("body", ["(succeed)", "(fail)", "(action broken :on-error raise)"])
+def test_the_end_runs_after_success_failure_and_an_exception(body: str) -> None:
+    stage = Stage()
+    stage.logs("clean", "say")
+
+    def broken(_call: Call) -> object:
+        raise OSError("gone")
+
+    stage.offer("broken", broken)
+
+    ended(stage.run(with_end(body)))
+
+    assert stage.log == ["clean", "say"]
+
+
+def test_an_interrupt_halts_what_runs_and_then_comes_the_end() -> None:
+    stage = Stage()
+    stage.logs("clean", "say")
+    stage.offer("wait-long", lambda call: call.pending(lambda: stage.log.append("halted")))
+    run = stage.run(with_end("(action wait-long)"))
+    assert not run.step()
+
+    run.interrupt("the user")
+    run.interrupt("again")
+    outcome = ended(run)
+
+    assert stage.log == ["halted", "clean", "say"]
+    assert (outcome.status, outcome.reason, outcome.detail) == (FAILURE, "interrupted", "the user")
+    assert stage.woken == 1
+
+
+def test_an_end_that_fails_changes_nothing() -> None:
+    stage = Stage()
+
+    outcome = ended(stage.run('(tree "t" (succeed) :finally (fail "late"))'))
+
+    assert (outcome.status, outcome.reason, outcome.failure) == (SUCCESS, "done", None)
+
+
+def test_an_end_that_takes_too_long_is_given_up() -> None:
+    stage = Stage()
+    stage.offer("wait-long", lambda call: call.pending(lambda: stage.log.append("halted")))
+    run = stage.run('(tree "t" (succeed) :finally (action wait-long))')
+    run.step()
+    assert run.is_ending
+    assert not run.step()
+
+    run.give_up()
+
+    assert run.step()
+    assert run.outcome is not None
+    assert (run.outcome.status, stage.log) == (SUCCESS, ["halted"])
+
+
+def test_an_interrupt_reaches_a_tree_that_never_waits_between_two_rounds() -> None:
+    stage = Stage()
+    stage.logs("work")
+    run = stage.run("(repeat (action work))")
+    for _ in range(10):
+        assert not run.step()
+        assert run.ground.is_awake
+
+    run.interrupt("stop")
+
+    assert run.step()
+    assert len(stage.log) == 10
+
+
+def test_a_tree_that_only_wakes_itself_is_stuck() -> None:
+    stage = Stage()
+    stage.logs("work")
+
+    outcome = ended(stage.run("(repeat (action work))"))
+
+    assert outcome.reason == "stuck"
+    assert len(stage.log) == STUCK
+
+
+def test_a_loop_that_waits_for_something_is_never_stuck() -> None:
+    stage = Stage()
+    open_ones: list[object] = []
+    stage.offer("ask", lambda call: open_ones.append(call.pending()) or open_ones[-1])
+    run = stage.run("(repeat :max 3000 (action ask))")
+
+    for _ in range(3000):
+        run.step()
+        open_ones[-1].complete()  # type: ignore[attr-defined]  # a Pending
+    assert ended(run).status is SUCCESS
+
+
+def test_ticks_are_bounded_if_the_tree_says_so() -> None:
+    stage = Stage()
+    stage.logs("work", "clean")
+
+    outcome = ended(
+        stage.run('(tree "t" :max-ticks 5 (repeat (action work)) :finally (action clean))')
+    )
+
+    assert (outcome.reason, stage.log) == ("max_ticks", ["work"] * 5 + ["clean"])
+
+
+def test_inputs_are_checked_and_lists_are_not_shared_between_runs() -> None:
+    stage = Stage()
+    text = '(tree "t" :blackboard-schema {:q "" :seen []} :inputs [q] (succeed))'
+
+    first, second = stage.run(text, q="hello"), stage.run(text)
+    first.snapshot()["seen"].append(1)  # type: ignore[attr-defined]  # a list
+
+    assert first.frame.get("q") == "hello"
+    assert second.snapshot() == {"q": "", "seen": []}
+    for wrong in ({"q": 3}, {"seen": []}, {"other": 1}):
+        with pytest.raises(BadInput):
+            stage.run(text, **wrong)
+
+
+def test_a_run_goes_on_from_a_snapshot() -> None:
+    stage = Stage()
+    stage.logs("early", "late")
+    text = (
+        '(tree "t" :blackboard-schema {:is_begun false} (sequence '
+        '(sequence :when "not is_begun" (action early) (set! :is_begun true)) (action late)))'
+    )
+    first = stage.run(text)
+    ended(first)
+
+    ended(stage.run(text, **first.snapshot()))
+
+    assert stage.log == ["early", "late", "late"]
+
+
+def test_deadlines_are_those_of_nodes_that_wait() -> None:
+    stage = Stage()
+    stage.offer("work", lambda call: call.pending())
+    run = stage.run("(parallel (timeout 5s (action work)) (wait 3s))")
+    assert run.next_deadline() is None
+
+    run.step()
+
+    assert run.next_deadline() == 3
+    stage.now = 3
+    run.step()
+    assert run.next_deadline() == 5
+    run.interrupt("stop")
+    assert run.next_deadline() is None
+
+
+def test_only_keys_that_are_asked_for_at_each_tick_wake_a_run() -> None:
+    stage = Stage()
+    plan = stage.plan(
+        '(tree "t" :blackboard-schema {:a 1 :b 1 :c 1 :d 1 :e ""} (sequence (guard "a > 0" '
+        '(check "b > 0")) (reactive-sequence (check "c > 0") (succeed)) '
+        '(while (condition x? :expr "d > 0") (succeed)) (switch $e {:else (succeed)})))'
+    )
+
+    assert watched_keys(plan) == {"a", "c", "d", "e"}
+
+
+def test_roots_of_the_host_are_looked_up_when_they_are_needed() -> None:
+    usage = {"tokens": 10}
+    stage = Stage(roots={"usage": usage})
+    stage.registry.roots = {"usage": {"tokens"}}
+    text = '(selector (check "usage.tokens > 100") (fail))'
+    assert ended(stage.run(text)).status is FAILURE
+
+    usage["tokens"] = 1000
+
+    assert ended(stage.run(text)).status is SUCCESS
