@@ -212,6 +212,9 @@ class _Compiler:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
             raise self.refusal(node, f"{_called(node.op)} is not allowed")
+        for side in (node.left, node.right):
+            if isinstance(side, ast.Constant) and isinstance(side.value, str):
+                raise self.refusal(side, "texts cannot be reckoned with")
         left, right = self.build(node.left, depth), self.build(node.right, depth)
         return lambda scope: _number(compute(_number(left(scope)), _number(right(scope))))
 

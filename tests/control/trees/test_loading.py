@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.kinds import ALIASES, CHOICES, COMMON, KINDS
+from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
 from gateway.control.trees.problems import TreeInvalid
 from gateway.control.trees.registry import Registry
 from gateway.control.trees.run import Run
+from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, codes, ended, problems, refused
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -311,22 +312,6 @@ def test_a_message_never_spans_lines_or_grows_with_its_input() -> None:
     for problem in refused(tree(f'(action a :{"x" * 5000} 1) (check "{"y" * 1900}")')):
         assert len(problem.render()) < 600
         assert len(problem.render().splitlines()) == 3
-
-
-WORDS = [*KINDS, *ALIASES, *(word for words in CHOICES.values() for word in words), "catch", "a", "x?"]
-HEADS = st.sampled_from(WORDS)
-ARGS = st.sampled_from(
-    [*(f":{name}" for kind in KINDS.values() for name in kind.options), *(f":{c}" for c in COMMON)]
-    + ["$a", "$b.c", "1", "-1", "2s", '"a > 1"', '"x"', "[:a]", "{:a 1}", "(config x)", "nil", "true"]
-    + ["(blackboard :q)", "all", "[$a]", "{:a (succeed)}", "(env-flag X)", ":a"]
-)
-NODES = st.recursive(
-    st.sampled_from(["(succeed)", "(action a)", "(wait 1s)", "(set! :a 1)"]),
-    lambda inner: st.tuples(HEADS, st.lists(st.one_of(inner, ARGS), max_size=5)).map(
-        lambda made: f"({made[0]} {' '.join(made[1])})"
-    ),
-    max_leaves=12,
-)
 
 
 @given(NODES, st.sampled_from(["{}", "{:a 1}", "{:a []}", "{:a (int) :b nil}", "[]"]), st.booleans())

@@ -1,10 +1,17 @@
 """A run from its first tick to `:finally`, and how it is stopped."""
 
+from itertools import cycle, takewhile
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gateway.control.trees.calls import Call
-from gateway.control.trees.run import STUCK, BadInput, watched_keys
-from gateway.control.trees.status import FAILURE, SUCCESS
+from gateway.control.trees.loading import load
+from gateway.control.trees.problems import TreeInvalid
+from gateway.control.trees.run import STUCK, BadInput, Host, Run, watched_keys
+from gateway.control.trees.status import FAILURE, RUNNING, SKIPPED, SUCCESS
+from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, ended
 
 FINALLY = '(tree "t" {body} :finally (sequence (action clean) (action say)))'
@@ -182,3 +189,26 @@ def test_roots_of_the_host_are_looked_up_when_they_are_needed() -> None:
     usage["tokens"] = 1000
 
     assert ended(stage.run(text)).status is SUCCESS
+
+
+@given(NODES, st.sampled_from(["{}", "{:a 1}", "{:a []}", "{:a (int) :b nil}"]), st.data())
+@settings(max_examples=300)
+def test_whatever_loads_runs_or_ends_with_a_reason(
+    node: str, schema: str, data: st.DataObject
+) -> None:
+    try:
+        plan = load(f'(tree "t" :blackboard-schema {schema} {node} :finally {node})')
+    except TreeInvalid:
+        return
+    answers = data.draw(st.lists(st.sampled_from([True, False, RUNNING, SKIPPED]), min_size=1))
+    turn = cycle(answers)
+    now = iter(range(100_000))
+    run = Run(plan, Host(lambda: next(now) / 10, find_act=lambda _plan: lambda _call: next(turn)))
+
+    steps = sum(1 for _ in takewhile(lambda _: not run.step(), range(40)))
+    run.interrupt("enough")
+    run.give_up()
+
+    assert steps <= 40
+    assert run.outcome is not None
+    assert run.next_deadline() is None
