@@ -59,9 +59,12 @@ def test_every_error_of_a_bad_tree_is_said_and_it_fails(tree: Path) -> None:
     assert 't.bt:2:3: error BT011: unknown node "sequnce"; did you mean "sequence"?' in said.output
     assert said.output.endswith(f"{tree}: 4 problems\n")
     problems = json.loads(shown.output)["problems"]
-    assert [one["code"] for one in problems] == ["BT005", "BT011", "BT012", "BT011"]
+    assert [one["code"] for one in problems] == ["BT005", "BT011", "BT011", "BT012"]
     assert problems[0] == {
-        **{"code": "BT005", "severity": "error", "line": 1, "column": 1},
+        "code": "BT005",
+        "severity": "error",
+        "line": 1,
+        "column": 1,
         "message": "this bracket is never closed",
     }
 

@@ -4,11 +4,31 @@ from hypothesis import strategies as st
 
 from gateway.control.trees.kinds import ALIASES, CHOICES, COMMON, KINDS
 
-WORDS = [*KINDS, *ALIASES, *(word for words in CHOICES.values() for word in words), "catch", "a", "x?"]
+WORDS = [
+    *KINDS,
+    *ALIASES,
+    *(word for words in CHOICES.values() for word in words),
+    "catch",
+    "a",
+    "x?",
+]
 HEADS = st.sampled_from(WORDS)
 ARGS = st.sampled_from(
     [*(f":{name}" for kind in KINDS.values() for name in kind.options), *(f":{c}" for c in COMMON)]
-    + ["$a", "$b.c", "1", "-1", "2s", '"a > 1"', '"x"', "[:a]", "{:a 1}", "(config x)", "nil", "true"]
+    + [
+        "$a",
+        "$b.c",
+        "1",
+        "-1",
+        "2s",
+        '"a > 1"',
+        '"x"',
+        "[:a]",
+        "{:a 1}",
+        "(config x)",
+        "nil",
+        "true",
+    ]
     + ["(blackboard :q)", "all", "[$a]", "{:a (succeed)}", "(env-flag X)", ":a"]
 )
 NODES = st.recursive(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.control.trees.calls import Call
+from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.loading import load
 from gateway.control.trees.plan import TreePlan
 from gateway.control.trees.problems import Problem, TreeInvalid
@@ -20,7 +20,7 @@ def line(tick: TickTrace) -> str:
     return " ".join([tick.status, *ticked, *(f"-{name}" for name in tick.halted)])
 
 
-def traced(node: str, ticks: int, tick_s: float = 0.0, **leaves: str) -> list[str]:
+def traced(node: str, ticks: int, *, tick_s: float = 0.0, **leaves: str) -> list[str]:
     """One line a tick, of a tree with this node; what is halted at the end comes as `end …`."""
     plan = load(f'(tree "t" {node})')
     found = trace(plan, Script(leaves, ticks, tick_s))
@@ -66,8 +66,21 @@ class Stage:
         for name in names:
             self.offer(name, lambda call: self.log.append(call.name))
 
+    def asks(self, name: str) -> list[Pending]:
+        """A function that waits for its answer; gives the list of what is waited for."""
+        open_ones: list[Pending] = []
+
+        def ask(call: Call) -> Pending:
+            open_ones.append(call.pending(lambda: self.log.append(f"{call.name} halted")))
+            return open_ones[-1]
+
+        self.offer(name, ask)
+        return open_ones
+
     def plan(self, text: str) -> TreePlan:
-        return load(text if text.startswith("(tree") else f'(tree "t" {text})', "t.bt", self.registry)
+        return load(
+            text if text.startswith("(tree") else f'(tree "t" {text})', "t.bt", self.registry
+        )
 
     def run(self, text: str, **inputs: object) -> Run:
         host = Host(

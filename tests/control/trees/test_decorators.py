@@ -169,7 +169,9 @@ def test_each_item_has_a_frame_of_its_own_and_results_keep_their_order() -> None
 
 def test_a_failure_ends_the_loop_or_does_not() -> None:
     stage = Stage()
-    stage.offer("pass", lambda call: call.give("ok") if call.options["it"] else False, options=["it"])
+    stage.offer(
+        "pass", lambda call: call.give("ok") if call.options["it"] else False, options=["it"]
+    )
     body = "(action pass :it $item)"
 
     assert collecting(stage, body, [True, False, True]) == ("FAILURE", ["ok", None])

@@ -80,7 +80,9 @@ def test_nothing_stays_nothing() -> None:
 ATOMS = st.sampled_from(
     ["a", "set!", ":k", ":until-success", "$x.y", "12", "1.5s", '"a b"', '"x\ny"', "nil", "x" * 40]
 )
-COMMENTS = st.sampled_from(["; note\n", "\n; own line\n", "#| b |#", "\n#| b\n c |#\n", "#;(x y)", "\n\n"])
+COMMENTS = st.sampled_from(
+    ["; note\n", "\n; own line\n", "#| b |#", "\n#| b\n c |#\n", "#;(x y)", "\n\n"]
+)
 FORMS = st.recursive(
     ATOMS,
     lambda inner: st.tuples(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.control.trees.calls import Call, Pending, TreeAbort
+from gateway.control.trees.calls import Call, TreeAbort
 from gateway.control.trees.status import FAILURE, RUNNING, SKIPPED, SUCCESS
 from tests.control.trees.stage import Stage, ended
 
@@ -31,8 +31,7 @@ def test_a_function_answers_in_several_ways(
 
 def test_a_pending_leaf_runs_until_it_is_completed_and_wakes_the_run() -> None:
     stage = Stage()
-    answers: list[Pending] = []
-    stage.offer("ask", lambda call: answers.append(call.pending()) or answers[-1])
+    answers = stage.asks("ask")
     run = stage.run("(action ask)")
     assert not run.step()
     assert not run.ground.is_awake
@@ -46,18 +45,14 @@ def test_a_pending_leaf_runs_until_it_is_completed_and_wakes_the_run() -> None:
 
 def test_a_halted_leaf_is_told_once_and_what_it_says_later_changes_nothing() -> None:
     stage = Stage()
-    told: list[str] = []
-    answers: list[Pending] = []
-    stage.offer(
-        "ask", lambda call: answers.append(call.pending(lambda: told.append("halt"))) or answers[-1]
-    )
+    answers = stage.asks("ask")
     run = stage.run("(action ask)")
     run.step()
 
     run.interrupt("stop")
     answers[0].complete()
 
-    assert told == ["halt"]
+    assert stage.log == ["ask halted"]
     assert run.outcome is not None
     assert run.outcome.status is FAILURE
 
@@ -179,7 +174,9 @@ def test_a_function_sees_its_options_and_values_and_writes_what_it_announced() -
 
     stage.offer("tool-call", call_tool, writes={"n": "int"}, options=["retries"])
     stage.offer("sneaky", sneaky)
-    text = '(tree "t" :blackboard-schema {:n 1} (sequence (tool-call $n :retries 2) (action sneaky)))'
+    text = (
+        '(tree "t" :blackboard-schema {:n 1} (sequence (tool-call $n :retries 2) (action sneaky)))'
+    )
     run = stage.run(text)
 
     outcome = ended(run)

@@ -56,17 +56,13 @@ def test_every_kind_of_the_reference_engines_is_traced_with_halts_and_skips() ->
 
 
 def test_aliases_are_the_same_nodes() -> None:
-    script = {"a": "FRS", "b": "RS"}
-
-    assert traced("(fallback (action a) (action b))", 6, **script) == traced(
-        "(selector (action a) (action b))", 6, **script
-    )
-    assert traced("(repeater :max-iterations 2 (action b))", 6, **script) == traced(
-        "(repeat :max 2 (action b))", 6, **script
-    )
-    assert traced("(always_succeed (action a))", 4, **script) == traced(
-        "(force-success (action a))", 4, **script
-    )
+    for alias, kind in (
+        ("(fallback (action a) (action b))", "(selector (action a) (action b))"),
+        ("(repeater :max-iterations 2 (action b))", "(repeat :max 2 (action b))"),
+        ("(always_succeed (action a))", "(force-success (action a))"),
+        ("(inverter (action a))", "(invert (action a))"),
+    ):
+        assert traced(alias, 6, a="FRS", b="RS") == traced(kind, 6, a="FRS", b="RS")
 
 
 NESTED = st.recursive(

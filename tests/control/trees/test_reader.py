@@ -120,7 +120,10 @@ def test_a_problem_is_shown_with_its_line_and_a_caret() -> None:
     source = Source("t.bt", "(ok)\n(a  ])")
     read(source)
 
-    assert source.problems()[0].render() == 't.bt:2:5: error BT005: "]" closes nothing\n  (a  ])\n      ^'
+    assert (
+        source.problems()[0].render()
+        == 't.bt:2:5: error BT005: "]" closes nothing\n  (a  ])\n      ^'
+    )
 
 
 def test_problems_are_bounded() -> None:
@@ -131,8 +134,41 @@ def test_problems_are_bounded() -> None:
 
 
 PIECES = st.sampled_from(
-    ["(", ")", "[", "]", "{", "}", '"', ";", "#|", "|#", "#;", "\\", "\n", " ", ":a", "$b", "1", "s"]
-    + ["tree", "sequence", "action", "\0", "\ufeff", "é", "\r", ",", ".", "-", "nil", "1e9", "9" * 40]
+    [
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        '"',
+        ";",
+        "#|",
+        "|#",
+        "#;",
+        "\\",
+        "\n",
+        " ",
+        ":a",
+        "$b",
+        "1",
+        "s",
+    ]
+    + [
+        "tree",
+        "sequence",
+        "action",
+        "\0",
+        "\ufeff",
+        "é",
+        "\r",
+        ",",
+        ".",
+        "-",
+        "nil",
+        "1e9",
+        "9" * 40,
+    ]
 )
 
 

@@ -102,13 +102,12 @@ def test_a_tree_that_only_wakes_itself_is_stuck() -> None:
 
 def test_a_loop_that_waits_for_something_is_never_stuck() -> None:
     stage = Stage()
-    open_ones: list[object] = []
-    stage.offer("ask", lambda call: open_ones.append(call.pending()) or open_ones[-1])
+    open_ones = stage.asks("ask")
     run = stage.run("(repeat :max 3000 (action ask))")
 
     for _ in range(3000):
         run.step()
-        open_ones[-1].complete()  # type: ignore[attr-defined]  # a Pending
+        open_ones[-1].complete()
     assert ended(run).status is SUCCESS
 
 
@@ -132,7 +131,8 @@ def test_inputs_are_checked_and_lists_are_not_shared_between_runs() -> None:
 
     assert first.frame.get("q") == "hello"
     assert second.snapshot() == {"q": "", "seen": []}
-    for wrong in ({"q": 3}, {"seen": []}, {"other": 1}):
+    refused: list[dict[str, object]] = [{"q": 3}, {"seen": []}, {"other": 1}]
+    for wrong in refused:
         with pytest.raises(BadInput):
             stage.run(text, **wrong)
 

@@ -69,7 +69,6 @@ async def test_an_exception_of_an_async_function_is_its_failure() -> None:
     assert outcome.failure["message"] == "no route"
 
 
-@pytest.mark.requirement("S-002-BT-09")
 async def test_an_interrupt_cancels_the_task_and_waits_for_its_clean_up() -> None:
     stage = Stage()
     stage.logs("clean")

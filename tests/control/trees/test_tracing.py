@@ -28,7 +28,11 @@ def test_a_leaf_that_the_script_lacks_is_named() -> None:
     [
         *(None, [], {}, {"leaves": {}}, {"leaves": [], "ticks": 1}, {"leaves": {}, "ticks": "8"}),
         *({"leaves": {"a": ""}, "ticks": 1}, {"leaves": {"a": "RX"}, "ticks": 1}),
-        *({"leaves": {"a": 1}, "ticks": 1}, {"leaves": {}, "ticks": -1}, {"leaves": {}, "ticks": True}),
+        *(
+            {"leaves": {"a": 1}, "ticks": 1},
+            {"leaves": {}, "ticks": -1},
+            {"leaves": {}, "ticks": True},
+        ),
         *({"leaves": {}, "ticks": 10**9}, {"leaves": {}, "ticks": 1, "tick_s": "1"}),
         {"leaves": {}, "ticks": 1, "other": 1},
     ],

@@ -53,7 +53,9 @@ def test_types_that_can_meet_may_hold_each_other() -> None:
 
 
 def test_a_default_says_its_type() -> None:
-    assert [str(type_of(value)) for value in ("", 1, 1.0, True, None, [], {})] == [
+    defaults: list[object] = ["", 1, 1.0, True, None, [], {}]
+
+    assert [str(type_of(value)) for value in defaults] == [
         *("string", "int", "float", "bool", "(option any)", "list", "map")
     ]
     assert type_of(object()) == KeyType("any")
