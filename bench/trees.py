@@ -1,6 +1,6 @@
 """Compares a tick of a 40-node tree with py_trees', in one run and one process.
 
-    python -m bench.trees [--rounds 7] [--ticks 2000]
+    python -m bench.trees [--rounds 7] [--seconds 0.2]
 
 Needs `pip install py_trees==2.6.0`, which the project itself does not. Both run the same tree in the
 same process, a round of the one after a round of the other; leaves do nothing but answer.
@@ -26,6 +26,7 @@ from gateway.control.trees.status import Status
 
 Shape = tuple[Any, ...]  # kind and children; a leaf is a name
 MARK = 10.0
+CALIBRATION = 200
 
 
 def leaves(first: int, count: int) -> list[str]:
@@ -114,7 +115,12 @@ def theirs(case: str) -> Callable[[], object]:
     return tick
 
 
-def microseconds(tick: Callable[[], object], ticks: int) -> float:
+def microseconds(tick: Callable[[], object], seconds: float) -> float:
+    """A tick's time, over as many as take about so long: short rounds measure the neighbours."""
+    began = time.perf_counter()
+    for _ in range(CALIBRATION):
+        tick()
+    ticks = max(int(seconds * CALIBRATION / (time.perf_counter() - began)), CALIBRATION)
     began = time.perf_counter()
     for _ in range(ticks):
         tick()
@@ -124,7 +130,7 @@ def microseconds(tick: Callable[[], object], ticks: int) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--ticks", type=int, default=2000)
+    parser.add_argument("--seconds", type=float, default=0.2, help="of each round")
     options = parser.parse_args()
     worst = 0.0
     print(f"{size(SHAPE)} nodes, microseconds a tick, medians of {options.rounds} rounds")
@@ -132,8 +138,8 @@ def main() -> int:
         both = ours(case), theirs(case)
         gc.collect()
         rounds = [
-            [microseconds(tick, options.ticks) for tick in both] for _ in range(options.rounds + 1)
-        ][1:]
+            [microseconds(tick, options.seconds) for tick in both] for _ in range(options.rounds)
+        ]
         mine, other = (statistics.median(column) for column in zip(*rounds, strict=True))
         worst = min(worst or other / mine, other / mine)
         print(f"{case:8}  gateway {mine:7.2f}  py_trees {other:7.2f}  {other / mine:5.1f} times")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from gateway.control.trees.nodes import Composite, Node, Sequence_, reset, reset_all
+from gateway.control.trees.nodes import Composite, InOrder, Node, reset, reset_all
 from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCESS, Status
 
 
@@ -96,7 +96,7 @@ class Switch(Composite):
         super().halt()
 
 
-class Try(Sequence_):
+class Try(InOrder):
     """A sequence; when it fails the last child runs, and then the whole fails."""
 
     __slots__ = ("body", "catch", "is_catching")

@@ -23,8 +23,8 @@ from gateway.control.trees.decorators import (
     UntilFail,
     When,
 )
-from gateway.control.trees.leaves import Act_, Always, Check, Do, Wait
-from gateway.control.trees.nodes import MemorySequence, Node, Reactive, Sequence_, reset
+from gateway.control.trees.leaves import Always, Calling, Check, Do, Wait
+from gateway.control.trees.nodes import InOrder, MemorySequence, Node, Reactive, reset
 from gateway.control.trees.parallels import Parallel, ParallelToTheEnd
 from gateway.control.trees.plan import NodePlan, TreePlan, Value
 from gateway.control.trees.registry import Act
@@ -184,11 +184,11 @@ def _switch(builder: Builder, plan: NodePlan, frame: Frame) -> Node:
 
 
 _COMPOSITES: Mapping[str, _Make] = {
-    "sequence": lambda b, p, f: Sequence_(b.children(p, f), FAILURE),
-    "selector": lambda b, p, f: Sequence_(b.children(p, f), SUCCESS),
+    "sequence": lambda b, p, f: InOrder(b.children(p, f), FAILURE),
+    "selector": lambda b, p, f: InOrder(b.children(p, f), SUCCESS),
     "reactive-sequence": lambda b, p, f: Reactive(b.children(p, f), FAILURE),
     "reactive-selector": lambda b, p, f: Reactive(b.children(p, f), SUCCESS),
-    "memory-sequence": lambda b, p, f: MemorySequence(b.children(p, f), b.ground.wake_self),
+    "memory-sequence": lambda b, p, f: MemorySequence(b.children(p, f), b.ground.wake),
     "parallel": _parallel,
     "if": lambda b, p, f: If(b.children(p, f)),
     "while": lambda b, p, f: While(b.children(p, f)),
@@ -224,7 +224,7 @@ def _guard(builder: Builder, plan: NodePlan, frame: Frame) -> Node:
 
 
 def _decorator(builder: Builder, plan: NodePlan, frame: Frame) -> Node:
-    asked = Act_(plan, builder.ground, frame, builder.act(plan))
+    asked = Calling(plan, builder.ground, frame, builder.act(plan))
     return Gate(builder.build(plan.children[0], frame), lambda: asked.tick() is SUCCESS)
 
 
@@ -316,7 +316,7 @@ def _act(builder: Builder, plan: NodePlan, frame: Frame) -> Node:
     expr = plan.options.get("expr")
     if expr is not None and expr.expression is not None and plan.kind == "condition":
         return Check(plan, builder.ground, builder.test(plan, expr.expression, frame))
-    return Act_(plan, builder.ground, frame, builder.act(plan))
+    return Calling(plan, builder.ground, frame, builder.act(plan))
 
 
 def _check(builder: Builder, plan: NodePlan, frame: Frame) -> Node:

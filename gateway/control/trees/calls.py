@@ -28,26 +28,15 @@ class Ground:
     timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
     is_awake: bool = True  # another tick makes sense
     is_ticking: bool = False
-    yields: int = 0  # wake-ups in a row that came from the tree itself
+    has_heard: bool = False  # something came from outside since the last tick
     _note: tuple[NodePlan, str, str] | None = None
 
     def wake(self) -> None:
-        """Something has happened outside of the tree."""
+        """Asks for another tick; during a tick it is the tree itself that asks."""
         self.is_awake = True
-        self.yields = 0
         if not self.is_ticking:
+            self.has_heard = True
             self.woken()
-
-    def wake_self(self) -> None:
-        self.is_awake = True
-        self.yields += 1
-
-    def changed(self) -> None:
-        """A key was written that is asked for at each tick."""
-        if self.is_ticking:
-            self.wake_self()
-        else:
-            self.wake()
 
     def note(self, plan: NodePlan, kind: str, message: str) -> None:
         """A reason that says nothing does not replace one that the same node has just given."""
@@ -107,7 +96,8 @@ class Call:
     @property
     def options(self) -> dict[str, object]:
         """Those of the node as they are now."""
-        return {name: value.of(self.frame) for name, value in self.plan.options.items()}
+        found = self.plan.options.items()
+        return {name: value.of(self.frame) for name, value in found if name != "fn"}
 
     @property
     def values(self) -> list[object]:

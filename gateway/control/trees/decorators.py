@@ -100,7 +100,7 @@ class Loop(Decorator):
             self.ground.timers[self] = self.resume_at
             return True
         if was is IDLE:
-            self.ground.wake_self()
+            self.ground.wake()
         return was is IDLE
 
     def _ended(self, status: Status) -> Status:
@@ -144,7 +144,7 @@ class UntilFail(Decorator):
         if status is SUCCESS:
             reset(self.child)
         if status is not RUNNING:
-            self.ground.wake_self()
+            self.ground.wake()
         return RUNNING
 
 
@@ -319,7 +319,7 @@ class ForEach(Node):
             return self._ended(FAILURE)
         if len(self.frames) < len(items.items):
             if len(self.active) < items.parallel:
-                self.ground.wake_self()
+                self.ground.wake()
             return RUNNING
         return RUNNING if self.active else self._done()
 

@@ -3,6 +3,7 @@
 from gateway.control.trees.kinds import COMMON, HOSTED
 from gateway.control.trees.parts import Parts
 from gateway.control.trees.plan import NodePlan
+from gateway.control.trees.problems import Source
 from gateway.control.trees.registry import Offered
 from gateway.control.trees.types import ANY
 from gateway.control.trees.values import Names, Values
@@ -24,11 +25,17 @@ def find_offered(node: NodePlan, parts: Parts, values: Values, names: Names) -> 
         near = meant(wanted, registry.offered)
         source.error("BT021", at, f'unknown function "{short(wanted)}"{near}')
         return None
+    _check_use(node, offered, at, values.source)
     _check_options(node, parts, offered, values)
-    if offered.obsolete:
-        source.warn("BT049", at, f"{wanted} is obsolete: {offered.obsolete}")
     _check_keys(offered, at, values, names)
     return offered
+
+
+def _check_use(node: NodePlan, offered: Offered, at: int, source: Source) -> None:
+    if node.kind == "decorator" and offered.is_async:
+        source.error("BT021", at, f"{offered.name} takes time, and a decorator asks at each tick")
+    if offered.obsolete:
+        source.warn("BT049", at, f"{offered.name} is obsolete: {offered.obsolete}")
 
 
 def _check_options(node: NodePlan, parts: Parts, offered: Offered, values: Values) -> None:

@@ -36,7 +36,7 @@ class Leaf(Node):
         return self.failed(type(error).__name__, str(error) or type(error).__name__)
 
 
-class Act_(Leaf):  # noqa: N801  # the function has the name
+class Calling(Leaf):
     """Calls a function once, and waits for its answer if it gives a Pending."""
 
     __slots__ = ("act", "call", "none_means", "pending")
@@ -56,9 +56,9 @@ class Act_(Leaf):  # noqa: N801  # the function has the name
                 raise
             except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                 return self.broke(error)
-            if answer is SUCCESS or answer is True:
-                self.status = SUCCESS
-                return SUCCESS
+            if answer is SUCCESS or answer is RUNNING:
+                self.status = answer
+                return answer
             if not isinstance(answer, Pending):
                 return self._answered(answer)
             self.pending = pending = answer
@@ -69,7 +69,7 @@ class Act_(Leaf):  # noqa: N801  # the function has the name
         return self._answered(pending.outcome)
 
     def _answered(self, answer: object) -> Status:
-        if answer is RUNNING:
+        if answer is RUNNING:  # of a Pending that only meant to wake the tree
             self.status = RUNNING
             return RUNNING
         if answer is None:

@@ -214,19 +214,26 @@ class _Loader:
         return tuple(str(part.value) for part in form.parts) if form else ()
 
     def _check_uses(self, trees: Mapping[str, _Tree]) -> None:
-        for tree in trees.values():
-            planner = tree.planner
-            for name, at in planner.uses if planner else ():
+        first, *others = trees.values()
+        for tree in others:
+            for option in tree.options.keys() & {"finally", "inputs", "max-ticks"}:
+                message = f":{option} belongs to the first tree of a file; this one is a subtree"
+                self._source.error("BT014", tree.options[option].start, message)
+        for planner in (tree.planner for tree in trees.values() if tree.planner):
+            for name, at in planner.uses:
                 if name not in trees:
                     near = meant(name, trees)
                     self._source.error("BT022", at, f'unknown subtree "{short(name)}"{near}')
-            for name, key, at in planner.bound if planner else ():
-                if name in trees and key not in trees[name].schema:
-                    near = meant(key, trees[name].schema)
-                    message = f'subtree "{name}" has no key "{short(key)}"{near}'
-                    self._source.error("BT020", at, message)
+            self._check_bound(planner, trees)
         if not self._source.has_errors:
-            self._measure(trees, next(iter(trees)), {}, ())
+            self._measure(trees, first.name, {}, ())
+
+    def _check_bound(self, planner: Planner, trees: Mapping[str, _Tree]) -> None:
+        for name, key, at in planner.bound:
+            if name in trees and key not in trees[name].schema:
+                near = meant(key, trees[name].schema)
+                message = f'subtree "{name}" has no key "{short(key)}"{near}'
+                self._source.error("BT020", at, message)
 
     def _measure(
         self,

@@ -57,7 +57,7 @@ class Composite(Node):
         return status
 
 
-class Sequence_(Composite):  # noqa: N801  # typing has the name
+class InOrder(Composite):
     """Goes on where it was; `ends_with` FAILURE makes a sequence, SUCCESS a selector."""
 
     __slots__ = ("ends_with", "index", "otherwise", "skipped")
@@ -101,7 +101,7 @@ class Sequence_(Composite):  # noqa: N801  # typing has the name
         super().halt()
 
 
-class MemorySequence(Sequence_):
+class MemorySequence(InOrder):
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
 
     __slots__ = ("wake",)
@@ -169,6 +169,6 @@ class Reactive(Composite):
     def _runs(self, child: Node) -> Status:
         """Alone."""
         for other in self.children:
-            if other is not child:
+            if other is not child and other.status is not IDLE:
                 reset(other)
         return RUNNING

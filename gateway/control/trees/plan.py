@@ -45,6 +45,15 @@ class NodePlan:
     def label(self) -> str:
         return self.name or self.kind
 
+    def bound_keys(self) -> list[tuple[str, str]]:
+        """Of a named subtree: its keys that are keys of its caller, with these."""
+        bound = [(name, value) for name, value in self.options.items() if name.startswith("bind:")]
+        return [
+            (name.removeprefix("bind:"), str(value.constant))
+            for name, value in bound
+            if value.run is not None and value.constant is not None
+        ]
+
     def walk(self) -> Iterator["NodePlan"]:
         yield self
         for child in self.children:

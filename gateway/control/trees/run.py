@@ -8,6 +8,7 @@ from typing import Literal
 from gateway.control.trees.blackboard import Board, Frame, defaults, types
 from gateway.control.trees.building import Builder, Tracer
 from gateway.control.trees.calls import Call, Emit, Ground, Pending, TreeAbort
+from gateway.control.trees.kinds import REACTIVE
 from gateway.control.trees.nodes import Node, reset
 from gateway.control.trees.plan import NodePlan, TreePlan
 from gateway.control.trees.registry import Act
@@ -17,7 +18,7 @@ from gateway.domain.errors import GatewayError
 log = logging.getLogger(__name__)
 
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
-_WATCHING = frozenset({"guard", "check", "condition"})
+_ASKING = frozenset({"check", "condition"})
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
 
@@ -66,8 +67,10 @@ class Run:
         self.ticks = 0
         self.outcome: Outcome | None = None
         self._body_ended: Outcome | None = None
+        self._yields = 0  # ticks in a row that only the tree asked for
+        self._stop: str | None = None  # why it was interrupted in mid-tick
         ground = self.ground
-        board = Board(host.roots, lambda: ground.failure, ground.changed, watched_keys(plan))
+        board = Board(host.roots, lambda: ground.failure, ground.wake, watched_keys(plan))
         self.frame = Frame(board, defaults(plan.schema), types(plan.schema))
         self._give(inputs or {})
         builder = Builder({plan.name: plan, **plan.subtrees}, ground, self._act_of, tracer)
@@ -112,6 +115,7 @@ class Run:
         """One tick from the root. True if the run is over; then `outcome` is set."""
         if self.outcome is not None:
             return True
+        has_heard, self.ground.has_heard = self.ground.has_heard, False
         self.ground.is_awake = False
         self.ticks += 1
         try:
@@ -124,17 +128,19 @@ class Run:
             return self.outcome is not None
         finally:
             self.ground.is_ticking = False
-        if status is RUNNING:
-            self._go_on()
+        if self._stop is not None and not self.is_ending:
+            self._abort("interrupted", self._stop)
+        elif status is RUNNING:
+            self._go_on(has_heard=has_heard)
         else:
             failure = self.ground.failure if status is FAILURE else None
             self._ended(Outcome(status, "done", "", failure))
         return self.outcome is not None
 
-    def _go_on(self) -> None:
-        if not self.ground.is_awake:
-            self.ground.yields = 0
-        elif self.ground.yields >= STUCK:
+    def _go_on(self, *, has_heard: bool) -> None:
+        is_alone = self.ground.is_awake and not has_heard
+        self._yields = self._yields + 1 if is_alone else 0
+        if self._yields >= STUCK:
             self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
             return
         limit = self.plan.max_ticks
@@ -153,7 +159,9 @@ class Run:
 
     def interrupt(self, reason: str) -> None:
         """Halts what runs; `:finally` is what is left to do."""
-        if self._body_ended is None and self.outcome is None:
+        if self.ground.is_ticking:
+            self._stop = self._stop or reason
+        elif self._body_ended is None and self.outcome is None:
             self._abort("interrupted", reason)
             self.host.woken()
 
@@ -178,7 +186,7 @@ class Run:
 
     def _ended(self, outcome: Outcome) -> None:
         """Of the body, and then of `:finally`, whose own end changes nothing."""
-        self.ground.yields = 0
+        self._yields = 0
         if self._body_ended is None:
             self._body_ended = outcome
             if self._final is not None:
@@ -193,13 +201,18 @@ class Run:
 
 def watched_keys(plan: TreePlan) -> frozenset[str]:
     """Keys that a node asks for again at each tick: who writes one has to wake the run."""
-    found: set[str] = set()
-    for tree in (plan, *plan.subtrees.values()):
-        for node in tree.nodes():
-            if node.kind in {"guard", "switch"}:
-                found |= node.reads
-            elif node.kind in {"reactive-sequence", "reactive-selector"}:
-                found.update(*(c.reads for c in node.children if c.kind in _WATCHING))
-            elif node.kind == "while" and node.children[0].kind in _WATCHING:
-                found |= node.children[0].reads
+    nodes = [node for tree in (plan, *plan.subtrees.values()) for node in tree.nodes()]
+    found = {key for node in nodes for key in _asked_each_tick(node)}
+    bound = [pair for node in nodes for pair in node.bound_keys()]
+    for _ in plan.subtrees:  # a key may be handed down through all of them
+        found |= {outer for inner, outer in bound if inner in found}
     return frozenset(found)
+
+
+def _asked_each_tick(node: NodePlan) -> frozenset[str]:
+    if node.kind in {"guard", "switch"}:
+        return node.reads
+    if node.kind not in REACTIVE:
+        return frozenset()
+    asked = node.children[:1] if node.kind == "while" else node.children
+    return frozenset().union(*(child.reads for child in asked if child.kind in _ASKING))

@@ -29,6 +29,10 @@ def registry() -> Registry:
     made.action("oracle.reset_state", reads={"query": "string"}, writes={"turn": "int"})(print)
     made.action("has-tool-calls?")(print)
     made.action("notify.drain", options=["point"])(print)
+
+    async def slow(_call: object) -> None: ...
+
+    made.action("slow")(slow)
     made.action("old.way", obsolete="the tree keeps it all")(print)
     return made
 
@@ -141,6 +145,7 @@ def test_functions_come_from_the_registry_and_from_nowhere_else() -> None:
         (tree("(subtree other)"), "BT022"),
         ('(tree "a" (subtree b)) (tree "b" (subtree a))', "BT023"),
         ('(tree "a" (sequence (subtree a)))', "BT023"),
+        ('(tree "a" (subtree b)) (tree "b" (succeed) :finally (succeed))', "BT014"),
         ('(tree "a" (subtree b :bind {:x 1})) (tree "b" (succeed))', "BT020"),
     ],
 )
@@ -158,6 +163,7 @@ def test_what_is_wrong_is_refused(text: str, code: str) -> None:
         (tree("(condition has-tool-call?)"), "BT021"),
         (tree("(decorator has-tool-call? (succeed))"), "BT021"),
         (tree("(llm-call)"), "BT021"),
+        (tree("(decorator slow (succeed))"), "BT021"),
         (tree('(action d :fn "notify.drain" :pint "x")'), "BT014"),
         (tree('(action r :fn "oracle.reset_state")', "{:query 3 :turn 0}"), "BT033"),
     ],

@@ -179,6 +179,33 @@ def test_only_keys_that_are_asked_for_at_each_tick_wake_a_run() -> None:
     assert watched_keys(plan) == {"a", "c", "d", "e"}
 
 
+def test_a_leaf_may_interrupt_its_own_run() -> None:
+    stage = Stage()
+    stage.logs("after", "clean")
+    stage.offer("stop", lambda _call: run.interrupt("enough"))
+    run = stage.run('(tree "t" (sequence (action stop) (action after)) :finally (action clean))')
+
+    outcome = ended(run)
+
+    assert stage.log == ["after", "clean"]  # the tick in which it happened goes to its end
+    assert (outcome.reason, outcome.detail) == ("interrupted", "enough")
+
+
+def test_a_key_that_a_subtree_asks_for_is_its_callers_and_wakes_too() -> None:
+    stage = Stage()
+    stage.asks("work")
+    run = stage.run(
+        '(tree "t" :blackboard-schema {:n 1} (subtree inner :bind {:amount $n})) '
+        '(tree "inner" :blackboard-schema {:amount 0} (guard "amount > 0" (action work)))'
+    )
+    assert not run.step()
+
+    run.frame.set("n", 0)
+
+    assert stage.woken == 1
+    assert ended(run).status is FAILURE
+
+
 def test_roots_of_the_host_are_looked_up_when_they_are_needed() -> None:
     usage = {"tokens": 10}
     stage = Stage(roots={"usage": usage})
