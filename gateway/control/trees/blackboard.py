@@ -1,7 +1,6 @@
 """What a run knows: typed keys, frames for subtrees and loops, and what the host lets trees look up."""
 
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 
 from gateway.control.trees.plan import FAILED, Key
@@ -76,7 +75,15 @@ class Frame:
 
 def defaults(schema: Mapping[str, Key]) -> dict[str, object]:
     """A copy: runs share a plan and not its lists."""
-    return {name: deepcopy(key.default) for name, key in schema.items()}
+    return {name: _copied(key.default) for name, key in schema.items()}
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return value
 
 
 def types(schema: Mapping[str, Key]) -> dict[str, KeyType]:

@@ -7,7 +7,7 @@ from typing import cast
 
 from gateway.control.trees.lint import lint
 from gateway.control.trees.literals import pairs
-from gateway.control.trees.plan import Key, NodePlan, TreePlan
+from gateway.control.trees.plan import Key, NodePlan, TreePlan, watched_keys
 from gateway.control.trees.planning import MAX_NODES, NAME, Planner, TooManyNodes
 from gateway.control.trees.problems import Source, TreeInvalid
 from gateway.control.trees.reader import MAX_DEPTH, Form, read
@@ -52,7 +52,7 @@ def load(text: str, name: str = "tree.bt", registry: Registry | None = None) -> 
         raise TreeInvalid(source.problems(), source.left_out)
     for one in (plan, *plan.subtrees.values()):
         lint(one, source, is_complete=registry is not None)
-    return replace(plan, warnings=source.problems())
+    return replace(plan, warnings=source.problems(), watched=watched_keys(plan))
 
 
 class _Loader:

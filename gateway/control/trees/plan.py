@@ -4,10 +4,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from gateway.control.expressions import Expression, Scope
+from gateway.control.trees.kinds import REACTIVE
 from gateway.control.trees.problems import Problem
 from gateway.control.trees.registry import Offered
 from gateway.control.trees.types import KeyType
 
+_ASKING = frozenset({"check", "condition"})
 FAILED = "failure"  # the root under which expressions find why a node failed last
 
 
@@ -84,9 +86,29 @@ class TreePlan:
     max_ticks: int | None = None
     subtrees: Mapping[str, "TreePlan"] = field(default_factory=dict)  # of the same file
     warnings: tuple[Problem, ...] = ()
+    watched: frozenset[str] = frozenset()  # keys whose writers have to wake a run
 
     def nodes(self) -> Iterator[NodePlan]:
         """Of this tree and its ending, without those of the subtrees that it names."""
         yield from self.root.walk()
         if self.final is not None:
             yield from self.final.walk()
+
+
+def watched_keys(plan: TreePlan) -> frozenset[str]:
+    """Keys that a node asks for again at each tick: who writes one has to wake the run."""
+    nodes = [node for tree in (plan, *plan.subtrees.values()) for node in tree.nodes()]
+    found = {key for node in nodes for key in _asked_each_tick(node)}
+    bound = [pair for node in nodes for pair in node.bound_keys()]
+    for _ in plan.subtrees:  # a key may be handed down through all of them
+        found |= {outer for inner, outer in bound if inner in found}
+    return frozenset(found)
+
+
+def _asked_each_tick(node: NodePlan) -> frozenset[str]:
+    if node.kind in {"guard", "switch"}:
+        return node.reads
+    if node.kind not in REACTIVE:
+        return frozenset()
+    asked = node.children[:1] if node.kind == "while" else node.children
+    return frozenset().union(*(child.reads for child in asked if child.kind in _ASKING))

@@ -8,7 +8,6 @@ from typing import Literal
 from gateway.control.trees.blackboard import Board, Frame, defaults, types
 from gateway.control.trees.building import Builder, Tracer
 from gateway.control.trees.calls import Call, Emit, Ground, Pending, TreeAbort
-from gateway.control.trees.kinds import REACTIVE
 from gateway.control.trees.nodes import Node, reset
 from gateway.control.trees.plan import NodePlan, TreePlan
 from gateway.control.trees.registry import Act
@@ -18,7 +17,6 @@ from gateway.domain.errors import GatewayError
 log = logging.getLogger(__name__)
 
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
-_ASKING = frozenset({"check", "condition"})
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
 
@@ -70,7 +68,7 @@ class Run:
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
         ground = self.ground
-        board = Board(host.roots, lambda: ground.failure, ground.wake, watched_keys(plan))
+        board = Board(host.roots, lambda: ground.failure, ground.wake, plan.watched)
         self.frame = Frame(board, defaults(plan.schema), types(plan.schema))
         self._give(inputs or {})
         builder = Builder({plan.name: plan, **plan.subtrees}, ground, self._act_of, tracer)
@@ -197,22 +195,3 @@ class Run:
             extra = {"tree": self.plan.name, "detail": outcome.detail or str(outcome.failure)}
             log.warning("tree.finally_failed", extra=extra)
         self.outcome = self._body_ended
-
-
-def watched_keys(plan: TreePlan) -> frozenset[str]:
-    """Keys that a node asks for again at each tick: who writes one has to wake the run."""
-    nodes = [node for tree in (plan, *plan.subtrees.values()) for node in tree.nodes()]
-    found = {key for node in nodes for key in _asked_each_tick(node)}
-    bound = [pair for node in nodes for pair in node.bound_keys()]
-    for _ in plan.subtrees:  # a key may be handed down through all of them
-        found |= {outer for inner, outer in bound if inner in found}
-    return frozenset(found)
-
-
-def _asked_each_tick(node: NodePlan) -> frozenset[str]:
-    if node.kind in {"guard", "switch"}:
-        return node.reads
-    if node.kind not in REACTIVE:
-        return frozenset()
-    asked = node.children[:1] if node.kind == "while" else node.children
-    return frozenset().union(*(child.reads for child in asked if child.kind in _ASKING))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gateway.control.trees.calls import Call
 from gateway.control.trees.loading import load
 from gateway.control.trees.problems import TreeInvalid
-from gateway.control.trees.run import STUCK, BadInput, Host, Run, watched_keys
+from gateway.control.trees.run import STUCK, BadInput, Host, Run
 from gateway.control.trees.status import FAILURE, RUNNING, SKIPPED, SUCCESS
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, ended
@@ -176,7 +176,7 @@ def test_only_keys_that_are_asked_for_at_each_tick_wake_a_run() -> None:
         '(while (condition x? :expr "d > 0") (succeed)) (switch $e {:else (succeed)})))'
     )
 
-    assert watched_keys(plan) == {"a", "c", "d", "e"}
+    assert plan.watched == {"a", "c", "d", "e"}
 
 
 def test_a_leaf_may_interrupt_its_own_run() -> None:
