@@ -81,7 +81,7 @@ def test_functions_that_nobody_should_use_are_named() -> None:
 
 @pytest.mark.requirement("S-002-BT-04")
 def test_the_sample_tree_as_it_was_given_loads_and_its_defects_are_named() -> None:
-    plan = load((SAMPLES / "seed.bt").read_text(encoding="utf-8"), "seed.bt")
+    plan = load((SAMPLES / "first-draft.bt").read_text(encoding="utf-8"), "first-draft.bt")
     found = {(warning.code, warning.line) for warning in plan.warnings}
 
     assert {
