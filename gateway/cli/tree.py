@@ -1,6 +1,7 @@
 """`exogate tree`: check, show, format and trace behaviour trees. Needs no gateway that runs."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
@@ -97,7 +98,7 @@ def trace_(context: CliContext, file: Path, script: Path) -> None:
         _refuse(context, file, error)
     traced = trace(plan, _script(script))
     if context.json:
-        click.echo(json.dumps(traced.as_json()))
+        click.echo(json.dumps(asdict(traced)))
     else:
         _print(plan, traced)
 

@@ -26,6 +26,7 @@ class Scope(Protocol):
 
 
 Evaluate = Callable[[Scope], object]
+CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError)  # what evaluating may raise
 Function = Callable[..., object]
 
 
@@ -57,7 +58,7 @@ class Expression:
         """Raises ExpressionFailed."""
         try:
             return self.run(scope)
-        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
+        except CANNOT as error:
             raise ExpressionFailed(f"{short(self.text)}: {error}") from error
 
     def holds(self, scope: Scope) -> bool:

@@ -1,14 +1,12 @@
 """How a leaf's function is called, and how it answers later."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gateway.control.trees.blackboard import BadWrite, Frame
 from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.status import FAILURE, SUCCESS, Status
 from gateway.domain.errors import GatewayError
-
-Emit = Callable[[str, Mapping[str, object]], None]
 
 
 class TreeAbort(GatewayError):
@@ -18,52 +16,10 @@ class TreeAbort(GatewayError):
 
 
 @dataclass(slots=True, eq=False)
-class Ground:
-    """What the nodes of a run share: time, wake-ups, events, and why a node failed last."""
-
-    file: str
-    now: Callable[[], float]
-    emit: Emit
-    woken: Callable[[], None]  # something happened outside of a tick
-    timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
-    is_awake: bool = True  # another tick makes sense
-    is_ticking: bool = False
-    has_heard: bool = False  # something came from outside since the last tick
-    _note: tuple[NodePlan, str, str] | None = None
-
-    def wake(self) -> None:
-        """Asks for another tick; during a tick it is the tree itself that asks."""
-        self.is_awake = True
-        if not self.is_ticking:
-            self.has_heard = True
-            self.woken()
-
-    def note(self, plan: NodePlan, kind: str, message: str) -> None:
-        """A reason that says nothing does not replace one that the same node has just given."""
-        if message or self._note is None or self._note[0] is not plan:
-            self._note = (plan, kind, message)
-
-    @property
-    def failure(self) -> Mapping[str, object] | None:
-        """Why a node failed last."""
-        if self._note is None:
-            return None
-        plan, kind, message = self._note
-        return {
-            "node": plan.label,
-            "path": plan.path,
-            "file": self.file,
-            "line": plan.line,
-            "type": kind,
-            "message": message or f"{plan.label} failed",
-        }
-
-
-@dataclass(slots=True, eq=False)
 class Pending:
     """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
 
-    _ground: Ground
+    _wake: Callable[[], None]
     _on_halt: Callable[[], None] | None = None
     outcome: object = None  # as a function gives it, or the exception that it ended with
     is_over: bool = False
@@ -72,7 +28,7 @@ class Pending:
         """As a function would have answered; what comes after an end or a halt changes nothing."""
         if not self.is_over:
             self.outcome, self.is_over = outcome, True
-            self._ground.wake()
+            self._wake()
 
     def halt(self) -> None:
         if not self.is_over:
@@ -86,8 +42,7 @@ class Call:
     """One leaf as its function sees it; the same for all of its ticks."""
 
     plan: NodePlan
-    frame: Frame
-    ground: Ground = field(repr=False)
+    frame: Frame = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -121,9 +76,9 @@ class Call:
 
     def pending(self, on_halt: Callable[[], None] | None = None) -> Pending:
         """To be returned; `on_halt` is called if the leaf is halted before it is completed."""
-        return Pending(self.ground, on_halt)
+        return Pending(self.frame.ground.wake, on_halt)
 
     def failed(self, reason: str, kind: str = "failed") -> Status:
         """To be returned, for a failure with a reason."""
-        self.ground.note(self.plan, kind, reason)
+        self.frame.ground.note(self.plan, kind, reason)
         return FAILURE

@@ -1,151 +1,44 @@
 """Nodes over one child, and the loop over a list."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from math import inf
 
-from gateway.control.trees.blackboard import Frame
-from gateway.control.trees.calls import Ground, TreeAbort
-from gateway.control.trees.nodes import Node, reset, reset_all
-from gateway.control.trees.plan import NodePlan
+from gateway.control.trees.blackboard import BadWrite, Frame, defaults
+from gateway.control.trees.calls import TreeAbort
+from gateway.control.trees.leaves import Calling
+from gateway.control.trees.nodes import Builder, Node, reset
 from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCESS, Status
-
-Test = Callable[[], bool]
-Number = Callable[[], float]
 
 
 class Decorator(Node):
-    __slots__ = ("child",)
+    """May answer before its child is ticked, and differently when it is done."""
 
-    def __init__(self, child: Node) -> None:
-        super().__init__()
-        self.child = child
+    __slots__ = ()
 
-    def halt(self) -> None:
-        reset(self.child)
-        self.status = IDLE
+    def tick(self) -> Status:
+        answer = self.before()
+        if answer is not None:
+            return answer
+        self.status = RUNNING
+        status = self.children[0].tick()
+        return status if status is RUNNING or status is SKIPPED else self.done(self.after(status))
 
-    def done(self, status: Status) -> Status:
-        reset(self.child)
-        self.status = status
+    def before(self) -> Status | None:
+        return None
+
+    def after(self, status: Status) -> Status:
         return status
 
 
 class Mapped(Decorator):
-    """Another answer for the child's: invert, force-success, force-failure."""
+    """Another answer for the child's."""
 
-    __slots__ = ("on_failure", "on_success")
+    __slots__ = ()
 
-    def __init__(self, child: Node, on_success: Status, on_failure: Status) -> None:
-        super().__init__(child)
-        self.on_success, self.on_failure = on_success, on_failure
-
-    def tick(self) -> Status:
-        self.status = RUNNING
-        status = self.child.tick()
-        if status is RUNNING or status is SKIPPED:
-            return status
-        self.child.status = IDLE
-        self.status = self.on_success if status is SUCCESS else self.on_failure
-        return self.status
-
-
-class Loop(Decorator):
-    """Again while the child gives `goes_on`: SUCCESS for repeat, FAILURE for retry.
-
-    A child that is done in the tick in which it began gives way before it begins again, so that
-    a run can be stopped between any two rounds.
-    """
-
-    __slots__ = ("count", "goes_on", "ground", "limit", "pause", "resume_at", "until")
-
-    def __init__(self, child: Node, goes_on: Status, ground: Ground) -> None:
-        super().__init__(child)
-        self.goes_on, self.ground = goes_on, ground
-        self.count = 0
-        self.limit: Number = lambda: -1
-        self.until: Test | None = None
-        self.pause: Number | None = None
-        self.resume_at = 0.0
-
-    def tick(self) -> Status:
-        child = self.child
-        self.status = RUNNING
-        if self._is_resting():
-            return RUNNING
-        limit = self.limit()
-        if limit < 0:
-            limit = inf
-        while self.count < limit:
-            was = child.status
-            status = child.tick()
-            if status is RUNNING:
-                return RUNNING
-            reset(child)
-            if status is not self.goes_on:
-                return self._ended(status)
-            self.count += 1
-            if self.until is not None and self.until():
-                return self._ended(SUCCESS)
-            if self.count < limit and self._gives_way(was):
-                return RUNNING
-        return self._ended(self._at_limit())
-
-    def _at_limit(self) -> Status:
-        return SUCCESS if self.goes_on is SUCCESS and self.until is None else FAILURE
-
-    def _gives_way(self, was: Status) -> bool:
-        """Between two rounds."""
-        if self.pause is not None:
-            self.resume_at = self.ground.now() + self.pause()
-            self.ground.timers[self] = self.resume_at
-            return True
-        if was is IDLE:
-            self.ground.wake()
-        return was is IDLE
-
-    def _ended(self, status: Status) -> Status:
-        if status is not SKIPPED:  # which keeps the count
-            self.count = 0
-            self.status = status
-        return status
-
-    def _is_resting(self) -> bool:
-        if not self.resume_at:
-            return False
-        if self.ground.now() < self.resume_at:
-            return True
-        self._awake()
-        return False
-
-    def _awake(self) -> None:
-        self.resume_at = 0.0
-        self.ground.timers.pop(self, None)
-
-    def halt(self) -> None:
-        self.count = 0
-        self._awake()
-        super().halt()
-
-
-class UntilFail(Decorator):
-    """RUNNING until the child fails, one round a tick."""
-
-    __slots__ = ("ground",)
-
-    def __init__(self, child: Node, ground: Ground) -> None:
-        super().__init__(child)
-        self.ground = ground
-
-    def tick(self) -> Status:
-        self.status = RUNNING
-        status = self.child.tick()
-        if status is FAILURE:
-            return self.done(FAILURE)
-        if status is SUCCESS:
-            reset(self.child)
-        if status is not RUNNING:
-            self.ground.wake()
-        return RUNNING
+    def after(self, status: Status) -> Status:
+        if self.plan.kind == "invert":
+            return FAILURE if status is SUCCESS else SUCCESS
+        return SUCCESS if self.plan.kind == "force-success" else FAILURE
 
 
 class RunOnce(Decorator):
@@ -153,53 +46,55 @@ class RunOnce(Decorator):
 
     __slots__ = ("is_done",)
 
-    def __init__(self, child: Node) -> None:
-        super().__init__(child)
+    def made(self, builder: Builder) -> list[Node]:
         self.is_done = False
+        return super().made(builder)
 
-    def tick(self) -> Status:
-        if self.is_done:
-            return SKIPPED
-        self.status = RUNNING
-        status = self.child.tick()
-        if status is RUNNING or status is SKIPPED:
-            return status
+    def before(self) -> Status | None:
+        return SKIPPED if self.is_done else None
+
+    def after(self, status: Status) -> Status:
         self.is_done = True
-        return self.done(status)
+        return status
 
 
-class Gate(Decorator):
-    """Asks at each tick: the child is halted and the node fails as soon as the test does not hold."""
+class Guard(Decorator):
+    """Asks at each tick: the child is halted and the node fails as soon as it does not hold."""
 
-    __slots__ = ("test",)
+    __slots__ = ()
 
-    def __init__(self, child: Node, test: Test) -> None:
-        super().__init__(child)
-        self.test = test
-
-    def tick(self) -> Status:
-        self.status = RUNNING
-        if not self.test():
-            return self.done(FAILURE)
-        status = self.child.tick()
-        return status if status is RUNNING or status is SKIPPED else self.done(status)
+    def before(self) -> Status | None:
+        return None if self.holds(self.plan.values[0]) else self.done(FAILURE)
 
 
-class When(Decorator):
+class Asking(Decorator):
+    """A guard that asks a function."""
+
+    __slots__ = ("asked",)
+
+    def made(self, builder: Builder) -> list[Node]:
+        self.asked = Calling(builder, self.plan, self.frame)
+        return super().made(builder)
+
+    def before(self) -> Status | None:
+        return None if self.asked.tick() is SUCCESS else self.done(FAILURE)
+
+
+class When(Node):
     """`:when`: asked before the node begins, and no more while it is RUNNING."""
 
-    __slots__ = ("test",)
+    __slots__ = ()
 
-    def __init__(self, child: Node, test: Test) -> None:
-        super().__init__(child)
-        self.test = test
+    def made(self, builder: Builder) -> list[Node]:
+        return [builder.bare(self.plan, self.frame)]
 
     def tick(self) -> Status:
-        if self.status is not RUNNING and not self.test():
+        test, [child] = self.plan.when, self.children
+        if self.status is not RUNNING and test is not None and not self.holds(test):
             return SKIPPED
-        status = self.child.tick()
+        status = child.tick()
         if status is SKIPPED:
-            reset(self.child)
+            reset(child)
             self.status = IDLE
         elif status is RUNNING:
             self.status = RUNNING
@@ -208,127 +103,204 @@ class When(Decorator):
         return status
 
 
-class Timed(Decorator):
-    """What the three nodes with a clock share."""
-
-    __slots__ = ("at", "ground", "plan", "seconds")
-
-    def __init__(self, child: Node, seconds: Number, ground: Ground, plan: NodePlan) -> None:
-        super().__init__(child)
-        self.seconds, self.ground, self.plan = seconds, ground, plan
-        self.at: float | None = None  # when the time is over
-
-    def is_over(self) -> bool:
-        """Begins to wait when it is asked first."""
-        if self.at is None:
-            self.at = self.ground.now() + self.seconds()
-            self.ground.timers[self] = self.at
-        return self.ground.now() >= self.at
-
-    def forget(self) -> None:
-        self.at = None
-        self.ground.timers.pop(self, None)
-
-    def halt(self) -> None:
-        self.forget()
-        super().halt()
-
-
-class Timeout(Timed):
+class Timeout(Decorator):
     __slots__ = ()
 
-    def tick(self) -> Status:
+    def before(self) -> Status | None:
+        if not self.is_over(self.plan.values[0]):
+            return None
+        self.ground.note(self.plan, "timeout", f"{self.plan.label} took too long")
+        return self.done(FAILURE)
+
+
+class Delay(Decorator):
+    """Before every start."""
+
+    __slots__ = ()
+
+    def before(self) -> Status | None:
         self.status = RUNNING
-        if self.is_over():
-            self.forget()
-            self.ground.note(self.plan, "timeout", f"{self.plan.label} took too long")
-            return self.done(FAILURE)
-        status = self.child.tick()
-        if status is RUNNING or status is SKIPPED:
-            return status
-        self.forget()
-        return self.done(status)
+        return None if self.is_over(self.plan.values[0]) else RUNNING
 
 
-class Delay(Timed):
-    __slots__ = ("is_open",)
-
-    def tick(self) -> Status:
-        self.status = RUNNING
-        if not self.is_over():
-            return RUNNING
-        self.ground.timers.pop(self, None)
-        status = self.child.tick()
-        if status is RUNNING or status is SKIPPED:
-            return status
-        self.forget()
-        return self.done(status)
-
-
-class Cooldown(Timed):
+class Cooldown(Decorator):
     """SKIPPED for a while after the child was done."""
 
+    __slots__ = ("until",)
+
+    def made(self, builder: Builder) -> list[Node]:
+        self.until = -inf
+        return super().made(builder)
+
+    def before(self) -> Status | None:
+        return SKIPPED if self.ground.now() < self.until else None
+
+    def after(self, status: Status) -> Status:
+        self.until = self.ground.now() + self.number(self.plan.values[0])
+        return status
+
+
+class UntilFail(Node):
+    """RUNNING until the child fails, one round a tick."""
+
     __slots__ = ()
 
     def tick(self) -> Status:
-        if self.at is not None and self.ground.now() < self.at:
-            return SKIPPED
         self.status = RUNNING
-        status = self.child.tick()
-        if status is RUNNING or status is SKIPPED:
-            return status
-        self.at = self.ground.now() + self.seconds()
-        return self.done(status)
+        [child] = self.children
+        status = child.tick()
+        if status is FAILURE:
+            return self.done(FAILURE)
+        if status is SUCCESS:
+            reset(child)
+        if status is not RUNNING:
+            self.ground.wake()
+        return RUNNING
 
-    def halt(self) -> None:
-        Decorator.halt(self)
+
+class Loop(Node):
+    """Again while the child succeeds, or with `retry` and `:until-success` while it fails.
+
+    A child that is done in the tick in which it began gives way before it begins again, so that
+    a run can be stopped between any two rounds.
+    """
+
+    __slots__ = ("count", "goes_on")
+
+    def made(self, builder: Builder) -> list[Node]:
+        is_retry = self.plan.kind == "retry" or "until-success" in self.plan.options
+        self.goes_on: Status = FAILURE if is_retry else SUCCESS
+        return super().made(builder)
+
+    def clear(self) -> None:
+        super().clear()
+        self.count = 0
+
+    def tick(self) -> Status:
+        self.status = RUNNING
+        options, [child] = self.plan.options, self.children
+        if self.at is not None and not self._has_rested():
+            return RUNNING
+        limit = self.number(options["max"]) if "max" in options else -1
+        while limit < 0 or self.count < limit:
+            was = child.status
+            status = child.tick()
+            if status is RUNNING:
+                return RUNNING
+            reset(child)
+            if status is not self.goes_on:
+                return SKIPPED if status is SKIPPED else self.done(status)  # which keeps the count
+            self.count += 1
+            if "until" in options and self.holds(options["until"]):
+                return self.done(SUCCESS)
+            if self.count != limit and self._gives_way(was):
+                return RUNNING
+        is_full = self.goes_on is SUCCESS and "until" not in options
+        return self.done(SUCCESS if is_full else FAILURE)
+
+    def _gives_way(self, was: Status) -> bool:
+        """Between two rounds."""
+        is_resting = "backoff" in self.plan.options and not self._has_rested()
+        if was is IDLE and not is_resting:
+            self.ground.wake()
+        return was is IDLE or is_resting
+
+    def _has_rested(self) -> bool:
+        is_over = self.is_over(self.plan.options["backoff"])
+        if is_over:
+            self.at = None
+        return is_over
+
+
+class Subtree(Decorator):
+    """In place, or by name: then with a frame of its own, made anew when it begins."""
+
+    __slots__ = ("own", "tree")
+
+    def made(self, builder: Builder) -> list[Node]:
+        if self.plan.children:
+            return super().made(builder)
+        self.tree = builder.subtrees[self.plan.name]
+        types = {name: key.type for name, key in self.tree.schema.items()}
+        self.own = Frame(self.ground, {}, types, self.frame if self.shares else None)
+        return [builder.build(self.tree.root, self.own)]
+
+    @property
+    def shares(self) -> bool:
+        return "share" in self.plan.options and self.plan.options["share"].constant is True
+
+    def before(self) -> Status | None:
+        """Bound keys are the other frame's; other values are copied."""
+        if self.status is RUNNING or self.plan.children:
+            return None
+        values = defaults(self.tree.schema)
+        if self.shares:
+            values = {key: value for key, value in values.items() if not self.frame.has(key)}
+        self.own.values = values
+        for key, value in self.plan.bound.items():
+            if value.key:
+                values.pop(key, None)
+                self.own.links[key] = (self.frame, value.key)
+            else:
+                self.own.set(key, value.of(self.frame))
+        return None
 
 
 class ForEach(Node):
     """One child an item, each with a frame of its own; at most so many at once, results in order."""
 
-    __slots__ = ("active", "failed", "frames", "ground", "make", "next", "settings", "skipped")
+    __slots__ = ("builder", "failed", "frames", "items", "parallel", "skipped")
 
-    def __init__(
-        self,
-        settings: Callable[[], "Items"],
-        make: Callable[[object, int], tuple[Node, Frame]],
-        ground: Ground,
-    ) -> None:
-        super().__init__()
-        self.settings, self.make, self.ground = settings, make, ground
-        self.active: list[Node] = []
-        self.frames: list[Frame] = []
-        self.next: Items | None = None
+    def made(self, builder: Builder) -> list[Node]:
+        self.builder = builder
+        return []
+
+    def clear(self) -> None:
+        self.items: list[object] | None = None
         self.failed = self.skipped = 0
+        self.frames: list[Frame] = []
+        self.children = []
 
     def tick(self) -> Status:
-        if self.next is None:
-            self.next = self.settings()
-            self.failed = self.skipped = 0
-            self.frames = []
-        items = self.next
         self.status = RUNNING
-        while len(self.active) < items.parallel and len(self.frames) < len(items.items):
-            place = len(self.frames)
-            node, frame = self.make(items.items[place], place)
-            self.active.append(node)
-            self.frames.append(frame)
-        self.active = [node for node in self.active if self._is_running(node)]
-        if self.failed and not items.goes_on:
+        if self.items is None:
+            self.items = self._begun()
+        while len(self.children) < self.parallel and len(self.frames) < len(self.items):
+            self._add(self.items[len(self.frames)])
+        self.children = [node for node in self.children if self._is_running(node)]
+        if self._has_failed():
             return self._ended(FAILURE)
-        if len(self.frames) < len(items.items):
-            if len(self.active) < items.parallel:
+        if len(self.frames) < len(self.items):
+            if len(self.children) < self.parallel:
                 self.ground.wake()
             return RUNNING
-        return RUNNING if self.active else self._done()
+        if self.children:
+            return RUNNING
+        is_skipped = 0 < self.skipped == len(self.items)
+        return self.done(SKIPPED) if is_skipped else self._ended(SUCCESS)
 
-    def _done(self) -> Status:
-        is_skipped = bool(self.skipped) and self.skipped == len(self.frames)
-        return self._ended(SKIPPED if is_skipped else SUCCESS)
+    def _begun(self) -> list[object]:
+        items, options = self.plan.values[0].of(self.frame), self.plan.options
+        if not isinstance(items, list | tuple):
+            raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
+        limit = self.number(options["limit"]) if "limit" in options else len(items)
+        self.parallel = max(self.number(options["parallel"]), 1) if "parallel" in options else 1
+        return list(items[: max(int(limit), 0)])
+
+    def _add(self, item: object) -> None:
+        options = self.plan.options
+        name = str(options["as"].constant) if "as" in options else "item"
+        values = {name: item, "index": len(self.frames), "result": None}
+        frame = Frame(self.ground, values, {}, self.frame, is_item=True)
+        self.frames.append(frame)
+        self.children.append(self.builder.build(self.plan.children[0], frame))
+
+    def _has_failed(self) -> bool:
+        says = self.plan.options.get("on-child-fail")
+        return self.failed > 0 and (says is None or says.constant != "continue")
 
     def _is_running(self, node: Node) -> bool:
-        if self.failed and self.next is not None and not self.next.goes_on:
+        if self._has_failed():
             return True  # is halted in a moment, with the others
         status = node.tick()
         if status is RUNNING:
@@ -339,36 +311,33 @@ class ForEach(Node):
         return False
 
     def _ended(self, status: Status) -> Status:
-        items = self.next
-        self._clear()
-        if items is not None and items.collect is not None and status is not SKIPPED:
-            items.collect([frame.values["result"] for frame in self.frames])
-        self.status = IDLE if status is SKIPPED else status
-        return status
-
-    def _clear(self) -> None:
-        reset_all(self.active)
-        self.active, self.next = [], None
-
-    def halt(self) -> None:
-        self._clear()
-        self.status = IDLE
+        target = self.plan.options.get("collect")
+        results = [frame.values["result"] for frame in self.frames]
+        self.done(status)
+        if target is None:
+            return status
+        try:
+            self.frame.set(str(target.constant), results)
+        except BadWrite as error:
+            self.ground.note(self.plan, type(error).__name__, str(error))
+            self.status = FAILURE
+        return self.status
 
 
-class Items:
-    """What a `for-each` goes over, as it was when it began."""
-
-    __slots__ = ("collect", "goes_on", "items", "parallel")
-
-    def __init__(
-        self,
-        items: object,
-        parallel: int,
-        *,
-        goes_on: bool,
-        collect: Callable[[object], None] | None,
-    ) -> None:
-        if not isinstance(items, list | tuple):
-            raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
-        self.items = list(items)
-        self.parallel, self.goes_on, self.collect = max(parallel, 1), goes_on, collect
+DECORATORS: Mapping[str, type[Node]] = {
+    "when": When,
+    "invert": Mapped,
+    "force-success": Mapped,
+    "force-failure": Mapped,
+    "run-once": RunOnce,
+    "guard": Guard,
+    "decorator": Asking,
+    "timeout": Timeout,
+    "delay": Delay,
+    "cooldown": Cooldown,
+    "until-fail": UntilFail,
+    "repeat": Loop,
+    "retry": Loop,
+    "subtree": Subtree,
+    "for-each": ForEach,
+}

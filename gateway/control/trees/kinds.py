@@ -2,123 +2,143 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
-Want = Literal[
-    "any",
-    "text",
-    "int",
-    "duration",
-    "list",
-    "map",
-    "expression",
-    "word",  # a symbol, keyword or string that is a name
-    "count",  # a number, `all` or `one`
-    "target",  # a key that is written
-    "keys",  # a vector of keywords that are keys, written too
-    "flag",  # a keyword without a value
-    "cases",  # a map from keywords to nodes
-    "binding",  # a map from a subtree's keys to values
-]
-Naming = Literal["may", "must"]  # whether a bare symbol names it
+from gateway.control.trees.reader import FormKind
+from gateway.control.trees.types import ANY, KeyType
+
 MANY = 5_000
+_WORD: frozenset[FormKind] = frozenset({"symbol", "keyword", "string"})
+_ATOM: frozenset[FormKind] = frozenset({"int", "float", "bool", "nil", "duration"})
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What may stand in a place."""
+
+    shape: str
+    forms: frozenset[FormKind] = frozenset()  # as it is
+    type: KeyType | None = None  # or looked up, if it is of this type
+
+
+_TIMES: frozenset[FormKind] = frozenset({"duration", "int", "float"})
+WANTS: Mapping[str, Want] = {
+    "any": Want("a value", _WORD | _ATOM, ANY),
+    "text": Want('a "string"', frozenset({"string", "symbol"}), KeyType("string")),
+    "int": Want("a whole number", frozenset({"int"}), KeyType("int")),
+    "duration": Want("a time such as 500ms, 30s or 2m", _TIMES, KeyType("float")),
+    "list": Want("a [vector] or a $key", frozenset(), KeyType("list")),
+    "map": Want("a {:key value} map", frozenset(), KeyType("map")),
+    "expression": Want('an expression in a "string"', frozenset({"string"})),
+    "word": Want("a name", _WORD),
+    "count": Want("a whole number, all or one", frozenset({"int", "symbol", "keyword"})),
+    "target": Want("a $key to write", frozenset({"ref", "list"})),
+    "keys": Want("a [:key …] vector", frozenset({"vector"})),  # that are written
+    "inputs": Want("a [key …] vector", frozenset({"vector"})),
+    "flag": Want("nothing"),
+    "cases": Want("a map from keywords to nodes"),
+    "binding": Want("a map from a subtree's keys to values"),
+    "schema": Want("a map from keys to defaults"),
+    "node": Want("a node"),
+}
+COMMON: Mapping[str, str] = {
+    "when": "expression",
+    "doc": "text",
+    "id": "word",
+    "on-error": "word",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    least: int
+    least: int  # of children
     most: int
-    values: tuple[Want, ...] = ()
+    values: tuple[str, ...] = ()
     needed: int = 0  # how many of the values
-    options: Mapping[str, Want] = field(default_factory=dict)
-    named: Naming = "may"
+    options: Mapping[str, str] = field(default_factory=dict)  # besides the common ones
+    excluding: tuple[frozenset[str], ...] = ()  # options of which only one may be there
+    is_named: bool = False  # has to be, by a bare symbol
     is_open: bool = False  # other options are arguments of its function, or keys
 
-    def want(self, option: str) -> Want | None:
+    def want(self, option: str) -> str | None:
         """What belongs behind an option; None if there is no such option."""
         return self.options.get(option) or COMMON.get(option) or ("any" if self.is_open else None)
 
 
-def _leaf(*values: Want, needed: int | None = None) -> Kind:
-    return Kind(0, 0, values, len(values) if needed is None else needed)
+def _kind(
+    least: int, most: int, *values: str, options: str = "", excluding: str = "", **said: bool
+) -> Kind:
+    """Values that end in `?` need not be there; options are `name:want`."""
+    return Kind(
+        least,
+        most,
+        tuple(value.rstrip("?") for value in values),
+        sum(not value.endswith("?") for value in values),
+        {name: want for name, _, want in (one.partition(":") for one in options.split())},
+        tuple(frozenset(group.split("/")) for group in excluding.split()),
+        **said,
+    )
 
 
-def _over_one(*values: Want, **options: Want) -> Kind:
-    named = {name.replace("_", "-"): want for name, want in options.items()}
-    return Kind(1, 1, values, len(values), named)
-
-
-_FOR_EACH: dict[str, Want] = {
-    "as": "word",
-    "parallel": "int",
-    "limit": "int",
-    "collect": "target",
-    "on-child-fail": "word",
-}
-_PARALLEL: dict[str, Want] = {
-    "success": "count",
-    "failure": "count",
-    "policy": "word",
-    "require-all": "flag",
-    "require-one": "flag",
-}
-_LLM_CALL: dict[str, Want] = {
-    "model": "any",
-    "messages": "any",
-    "tools": "any",
-    "budget": "int",
-    "stream-to": "keys",
-    "timeout": "duration",
-    "idle-timeout": "duration",
-    "interruptible": "any",
-}
-_SUBAGENT: dict[str, Want] = {
-    "input": "any",
-    "output": "target",
-    "max-turns": "int",
-    "timeout": "duration",
-}
-
+_MANY = ("sequence", "selector", "reactive-sequence", "reactive-selector", "memory-sequence")
+_OVER_ONE = ("invert", "force-success", "force-failure", "until-fail", "run-once")
 KINDS: Mapping[str, Kind] = {
-    "sequence": Kind(1, MANY),
-    "selector": Kind(1, MANY),
-    "reactive-sequence": Kind(1, MANY),
-    "reactive-selector": Kind(1, MANY),
-    "memory-sequence": Kind(1, MANY),
-    "parallel": Kind(1, MANY, options=_PARALLEL),
-    "for-each": Kind(1, 1, ("list",), 1, _FOR_EACH),
-    "if": Kind(2, 3),
-    "while": Kind(2, 3),
-    "switch": Kind(0, 0, ("any", "cases"), 2),
-    "try": Kind(2, MANY),
-    "ensure": Kind(2, 2),
-    "repeat": _over_one(max="int", until="expression", until_success="flag"),
-    "retry": _over_one(max="int", backoff="duration"),
-    "invert": _over_one(),
-    "force-success": _over_one(),
-    "force-failure": _over_one(),
-    "until-fail": _over_one(),
-    "run-once": _over_one(),
-    "timeout": _over_one("duration"),
-    "delay": _over_one("duration"),
-    "cooldown": _over_one("duration"),
-    "guard": _over_one("expression"),
-    "decorator": Kind(1, 1, named="must", is_open=True),
-    "action": Kind(0, 0, options={"fn": "word"}, named="must", is_open=True),
-    "condition": Kind(
-        0, 0, options={"fn": "word", "expr": "expression"}, named="must", is_open=True
+    **dict.fromkeys(_MANY, _kind(1, MANY)),
+    "parallel": _kind(
+        *(1, MANY),
+        options="success:count failure:count policy:word require-all:flag require-one:flag",
+        excluding="policy/require-all/require-one/success policy/require-all/require-one/failure",
     ),
-    "check": _leaf("expression"),
-    "set!": Kind(0, 0, is_open=True),
-    "emit": _leaf("text", "map", needed=1),
-    "wait": _leaf("duration"),
-    "succeed": _leaf(),
-    "fail": _leaf("text", needed=0),
-    "llm-call": Kind(0, 0, options=_LLM_CALL, is_open=True),
-    "tool-call": Kind(0, 0, ("any",), 1, {"timeout": "duration"}, is_open=True),
-    "subagent": Kind(0, 0, ("text",), 1, _SUBAGENT, is_open=True),
-    "subtree": Kind(0, 1, options={"bind": "binding", "share": "any"}, named="must"),
+    "for-each": _kind(
+        *(1, 1, "list"),
+        options="as:word parallel:int limit:int collect:target on-child-fail:word",
+    ),
+    **dict.fromkeys(("if", "while"), _kind(2, 3)),
+    "switch": _kind(0, 0, "any", "cases"),
+    "try": _kind(2, MANY),
+    "ensure": _kind(2, 2),
+    "repeat": _kind(
+        *(1, 1),
+        options="max:int until:expression until-success:flag",
+        excluding="until/until-success",
+    ),
+    "retry": _kind(1, 1, options="max:int backoff:duration"),
+    **dict.fromkeys(_OVER_ONE, _kind(1, 1)),
+    **dict.fromkeys(("timeout", "delay", "cooldown"), _kind(1, 1, "duration")),
+    "guard": _kind(1, 1, "expression"),
+    "decorator": _kind(1, 1, is_named=True, is_open=True),
+    "action": _kind(0, 0, options="fn:word", is_named=True, is_open=True),
+    "condition": _kind(
+        *(0, 0),
+        options="fn:word expr:expression",
+        excluding="fn/expr",
+        is_named=True,
+        is_open=True,
+    ),
+    "check": _kind(0, 0, "expression"),
+    "set!": _kind(0, 0, is_open=True),
+    "emit": _kind(0, 0, "text", "map?"),
+    "wait": _kind(0, 0, "duration"),
+    "succeed": _kind(0, 0),
+    "fail": _kind(0, 0, "text?"),
+    "llm-call": _kind(
+        *(0, 0),
+        options="model:any messages:any tools:any budget:int stream-to:keys timeout:duration "
+        "idle-timeout:duration interruptible:any",
+        is_open=True,
+    ),
+    "tool-call": _kind(0, 0, "any", options="timeout:duration", is_open=True),
+    "subagent": _kind(
+        *(0, 0, "text"),
+        options="input:any output:target max-turns:int timeout:duration",
+        is_open=True,
+    ),
+    "subtree": _kind(0, 1, options="bind:binding share:any", is_named=True),
 }
+TREE = _kind(
+    *(1, 1, "text"),
+    options="description:text version:int decision:text blackboard-schema:schema inputs:inputs "
+    "finally:node max-ticks:int",
+)
 # Other spellings that are understood.
 ALIASES: Mapping[str, str] = {
     "fallback": "selector",
@@ -130,12 +150,6 @@ ALIASES: Mapping[str, str] = {
     "always-fail": "force-failure",
 }
 OPTION_ALIASES: Mapping[str, str] = {"max-iterations": "max"}
-COMMON: Mapping[str, Want] = {
-    "when": "expression",
-    "doc": "text",
-    "id": "word",
-    "on-error": "word",
-}
 FLAGS = frozenset(
     name for kind in KINDS.values() for name, want in kind.options.items() if want == "flag"
 )
@@ -147,6 +161,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 # Leaves whose function the host provides under the kind's own name.
 HOSTED = frozenset({"llm-call", "tool-call", "subagent"})
 CALLS = frozenset({"blackboard", "config", "env-flag"})
-REACTIVE = frozenset({"reactive-sequence", "reactive-selector", "while"})
+REACTIVE = frozenset({"reactive-sequence", "reactive-selector"})
 # What may stay RUNNING for as long as something outside takes.
 ASYNC = frozenset({*HOSTED, "wait", "delay"})

@@ -1,25 +1,23 @@
 """The nodes that do something: functions of the host, and the few that need none."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import cast
 
-from gateway.control.trees.blackboard import BadWrite, Frame
-from gateway.control.trees.calls import Call, Ground, Pending, TreeAbort
-from gateway.control.trees.decorators import Number, Test
-from gateway.control.trees.nodes import Node
-from gateway.control.trees.plan import NodePlan
-from gateway.control.trees.registry import Act
+from gateway.control.trees.blackboard import BadWrite
+from gateway.control.trees.calls import Call, Pending, TreeAbort
+from gateway.control.trees.nodes import Builder, Node
 from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCESS, Status
 
 log = logging.getLogger(__name__)
 
 
 class Leaf(Node):
-    __slots__ = ("ground", "plan")
+    __slots__ = ()
+    is_leaf = True
 
-    def __init__(self, plan: NodePlan, ground: Ground) -> None:
-        super().__init__()
-        self.plan, self.ground = plan, ground
+    def made(self, builder: Builder) -> list[Node]:
+        return []
 
     def failed(self, kind: str, message: str) -> Status:
         self.ground.note(self.plan, kind, message)
@@ -28,24 +26,26 @@ class Leaf(Node):
 
     def broke(self, error: Exception) -> Status:
         """An exception is a failure with a reason, unless the tree says that it ends the run."""
-        message = f"{self.plan.label}: {type(error).__name__}: {error}"
+        kind, message = type(error).__name__, str(error)
         if self.plan.raises:
-            self.ground.note(self.plan, type(error).__name__, str(error))
-            raise TreeAbort(message) from error
+            self.ground.note(self.plan, kind, message)
+            raise TreeAbort(f"{self.plan.label}: {kind}: {message}") from error
         log.warning("tree.leaf_failed", extra={"path": self.plan.path}, exc_info=error)
-        return self.failed(type(error).__name__, str(error) or type(error).__name__)
+        return self.failed(kind, message or kind)
 
 
 class Calling(Leaf):
     """Calls a function once, and waits for its answer if it gives a Pending."""
 
-    __slots__ = ("act", "call", "none_means", "pending")
+    __slots__ = ("act", "call", "pending")
 
-    def __init__(self, plan: NodePlan, ground: Ground, frame: Frame, act: Act) -> None:
-        super().__init__(plan, ground)
-        self.act, self.call = act, Call(plan, frame, ground)
+    def made(self, builder: Builder) -> list[Node]:
+        act = builder.act_of(self.plan)
+        if act is None:
+            raise TreeAbort(f"{self.plan.path}: nobody offers a function for {self.plan.label}")
+        self.act, self.call = act, Call(self.plan, self.frame)
         self.pending: Pending | None = None
-        self.none_means = FAILURE if plan.kind == "condition" else SUCCESS
+        return []
 
     def tick(self) -> Status:
         pending = self.pending
@@ -69,95 +69,103 @@ class Calling(Leaf):
         return self._answered(pending.outcome)
 
     def _answered(self, answer: object) -> Status:
-        if answer is RUNNING:  # of a Pending that only meant to wake the tree
-            self.status = RUNNING
-            return RUNNING
         if answer is None:
-            answer = self.none_means
+            answer = self.plan.kind != "condition"
         if answer is FAILURE or answer is False:
-            self.status = FAILURE
-            self.ground.note(self.plan, "failed", "")
-            return FAILURE
+            return self.failed("failed", "")
         if answer is SKIPPED:
             return SKIPPED
-        if answer is SUCCESS or answer is True:
-            self.status = SUCCESS
-            return SUCCESS
+        if answer is SUCCESS or answer is True or answer is RUNNING:
+            self.status = RUNNING if answer is RUNNING else SUCCESS
+            return self.status
         if isinstance(answer, TreeAbort):
             raise answer
-        if isinstance(answer, Exception):
-            return self.broke(answer)
-        return self.broke(TypeError(f"a leaf cannot answer {type(answer).__name__}"))
+        if not isinstance(answer, Exception):
+            answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
+        return self.broke(answer)
 
     def halt(self) -> None:
-        if self.pending is not None:
-            pending, self.pending = self.pending, None
+        pending, self.pending, self.status = self.pending, None, IDLE
+        if pending is not None:
             pending.halt()
-        self.status = IDLE
 
 
-class Check(Leaf):
-    __slots__ = ("test",)
+class Condition(Calling):
+    """Asks its `:expr`, or a function."""
 
-    def __init__(self, plan: NodePlan, ground: Ground, test: Test) -> None:
-        super().__init__(plan, ground)
-        self.test = test
+    __slots__ = ()
+
+    def made(self, builder: Builder) -> list[Node]:
+        return [] if "expr" in self.plan.options else super().made(builder)
 
     def tick(self) -> Status:
-        self.status = SUCCESS if self.test() else FAILURE
+        if "expr" not in self.plan.options:
+            return super().tick()
+        self.status = SUCCESS if self.holds(self.plan.options["expr"]) else FAILURE
         return self.status
 
 
-class Do(Leaf):
-    """Something that is done at once: set!, emit."""
-
-    __slots__ = ("do",)
-
-    def __init__(self, plan: NodePlan, ground: Ground, do: Callable[[], None]) -> None:
-        super().__init__(plan, ground)
-        self.do = do
+class Check(Leaf):
+    __slots__ = ()
 
     def tick(self) -> Status:
+        self.status = SUCCESS if self.holds(self.plan.values[0]) else FAILURE
+        return self.status
+
+
+class Assign(Leaf):
+    """All values are those from before it."""
+
+    __slots__ = ()
+
+    def tick(self) -> Status:
+        found = {key: value.of(self.frame) for key, value in self.plan.options.items()}
         try:
-            self.do()
+            for key, value in found.items():
+                self.frame.set(key, value)
         except BadWrite as error:
             return self.broke(error)
         self.status = SUCCESS
         return SUCCESS
 
 
-class Wait(Leaf):
-    __slots__ = ("at", "seconds")
-
-    def __init__(self, plan: NodePlan, ground: Ground, seconds: Number) -> None:
-        super().__init__(plan, ground)
-        self.seconds = seconds
+class Emit(Leaf):
+    __slots__ = ()
 
     def tick(self) -> Status:
-        now = self.ground.now()
-        if self.status is not RUNNING:
-            self.ground.timers[self] = now + self.seconds()
-        if now < self.ground.timers[self]:
-            self.status = RUNNING
-            return RUNNING
-        del self.ground.timers[self]
+        event, *payload = [value.of(self.frame) for value in self.plan.values]
+        said = payload[0] if payload else {}
+        self.ground.emit(str(event), cast(Mapping[str, object], said))
         self.status = SUCCESS
         return SUCCESS
 
-    def halt(self) -> None:
-        self.ground.timers.pop(self, None)
-        self.status = IDLE
+
+class Wait(Leaf):
+    __slots__ = ()
+
+    def tick(self) -> Status:
+        self.status = RUNNING
+        return self.done(SUCCESS) if self.is_over(self.plan.values[0]) else RUNNING
 
 
 class Always(Leaf):
-    __slots__ = ("message",)
-
-    def __init__(self, plan: NodePlan, ground: Ground, message: str | None) -> None:
-        super().__init__(plan, ground)
-        self.message = message  # None: it succeeds
+    __slots__ = ()
 
     def tick(self) -> Status:
-        if self.message is not None:
-            return self.failed("fail", self.message)
-        self.status = SUCCESS
-        return SUCCESS
+        if self.plan.kind == "succeed":
+            self.status = SUCCESS
+            return SUCCESS
+        reason = str(self.plan.values[0].of(self.frame)) if self.plan.values else "fail"
+        return self.failed("fail", reason)
+
+
+LEAVES: Mapping[str, type[Node]] = {
+    "action": Calling,
+    "condition": Condition,
+    "check": Check,
+    "set!": Assign,
+    "emit": Emit,
+    "wait": Wait,
+    "succeed": Always,
+    "fail": Always,
+}

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from gateway.control.trees.kinds import ASYNC, HOSTED
+from gateway.control.trees.kinds import ASYNC, HOSTED, REACTIVE
 from gateway.control.trees.plan import NodePlan, TreePlan
 from gateway.control.trees.problems import Source
 
@@ -39,7 +39,7 @@ def _unreachable(node: NodePlan, source: Source) -> None:
 
 
 def _reactive(node: NodePlan, source: Source) -> None:
-    if node.kind not in {"reactive-sequence", "reactive-selector"}:
+    if node.kind not in REACTIVE:
         return
     waiting = [child for child in node.children if any(x.kind in ASYNC for x in child.walk())]
     if len(waiting) > 1:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from gateway.control.expressions import Expression, Scope
+from gateway.control.expressions import Scope
 from gateway.control.trees.kinds import REACTIVE
 from gateway.control.trees.problems import Problem
 from gateway.control.trees.registry import Offered
@@ -18,9 +18,9 @@ class Value:
     """What stands behind an option: a constant, or something to look up each time."""
 
     at: int
-    constant: object = None
+    constant: object = None  # of an expression, its text
     run: Callable[[Scope], object] | None = None
-    expression: Expression | None = None
+    key: str = ""  # of the blackboard, if the value is what it holds
 
     def of(self, scope: Scope) -> object:
         return self.constant if self.run is None else self.run(scope)
@@ -34,10 +34,11 @@ class NodePlan:
     line: int
     path: str
     values: tuple[Value, ...] = ()
-    options: Mapping[str, Value] = field(default_factory=dict)
+    options: Mapping[str, Value] = field(default_factory=dict)  # its own, not those of every node
     children: tuple["NodePlan", ...] = ()
     cases: tuple[str, ...] = ()  # of a switch: one a child
-    when: Expression | None = None
+    bound: Mapping[str, Value] = field(default_factory=dict)  # keys of a named subtree
+    when: Value | None = None
     raises: bool = False
     offered: Offered | None = None
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
@@ -46,15 +47,6 @@ class NodePlan:
     @property
     def label(self) -> str:
         return self.name or self.kind
-
-    def bound_keys(self) -> list[tuple[str, str]]:
-        """Of a named subtree: its keys that are keys of its caller, with these."""
-        bound = [(name, value) for name, value in self.options.items() if name.startswith("bind:")]
-        return [
-            (name.removeprefix("bind:"), str(value.constant))
-            for name, value in bound
-            if value.run is not None and value.constant is not None
-        ]
 
     def walk(self) -> Iterator["NodePlan"]:
         yield self
@@ -99,16 +91,14 @@ def watched_keys(plan: TreePlan) -> frozenset[str]:
     """Keys that a node asks for again at each tick: who writes one has to wake the run."""
     nodes = [node for tree in (plan, *plan.subtrees.values()) for node in tree.nodes()]
     found = {key for node in nodes for key in _asked_each_tick(node)}
-    bound = [pair for node in nodes for pair in node.bound_keys()]
+    bound = [pair for node in nodes for pair in node.bound.items()]
     for _ in plan.subtrees:  # a key may be handed down through all of them
-        found |= {outer for inner, outer in bound if inner in found}
+        found |= {value.key for inner, value in bound if inner in found and value.key}
     return frozenset(found)
 
 
 def _asked_each_tick(node: NodePlan) -> frozenset[str]:
     if node.kind in {"guard", "switch"}:
         return node.reads
-    if node.kind not in REACTIVE:
-        return frozenset()
-    asked = node.children[:1] if node.kind == "while" else node.children
+    asked = node.children if node.kind in REACTIVE else node.children[: node.kind == "while"]
     return frozenset().union(*(child.reads for child in asked if child.kind in _ASKING))

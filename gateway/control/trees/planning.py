@@ -1,19 +1,17 @@
 """Forms to nodes: kinds, children, options and names are checked here, and functions found."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from gateway.control.trees.functions import find_offered
-from gateway.control.trees.kinds import ALIASES, COMMON, KINDS
-from gateway.control.trees.literals import pairs
-from gateway.control.trees.parts import Parts, check_parallel, taken_apart, wrong_count
+from gateway.control.trees.kinds import ALIASES, CALLS, COMMON, KINDS, OPTION_ALIASES, Kind
 from gateway.control.trees.plan import NodePlan, Value
 from gateway.control.trees.problems import Source
 from gateway.control.trees.reader import Form
 from gateway.control.trees.registry import Registry
 from gateway.control.trees.types import ANY, KeyType
-from gateway.control.trees.values import Names, Values
+from gateway.control.trees.values import Names, Values, pairs
 from gateway.control.words import meant, short
 
 MAX_NODES = 5_000
@@ -24,13 +22,82 @@ class TooManyNodes(Exception):
     """Nobody reads on; it never leaves the loader."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Around:
-    """What a node inherits."""
+@dataclass(slots=True)
+class Parts:
+    """A form, taken apart."""
 
-    names: Names
-    path: str
-    raises: bool = False
+    form: Form
+    kind: Kind
+    name: Form | None = None
+    values: list[Form] = field(default_factory=list)
+    options: dict[str, Form] = field(default_factory=dict)  # a flag stands for itself
+    keys: dict[str, Form] = field(default_factory=dict)  # of the options
+    children: list[Form] = field(default_factory=list)
+
+    def is_value(self) -> bool:
+        """Whether a bare symbol is the next value, as in `(subagent librarian)`."""
+        place = len(self.values)
+        return place < self.kind.needed and self.kind.values[place] == "text"
+
+
+def taken_apart(form: Form, kind: Kind, source: Source) -> Parts:
+    parts = Parts(form, kind)
+    rest = list(reversed(form.parts[1:]))
+    while rest:
+        part = rest.pop()
+        if part.kind == "keyword":
+            _take_option(part, rest, parts, source)
+        elif part.kind == "list" and part.head not in CALLS:
+            parts.children.append(part)
+        elif part.kind == "symbol" and parts.name is None and not parts.is_value():
+            parts.name = part
+        else:
+            parts.values.append(part)
+    _check_counts(parts, source)
+    return parts
+
+
+def _take_option(key: Form, rest: list[Form], parts: Parts, source: Source) -> None:
+    name = OPTION_ALIASES.get(str(key.value), str(key.value))
+    want = parts.kind.want(name)
+    if want is None:
+        near = meant(name, (*parts.kind.options, *COMMON))
+        source.error("BT014", key.start, f'unknown option ":{short(name)}"{near}')
+        if rest and (rest[-1].kind not in {"list", "keyword"} or rest[-1].head in CALLS):
+            rest.pop()  # its value; what looks like a node is one
+        return
+    if name in parts.options:
+        source.error("BT015", key.start, f":{name} is here twice")
+    if want != "flag" and not rest:
+        source.error("BT013", key.start, f":{name} has no value")
+        return
+    parts.keys[name], parts.options[name] = key, key if want == "flag" else rest.pop()
+
+
+def _check_counts(parts: Parts, source: Source) -> None:
+    kind, at, head = parts.kind, parts.form.start, parts.form.head
+    count = len(parts.children)
+    if not kind.least <= count <= kind.most:
+        bound = (
+            "exactly"
+            if kind.least == kind.most
+            else "at least"
+            if count < kind.least
+            else "at most"
+        )
+        wanted = f"{bound} {kind.least if count < kind.least else kind.most}"
+        place = parts.children[kind.most].start if count > kind.most else at
+        source.error("BT012", place, f"{head} has {count} children, and takes {wanted}")
+    if len(parts.values) > len(kind.values):
+        extra = parts.values[len(kind.values)]
+        source.error("BT017", extra.start, f"{head} takes no value here")
+    if len(parts.values) < kind.needed:
+        missing = kind.values[len(parts.values)]
+        source.error("BT017", at, f"{head} lacks its value: {missing}")
+    for group in kind.excluding:
+        both = sorted(group & parts.options.keys())
+        if len(both) > 1:
+            source.error("BT013", at, f"{head} takes only one of :{', :'.join(both)}")
 
 
 @dataclass(slots=True)
@@ -39,175 +106,156 @@ class Planner:
 
     source: Source
     registry: Registry | None
-    names: Names
     count: Callable[[], int]  # nodes of all trees of the file, this one included
     uses: list[tuple[str, int]] = field(default_factory=list)  # subtrees by name, and where
     bound: list[tuple[str, str, int]] = field(default_factory=list)  # subtree, key, and where
     _ids: set[str] = field(default_factory=set)
 
-    def plan(self, form: Form, tree: str) -> NodePlan | None:
-        return self._node(form, _Around(self.names, tree))
-
-    def _node(self, form: Form, around: _Around) -> NodePlan | None:
-        if not form.head:
-            self.source.error("BT010", form.start, "a node begins with its kind: (kind …)")
+    def plan(self, form: Form, path: str, names: Names, *, raises: bool = False) -> NodePlan | None:
+        """`path` and `raises` are those of the parent."""
+        name = ALIASES.get(form.head, form.head)
+        if name not in KINDS:
+            self._refuse(form)
             return None
         if self.count() > MAX_NODES:
             self.source.error("BT006", form.start, f"more than {MAX_NODES} nodes")
             raise TooManyNodes
-        name = ALIASES.get(form.head, form.head)
-        kind = KINDS.get(name)
-        if kind is None:
-            near = meant(form.head, (*KINDS, *ALIASES))
-            self.source.error("BT011", form.start, f'unknown node "{short(form.head)}"{near}')
-            return None
-        parts = taken_apart(form, kind, around.names, self.source)
-        values = Values(self.source, self.registry)
-        own_name = self._own_name(parts, name)
-        path = f"{around.path}/{own_name or name}"
-        options = self._options(parts, name, values, around.names)
-        inside = replace(around, path=path, names=self._names_inside(name, options, around.names))
-        raising = options.pop("on-error", None)
-        if raising is not None:
-            inside = replace(inside, raises=raising.constant == "raise")
-        when = options.pop("when", None)
+        parts = taken_apart(form, KINDS[name], self.source)
+        own_name = self._own_name(parts)
+        path = f"{path}/{own_name or name}"
+        values = Values(self.source, self.registry, names)
+        found = self._options(parts, values)
+        raising = found.get("on-error")
+        raises = raises if raising is None else raising.constant == "raise"
+        cases = self._cases(parts)
         node = NodePlan(
             name,
             own_name,
             form.start,
             self.source.place(form.start)[0],
             path,
-            self._values(parts, values, around.names),
-            {key: value for key, value in options.items() if key not in COMMON},
-            self._children(parts, name, inside),
-            self._cases(parts) if name == "switch" else (),
-            when.expression if when else None,
-            inside.raises,
+            self._values(parts, values),
+            {key: value for key, value in found.items() if key not in COMMON},
+            cases=tuple(cases),
+            bound=self._bound(parts, values),
+            when=found.get("when"),
+            raises=raises,
         )
-        offered = find_offered(node, parts, values, around.names)
-        node = replace(
-            node, offered=offered, reads=frozenset(values.reads), writes=frozenset(values.writes)
+        offered = find_offered(node, values, parts.name.start if parts.name else form.start)
+        inside = self._names_inside(node, names)
+        forms = [*cases.values(), *self._children(parts, name)]
+        children = [self.plan(each, path, inside, raises=raises) for each in forms]
+        self._special(node, parts, values)
+        return replace(
+            node,
+            offered=offered,
+            children=tuple(child for child in children if child is not None),
+            reads=frozenset(values.reads),
+            writes=frozenset(values.writes),
         )
-        self._special(node, parts)
-        return node
 
-    def _own_name(self, parts: Parts, kind: str) -> str:
-        form = parts.name
+    def _refuse(self, form: Form) -> None:
+        if form.head:
+            near = meant(form.head, (*KINDS, *ALIASES))
+            self.source.error("BT011", form.start, f'unknown node "{short(form.head)}"{near}')
+        else:
+            self.source.error("BT010", form.start, "a node begins with its kind: (kind …)")
+
+    def _own_name(self, parts: Parts) -> str:
+        form, head = parts.name, parts.form.head
         if form is None:
-            if parts.kind.named == "must":
-                self.source.error(
-                    "BT016", parts.form.start, f"{kind} needs a name: ({kind} NAME …)"
-                )
+            if parts.kind.is_named:
+                message = f"{head} needs a name: ({head} NAME …)"
+                self.source.error("BT016", parts.form.start, message)
             return ""
         if not NAME.fullmatch(str(form.value)):
             message = f'"{short(str(form.value))}" is no name: small letters, digits, _ ? ! -'
             self.source.error("BT016", form.start, message)
         return str(form.value)
 
-    def _options(self, parts: Parts, kind: str, values: Values, names: Names) -> dict[str, Value]:
+    def _options(self, parts: Parts, values: Values) -> dict[str, Value]:
         found: dict[str, Value] = {}
         for name, form in parts.options.items():
             want = parts.kind.want(name) or "any"
-            if want == "flag":
-                found[name] = Value(form.start, constant=True)
-                continue
             if want == "binding":
-                found.update(self._binding(parts, form, values, names))
                 continue
-            value = values.value(form, want, names, name)
-            if value is None:
-                continue
-            found[name] = value
-            if kind == "set!" and name not in COMMON:
-                values.check_type(value, form, names.find(name) or ANY, names)
-                values.writes.add(name)
+            is_flag = want == "flag"
+            value = Value(form.start, True) if is_flag else values.value(form, want, name)  # noqa: FBT003  # the value of a flag
+            if value is not None:
+                found[name] = value
         if "id" in found:
-            self._note_id(found["id"])
+            one = str(found["id"].constant)
+            if one in self._ids:
+                message = f'another node has the id "{short(one)}"'
+                self.source.error("BT015", found["id"].at, message)
+            self._ids.add(one)
         return found
 
-    def _binding(self, parts: Parts, form: Form, values: Values, names: Names) -> dict[str, Value]:
-        """`:bind {:in $x}` as options `bind:in`; a bare reference is bound both ways."""
+    def _bound(self, parts: Parts, values: Values) -> Mapping[str, Value]:
+        """`:bind {:in $x}`: a bare reference is bound both ways."""
         found: dict[str, Value] = {}
-        for key, part in pairs(form, self.source).items():
-            value = values.value(part, "any", names)
-            if value is None:
-                continue
-            is_key = isinstance(part.value, tuple) and len(part.value) == 1
-            found[f"bind:{key}"] = replace(value, constant=part.value[0]) if is_key else value  # type: ignore[index]  # a tuple, as was just asked
+        if "bind" not in parts.kind.options or "bind" not in parts.options:
+            return found
+        for key, form in pairs(parts.options["bind"], self.source).items():
+            value = values.value(form, "any")
+            if value is not None:
+                found[key] = value
             if parts.name is not None and not parts.children:
-                self.bound.append((str(parts.name.value), key, part.start))
+                self.bound.append((str(parts.name.value), key, form.start))
         return found
 
-    def _note_id(self, value: Value) -> None:
-        one = str(value.constant)
-        if one in self._ids:
-            self.source.error("BT015", value.at, f'another node has the id "{short(one)}"')
-        self._ids.add(one)
-
-    def _names_inside(self, kind: str, options: dict[str, Value], names: Names) -> Names:
-        if kind != "for-each":
+    def _names_inside(self, node: NodePlan, names: Names) -> Names:
+        if node.kind != "for-each":
             return names
-        item = options.get("as")
-        name = str(item.constant) if item else "item"
-        return Names(names.keys, {**names.local, name: ANY, "index": ANY, "result": ANY})
+        name = str(node.options["as"].constant) if "as" in node.options else "item"
+        return names.new_child({name: ANY, "index": ANY, "result": ANY})
 
-    def _values(self, parts: Parts, values: Values, names: Names) -> tuple[Value, ...]:
-        wants = parts.kind.values
-        if len(parts.values) > len(wants):
-            extra = parts.values[len(wants)]
-            self.source.error("BT017", extra.start, f"{parts.form.head} takes no value here")
-        if len(parts.values) < parts.kind.needed:
-            missing = wants[len(parts.values)]
-            message = f"{parts.form.head} lacks its value: {missing}"
-            self.source.error("BT017", parts.form.start, message)
-        found = [
-            values.value(form, want, names)
-            for form, want in zip(parts.values, wants, strict=False)
-            if want != "cases"
-        ]
+    def _values(self, parts: Parts, values: Values) -> tuple[Value, ...]:
+        wants = zip(parts.values, parts.kind.values, strict=False)
+        found = [values.value(form, want) for form, want in wants if want != "cases"]
         return tuple(value for value in found if value is not None)
 
-    def _cases(self, parts: Parts) -> tuple[str, ...]:
-        return tuple(pairs(parts.values[1], self.source)) if len(parts.values) > 1 else ()
+    def _cases(self, parts: Parts) -> dict[str, Form]:
+        if "cases" not in parts.kind.values or len(parts.values) < 2:
+            return {}
+        return pairs(parts.values[1], self.source)
 
-    def _children(self, parts: Parts, kind: str, inside: _Around) -> tuple[NodePlan, ...]:
-        forms = parts.children
-        if kind == "switch":
-            cases = parts.values[1] if len(parts.values) > 1 else None
-            forms = list(pairs(cases, self.source).values()) if cases else []
-        elif not parts.kind.least <= len(forms) <= parts.kind.most:
-            wrong_count(parts, self.source)
-        if kind == "try":
-            forms = self._caught(parts, forms)
-        planned = [self._node(form, inside) for form in forms]
-        return tuple(node for node in planned if node is not None)
-
-    def _caught(self, parts: Parts, forms: list[Form]) -> list[Form]:
+    def _children(self, parts: Parts, kind: str) -> list[Form]:
         """The catch of a `try` is its last child, without the word."""
-        if not forms or forms[-1].head != "catch" or len(forms[-1].parts) != 2:
+        if kind != "try":
+            return parts.children
+        *body, last = parts.children or [parts.form]
+        if last.head != "catch" or len(last.parts) != 2:
             self.source.error("BT012", parts.form.start, "try ends with one (catch NODE)")
-            return forms
-        return [*forms[:-1], forms[-1].parts[1]]
+            return parts.children
+        return [*body, last.parts[1]]
 
-    def _special(self, node: NodePlan, parts: Parts) -> None:
+    def _special(self, node: NodePlan, parts: Parts, values: Values) -> None:
         """What one kind alone has to obey."""
-        options, at = node.options, node.at
+        options = node.options
         match node.kind:
             case "subtree" if not parts.children:
-                self.uses.append((node.name, at))
-            case "set!" if len(parts.form.parts) == 1:
-                self.source.error("BT013", at, "set! sets nothing: (set! :key value)")
-            case "condition" if "fn" in options and "expr" in options:
-                self.source.error("BT013", at, "a condition has :fn or :expr, not both")
-            case "repeat" if "until" in options and "until-success" in options:
-                self.source.error("BT013", at, "repeat has :until or :until-success, not both")
+                self.uses.append((node.name, node.at))
+            case "set!":
+                self._check_set(node, parts, values)
             case "for-each" if "collect" in options:
-                self._check_collected(options["collect"])
+                target = options["collect"]
+                kind = values.names.get(str(target.constant), ANY)
+                if not kind.may_hold(KeyType("list")):
+                    message = f"{target.constant} is {kind}, and what is collected is a list"
+                    self.source.error("BT030", target.at, message)
             case "parallel":
-                check_parallel(node, self.source)
+                for name in ("success", "failure"):
+                    count = options[name].constant if name in options else 0
+                    if isinstance(count, int) and count > len(parts.children):
+                        message = f":{name} {count} is more than its {len(parts.children)} children"
+                        self.source.error("BT013", options[name].at, message)
 
-    def _check_collected(self, target: Value) -> None:
-        kind = self.names.find(str(target.constant)) or ANY
-        if not kind.may_hold(KeyType("list")):
-            message = f"{target.constant} is {kind}, and what is collected is a list"
-            self.source.error("BT030", target.at, message)
+    def _check_set(self, node: NodePlan, parts: Parts, values: Values) -> None:
+        if len(parts.form.parts) == 1:
+            self.source.error("BT013", node.at, "set! sets nothing: (set! :key value)")
+        for key, value in node.options.items():
+            kind = values.known(parts.keys[key].start, key)
+            if kind is not None:
+                values.check_type(value, kind)
+                values.writes.add(key)

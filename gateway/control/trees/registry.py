@@ -4,7 +4,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from inspect import iscoroutinefunction
 
-from gateway.control.expressions import FUNCTIONS, Function
 from gateway.control.trees.types import KeyType, read_type
 
 # Takes a Call; gives a bool, a Status, None (done) or a Pending. An async one gives these later.
@@ -34,7 +33,6 @@ class Registry:
 
     roots: Mapping[str, Collection[str] | None] = field(default_factory=dict)
     models: Mapping[str, type] = field(default_factory=dict)
-    expression_functions: Mapping[str, Function] = field(default_factory=lambda: FUNCTIONS)
     offered: dict[str, Offered] = field(default_factory=dict)
 
     def action(

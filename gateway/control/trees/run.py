@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.control.trees.blackboard import Board, Frame, defaults, types
-from gateway.control.trees.building import Builder, Tracer
-from gateway.control.trees.calls import Call, Emit, Ground, Pending, TreeAbort
-from gateway.control.trees.nodes import Node, reset
+from gateway.control.trees.blackboard import Emit, Frame, Ground, defaults
+from gateway.control.trees.calls import Call, Pending, TreeAbort
+from gateway.control.trees.decorators import DECORATORS
+from gateway.control.trees.leaves import LEAVES
+from gateway.control.trees.nodes import FLOW, Builder, Node, reset
 from gateway.control.trees.plan import NodePlan, TreePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SUCCESS, Status
@@ -47,6 +48,7 @@ class Host:
         plan.offered.act if plan.offered else None
     )
     woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
+    watched: Callable[[Node], Node] | None = None  # what is put around each leaf
 
 
 class Run:
@@ -54,24 +56,20 @@ class Run:
     unless `ground.is_awake`."""
 
     def __init__(
-        self,
-        plan: TreePlan,
-        host: Host,
-        inputs: Mapping[str, object] | None = None,
-        tracer: Tracer | None = None,
+        self, plan: TreePlan, host: Host, inputs: Mapping[str, object] | None = None
     ) -> None:
         self.plan, self.host = plan, host
-        self.ground = Ground(plan.file, host.now, host.emit, host.woken)
+        self.ground = Ground(plan.file, host.now, host.emit, host.woken, host.roots, plan.watched)
         self.ticks = 0
         self.outcome: Outcome | None = None
         self._body_ended: Outcome | None = None
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
-        ground = self.ground
-        board = Board(host.roots, lambda: ground.failure, ground.wake, plan.watched)
-        self.frame = Frame(board, defaults(plan.schema), types(plan.schema))
+        types = {name: key.type for name, key in plan.schema.items()}
+        self.frame = Frame(self.ground, defaults(plan.schema), types)
         self._give(inputs or {})
-        builder = Builder({plan.name: plan, **plan.subtrees}, ground, self._act_of, tracer)
+        trees = {plan.name: plan, **plan.subtrees}
+        builder = Builder({**FLOW, **DECORATORS, **LEAVES}, trees, self._act_of, host.watched)
         self._root = builder.build(plan.root, self.frame)
         self._final = builder.build(plan.final, self.frame) if plan.final else None
         self._node: Node = self._root

@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.control.trees.calls import Call, Emit, Pending
+from gateway.control.trees.blackboard import Emit
+from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import TreePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
@@ -15,13 +15,7 @@ from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """Seconds."""
-
-    grace_s: float = 2.0  # for a leaf that was halted
-    ending_s: float = 5.0  # for `:finally`
+GRACE_S = 2.0  # for a leaf that was halted
 
 
 class Runner:
@@ -35,9 +29,9 @@ class Runner:
         roots: Mapping[str, object] | None = None,
         emit: Emit = lambda event, payload: None,
         inputs: Mapping[str, object] | None = None,
-        patience: Patience | None = None,
+        ending_s: float = 5.0,  # for `:finally`
     ) -> None:
-        self._clock, self._patience = clock, patience or Patience()
+        self._clock, self._ending_s = clock, ending_s
         self._event = anyio.Event()
         self._group: TaskGroup | None = None
         self._halted: list[anyio.Event] = []
@@ -61,7 +55,7 @@ class Runner:
                 await self._advance(group, lambda: self.run.is_ending)
         finally:
             self.run.interrupt("cancelled")
-            with anyio.move_on_after(self._patience.ending_s, shield=True):
+            with anyio.move_on_after(self._ending_s, shield=True):
                 async with anyio.create_task_group() as group:
                     await self._advance(group, lambda: False)
             self.run.give_up()
@@ -100,7 +94,7 @@ class Runner:
         if not self._halted:
             return
         halted, self._halted = self._halted, []
-        with anyio.move_on_after(self._patience.grace_s) as scope:
+        with anyio.move_on_after(GRACE_S) as scope:
             for done in halted:
                 await done.wait()
         if scope.cancelled_caught:

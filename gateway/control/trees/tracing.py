@@ -1,20 +1,21 @@
 """Runs a tree against scripted leaves and notes every tick: what was ticked, and what was halted."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 
 from gateway.control.trees.calls import Call
+from gateway.control.trees.nodes import Node
 from gateway.control.trees.plan import NodePlan, TreePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Run
-from gateway.control.trees.status import Status
+from gateway.control.trees.status import IDLE, SKIPPED, Status
 from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
 
 MAX_TICKS = 100_000
-_SCRIPTED = frozenset({"action", "condition", "llm-call", "tool-call", "subagent", "decorator"})
 
 
 class BadScript(GatewayError):
@@ -53,12 +54,8 @@ def _check_number(name: str, number: object, kinds: tuple[type[float], ...]) -> 
 @dataclass(slots=True)
 class TickTrace:
     status: str = ""
-    ticked: list[tuple[str, str]] = field(default_factory=list)
+    ticked: list[list[str]] = field(default_factory=list)  # names and letters
     halted: list[str] = field(default_factory=list)
-
-    def as_json(self) -> dict[str, object]:
-        ticked = [list(one) for one in self.ticked]
-        return {"status": self.status, "ticked": ticked, "halted": self.halted}
 
 
 @dataclass(slots=True)
@@ -66,37 +63,47 @@ class Trace:
     ticks: list[TickTrace]
     final_halt: list[str]
 
-    def as_json(self) -> dict[str, object]:
-        return {"ticks": [tick.as_json() for tick in self.ticks], "final_halt": self.final_halt}
+
+class _Watched(Node):
+    """A leaf, and who writes down what it does."""
+
+    __slots__ = ("leaf", "stage")
+
+    def __init__(self, leaf: Node, stage: "_Stage") -> None:
+        self.leaf, self.stage, self.status = leaf, stage, IDLE
+
+    def tick(self) -> Status:
+        status = self.leaf.tick()
+        self.stage.current.ticked.append([self.leaf.plan.label, status.value])
+        if status is not SKIPPED:
+            self.status = status
+        return status
+
+    def halt(self) -> None:
+        self.leaf.halt()
+        self.stage.current.halted.append(self.leaf.plan.label)
+        self.status = IDLE
 
 
 @dataclass(slots=True)
 class _Stage:
-    """The scripted leaves, and who watches them."""
+    """The scripted leaves."""
 
     script: Script
     now: float = 0.0
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     current: TickTrace = field(default_factory=TickTrace)
 
-    def find_act(self, plan: NodePlan) -> Act | None:
-        letters = self.script.leaves.get(plan.label)
-        if letters is None:
-            names = self.script.leaves
-            raise BadScript(f'the script has no leaf "{plan.label}"{meant(plan.label, names)}')
+    def find_act(self, plan: NodePlan) -> Act:
+        leaves, label = self.script.leaves, plan.label
+        if label not in leaves:
+            raise BadScript(f'the script has no leaf "{label}"{meant(label, leaves)}')
 
         def act(_call: Call) -> Status:
-            count = self.counts.get(plan.label, 0)
-            self.counts[plan.label] = count + 1
-            return Status(letters[count % len(letters)])
+            self.counts[label] += 1
+            return Status(leaves[label][(self.counts[label] - 1) % len(leaves[label])])
 
-        return act if plan.kind in _SCRIPTED else None
-
-    def ticked(self, plan: NodePlan, status: Status) -> None:
-        self.current.ticked.append((plan.label, status.value))
-
-    def halted(self, plan: NodePlan) -> None:
-        self.current.halted.append(plan.label)
+        return act
 
 
 def trace(plan: TreePlan, script: Script) -> Trace:
@@ -105,7 +112,12 @@ def trace(plan: TreePlan, script: Script) -> Trace:
     Raises BadScript if a leaf is not in the script.
     """
     stage = _Stage(script)
-    run = Run(plan, Host(now=lambda: stage.now, find_act=stage.find_act), tracer=stage)
+    host = Host(
+        now=lambda: stage.now,
+        find_act=stage.find_act,
+        watched=lambda leaf: _Watched(leaf, stage),
+    )
+    run = Run(replace(plan, final=None), host)
     ticks: list[TickTrace] = []
     for _ in range(script.ticks):
         stage.now += script.tick_s

@@ -1,212 +1,202 @@
 """What stands behind options: literals, references into the blackboard, expressions; checked against keys."""
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from gateway.control.expressions import (
-    FUNCTIONS,
-    Expression,
-    ExpressionInvalid,
-    Scope,
-    compile_expression,
-)
-from gateway.control.trees.kinds import CALLS, Want
-from gateway.control.trees.literals import count, pairs, plain, word, wrong
+from gateway.control.expressions import ExpressionInvalid, Scope, compile_expression
+from gateway.control.trees.kinds import CALLS, CHOICES, WANTS
 from gateway.control.trees.plan import FAILED, Value
 from gateway.control.trees.problems import Source
-from gateway.control.trees.reader import Form
+from gateway.control.trees.reader import MAX_SECONDS, Form
 from gateway.control.trees.registry import Registry
 from gateway.control.trees.types import ANY, UNKNOWN, KeyType, type_of
 from gateway.control.words import meant, short
 
-_WANTED: Mapping[Want, KeyType] = {
-    "text": KeyType("string"),
-    "int": KeyType("int"),
-    "duration": KeyType("float"),
-    "list": KeyType("list"),
-    "map": KeyType("map"),
-}
+# The keys that can be seen from a place: those of loops around it, and last those of the tree.
+Names = ChainMap[str, KeyType]
+_COUNTS: Mapping[object, int] = {"all": -1, "one": 1}
+_COLLECTIONS = {"vector": "list", "map": "map"}
+_COLLECTED = {"any": ("list", "map"), "list": ("list",), "map": ("map",)}
+_ROOTS = {"config": "config", "env-flag": "flags"}
 
 
-@dataclass(slots=True)
-class Names:
-    """The keys that can be seen from a place: those of the tree, and those of loops around it."""
-
-    keys: dict[str, KeyType]
-    local: Mapping[str, KeyType] = field(default_factory=dict)
-
-    def find(self, name: str) -> KeyType | None:
-        return self.local.get(name) or self.keys.get(name)
-
-    def all(self) -> dict[str, KeyType]:
-        return {**self.keys, **self.local}
+def wrong(source: Source, form: Form, want: str) -> None:
+    source.error("BT013", form.start, f"here belongs {WANTS[want].shape}")
 
 
-def unknown_key(source: Source, at: int, key: str, names: Names) -> None:
-    near = meant(key, names.all())
-    source.error("BT020", at, f'"{short(key)}" is not in :blackboard-schema{near}')
+def pairs(form: Form, source: Source) -> dict[str, Form]:
+    """Of a map: key to form."""
+    if form.kind != "map":
+        wrong(source, form, "map")
+        return {}
+    found: dict[str, Form] = {}
+    parts = list(form.parts)
+    for key, value in zip(parts[::2], parts[1::2], strict=False):
+        if key.kind != "keyword":
+            source.error("BT013", key.start, "a map has a :key before each value")
+            return found
+        if key.value in found:
+            source.error("BT015", key.start, f":{key.value} is here twice")
+        found[str(key.value)] = value
+    if len(parts) % 2:
+        source.error("BT013", parts[-1].start, "a map has a value after each :key")
+    return found
 
 
 @dataclass(slots=True)
 class Values:
-    """Reads values for one node after the other; notes which keys they touch."""
+    """Reads the values of one node; notes which keys they touch."""
 
     source: Source
     registry: Registry | None
+    names: Names
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
 
-    def value(self, form: Form, want: Want, names: Names, option: str = "") -> Value | None:
+    def value(self, form: Form, want: str, option: str = "") -> Value | None:
         """None if it is wrong, which is then in the source's problems."""
-        match want:
-            case "expression":
-                return self._condition(form, names)
-            case "word":
-                return word(form, self.source, option)
-            case "count":
-                return count(form, self.source)
-            case "target":
-                return self._target(form, names)
-            case "keys":
-                return self._keys(form, names)
-        return self._dynamic(form, want, names)
-
-    def expression(self, form: Form, names: Names) -> Expression | None:
-        if form.kind != "string":
-            wrong(self.source, form, "expression")
+        can_look_up = WANTS[want].type is not None
+        if form.kind == "ref" and can_look_up:
+            return self._reference(form, want)
+        if form.head in CALLS and can_look_up:
+            return self._call(form, want)
+        if _COLLECTIONS.get(form.kind) in _COLLECTED.get(want, ()):
+            return self._collection(form)
+        if form.kind not in WANTS[want].forms:
+            wrong(self.source, form, want)
             return None
+        special = {
+            "expression": self._expression,
+            "target": self._target,
+            "keys": self._keys,
+        }.get(want)
+        return special(form) if special else self._literal(form, want, option)
+
+    def _literal(self, form: Form, want: str, option: str) -> Value | None:
+        found, choices = form.value, CHOICES.get(option)
+        if want == "word" and choices and found not in choices:
+            near = meant(str(found), choices)
+            message = f'"{short(str(found))}" is none of {", ".join(choices)}{near}'
+            self.source.error("BT013", form.start, message)
+        if want == "count" and form.kind != "int":
+            found = _COUNTS.get(found)
+        if want == "duration" and form.kind != "duration":
+            self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
+            seconds = float(str(found))
+            found = seconds if 0 <= seconds <= MAX_SECONDS else None
+        if found is None and form.kind != "nil":
+            wrong(self.source, form, want)
+        return Value(form.start, found)
+
+    def _expression(self, form: Form) -> Value | None:
         registry, text = self.registry, str(form.value)
-        known = names.all()
+        roots = {*self.names, FAILED, *(registry.roots if registry else ())}
         try:
-            made = compile_expression(
-                text,
-                roots={*known, FAILED, *(registry.roots if registry else ())},
-                functions=registry.expression_functions if registry else FUNCTIONS,
-                open_roots=registry is None,
-            )
+            made = compile_expression(text, roots=roots, open_roots=registry is None)
         except ExpressionInvalid as error:
             is_plain = form.end - form.start == len(text) + 2  # nothing in it is escaped
             at = form.start + 1 + min(error.column, len(text)) if is_plain else form.start
             self.source.error("BT026", at, error.problem)
             return None
-        self.reads |= made.roots & known.keys()
-        return made
+        self.reads |= made.roots & self.names.keys()
+        return Value(form.start, made.text, made.run)
 
-    def _condition(self, form: Form, names: Names) -> Value | None:
-        made = self.expression(form, names)
-        return Value(form.start, made.text, made.run, made) if made else None
-
-    def _target(self, form: Form, names: Names) -> Value | None:
-        key = form.value[0] if isinstance(form.value, tuple) and form.kind == "ref" else None
+    def _target(self, form: Form) -> Value | None:
+        path = form.value
         if form.head == "blackboard" and len(form.parts) == 2:
-            key = form.parts[1].value
-        if key is None or (isinstance(form.value, tuple) and len(form.value) > 1):
+            path = (form.parts[1].value,)
+        if not isinstance(path, tuple) or len(path) > 1:
             wrong(self.source, form, "target")
             return None
-        if names.find(str(key)) is None:
-            unknown_key(self.source, form.start, str(key), names)
+        key = str(path[0])
+        if self.known(form.start, key) is None:
             return None
-        self.writes.add(str(key))
-        return Value(form.start, str(key))
+        self.writes.add(key)
+        return Value(form.start, key)
 
-    def _keys(self, form: Form, names: Names) -> Value | None:
-        if form.kind != "vector" or any(part.kind != "keyword" for part in form.parts):
+    def _keys(self, form: Form) -> Value | None:
+        if any(part.kind != "keyword" for part in form.parts):
             wrong(self.source, form, "keys")
             return None
         for part in form.parts:
-            self.undeclared(part.start, str(part.value), UNKNOWN, names)
+            self.declared(part.start, str(part.value), UNKNOWN)
             self.writes.add(str(part.value))
         return Value(form.start, [str(part.value) for part in form.parts])
 
-    def undeclared(self, at: int, key: str, kind: KeyType, names: Names) -> None:
-        """Declares it here if nobody else did, with a warning."""
-        if names.find(key) is None:
-            also = meant(key, names.all())
+    def known(self, at: int, key: str) -> KeyType | None:
+        """The type of a key; None if nobody declared it, which is a problem."""
+        if key not in self.names:
+            near = meant(key, self.names)
+            self.source.error("BT020", at, f'"{short(key)}" is not in :blackboard-schema{near}')
+        return self.names.get(key)
+
+    def declared(self, at: int, key: str, kind: KeyType) -> KeyType:
+        """The type of a key; declares it here if nobody else did, with a warning."""
+        if key not in self.names:
+            also = meant(key, self.names)
             message = f":{short(key)} is not in :blackboard-schema and begins as nil{also}"
             self.source.warn("BT024", at, message)
-            names.keys[key] = kind
+            self.names.maps[-1][key] = kind
+        return self.names[key]
 
-    def _dynamic(self, form: Form, want: Want, names: Names) -> Value | None:
-        if form.kind == "ref":
-            return self._reference(form, want, names)
-        if form.head in CALLS:
-            return self._call(form, want, names)
-        if form.kind in {"vector", "map"} and want in {"any", form.kind.replace("vector", "list")}:
-            return self._collection(form, names)
-        return plain(form, want, self.source)
-
-    def _reference(self, form: Form, want: Want, names: Names) -> Value | None:
+    def _reference(self, form: Form, want: str) -> Value | None:
         assert isinstance(form.value, tuple)
-        key, *rest = form.value
-        kind = names.find(key)
-        if kind is None:
-            unknown_key(self.source, form.start, key, names)
-            return None
-        return self._looked_up(form, want, kind if not rest else ANY, (key, *rest))
+        kind = self.known(form.start, form.value[0])
+        return self._looked_up(form, want, kind, form.value) if kind else None
 
     def _looked_up(
-        self, form: Form, want: Want, kind: KeyType, path: tuple[str, ...]
+        self, form: Form, want: str, kind: KeyType, path: tuple[str, ...]
     ) -> Value | None:
-        wanted = _WANTED.get(want, ANY)
-        if not wanted.may_hold(kind):
-            self.source.error(
-                "BT030", form.start, f"{path[0]} is {kind}, and here belongs {wanted}"
-            )
+        wanted = WANTS[want].type or ANY
+        if len(path) == 1 and not wanted.may_hold(kind):
+            message = f"{path[0]} is {kind}, and here belongs {wanted}"
+            self.source.error("BT030", form.start, message)
             return None
         self.reads.add(path[0])
-        return Value(form.start, None, _looking(path))
+        return Value(form.start, None, _looking(path), path[0] if len(path) == 1 else "")
 
-    def _call(self, form: Form, want: Want, names: Names) -> Value | None:
+    def _call(self, form: Form, want: str) -> Value | None:
         head, arguments = form.head, form.parts[1:]
-        if len(arguments) != 1 or arguments[0].kind not in {"keyword", "symbol", "string"}:
+        if len(arguments) != 1 or arguments[0].kind not in WANTS["word"].forms:
             self.source.error("BT013", form.start, f"({head} …) takes one name")
             return None
         name = str(arguments[0].value)
         if head == "blackboard":
-            self.undeclared(form.start, name, UNKNOWN, names)
-            return self._looked_up(form, want, names.find(name) or UNKNOWN, (name,))
-        root = {"config": "config", "env-flag": "flags"}[head]
-        known = self.registry.roots.get(root, ()) if self.registry else None
+            kind = self.declared(form.start, name, UNKNOWN)
+            return self._looked_up(form, want, kind, (name,))
+        known = self.registry.roots.get(_ROOTS[head], ()) if self.registry else None
         if known is not None and name not in known:
             self.source.error("BT025", form.start, f'{head} has no "{name}"{meant(name, known)}')
             return None
-        return Value(form.start, None, _looking((root, name)))
+        return Value(form.start, None, _looking((_ROOTS[head], name)))
 
-    def _collection(self, form: Form, names: Names) -> Value | None:
-        if form.kind == "vector":
-            return self._list(form, names)
-        found = {k: self._dynamic(v, "any", names) for k, v in pairs(form, self.source).items()}
+    def _collection(self, form: Form) -> Value | None:
+        forms = pairs(form, self.source) if form.kind == "map" else dict(enumerate(form.parts))
+        found = {key: self.value(part, "any") for key, part in forms.items()}
         made = {key: value for key, value in found.items() if value is not None}
+
+        def run(scope: Scope) -> object:
+            values = {key: value.of(scope) for key, value in made.items()}
+            return values if form.kind == "map" else list(values.values())
+
         if all(value.run is None for value in made.values()):
-            return Value(form.start, {key: value.constant for key, value in made.items()})
-        return Value(
-            form.start, None, lambda scope: {key: value.of(scope) for key, value in made.items()}
-        )
+            return Value(form.start, run({}))
+        return Value(form.start, None, run)
 
-    def _list(self, form: Form, names: Names) -> Value:
-        found = [self._dynamic(part, "any", names) for part in form.parts]
-        made = [value for value in found if value is not None]
-        if all(value.run is None for value in made):
-            return Value(form.start, [value.constant for value in made])
-        return Value(form.start, None, lambda scope: [value.of(scope) for value in made])
-
-    def literal(self, form: Form) -> object:
-        """A default: a value that looks nothing up."""
-        value = self._dynamic(form, "any", Names({}))
+    def literal(self, form: Form, want: str = "any") -> object:
+        """A value that looks nothing up."""
+        value = self.value(form, want)
         if value is not None and value.run is not None:
-            self.source.error("BT013", form.start, "a default is a plain value")
+            self.source.error("BT013", form.start, "here belongs a plain value")
         return value.constant if value else None
 
-    def check_type(self, value: Value, form: Form, kind: KeyType, names: Names) -> None:
+    def check_type(self, value: Value, kind: KeyType) -> None:
         """Whether a key of this type can hold it, as far as that is known now."""
-        path = form.value if isinstance(form.value, tuple) and form.kind == "ref" else ()
-        if value.run is None:
-            is_right, given = kind.accepts(value.constant), type_of(value.constant)
-        else:
-            given = (names.find(path[0]) or ANY) if len(path) == 1 else ANY
-            is_right = kind.may_hold(given)
+        given = type_of(value.constant) if value.run is None else self.names.get(value.key, ANY)
+        is_right = kind.accepts(value.constant) if value.run is None else kind.may_hold(given)
         if not is_right:
-            self.source.error("BT030", form.start, f"this is {given}, and here belongs {kind}")
+            self.source.error("BT030", value.at, f"this is {given}, and here belongs {kind}")
 
 
 def _looking(path: tuple[str, ...]) -> Callable[[Scope], object]:

@@ -2,14 +2,22 @@
 
 import pytest
 
-from gateway.control.trees.blackboard import BadWrite, Board, Frame
+from gateway.control.trees.blackboard import BadWrite, Frame, Ground
 from gateway.control.trees.types import read_type
 
 
-def board(**watched: bool) -> tuple[Board, list[str]]:
+def board(**watched: bool) -> tuple[Ground, list[str]]:
     rung: list[str] = []
     roots = {"usage": {"tokens": 1}}
-    return Board(roots, lambda: None, lambda: rung.append("changed"), frozenset(watched)), rung
+    ground = Ground(
+        file="t.bt",
+        now=lambda: 0.0,
+        emit=lambda event, payload: None,
+        woken=lambda: rung.append("changed"),
+        roots=roots,
+        watched=frozenset(watched),
+    )
+    return ground, rung
 
 
 def test_what_is_not_here_is_outside_and_then_among_the_roots() -> None:
@@ -60,7 +68,7 @@ def test_only_a_changed_watched_key_rings() -> None:
 def test_the_frame_of_an_item_is_found_from_inside() -> None:
     shared, _ = board()
     outer = Frame(shared, {"result": ""}, {"result": read_type("string")})  # a key of the tree
-    item = Frame(shared, {"item": 1, "result": None}, {}, outer)
+    item = Frame(shared, {"item": 1, "result": None}, {}, outer, is_item=True)
     inner = Frame(shared, {}, {}, item)
 
     assert inner.item() is item

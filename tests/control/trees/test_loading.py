@@ -65,7 +65,7 @@ def test_functions_come_from_the_registry_and_from_nowhere_else() -> None:
         ("", "BT010"),
         ("(sequence (succeed))", "BT010"),
         ('"tree"', "BT010"),
-        ('(tree "t" [])', "BT010"),
+        ('(tree "t" [])', "BT017"),
         ('(tree "t" ("x"))', "BT010"),
         ('(tree "T" (succeed))', "BT016"),
         ("(tree t (succeed))", "BT016"),

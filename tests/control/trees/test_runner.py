@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from gateway.control.trees.calls import Call
-from gateway.control.trees.runner import Patience, Runner
+from gateway.control.trees.runner import Runner
 from gateway.control.trees.status import FAILURE, SUCCESS
 from tests.control.trees.stage import Stage
 from tests.fakes.clock import FakeClock
@@ -156,7 +156,7 @@ async def test_an_end_that_hangs_is_cut() -> None:
 
     stage.offer("hang", hang)
     plan = stage.plan('(tree "t" (succeed) :finally (action hang))')
-    run = Runner(plan, FakeClock(), patience=Patience(ending_s=0.01))
+    run = Runner(plan, FakeClock(), ending_s=0.01)
     with anyio.fail_after(LIMIT_S):
         outcome = await run.drive()
 

@@ -1,5 +1,7 @@
 """Scripted leaves."""
 
+from dataclasses import asdict
+
 import pytest
 
 from gateway.control.trees.loading import load
@@ -8,7 +10,7 @@ from gateway.control.trees.tracing import BadScript, Script, trace
 
 def test_a_trace_has_the_shape_that_programs_read() -> None:
     plan = load('(tree "t" (reactive-sequence (action l0) (action l1)))')
-    assert trace(plan, Script({"l0": "SFS", "l1": "R"}, 3)).as_json() == {
+    assert asdict(trace(plan, Script({"l0": "SFS", "l1": "R"}, 3))) == {
         "ticks": [
             {"status": "R", "ticked": [["l0", "S"], ["l1", "R"]], "halted": []},
             {"status": "F", "ticked": [["l0", "F"]], "halted": ["l1"]},
