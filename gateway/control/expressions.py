@@ -8,9 +8,10 @@ behind it; nothing is greater or smaller than None.
 import ast
 import inspect
 import operator
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
-from typing import Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 from gateway.control.words import meant, short
 from gateway.domain.errors import GatewayError
@@ -66,18 +67,6 @@ class Expression:
         return bool(self.evaluate(scope))
 
 
-def _length(value: object) -> int:
-    return len(value) if isinstance(value, str | Sequence | Mapping | Set) else 0
-
-
-def _any(values: object) -> bool:
-    return any(values) if isinstance(values, Sequence | Set) else False
-
-
-def _all(values: object) -> bool:
-    return all(values) if isinstance(values, Sequence | Set) else False
-
-
 def _numbers(values: object) -> list[float]:
     if not isinstance(values, Sequence | Set) or isinstance(values, str):
         raise TypeError("needs a list of numbers")
@@ -85,9 +74,9 @@ def _numbers(values: object) -> list[float]:
 
 
 FUNCTIONS: Mapping[str, Function] = {
-    "len": _length,
-    "any": _any,
-    "all": _all,
+    "len": lambda value: len(value) if isinstance(value, str | Sequence | Mapping | Set) else 0,
+    "any": lambda values: isinstance(values, Sequence | Set) and any(values),
+    "all": lambda values: isinstance(values, Sequence | Set) and all(values),
     "min": lambda values: min(_numbers(values), default=None),
     "max": lambda values: max(_numbers(values), default=None),
     "sum": lambda values: sum(_numbers(values)),
@@ -115,7 +104,7 @@ def compile_expression(
     if "\\" in text:
         raise ExpressionInvalid("has a backslash, which means nothing here", text.index("\\"))
     # On one line, columns stay what they are; strings have no line breaks anyway.
-    line = text.replace("\n", " ").replace("\r", " ").replace("\t", " ").replace("\f", " ")
+    line = re.sub(r"[\n\r\t\f]", " ", text)
     start = len(line) - len(line.lstrip(" "))
     try:
         tree = ast.parse(line[start:], mode="eval")
@@ -129,18 +118,14 @@ def compile_expression(
     return Expression(text, frozenset(compiler.seen), run)
 
 
+@dataclass(slots=True)
 class _Compiler:
-    def __init__(
-        self,
-        line: str,
-        start: int,
-        roots: Collection[str],
-        functions: Mapping[str, Function],
-        open_roots: bool,  # noqa: FBT001  # private, called once above
-    ) -> None:
-        self._bytes, self._start = line[start:].encode(errors="replace"), start
-        self._roots, self._functions, self._open = roots, functions, open_roots
-        self.seen: set[str] = set()
+    line: str
+    start: int  # where in it the expression begins
+    roots: Collection[str]
+    functions: Mapping[str, Function]
+    open_roots: bool
+    seen: set[str] = field(default_factory=set)
 
     def build(self, node: ast.AST, depth: int) -> Evaluate:
         if depth > MAX_DEPTH:
@@ -152,8 +137,8 @@ class _Compiler:
 
     def refusal(self, node: ast.AST, problem: str) -> ExpressionInvalid:
         offset = getattr(node, "col_offset", 0)  # in bytes
-        column = len(self._bytes[:offset].decode(errors="replace"))
-        return ExpressionInvalid(problem, self._start + column)
+        before = self.line[self.start :].encode(errors="replace")[:offset]
+        return ExpressionInvalid(problem, self.start + len(before.decode(errors="replace")))
 
     def constant(self, node: ast.Constant, _depth: int) -> Evaluate:
         value = node.value
@@ -165,17 +150,22 @@ class _Compiler:
 
     def name(self, node: ast.Name, _depth: int, *, is_path: bool = False) -> Evaluate:
         name = node.id
-        if name not in self._roots and not (self._open and is_path and name[0] != "_"):
-            choices = (*self._roots, "True", "False", "None")
+        if name not in self.roots and not (self.open_roots and is_path and name[0] != "_"):
+            choices = (*self.roots, "True", "False", "None")
             raise self.refusal(node, f'unknown name "{short(name)}"{meant(name, choices)}')
         self.seen.add(name)
         return lambda scope: scope.get(name)
+
+    def base(self, node: ast.expr, depth: int) -> Evaluate:
+        if isinstance(node, ast.Name):
+            return self.name(node, depth, is_path=True)
+        return self.build(node, depth)
 
     def attribute(self, node: ast.Attribute, depth: int) -> Evaluate:
         key = node.attr
         if key.startswith("_"):
             raise self.refusal(node, f'"{short(key)}" begins with an underscore')
-        base = _base(self, node.value, depth)
+        base = self.base(node.value, depth)
 
         def look(scope: Scope) -> object:
             value = base(scope)
@@ -184,30 +174,28 @@ class _Compiler:
         return look
 
     def subscript(self, node: ast.Subscript, depth: int) -> Evaluate:
-        base, key = _base(self, node.value, depth), self.build(node.slice, depth)
+        base, key = self.base(node.value, depth), self.build(node.slice, depth)
         return lambda scope: _item(base(scope), key(scope))
 
     def boolean(self, node: ast.BoolOp, depth: int) -> Evaluate:
-        parts = [self.build(value, depth) for value in node.values]
+        *parts, last = [self.build(value, depth) for value in node.values]
         stops_at = isinstance(node.op, ast.Or)
 
         def decide(scope: Scope) -> object:
-            value: object = None
             for part in parts:
                 value = part(scope)
                 if bool(value) is stops_at:
                     return value
-            return value
+            return last(scope)
 
         return decide
 
     def unary(self, node: ast.UnaryOp, depth: int) -> Evaluate:
         operand = self.build(node.operand, depth)
-        if isinstance(node.op, ast.Not):
-            return lambda scope: not operand(scope)
-        if isinstance(node.op, ast.USub):
-            return lambda scope: -_number(operand(scope))
-        raise self.refusal(node, f"{_called(node.op)} is not allowed")
+        if not isinstance(node.op, ast.Not | ast.USub):
+            raise self.refusal(node, f"{_called(node.op)} is not allowed")
+        is_not = isinstance(node.op, ast.Not)
+        return lambda scope: not operand(scope) if is_not else -_number(operand(scope))
 
     def arithmetic(self, node: ast.BinOp, depth: int) -> Evaluate:
         compute = _ARITHMETIC.get(type(node.op))
@@ -220,18 +208,20 @@ class _Compiler:
         return lambda scope: _number(compute(_number(left(scope)), _number(right(scope))))
 
     def comparison(self, node: ast.Compare, depth: int) -> Evaluate:
+        for operation, right in zip(node.ops, node.comparators, strict=True):
+            is_identity = isinstance(operation, ast.Is | ast.IsNot)
+            if is_identity and not (isinstance(right, ast.Constant) and right.value is None):
+                raise self.refusal(node, '"is" only compares with None; use "=="')
         first = self.build(node.left, depth)
-        rest = [
-            (self._comparing(node, operation, right), self.build(right, depth))
-            for operation, right in zip(node.ops, node.comparators, strict=True)
-        ]
+        compares = [_COMPARISONS[type(operation)] for operation in node.ops]
+        rest = [self.build(right, depth) for right in node.comparators]
         if len(rest) == 1:
-            compare, second = rest[0]
+            [compare], [second] = compares, rest
             return lambda scope: compare(first(scope), second(scope))
 
         def chain(scope: Scope) -> object:
             left = first(scope)
-            for compare, right_of in rest:
+            for compare, right_of in zip(compares, rest, strict=True):
                 right = right_of(scope)
                 if not compare(left, right):
                     return False
@@ -239,13 +229,6 @@ class _Compiler:
             return True
 
         return chain
-
-    def _comparing(self, node: ast.AST, operation: ast.cmpop, right: ast.expr) -> "_Compare":
-        compare = _COMPARISONS[type(operation)]
-        is_identity = isinstance(operation, ast.Is | ast.IsNot)
-        if is_identity and not (isinstance(right, ast.Constant) and right.value is None):
-            raise self.refusal(node, '"is" only compares with None; use "=="')
-        return compare
 
     def choice(self, node: ast.IfExp, depth: int) -> Evaluate:
         test, then, other = (self.build(x, depth) for x in (node.test, node.body, node.orelse))
@@ -259,9 +242,9 @@ class _Compiler:
         if not isinstance(node.func, ast.Name):
             raise self.refusal(node, "only functions can be called, and by their name")
         name = node.func.id
-        function = self._functions.get(name)
+        function = self.functions.get(name)
         if function is None:
-            choices = meant(name, self._functions) or f"; there are {', '.join(self._functions)}"
+            choices = meant(name, self.functions) or f"; there are {', '.join(self.functions)}"
             raise self.refusal(node, f'unknown function "{short(name)}"{choices}')
         parts = [self.build(part, depth) for part in node.args]
         try:
@@ -273,23 +256,15 @@ class _Compiler:
         return lambda scope: function(*[part(scope) for part in parts])
 
 
-def _base(compiler: _Compiler, node: ast.expr, depth: int) -> Evaluate:
-    if isinstance(node, ast.Name):
-        return compiler.name(node, depth, is_path=True)
-    return compiler.build(node, depth)
-
-
 def _called(node: ast.AST) -> str:
     return f'"{type(node).__name__.lower()}"'
 
 
 def _number(value: object) -> float:
-    if type(value) is int and -LARGEST <= value <= LARGEST:
+    if type(value) is float or (type(value) is int and -LARGEST <= value <= LARGEST):
         return value
-    if type(value) is float:
-        return value
-    what = "too large a number" if type(value) is int else f"{type(value).__name__}, not a number"
-    raise TypeError(what)
+    is_large = type(value) is int
+    raise TypeError("too large a number" if is_large else f"{type(value).__name__}, not a number")
 
 
 def _item(base: object, key: object) -> object:
@@ -300,24 +275,17 @@ def _item(base: object, key: object) -> object:
     return None
 
 
-_Compare = Callable[[object, object], bool]
+_Compare = Callable[[Any, Any], bool]
 
 
-def _ordered(compare: Callable[[float, float], bool]) -> _Compare:
-    def check(left: object, right: object) -> bool:
-        if left is None or right is None:
-            return False
-        return compare(cast(float, left), cast(float, right))
-
-    return check
+def _ordered(compare: _Compare) -> _Compare:
+    return lambda left, right: left is not None and right is not None and compare(left, right)
 
 
 def _is_in(left: object, right: object) -> bool:
-    if right is None:
-        return False
-    if not isinstance(right, str | Sequence | Mapping | Set):
+    if right is not None and not isinstance(right, str | Sequence | Mapping | Set):
         raise TypeError(f"{type(right).__name__} has no members")
-    return left in right
+    return right is not None and left in right
 
 
 _COMPARISONS: Mapping[type[ast.cmpop], _Compare] = {
@@ -340,9 +308,8 @@ _ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_Rule = Callable[[_Compiler, ast.AST, int], Evaluate]
 _RULES = cast(
-    Mapping[type[ast.AST], _Rule],
+    Mapping[type[ast.AST], Callable[[_Compiler, ast.AST, int], Evaluate]],
     {
         ast.Constant: _Compiler.constant,
         ast.Name: _Compiler.name,
@@ -353,8 +320,7 @@ _RULES = cast(
         ast.BinOp: _Compiler.arithmetic,
         ast.Compare: _Compiler.comparison,
         ast.IfExp: _Compiler.choice,
-        ast.List: _Compiler.display,
-        ast.Tuple: _Compiler.display,
+        **dict.fromkeys((ast.List, ast.Tuple), _Compiler.display),
         ast.Call: _Compiler.call,
     },
 )

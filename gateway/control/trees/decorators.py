@@ -13,8 +13,6 @@ from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCES
 class Decorator(Node):
     """May answer before its child is ticked, and differently when it is done."""
 
-    __slots__ = ()
-
     def tick(self) -> Status:
         answer = self.before()
         if answer is not None:
@@ -33,8 +31,6 @@ class Decorator(Node):
 class Mapped(Decorator):
     """Another answer for the child's."""
 
-    __slots__ = ()
-
     def after(self, status: Status) -> Status:
         if self.plan.kind == "invert":
             return FAILURE if status is SUCCESS else SUCCESS
@@ -43,8 +39,6 @@ class Mapped(Decorator):
 
 class RunOnce(Decorator):
     """SKIPPED once the child is done, for the rest of the run."""
-
-    __slots__ = ("is_done",)
 
     def made(self, builder: Builder) -> list[Node]:
         self.is_done = False
@@ -61,16 +55,12 @@ class RunOnce(Decorator):
 class Guard(Decorator):
     """Asks at each tick: the child is halted and the node fails as soon as it does not hold."""
 
-    __slots__ = ()
-
     def before(self) -> Status | None:
         return None if self.holds(self.plan.values[0]) else self.done(FAILURE)
 
 
 class Asking(Decorator):
     """A guard that asks a function."""
-
-    __slots__ = ("asked",)
 
     def made(self, builder: Builder) -> list[Node]:
         self.asked = Calling(builder, self.plan, self.frame)
@@ -82,8 +72,6 @@ class Asking(Decorator):
 
 class When(Node):
     """`:when`: asked before the node begins, and no more while it is RUNNING."""
-
-    __slots__ = ()
 
     def made(self, builder: Builder) -> list[Node]:
         return [builder.bare(self.plan, self.frame)]
@@ -104,8 +92,6 @@ class When(Node):
 
 
 class Timeout(Decorator):
-    __slots__ = ()
-
     def before(self) -> Status | None:
         if not self.is_over(self.plan.values[0]):
             return None
@@ -116,8 +102,6 @@ class Timeout(Decorator):
 class Delay(Decorator):
     """Before every start."""
 
-    __slots__ = ()
-
     def before(self) -> Status | None:
         self.status = RUNNING
         return None if self.is_over(self.plan.values[0]) else RUNNING
@@ -125,8 +109,6 @@ class Delay(Decorator):
 
 class Cooldown(Decorator):
     """SKIPPED for a while after the child was done."""
-
-    __slots__ = ("until",)
 
     def made(self, builder: Builder) -> list[Node]:
         self.until = -inf
@@ -142,8 +124,6 @@ class Cooldown(Decorator):
 
 class UntilFail(Node):
     """RUNNING until the child fails, one round a tick."""
-
-    __slots__ = ()
 
     def tick(self) -> Status:
         self.status = RUNNING
@@ -164,8 +144,6 @@ class Loop(Node):
     A child that is done in the tick in which it began gives way before it begins again, so that
     a run can be stopped between any two rounds.
     """
-
-    __slots__ = ("count", "goes_on")
 
     def made(self, builder: Builder) -> list[Node]:
         is_retry = self.plan.kind == "retry" or "until-success" in self.plan.options
@@ -215,8 +193,6 @@ class Loop(Node):
 class Subtree(Decorator):
     """In place, or by name: then with a frame of its own, made anew when it begins."""
 
-    __slots__ = ("own", "tree")
-
     def made(self, builder: Builder) -> list[Node]:
         if self.plan.children:
             return super().made(builder)
@@ -248,8 +224,6 @@ class Subtree(Decorator):
 
 class ForEach(Node):
     """One child an item, each with a frame of its own; at most so many at once, results in order."""
-
-    __slots__ = ("builder", "failed", "frames", "items", "parallel", "skipped")
 
     def made(self, builder: Builder) -> list[Node]:
         self.builder = builder

@@ -13,7 +13,6 @@ log = logging.getLogger(__name__)
 
 
 class Leaf(Node):
-    __slots__ = ()
     is_leaf = True
 
     def made(self, builder: Builder) -> list[Node]:
@@ -36,8 +35,6 @@ class Leaf(Node):
 
 class Calling(Leaf):
     """Calls a function once, and waits for its answer if it gives a Pending."""
-
-    __slots__ = ("act", "call", "pending")
 
     def made(self, builder: Builder) -> list[Node]:
         act = builder.act_of(self.plan)
@@ -93,8 +90,6 @@ class Calling(Leaf):
 class Condition(Calling):
     """Asks its `:expr`, or a function."""
 
-    __slots__ = ()
-
     def made(self, builder: Builder) -> list[Node]:
         return [] if "expr" in self.plan.options else super().made(builder)
 
@@ -106,8 +101,6 @@ class Condition(Calling):
 
 
 class Check(Leaf):
-    __slots__ = ()
-
     def tick(self) -> Status:
         self.status = SUCCESS if self.holds(self.plan.values[0]) else FAILURE
         return self.status
@@ -115,8 +108,6 @@ class Check(Leaf):
 
 class Assign(Leaf):
     """All values are those from before it."""
-
-    __slots__ = ()
 
     def tick(self) -> Status:
         found = {key: value.of(self.frame) for key, value in self.plan.options.items()}
@@ -130,8 +121,6 @@ class Assign(Leaf):
 
 
 class Emit(Leaf):
-    __slots__ = ()
-
     def tick(self) -> Status:
         event, *payload = [value.of(self.frame) for value in self.plan.values]
         said = payload[0] if payload else {}
@@ -141,16 +130,12 @@ class Emit(Leaf):
 
 
 class Wait(Leaf):
-    __slots__ = ()
-
     def tick(self) -> Status:
         self.status = RUNNING
         return self.done(SUCCESS) if self.is_over(self.plan.values[0]) else RUNNING
 
 
 class Always(Leaf):
-    __slots__ = ()
-
     def tick(self) -> Status:
         if self.plan.kind == "succeed":
             self.status = SUCCESS

@@ -39,7 +39,6 @@ class Builder:
 class Node:
     """Light: a run makes its own. `tick` sets `status` to what it gives, unless that is SKIPPED."""
 
-    __slots__ = ("at", "children", "frame", "ground", "plan", "status")
     is_leaf = False
 
     def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
@@ -121,8 +120,6 @@ def reset_all(nodes: Sequence[Node]) -> None:
 class InOrder(Node):
     """Goes on where it was; a selector stops at a SUCCESS, all others at a FAILURE."""
 
-    __slots__ = ("body", "ends_with", "index", "otherwise", "skipped")
-
     def made(self, builder: Builder) -> list[Node]:
         is_selector = self.plan.kind in {"selector", "reactive-selector"}
         self.ends_with: Status = SUCCESS if is_selector else FAILURE
@@ -152,8 +149,6 @@ class InOrder(Node):
 
 class MemorySequence(InOrder):
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
-
-    __slots__ = ()
 
     def tick(self) -> Status:
         if self.status is IDLE:
@@ -185,15 +180,13 @@ class MemorySequence(InOrder):
 class Reactive(InOrder):
     """Begins with its first child at each tick."""
 
-    __slots__ = ()
-
     def tick(self) -> Status:
         self.status = RUNNING
         is_skipped = True
         for child in self.body:
             status = child.tick()
             if status is RUNNING:
-                return self._runs(child)
+                return self._alone(child)
             if status is self.ends_with:
                 return self.done(status)
             if status is SKIPPED:
@@ -202,18 +195,17 @@ class Reactive(InOrder):
                 is_skipped = False
         return self.done(SKIPPED if is_skipped else self.otherwise)
 
-    def _runs(self, child: Node) -> Status:
-        """Alone."""
+    def _alone(self, child: Node) -> Status:
         for other in self.body:
-            if other is not child and other.status is not IDLE:
-                reset(other)
+            if other is not child:
+                if other.status is RUNNING:
+                    other.halt()
+                other.status = IDLE
         return RUNNING
 
 
 class Try(InOrder):
     """A sequence; when it fails the last child runs, and then the whole fails."""
-
-    __slots__ = ("is_catching",)
 
     def made(self, builder: Builder) -> list[Node]:
         *self.body, _catch = children = super().made(builder)
@@ -235,8 +227,6 @@ class Try(InOrder):
 
 class Ensure(Node):
     """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
-
-    __slots__ = ("kept",)
 
     def clear(self) -> None:
         self.kept: Status | None = None
@@ -263,8 +253,6 @@ class Ensure(Node):
 class If(Node):
     """Asks once and stays with the branch."""
 
-    __slots__ = ("branch",)
-
     def clear(self) -> None:
         self.branch = 0
 
@@ -284,8 +272,6 @@ class If(Node):
 class While(Node):
     """Asks at each tick and halts the branch that is no longer right."""
 
-    __slots__ = ()
-
     def tick(self) -> Status:
         self.status = RUNNING
         test, body, *other = self.children
@@ -301,8 +287,6 @@ class While(Node):
 
 class Switch(Node):
     """Chooses at each tick by the value; another branch that runs is halted."""
-
-    __slots__ = ()
 
     def tick(self) -> Status:
         self.status = RUNNING
@@ -323,8 +307,6 @@ class Parallel(Node):
 
     With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
     """
-
-    __slots__ = ("completed", "failed", "failure", "goes_on", "is_relative", "success")
 
     def made(self, builder: Builder) -> list[Node]:
         count, said = len(self.plan.children), {k: v.constant for k, v in self.plan.options.items()}

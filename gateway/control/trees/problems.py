@@ -76,13 +76,9 @@ class Source:
             self.left_out += 1
             return
         line, column = self.place(at)
-        start = at - column + 1
-        end = self.text.find("\n", start)
-        whole = self.text[start : end if end >= 0 else len(self.text)]
+        whole = self.text[at - column + 1 :].partition("\n")[0]
         cut = max(column - 1 - MARGIN, 0)
-        shown = "".join(
-            c if c.isprintable() else " " for c in whole[cut : column + MARGIN]
-        ).rstrip()
-        self.found[key] = Problem(
-            code, severity, self.name, line, column, message, shown, column - 1 - cut
-        )
+        part = whole[cut : column + MARGIN]
+        shown = "".join(c if c.isprintable() else " " for c in part).rstrip()
+        place = (line, column, message, shown, column - 1 - cut)
+        self.found[key] = Problem(code, severity, self.name, *place)

@@ -9,21 +9,11 @@ from gateway.control.trees.problems import Source, TreeInvalid
 from gateway.control.words import short
 
 MAX_BYTES, MAX_DEPTH, MAX_SECONDS = 262_144, 64, 366 * 86_400
-FormKind = Literal[
-    "list",
-    "vector",
-    "map",
-    "string",
-    "int",
-    "float",
-    "bool",
-    "nil",
-    "duration",
-    "symbol",
-    "keyword",
-    "ref",
-    "comment",  # with all that it hides: `; …`, `#| … |#`, `#; datum`
-]
+# A comment comes with all that it hides: `; …`, `#| … |#`, `#; datum`.
+FormKind = (
+    Literal["list", "vector", "map", "string", "int", "float", "bool", "nil"]
+    | Literal["duration", "symbol", "keyword", "ref", "comment"]
+)
 CLOSERS = {"(": ")", "[": "]", "{": "}"}
 BRACKETS: dict[str, FormKind] = {"(": "list", "[": "vector", "{": "map"}
 UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -137,11 +127,11 @@ class _Reader:
         match kind:
             case "space":
                 self._breaks += token.count("\n")
-                return end
             case "atom":
-                self._add(*self._atom(token, at), at, end)
+                value = self._atom(token, at)
+                self._put(Form(value[0], at, end, value[1], breaks=self._taken()))
             case "string":
-                self._add("string", self._string(token, at), at, end)
+                self._put(Form("string", at, end, self._string(token, at), breaks=self._taken()))
             case "open":
                 self._open(token, at)
             case "close":
@@ -152,16 +142,13 @@ class _Reader:
                 return self._block(at)
             case "discard":
                 self._levels[-1].discards.append((at, self._taken()))
+            case "unclosed":
+                self._source.error("BT002", at, "this string is never closed")
+                return len(self._source.text)
             case _:
-                return self._strange(token, at)
+                strange = f"U+{ord(token):04X} is not allowed outside of strings"
+                self._source.error("BT001", at, strange)
         return end
-
-    def _strange(self, token: str, at: int) -> int:
-        if token == '"':
-            self._source.error("BT002", at, "this string is never closed")
-            return len(self._source.text)
-        self._source.error("BT001", at, f"U+{ord(token):04X} is not allowed outside of strings")
-        return at + 1
 
     def _taken(self) -> int:
         breaks, self._breaks = self._breaks, 0
@@ -175,17 +162,12 @@ class _Reader:
 
     def _close_with(self, closer: str, at: int) -> None:
         self._breaks = 0
-        open_ones = [CLOSERS.get(level.bracket) for level in self._levels]
-        if closer not in open_ones:
+        if closer not in [CLOSERS.get(level.bracket) for level in self._levels]:
             self._source.error("BT005", at, f'"{closer}" closes nothing')
             return
-        while CLOSERS.get(self._levels[-1].bracket) != closer:
-            level = self._levels[-1]
-            line, column = self._source.place(level.start)
-            wanted = CLOSERS[level.bracket]
-            message = (
-                f'"{closer}" where "{wanted}" should close "{level.bracket}" of {line}:{column}'
-            )
+        while (wanted := CLOSERS[(level := self._levels[-1]).bracket]) != closer:
+            opened = f'"{level.bracket}" of {":".join(map(str, self._source.place(level.start)))}'
+            message = f'"{closer}" where "{wanted}" should close {opened}'
             self._source.error("BT005", at, message)
             self._close(at)
         self._close(at + 1)
@@ -202,9 +184,6 @@ class _Reader:
         if level.discards:
             self._source.error("BT005", level.discards[0][0], '"#;" has nothing to leave out')
 
-    def _add(self, kind: FormKind, value: object, at: int, end: int) -> None:
-        self._put(Form(kind, at, end, value, breaks=self._taken()))
-
     def _put(self, form: Form) -> None:
         level = self._levels[-1]
         if not level.discards:
@@ -212,39 +191,40 @@ class _Reader:
         elif form.kind != "comment":
             start, breaks = level.discards.pop()
             if not level.discards:
-                hidden = self._source.text[start : form.end].replace("\r\n", "\n")
-                level.items.append(Form("comment", start, form.end, hidden, breaks=breaks))
+                level.items.append(self._hidden(start, form.end, breaks))
+
+    def _hidden(self, start: int, end: int, breaks: int) -> Form:
+        text = self._source.text[start:end].replace("\r\n", "\n")
+        return Form("comment", start, end, text, breaks=breaks)
 
     def _block(self, at: int) -> int:
         depth = 0
         for match in _BLOCK.finditer(self._source.text, at):
             depth += 1 if match[0] == "#|" else -1
             if depth == 0:
-                hidden = self._source.text[at : match.end()].replace("\r\n", "\n")
-                self._put(Form("comment", at, match.end(), hidden, breaks=self._taken()))
+                self._put(self._hidden(at, match.end(), self._taken()))
                 return match.end()
         self._source.error("BT002", at, "this comment is never closed")
         return len(self._source.text)
 
     def _string(self, token: str, at: int) -> str:
         try:
-            value = json.loads(token, strict=False)
-            assert isinstance(value, str)
+            value = str(json.loads(token, strict=False))
             value.encode()
         except json.JSONDecodeError as error:
             self._source.error("BT004", at + error.pos, f"{error.msg.lower()} in a string")
+            return ""
         except UnicodeEncodeError:
             self._source.error("BT004", at, "half a surrogate pair is no character")
-        else:
-            if "\0" in value:
-                self._source.error("BT004", at, "a string has a NUL character")
-            return value
-        return ""
+            return ""
+        if "\0" in value:
+            self._source.error("BT004", at, "a string has a NUL character")
+        return value
 
     def _atom(self, token: str, at: int) -> tuple[FormKind, object]:
         if token in _WORDS:
             return _WORDS[token]
-        if match := _SYMBOL.fullmatch(token):
+        if _SYMBOL.fullmatch(token):
             return "symbol", token
         if match := _KEYWORD.fullmatch(token):
             return "keyword", match[1]
@@ -257,19 +237,14 @@ class _Reader:
 
     def _number(self, match: "re.Match[str]", at: int) -> tuple[FormKind, object]:
         whole, fraction, exponent, unit = match.groups()
-        if unit is None and fraction is None and exponent is None:
-            if len(whole) <= 18:
-                return "int", int(whole)
+        is_int = unit is None and fraction is None and exponent is None
+        number = float(f"{whole}{fraction or ''}{exponent or ''}")
+        if abs(number) == float("inf") or (is_int and len(whole) > 18):
             self._source.error("BT003", at, "this number is too large")
             return "int", 0
-        number = float(f"{whole}{fraction or ''}{exponent or ''}")
-        if abs(number) == float("inf"):
-            self._source.error("BT003", at, "this number is too large")
-            return "float", 0.0
         if unit is None:
-            return "float", number
+            return ("int", int(whole)) if is_int else ("float", number)
         seconds = number * UNITS[unit]
         if not 0 <= seconds <= MAX_SECONDS:
             self._source.error("BT003", at, "a time is between 0 and 366 days")
-            return "duration", 0.0
         return "duration", seconds

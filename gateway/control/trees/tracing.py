@@ -67,8 +67,6 @@ class Trace:
 class _Watched(Node):
     """A leaf, and who writes down what it does."""
 
-    __slots__ = ("leaf", "stage")
-
     def __init__(self, leaf: Node, stage: "_Stage") -> None:
         self.leaf, self.stage, self.status = leaf, stage, IDLE
 
