@@ -53,21 +53,17 @@ class RunOnce(Decorator):
 
 
 class Guard(Decorator):
-    """Asks at each tick: the child is halted and the node fails as soon as it does not hold."""
-
-    def before(self) -> Status | None:
-        return None if self.holds(self.plan.values[0]) else self.done(FAILURE)
-
-
-class Asking(Decorator):
-    """A guard that asks a function."""
+    """Asks at each tick, an expression or as `decorator` a function: if not, the child is halted."""
 
     def made(self, builder: Builder) -> list[Node]:
-        self.asked = Calling(builder, self.plan, self.frame)
+        is_named = self.plan.kind == "decorator"
+        self.asked = Calling(builder, self.plan, self.frame) if is_named else None
         return super().made(builder)
 
     def before(self) -> Status | None:
-        return None if self.asked.tick() is SUCCESS else self.done(FAILURE)
+        asked = self.asked
+        is_open = asked.tick() is SUCCESS if asked else self.holds(self.plan.values[0])
+        return None if is_open else self.done(FAILURE)
 
 
 class When(Node):
@@ -305,7 +301,7 @@ DECORATORS: Mapping[str, type[Node]] = {
     "force-failure": Mapped,
     "run-once": RunOnce,
     "guard": Guard,
-    "decorator": Asking,
+    "decorator": Guard,
     "timeout": Timeout,
     "delay": Delay,
     "cooldown": Cooldown,

@@ -4,18 +4,18 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
-from gateway.control.trees.functions import find_offered
-from gateway.control.trees.kinds import ALIASES, CALLS, COMMON, KINDS, OPTION_ALIASES, Kind
+from gateway.control.trees.kinds import ALIASES, CALLS, COMMON, HOSTED, KINDS, OPTION_ALIASES, Kind
 from gateway.control.trees.plan import NodePlan, Value
 from gateway.control.trees.problems import Source
 from gateway.control.trees.reader import Form
-from gateway.control.trees.registry import Registry
+from gateway.control.trees.registry import Offered, Registry
 from gateway.control.trees.types import ANY, KeyType
 from gateway.control.trees.values import Names, Values, pairs
 from gateway.control.words import meant, short
 
 MAX_NODES = 5_000
 NAME = re.compile(r"[a-z][a-z0-9_?!-]*")
+_NAMED = frozenset({"action", "condition", "decorator"})
 
 
 class TooManyNodes(Exception):
@@ -141,7 +141,7 @@ class Planner:
             when=found.get("when"),
             raises=raises,
         )
-        offered = find_offered(node, values, parts.name.start if parts.name else form.start)
+        offered = _offered(node, values, parts.name.start if parts.name else form.start)
         inside = self._names_inside(node, names)
         forms = [*cases.values(), *self._children(parts, name)]
         children = [self.plan(each, path, inside, raises=raises) for each in forms]
@@ -259,3 +259,36 @@ class Planner:
             if kind is not None:
                 values.check_type(value, kind)
                 values.writes.add(key)
+
+
+def _offered(node: NodePlan, values: Values, named_at: int) -> Offered | None:
+    """The host's function behind a leaf or a decorator, if there is one and it is known."""
+    source, registry = values.source, values.registry
+    if registry is None or "expr" in node.options or node.kind not in _NAMED | HOSTED:
+        return None
+    fn = node.options.get("fn")
+    wanted = node.kind if node.kind in HOSTED else str(fn.constant) if fn else node.name
+    at = fn.at if fn else named_at
+    offered = registry.offered.get(wanted)
+    if offered is None:
+        near = meant(wanted, registry.offered)
+        source.error("BT021", at, f'unknown function "{short(wanted)}"{near}')
+        return None
+    if node.kind == "decorator" and offered.is_async:
+        source.error("BT021", at, f"{offered.name} takes time, and a decorator asks at each tick")
+    for option in node.options.keys() - KINDS[node.kind].options.keys() - offered.options:
+        message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
+        source.error("BT014", node.options[option].at, message)
+    _check_keys(offered, values, at)
+    return offered
+
+
+def _check_keys(offered: Offered, values: Values, at: int) -> None:
+    values.reads |= offered.reads.keys()
+    values.writes |= offered.writes.keys()
+    for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
+        for key, kind in keys.items():
+            declared = values.declared(at, key, kind)
+            if not declared.may_hold(kind):
+                message = f"{offered.name} {verb} {key} as {kind}, and it is {declared}"
+                values.source.error("BT033", at, message)

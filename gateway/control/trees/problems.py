@@ -80,5 +80,6 @@ class Source:
         cut = max(column - 1 - MARGIN, 0)
         part = whole[cut : column + MARGIN]
         shown = "".join(c if c.isprintable() else " " for c in part).rstrip()
-        place = (line, column, message, shown, column - 1 - cut)
-        self.found[key] = Problem(code, severity, self.name, *place)
+        self.found[key] = Problem(
+            code, severity, self.name, line, column, message, shown, column - 1 - cut
+        )

@@ -165,10 +165,11 @@ class _Reader:
         if closer not in [CLOSERS.get(level.bracket) for level in self._levels]:
             self._source.error("BT005", at, f'"{closer}" closes nothing')
             return
-        while (wanted := CLOSERS[(level := self._levels[-1]).bracket]) != closer:
-            opened = f'"{level.bracket}" of {":".join(map(str, self._source.place(level.start)))}'
-            message = f'"{closer}" where "{wanted}" should close {opened}'
-            self._source.error("BT005", at, message)
+        while CLOSERS[self._levels[-1].bracket] != closer:
+            level = self._levels[-1]
+            line, column = self._source.place(level.start)
+            should = f'"{CLOSERS[level.bracket]}" should close "{level.bracket}"'
+            self._source.error("BT005", at, f'"{closer}" where {should} of {line}:{column}')
             self._close(at)
         self._close(at + 1)
 

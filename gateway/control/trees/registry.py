@@ -20,7 +20,6 @@ class Offered:
     reads: Mapping[str, KeyType]
     writes: Mapping[str, KeyType]
     options: frozenset[str]
-    obsolete: str  # why nobody should use it any more; empty if there is no reason
     is_async: bool
 
 
@@ -42,7 +41,6 @@ class Registry:
         reads: Keys | None = None,
         writes: Keys | None = None,
         options: Collection[str] = (),
-        obsolete: str = "",
     ) -> Callable[[Act], Act]:
         """Offers the decorated function, plain or async, to `:fn "name"` and to nodes called so."""
 
@@ -53,7 +51,6 @@ class Registry:
                 {key: read_type(text, self.models) for key, text in (reads or {}).items()},
                 {key: read_type(text, self.models) for key, text in (writes or {}).items()},
                 frozenset(options),
-                obsolete,
                 iscoroutinefunction(act),
             )
             return act

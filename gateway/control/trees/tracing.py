@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from gateway.control.trees.calls import Call
 from gateway.control.trees.nodes import Node
@@ -41,14 +40,11 @@ class Script:
         for name, letters in leaves.items():
             if not isinstance(letters, str) or not re.fullmatch("[RSFK]+", letters):
                 raise BadScript(f'leaf "{short(str(name))}" needs letters out of R, S, F and K')
-        _check_number("ticks", ticks, (int,))
-        _check_number("tick_s", tick_s, (int, float))
-        return cls(leaves, cast(int, ticks), float(cast(float, tick_s)))
-
-
-def _check_number(name: str, number: object, kinds: tuple[type[float], ...]) -> None:
-    if type(number) not in kinds or not 0 <= cast(float, number) <= MAX_TICKS:
-        raise BadScript(f'"{name}" is a number from 0 to {MAX_TICKS}')
+        if type(ticks) is not int or type(tick_s) not in {int, float}:
+            raise BadScript('"ticks" is a whole number, and "tick_s" a number')
+        if not (0 <= ticks <= MAX_TICKS and 0 <= tick_s <= MAX_TICKS):
+            raise BadScript(f'"ticks" and "tick_s" go from 0 to {MAX_TICKS}')
+        return cls(leaves, ticks, float(tick_s))
 
 
 @dataclass(slots=True)

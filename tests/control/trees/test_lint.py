@@ -70,15 +70,6 @@ def test_keys_that_nobody_reads_are_named_where_it_is_known_who_reads() -> None:
     assert codes(text) == []
 
 
-def test_functions_that_nobody_should_use_are_named() -> None:
-    registry = Registry()
-    registry.action("old", obsolete="the tree keeps it all")(print)
-
-    [problem] = problems(tree("(action old)"), registry)
-
-    assert (problem.code, problem.message) == ("BT049", "old is obsolete: the tree keeps it all")
-
-
 @pytest.mark.requirement("S-002-BT-04")
 def test_the_sample_tree_as_it_was_given_loads_and_its_defects_are_named() -> None:
     plan = load((SAMPLES / "first-draft.bt").read_text(encoding="utf-8"), "first-draft.bt")

@@ -33,7 +33,6 @@ def registry() -> Registry:
     async def slow(_call: object) -> None: ...
 
     made.action("slow")(slow)
-    made.action("old.way", obsolete="the tree keeps it all")(print)
     return made
 
 

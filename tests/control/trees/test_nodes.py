@@ -16,10 +16,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.control.trees.calls import Call
 from gateway.control.trees.kinds import KINDS
 from gateway.control.trees.loading import load
 from gateway.control.trees.tracing import Script, trace
-from tests.control.trees.stage import line, traced
+from tests.control.trees.stage import Stage, ended, line, traced
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text(encoding="utf-8"))
 TRACED = {"sequence", "selector", "reactive-sequence", "reactive-selector", "memory-sequence"} | {
@@ -93,3 +94,114 @@ def test_a_tick_always_ends_whatever_the_leaves_say(node: str, letters: list[str
 
     assert len(found.ticks) == 12
     assert all(len(tick.ticked) < 2_000 for tick in found.ticks)
+
+
+@pytest.mark.requirement("S-002-BT-07")
+def test_with_continue_on_failure_every_child_runs_to_its_end() -> None:
+    node = "(parallel :policy :continue-on-failure (action a) (action b) (action c))"
+
+    assert traced(node, 2, a="F", b="RS", c="S") == ["R aF bR cS", "S bS"]
+    assert traced(node, 2, a="F", b="RF", c="F") == ["R aF bR cF", "F bF"]
+
+
+@pytest.mark.parametrize(
+    "policy", [":policy :require-one", ":require-one", ":success one :failure all"]
+)
+def test_one_is_enough_if_the_tree_says_so(policy: str) -> None:
+    node = f"(parallel {policy} (action a) (action b) (action c))"
+
+    assert traced(node, 2, a="R", b="FS", c="RS") == ["R aR bF cR", "S aR cS -a"]
+
+
+@pytest.mark.parametrize(
+    "policy", ["", ":require-all", ":policy :require-all", ":success all :failure 1"]
+)
+def test_all_have_to_succeed_otherwise(policy: str) -> None:
+    node = f"(parallel {policy} (action a) (action b) (action c))"
+
+    assert traced(node, 2, a="R", b="RF", c="R") == ["R aR bR cR", "F aR bF -a -c"]
+
+
+def test_an_ensured_node_runs_after_success_and_failure_and_keeps_the_status() -> None:
+    assert traced("(ensure (action body) (action clean))", 3, body="RSF", clean="F") == [
+        "R bodyR",
+        "S bodyS cleanF",
+        "F bodyF cleanF",
+    ]
+
+
+def test_a_halted_body_is_cleaned_up_with_one_tick() -> None:
+    node = "(reactive-sequence (action gate) (ensure (action body) (action clean)))"
+
+    assert traced(node, 2, gate="SF", body="R", clean="RS") == [
+        "R gateS bodyR",
+        "F gateF cleanR -body -clean",
+    ]
+
+
+def test_a_body_that_is_skipped_has_nothing_to_clean_up() -> None:
+    assert traced("(ensure (action body) (action clean))", 1, body="K", clean="S") == ["K bodyK"]
+
+
+def test_a_condition_that_is_skipped_skips_the_branches() -> None:
+    assert traced("(if (action c) (action a))", 1, c="K", a="S") == ["K cK"]
+    assert traced("(while (action c) (action a))", 2, c="SK", a="R") == ["R cS aR", "K cK -a"]
+
+
+def switching(stage: Stage) -> str:
+    stage.logs("one", "other")
+    return (
+        '(tree "t" :blackboard-schema {:mode "a" :done false} '
+        "(switch $mode {:a (action one) :true (succeed) :else (action other)}))"
+    )
+
+
+def test_a_switch_takes_the_branch_of_its_value_or_else() -> None:
+    stage = Stage()
+    text = switching(stage)
+
+    ended(stage.run(text))
+    ended(stage.run(text, mode="zzz"))
+
+    assert stage.log == ["one", "other"]
+
+
+def test_a_switch_without_a_branch_fails_and_says_so() -> None:
+    stage = Stage()
+    run = stage.run('(tree "t" :blackboard-schema {:x nil} (switch $x {:a (succeed)}))')
+
+    failure = ended(run).failure
+
+    assert failure is not None
+    assert failure["message"] == "no case for nil"
+
+
+def test_a_switch_halts_the_branch_that_is_no_longer_right() -> None:
+    stage = Stage()
+    halted: list[str] = []
+    stage.offer("wait-for-it", lambda call: call.pending(lambda: halted.append(call.name)))
+    run = stage.run(
+        '(tree "t" :blackboard-schema {:mode "a"} '
+        "(switch $mode {:a (action wait-for-it) :b (succeed)}))"
+    )
+    assert not run.step()
+
+    run.frame.set("mode", "b")
+
+    assert stage.woken == 1  # whoever writes a key that is asked for wakes the run
+    assert ended(run).status.name == "SUCCESS"
+    assert halted == ["wait-for-it"]
+
+
+def test_after_a_caught_failure_the_reason_can_be_read() -> None:
+    stage = Stage()
+    seen: list[object] = []
+
+    def look(call: Call) -> None:
+        seen.append(call.read("failure"))
+
+    stage.offer("look", look)
+    ended(stage.run('(try (fail "no luck") (catch (action look)))'))
+
+    assert isinstance(seen[0], dict)
+    assert (seen[0]["message"], seen[0]["line"]) == ("no luck", 1)
