@@ -34,11 +34,9 @@ WANTS: Mapping[str, Want] = {
     "target": Want("a $key to write", frozenset({"ref", "list"})),
     "keys": Want("a [:key …] vector", frozenset({"vector"})),  # that are written
     "inputs": Want("a [key …] vector", frozenset({"vector"})),
-    "flag": Want("nothing"),
-    "cases": Want("a map from keywords to nodes"),
-    "binding": Want("a map from a subtree's keys to values"),
-    "schema": Want("a map from keys to defaults"),
-    "node": Want("a node"),
+    **dict.fromkeys(
+        ("flag", "cases", "schema", "node"), Want("something else")
+    ),  # never read as values
 }
 COMMON: Mapping[str, str] = {
     "when": "expression",
@@ -132,7 +130,7 @@ KINDS: Mapping[str, Kind] = {
         options="input:any output:target max-turns:int timeout:duration",
         is_open=True,
     ),
-    "subtree": _kind(0, 1, options="bind:binding share:any", is_named=True),
+    "subtree": _kind(0, 1, options="bind:map share:any", is_named=True),
 }
 TREE = _kind(
     *(1, 1, "text"),

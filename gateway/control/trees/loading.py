@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import cast
+from typing import Any, cast
 
 from gateway.control.trees.kinds import TREE
 from gateway.control.trees.lint import lint
@@ -143,10 +143,11 @@ class _Loader:
         if not planned or planned[0] is None:
             return None
         values = Values(self.source, self.registry, Names({}))
+        wanted = {name: want for name, want in TREE.options.items() if want in {"text", "int"}}
         said = {
-            option: values.literal(form, want)
-            for option, form in options.items()
-            if (want := TREE.options[option]) in {"text", "int"}
+            name.replace("-", "_"): values.literal(options[name], want)
+            for name, want in wanted.items()
+            if name in options
         }
         added = {name: Key(kind, kind.natural, -1) for name, kind in names.items()}
         return TreePlan(
@@ -157,10 +158,7 @@ class _Loader:
             self._inputs(tree),
             self.source.name,
             tree.parts.form.start,
-            str(said.get("description", "")),
-            cast(int | None, said.get("version")),
-            cast(str | None, said.get("decision")),
-            cast(int | None, said.get("max-ticks")),
+            **cast(dict[str, Any], said),
         )
 
     def _inputs(self, tree: _Tree) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ class Value:
     constant: object = None  # of an expression, its text
     run: Callable[[Scope], object] | None = None
     key: str = ""  # of the blackboard, if the value is what it holds
+    parts: Mapping[str, "Value"] = field(default_factory=dict)  # of a map
 
     def of(self, scope: Scope) -> object:
         return self.constant if self.run is None else self.run(scope)
@@ -37,7 +38,6 @@ class NodePlan:
     options: Mapping[str, Value] = field(default_factory=dict)  # its own, not those of every node
     children: tuple["NodePlan", ...] = ()
     cases: tuple[str, ...] = ()  # of a switch: one a child
-    bound: Mapping[str, Value] = field(default_factory=dict)  # keys of a named subtree
     when: Value | None = None
     raises: bool = False
     offered: Offered | None = None
@@ -47,6 +47,11 @@ class NodePlan:
     @property
     def label(self) -> str:
         return self.name or self.kind
+
+    @property
+    def bound(self) -> Mapping[str, Value]:
+        """Keys of a named subtree; a bare reference is bound both ways."""
+        return self.options["bind"].parts if "bind" in self.options else {}
 
     def walk(self) -> Iterator["NodePlan"]:
         yield self

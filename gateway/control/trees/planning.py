@@ -1,7 +1,7 @@
 """Forms to nodes: kinds, children, options and names are checked here, and functions found."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from gateway.control.trees.kinds import ALIASES, CALLS, COMMON, HOSTED, KINDS, OPTION_ALIASES, Kind
@@ -78,13 +78,7 @@ def _check_counts(parts: Parts, source: Source) -> None:
     kind, at, head = parts.kind, parts.form.start, parts.form.head
     count = len(parts.children)
     if not kind.least <= count <= kind.most:
-        bound = (
-            "exactly"
-            if kind.least == kind.most
-            else "at least"
-            if count < kind.least
-            else "at most"
-        )
+        bound = "at least" if count < kind.least else "at most"
         wanted = f"{bound} {kind.least if count < kind.least else kind.most}"
         place = parts.children[kind.most].start if count > kind.most else at
         source.error("BT012", place, f"{head} has {count} children, and takes {wanted}")
@@ -127,7 +121,7 @@ class Planner:
         found = self._options(parts, values)
         raising = found.get("on-error")
         raises = raises if raising is None else raising.constant == "raise"
-        cases = self._cases(parts)
+        forms = self._children(parts, name)
         node = NodePlan(
             name,
             own_name,
@@ -136,15 +130,13 @@ class Planner:
             path,
             self._values(parts, values),
             {key: value for key, value in found.items() if key not in COMMON},
-            cases=tuple(cases),
-            bound=self._bound(parts, values),
+            cases=tuple(forms) if name == "switch" else (),
             when=found.get("when"),
             raises=raises,
         )
         offered = _offered(node, values, parts.name.start if parts.name else form.start)
         inside = self._names_inside(node, names)
-        forms = [*cases.values(), *self._children(parts, name)]
-        children = [self.plan(each, path, inside, raises=raises) for each in forms]
+        children = [self.plan(each, path, inside, raises=raises) for each in forms.values()]
         self._special(node, parts, values)
         return replace(
             node,
@@ -177,8 +169,6 @@ class Planner:
         found: dict[str, Value] = {}
         for name, form in parts.options.items():
             want = parts.kind.want(name) or "any"
-            if want == "binding":
-                continue
             is_flag = want == "flag"
             value = Value(form.start, True) if is_flag else values.value(form, want, name)  # noqa: FBT003  # the value of a flag
             if value is not None:
@@ -189,19 +179,6 @@ class Planner:
                 message = f'another node has the id "{short(one)}"'
                 self.source.error("BT015", found["id"].at, message)
             self._ids.add(one)
-        return found
-
-    def _bound(self, parts: Parts, values: Values) -> Mapping[str, Value]:
-        """`:bind {:in $x}`: a bare reference is bound both ways."""
-        found: dict[str, Value] = {}
-        if "bind" not in parts.kind.options or "bind" not in parts.options:
-            return found
-        for key, form in pairs(parts.options["bind"], self.source).items():
-            value = values.value(form, "any")
-            if value is not None:
-                found[key] = value
-            if parts.name is not None and not parts.children:
-                self.bound.append((str(parts.name.value), key, form.start))
         return found
 
     def _names_inside(self, node: NodePlan, names: Names) -> Names:
@@ -215,20 +192,18 @@ class Planner:
         found = [values.value(form, want) for form, want in wants if want != "cases"]
         return tuple(value for value in found if value is not None)
 
-    def _cases(self, parts: Parts) -> dict[str, Form]:
-        if "cases" not in parts.kind.values or len(parts.values) < 2:
-            return {}
-        return pairs(parts.values[1], self.source)
-
-    def _children(self, parts: Parts, kind: str) -> list[Form]:
-        """The catch of a `try` is its last child, without the word."""
-        if kind != "try":
-            return parts.children
-        *body, last = parts.children or [parts.form]
-        if last.head != "catch" or len(last.parts) != 2:
-            self.source.error("BT012", parts.form.start, "try ends with one (catch NODE)")
-            return parts.children
-        return [*body, last.parts[1]]
+    def _children(self, parts: Parts, name: str) -> dict[str, Form]:
+        """Those of a switch by case; the catch of a `try` is its last one, without the word."""
+        children = list(parts.children)
+        if name == "switch" and len(parts.values) > 1:
+            return pairs(parts.values[1], self.source)
+        if name == "try":
+            last = children[-1] if children else parts.form
+            if last.head == "catch" and len(last.parts) == 2:
+                children[-1] = last.parts[1]
+            else:
+                self.source.error("BT012", parts.form.start, "try ends with one (catch NODE)")
+        return {str(place): child for place, child in enumerate(children)}
 
     def _special(self, node: NodePlan, parts: Parts, values: Values) -> None:
         """What one kind alone has to obey."""
@@ -236,6 +211,7 @@ class Planner:
         match node.kind:
             case "subtree" if not parts.children:
                 self.uses.append((node.name, node.at))
+                self.bound += [(node.name, key, one.at) for key, one in node.bound.items()]
             case "set!":
                 self._check_set(node, parts, values)
             case "for-each" if "collect" in options:

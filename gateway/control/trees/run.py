@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.control.trees.blackboard import Emit, Frame, Ground, defaults
-from gateway.control.trees.calls import Call, Pending, TreeAbort
 from gateway.control.trees.decorators import DECORATORS
 from gateway.control.trees.leaves import LEAVES
 from gateway.control.trees.nodes import FLOW, Builder, Node, reset
@@ -43,7 +42,6 @@ class Host:
     now: Callable[[], float]
     roots: Mapping[str, object] = field(default_factory=dict)
     emit: Emit = lambda event, payload: None
-    start: Callable[[Call, Act], Pending] | None = None  # for functions that are async
     find_act: Callable[[NodePlan], Act | None] = lambda plan: (
         plan.offered.act if plan.offered else None
     )
@@ -69,7 +67,7 @@ class Run:
         self.frame = Frame(self.ground, defaults(plan.schema), types)
         self._give(inputs or {})
         trees = {plan.name: plan, **plan.subtrees}
-        builder = Builder({**FLOW, **DECORATORS, **LEAVES}, trees, self._act_of, host.watched)
+        builder = Builder({**FLOW, **DECORATORS, **LEAVES}, trees, host.find_act, host.watched)
         self._root = builder.build(plan.root, self.frame)
         self._final = builder.build(plan.final, self.frame) if plan.final else None
         self._node: Node = self._root
@@ -83,17 +81,6 @@ class Run:
             if not declared.type.accepts(value):
                 raise BadInput(f"input {key} is {declared.type}, not {type(value).__name__}")
             self.frame.values[key] = value
-
-    def _act_of(self, plan: NodePlan) -> Act | None:
-        act = self.host.find_act(plan)
-        if act is None or plan.offered is None or not plan.offered.is_async:
-            return act
-        start, found = self.host.start, act
-        if start is None:
-            raise TreeAbort(
-                f"{plan.path}: {plan.offered.name} is async, and this host has no tasks"
-            )
-        return lambda call: start(call, found)
 
     @property
     def is_ending(self) -> bool:

@@ -8,7 +8,7 @@ from anyio.abc import TaskGroup
 
 from gateway.control.trees.blackboard import Emit
 from gateway.control.trees.calls import Call, Pending
-from gateway.control.trees.plan import TreePlan
+from gateway.control.trees.plan import NodePlan, TreePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
 from gateway.domain.ports import Clock
@@ -39,7 +39,7 @@ class Runner:
             now=clock.monotonic,
             roots=roots or {},
             emit=emit,
-            start=self._start,
+            find_act=self._find_act,
             woken=lambda: self._event.set(),  # the event of that time
         )
         self.run = Run(plan, host, inputs)
@@ -99,6 +99,12 @@ class Runner:
                 await done.wait()
         if scope.cancelled_caught:
             log.warning("tree.leaf_stays", extra={"tree": self.run.plan.name})
+
+    def _find_act(self, plan: NodePlan) -> Act | None:
+        offered = plan.offered
+        if offered is None or not offered.is_async:
+            return offered.act if offered else None
+        return lambda call: self._start(call, offered.act)
 
     def _start(self, call: Call, act: Act) -> Pending:
         assert self._group is not None

@@ -171,18 +171,19 @@ class Values:
             return None
         return Value(form.start, None, _looking((_ROOTS[head], name)))
 
-    def _collection(self, form: Form) -> Value | None:
-        forms = pairs(form, self.source) if form.kind == "map" else dict(enumerate(form.parts))
-        found = {key: self.value(part, "any") for key, part in forms.items()}
+    def _collection(self, form: Form) -> Value:
+        is_map = form.kind == "map"
+        forms = pairs(form, self.source).items() if is_map else enumerate(form.parts)
+        found = {str(key): self.value(part, "any") for key, part in forms}
         made = {key: value for key, value in found.items() if value is not None}
 
         def run(scope: Scope) -> object:
             values = {key: value.of(scope) for key, value in made.items()}
-            return values if form.kind == "map" else list(values.values())
+            return values if is_map else list(values.values())
 
-        if all(value.run is None for value in made.values()):
-            return Value(form.start, run({}))
-        return Value(form.start, None, run)
+        is_plain = all(value.run is None for value in made.values())
+        constant = run({}) if is_plain else None
+        return Value(form.start, constant, None if is_plain else run, parts=made)
 
     def literal(self, form: Form, want: str = "any") -> object:
         """A value that looks nothing up."""
