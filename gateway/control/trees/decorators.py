@@ -142,8 +142,11 @@ class Loop(Node):
     """
 
     def made(self, builder: Builder) -> list[Node]:
-        is_retry = self.plan.kind == "retry" or "until-success" in self.plan.options
+        options = self.plan.options
+        self.max, self.until = options.get("max"), options.get("until")
+        is_retry = self.plan.kind == "retry" or "until-success" in options
         self.goes_on: Status = FAILURE if is_retry else SUCCESS
+        self.at_limit: Status = FAILURE if is_retry or self.until else SUCCESS
         return super().made(builder)
 
     def clear(self) -> None:
@@ -152,11 +155,10 @@ class Loop(Node):
 
     def tick(self) -> Status:
         self.status = RUNNING
-        options, [child] = self.plan.options, self.children
+        [child] = self.children
         if self.at is not None and not self._has_rested():
             return RUNNING
-        limit = self.number(options["max"]) if "max" in options else -1
-        while limit < 0 or self.count < limit:
+        while self.count < self._limit():
             was = child.status
             status = child.tick()
             if status is RUNNING:
@@ -165,15 +167,20 @@ class Loop(Node):
             if status is not self.goes_on:
                 return SKIPPED if status is SKIPPED else self.done(status)  # which keeps the count
             self.count += 1
-            if "until" in options and self.holds(options["until"]):
+            if self.until and self.holds(self.until):
                 return self.done(SUCCESS)
-            if self.count != limit and self._gives_way(was):
+            if self._gives_way(was):
                 return RUNNING
-        is_full = self.goes_on is SUCCESS and "until" not in options
-        return self.done(SUCCESS if is_full else FAILURE)
+        return self.done(self.at_limit)
+
+    def _limit(self) -> float:
+        limit = self.number(self.max) if self.max else inf
+        return inf if limit < 0 else limit
 
     def _gives_way(self, was: Status) -> bool:
         """Between two rounds."""
+        if self.count >= self._limit():
+            return False
         is_resting = "backoff" in self.plan.options and not self._has_rested()
         if was is IDLE and not is_resting:
             self.ground.wake()

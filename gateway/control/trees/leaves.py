@@ -11,6 +11,13 @@ from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCES
 
 log = logging.getLogger(__name__)
 
+# What a function's answer means; a Pending may give RUNNING only to wake the tree.
+_MEANING: Mapping[object, Status] = {
+    True: SUCCESS,
+    False: FAILURE,
+    **{status: status for status in (SUCCESS, FAILURE, RUNNING, SKIPPED)},
+}
+
 
 class Leaf(Node):
     is_leaf = True
@@ -68,13 +75,12 @@ class Calling(Leaf):
     def _answered(self, answer: object) -> Status:
         if answer is None:
             answer = self.plan.kind != "condition"
-        if answer is FAILURE or answer is False:
+        status = _MEANING.get(answer) if isinstance(answer, bool | Status) else None
+        if status is FAILURE:
             return self.failed("failed", "")
-        if answer is SKIPPED:
-            return SKIPPED
-        if answer is SUCCESS or answer is True or answer is RUNNING:
-            self.status = RUNNING if answer is RUNNING else SUCCESS
-            return self.status
+        if status is not None:
+            self.status = self.status if status is SKIPPED else status
+            return status
         if isinstance(answer, TreeAbort):
             raise answer
         if not isinstance(answer, Exception):

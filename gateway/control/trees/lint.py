@@ -18,25 +18,28 @@ _CATCHING = frozenset({"selector", "reactive-selector", "try", "force-success", 
 def lint(tree: TreePlan, source: Source, *, is_complete: bool) -> None:
     """`is_complete`: it is known what functions read."""
     for node in tree.nodes():
-        _unreachable(node, source)
-        _loop(node, source)
-        _literal_limits(node, source)
-        if node.kind == "parallel":
-            _parallel(node, source)
-        waiting = [child for child in node.children if any(x.kind in ASYNC for x in child.walk())]
-        if node.kind in REACTIVE and len(waiting) > 1:
-            message = (
-                f"{node.kind} has {len(waiting)} children that wait, and each halts the others"
-            )
-            source.warn("BT041", waiting[1].at, message)
+        for rule in (_unreachable, _reactive, _loop, _literal_limits, _parallel):
+            rule(node, source)
     for root in (tree.root, tree.final):
         for node in _uncaught(root) if root else ():
             _after_a_limit(node, source)
+    if is_complete:
+        _unread(tree, source)
+
+
+def _unread(tree: TreePlan, source: Source) -> None:
     nodes = [node for one in (tree, *tree.subtrees.values()) for node in one.nodes()]
     read = {*tree.inputs}.union(*(node.reads for node in nodes))
-    for name, key in tree.schema.items() if is_complete else ():
+    for name, key in tree.schema.items():
         if name not in read and key.at >= 0:
             source.warn("BT043", key.at, f":{name} is never read")
+
+
+def _reactive(node: NodePlan, source: Source) -> None:
+    waiting = [child for child in node.children if any(x.kind in ASYNC for x in child.walk())]
+    if node.kind in REACTIVE and len(waiting) > 1:
+        message = f"{node.kind} has {len(waiting)} children that wait, and each halts the others"
+        source.warn("BT041", waiting[1].at, message)
 
 
 def _unreachable(node: NodePlan, source: Source) -> None:
@@ -92,6 +95,8 @@ def _literal_limits(node: NodePlan, source: Source) -> None:
 
 
 def _parallel(node: NodePlan, source: Source) -> None:
+    if node.kind != "parallel":
+        return
     if len(node.children) == 1:
         only = node.children[0]
         more = "; give for-each :parallel instead" if only.kind == "for-each" else ""

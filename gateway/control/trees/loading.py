@@ -112,10 +112,8 @@ class _Loader:
         if form.kind != "list":
             value = values.literal(form)
             return Key(type_of(value), value, form.start)
-        first, *rest = form.parts or (form,)
-        typed = [first]
-        if first.value in {"list", "option"} and rest and _looks_like_type(rest[0]):
-            typed.append(rest.pop(0))
+        length = 2 if _is_wrapped(form) else 1
+        typed, rest = form.parts[:length] or (form,), form.parts[length:]
         models = self.registry.models if self.registry else None
         try:
             kind = read_type(" ".join(map(self._words, typed)), models)
@@ -212,8 +210,12 @@ class _Loader:
         return tree
 
 
-def _looks_like_type(form: Form) -> bool:
-    return form.kind == "list" or (form.kind == "symbol" and is_type(form.value))
+def _is_wrapped(form: Form) -> bool:
+    """Whether it is a type itself, as `(list string)`, and not a type with a default."""
+    if len(form.parts) < 2 or form.head not in {"list", "option"}:
+        return False
+    inner = form.parts[1]
+    return inner.kind == "list" or (inner.kind == "symbol" and is_type(inner.value))
 
 
 def _depth(node: NodePlan) -> int:

@@ -334,17 +334,20 @@ class Parallel(Node):
                 elif status is not RUNNING:
                     self.completed.add(child)
                     self.failed += status is FAILURE
-            ended = None if self.goes_on else self._ended(skipped)
+            ended = self._ended(skipped)
             if ended is not None:
                 return self.done(ended)
+        return SKIPPED if skipped == len(self.children) else self._at_the_end(skipped)
+
+    def _at_the_end(self, skipped: int) -> Status:
         count = len(self.children)
-        if skipped == count:
-            return SKIPPED
         if not self.goes_on or skipped + len(self.completed) < count:
             return RUNNING
         return self.done(FAILURE if self.failed == count else SUCCESS)
 
     def _ended(self, skipped: int) -> Status | None:
+        if self.goes_on:
+            return None
         succeeded = len(self.completed) - self.failed
         if succeeded + (skipped if self.is_relative else 0) >= self.success:
             return SUCCESS

@@ -215,17 +215,19 @@ class Planner:
             case "set!":
                 self._check_set(node, parts, values)
             case "for-each" if "collect" in options:
-                target = options["collect"]
-                kind = values.names.get(str(target.constant), ANY)
-                if not kind.may_hold(KeyType("list")):
-                    message = f"{target.constant} is {kind}, and what is collected is a list"
-                    self.source.error("BT030", target.at, message)
+                self._check_collected(options["collect"], values.names)
             case "parallel":
-                for name in ("success", "failure"):
-                    count = options[name].constant if name in options else 0
+                for name in options.keys() & {"success", "failure"}:
+                    count = options[name].constant
                     if isinstance(count, int) and count > len(parts.children):
                         message = f":{name} {count} is more than its {len(parts.children)} children"
                         self.source.error("BT013", options[name].at, message)
+
+    def _check_collected(self, target: Value, names: Names) -> None:
+        kind = names.get(str(target.constant), ANY)
+        if not kind.may_hold(KeyType("list")):
+            message = f"{target.constant} is {kind}, and what is collected is a list"
+            self.source.error("BT030", target.at, message)
 
     def _check_set(self, node: NodePlan, parts: Parts, values: Values) -> None:
         if len(parts.form.parts) == 1:
@@ -242,20 +244,19 @@ def _offered(node: NodePlan, values: Values, named_at: int) -> Offered | None:
     source, registry = values.source, values.registry
     if registry is None or "expr" in node.options or node.kind not in _NAMED | HOSTED:
         return None
-    fn = node.options.get("fn")
-    wanted = node.kind if node.kind in HOSTED else str(fn.constant) if fn else node.name
-    at = fn.at if fn else named_at
+    fn = node.options.get("fn", Value(named_at, node.name))
+    at, wanted = fn.at, node.kind if node.kind in HOSTED else str(fn.constant)
     offered = registry.offered.get(wanted)
     if offered is None:
         near = meant(wanted, registry.offered)
         source.error("BT021", at, f'unknown function "{short(wanted)}"{near}')
         return None
+    _check_keys(offered, values, at)
     if node.kind == "decorator" and offered.is_async:
         source.error("BT021", at, f"{offered.name} takes time, and a decorator asks at each tick")
     for option in node.options.keys() - KINDS[node.kind].options.keys() - offered.options:
         message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
         source.error("BT014", node.options[option].at, message)
-    _check_keys(offered, values, at)
     return offered
 
 

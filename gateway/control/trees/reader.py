@@ -142,13 +142,16 @@ class _Reader:
                 return self._block(at)
             case "discard":
                 self._levels[-1].discards.append((at, self._taken()))
-            case "unclosed":
-                self._source.error("BT002", at, "this string is never closed")
-                return len(self._source.text)
             case _:
-                strange = f"U+{ord(token):04X} is not allowed outside of strings"
-                self._source.error("BT001", at, strange)
+                return self._strange(token, at)
         return end
+
+    def _strange(self, token: str, at: int) -> int:
+        if token == '"':
+            self._source.error("BT002", at, "this string is never closed")
+            return len(self._source.text)
+        self._source.error("BT001", at, f"U+{ord(token):04X} is not allowed outside of strings")
+        return at + 1
 
     def _taken(self) -> int:
         breaks, self._breaks = self._breaks, 0
@@ -239,7 +242,7 @@ class _Reader:
     def _number(self, match: "re.Match[str]", at: int) -> tuple[FormKind, object]:
         whole, fraction, exponent, unit = match.groups()
         is_int = unit is None and fraction is None and exponent is None
-        number = float(f"{whole}{fraction or ''}{exponent or ''}")
+        number = float(match[0].removesuffix(unit or ""))
         if abs(number) == float("inf") or (is_int and len(whole) > 18):
             self._source.error("BT003", at, "this number is too large")
             return "int", 0

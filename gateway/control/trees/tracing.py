@@ -4,6 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 from gateway.control.trees.calls import Call
 from gateway.control.trees.nodes import Node
@@ -40,11 +41,13 @@ class Script:
         for name, letters in leaves.items():
             if not isinstance(letters, str) or not re.fullmatch("[RSFK]+", letters):
                 raise BadScript(f'leaf "{short(str(name))}" needs letters out of R, S, F and K')
-        if type(ticks) is not int or type(tick_s) not in {int, float}:
-            raise BadScript('"ticks" is a whole number, and "tick_s" a number')
-        if not (0 <= ticks <= MAX_TICKS and 0 <= tick_s <= MAX_TICKS):
-            raise BadScript(f'"ticks" and "tick_s" go from 0 to {MAX_TICKS}')
-        return cls(leaves, ticks, float(tick_s))
+        return cls(leaves, int(_number(ticks, int)), float(_number(tick_s, int, float)))
+
+
+def _number(number: object, *kinds: type[float]) -> float:
+    if type(number) not in kinds or not 0 <= cast(float, number) <= MAX_TICKS:
+        raise BadScript(f'"ticks" and "tick_s" are numbers from 0 to {MAX_TICKS}, ticks whole ones')
+    return cast(float, number)
 
 
 @dataclass(slots=True)

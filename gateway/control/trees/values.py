@@ -70,10 +70,11 @@ class Values:
             "expression": self._expression,
             "target": self._target,
             "keys": self._keys,
+            "duration": self._duration,
         }.get(want)
         return special(form) if special else self._literal(form, want, option)
 
-    def _literal(self, form: Form, want: str, option: str) -> Value | None:
+    def _literal(self, form: Form, want: str, option: str) -> Value:
         found, choices = form.value, CHOICES.get(option)
         if want == "word" and choices and found not in choices:
             near = meant(str(found), choices)
@@ -81,13 +82,17 @@ class Values:
             self.source.error("BT013", form.start, message)
         if want == "count" and form.kind != "int":
             found = _COUNTS.get(found)
-        if want == "duration" and form.kind != "duration":
-            self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
-            seconds = float(str(found))
-            found = seconds if 0 <= seconds <= MAX_SECONDS else None
-        if found is None and form.kind != "nil":
-            wrong(self.source, form, want)
+            if found is None:
+                wrong(self.source, form, want)
         return Value(form.start, found)
+
+    def _duration(self, form: Form) -> Value:
+        seconds = float(str(form.value))
+        if form.kind != "duration":
+            self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
+        if not 0 <= seconds <= MAX_SECONDS:
+            wrong(self.source, form, "duration")
+        return Value(form.start, seconds)
 
     def _expression(self, form: Form) -> Value | None:
         registry, text = self.registry, str(form.value)
