@@ -34,9 +34,8 @@ WANTS: Mapping[str, Want] = {
     "target": Want("a $key to write", frozenset({"ref", "list"})),
     "keys": Want("a [:key …] vector", frozenset({"vector"})),  # that are written
     "inputs": Want("a [key …] vector", frozenset({"vector"})),
-    **dict.fromkeys(
-        ("flag", "cases", "schema", "node"), Want("something else")
-    ),  # never read as values
+    # Read by the loader itself.
+    **dict.fromkeys(("flag", "cases", "schema", "node"), Want("something else")),
 }
 COMMON: Mapping[str, str] = {
     "when": "expression",
@@ -63,12 +62,11 @@ class Kind:
 
 
 def _kind(
-    least: int, most: int, *values: str, options: str = "", excluding: str = "", **said: bool
+    children: tuple[int, int], *values: str, options: str = "", excluding: str = "", **said: bool
 ) -> Kind:
     """Values that end in `?` need not be there; options are `name:want`."""
     return Kind(
-        least,
-        most,
+        *children,
         tuple(value.rstrip("?") for value in values),
         sum(not value.endswith("?") for value in values),
         {name: want for name, _, want in (one.partition(":") for one in options.split())},
@@ -77,63 +75,67 @@ def _kind(
     )
 
 
+_NONE, _ONE, _SOME = (0, 0), (1, 1), (1, MANY)  # children
 _MANY = ("sequence", "selector", "reactive-sequence", "reactive-selector", "memory-sequence")
 _OVER_ONE = ("invert", "force-success", "force-failure", "until-fail", "run-once")
 KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(_MANY, _kind(1, MANY)),
+    **dict.fromkeys(_MANY, _kind(_SOME)),
     "parallel": _kind(
-        *(1, MANY),
+        _SOME,
         options="success:count failure:count policy:word require-all:flag require-one:flag",
         excluding="policy/require-all/require-one/success policy/require-all/require-one/failure",
     ),
     "for-each": _kind(
-        *(1, 1, "list"),
+        _ONE,
+        "list",
         options="as:word parallel:int limit:int collect:target on-child-fail:word",
     ),
-    **dict.fromkeys(("if", "while"), _kind(2, 3)),
-    "switch": _kind(0, 0, "any", "cases"),
-    "try": _kind(2, MANY),
-    "ensure": _kind(2, 2),
+    **dict.fromkeys(("if", "while"), _kind((2, 3))),
+    "switch": _kind(_NONE, "any", "cases"),
+    "try": _kind((2, MANY)),
+    "ensure": _kind((2, 2)),
     "repeat": _kind(
-        *(1, 1),
+        _ONE,
         options="max:int until:expression until-success:flag",
         excluding="until/until-success",
     ),
-    "retry": _kind(1, 1, options="max:int backoff:duration"),
-    **dict.fromkeys(_OVER_ONE, _kind(1, 1)),
-    **dict.fromkeys(("timeout", "delay", "cooldown"), _kind(1, 1, "duration")),
-    "guard": _kind(1, 1, "expression"),
-    "decorator": _kind(1, 1, is_named=True, is_open=True),
-    "action": _kind(0, 0, options="fn:word", is_named=True, is_open=True),
+    "retry": _kind(_ONE, options="max:int backoff:duration"),
+    **dict.fromkeys(_OVER_ONE, _kind(_ONE)),
+    **dict.fromkeys(("timeout", "delay", "cooldown"), _kind(_ONE, "duration")),
+    "guard": _kind(_ONE, "expression"),
+    "decorator": _kind(_ONE, is_named=True, is_open=True),
+    "action": _kind(_NONE, options="fn:word", is_named=True, is_open=True),
     "condition": _kind(
-        *(0, 0),
+        _NONE,
         options="fn:word expr:expression",
         excluding="fn/expr",
         is_named=True,
         is_open=True,
     ),
-    "check": _kind(0, 0, "expression"),
-    "set!": _kind(0, 0, is_open=True),
-    "emit": _kind(0, 0, "text", "map?"),
-    "wait": _kind(0, 0, "duration"),
-    "succeed": _kind(0, 0),
-    "fail": _kind(0, 0, "text?"),
+    "check": _kind(_NONE, "expression"),
+    "set!": _kind(_NONE, is_open=True),
+    "emit": _kind(_NONE, "text", "map?"),
+    "wait": _kind(_NONE, "duration"),
+    "succeed": _kind(_NONE),
+    "fail": _kind(_NONE, "text?"),
     "llm-call": _kind(
-        *(0, 0),
+        _NONE,
         options="model:any messages:any tools:any budget:int stream-to:keys timeout:duration "
         "idle-timeout:duration interruptible:any",
         is_open=True,
     ),
-    "tool-call": _kind(0, 0, "any", options="timeout:duration", is_open=True),
+    "tool-call": _kind(_NONE, "any", options="timeout:duration", is_open=True),
     "subagent": _kind(
-        *(0, 0, "text"),
+        _NONE,
+        "text",
         options="input:any output:target max-turns:int timeout:duration",
         is_open=True,
     ),
-    "subtree": _kind(0, 1, options="bind:map share:any", is_named=True),
+    "subtree": _kind((0, 1), options="bind:map share:any", is_named=True),
 }
 TREE = _kind(
-    *(1, 1, "text"),
+    _ONE,
+    "text",
     options="description:text version:int decision:text blackboard-schema:schema inputs:inputs "
     "finally:node max-ticks:int",
 )

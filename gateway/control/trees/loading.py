@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, cast
 
-from gateway.control.trees.kinds import TREE
+from gateway.control.trees.kinds import TREE, WANTS
 from gateway.control.trees.lint import lint
 from gateway.control.trees.plan import Key, NodePlan, TreePlan, watched_keys
 from gateway.control.trees.planning import (
@@ -20,7 +20,7 @@ from gateway.control.trees.problems import Source, TreeInvalid
 from gateway.control.trees.reader import MAX_DEPTH, Form, read
 from gateway.control.trees.registry import Registry
 from gateway.control.trees.types import BadType, is_type, read_type, type_of
-from gateway.control.trees.values import Names, Values, pairs
+from gateway.control.trees.values import Names, Values, pairs, wrong
 from gateway.control.words import meant, short
 
 _OF_THE_FIRST = ("finally", "inputs", "max-ticks")  # options of the tree that is run
@@ -161,8 +161,10 @@ class _Loader:
 
     def _inputs(self, tree: _Tree) -> tuple[str, ...]:
         form = tree.parts.options.get("inputs")
-        if form is None or form.kind != "vector":
+        if form is None:
             return ()
+        if form.kind not in WANTS["inputs"].forms:
+            wrong(self.source, form, "inputs")
         found = tuple(str(part.value) for part in form.parts)
         for part, key in zip(form.parts, found, strict=True):
             if key not in tree.schema:

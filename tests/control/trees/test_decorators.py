@@ -209,3 +209,26 @@ def test_a_loop_over_something_else_ends_the_run() -> None:
     run = stage.run('(tree "t" :blackboard-schema {:x nil} (for-each $x (succeed)))')
 
     assert ended(run).reason == "internal_error"
+
+
+def test_what_a_key_cannot_hold_is_not_collected_and_the_loop_fails() -> None:
+    stage = Stage()
+    stage.offer("give-text", lambda call: call.give("text"))
+    run = stage.run(
+        '(tree "t" :blackboard-schema {:found (list int)} '
+        "(for-each [1] :collect $found (action give-text)))"
+    )
+
+    outcome = ended(run)
+
+    assert (outcome.status.name, outcome.reason, run.snapshot()) == (
+        "FAILURE",
+        "done",
+        {"found": []},
+    )
+    assert outcome.failure is not None
+    assert outcome.failure["type"] == "BadWrite"
+
+
+def test_a_retry_without_a_pause_still_gives_way() -> None:
+    assert traced("(retry :max 2 :backoff 0s (action a))", 2, a="F") == ["R aF", "F aF"]

@@ -46,3 +46,9 @@ def test_a_script_that_is_none_is_refused(data: object) -> None:
 
 def test_a_script_is_read_from_json() -> None:
     assert Script.from_json({"leaves": {"a": "RSFK"}, "ticks": 8}) == Script({"a": "RSFK"}, 8)
+
+
+def test_the_end_of_a_tree_needs_no_script() -> None:
+    plan = load('(tree "t" (action a) :finally (action clean))')
+
+    assert [tick.status for tick in trace(plan, Script({"a": "RS"}, 2)).ticks] == ["R", "S"]
