@@ -22,6 +22,7 @@ VERBS = {
     "provider": ("gateway.cli.provider", "provider"),
     "route": ("gateway.cli.route", "route"),
     "session": ("gateway.cli.session", "session"),
+    "tree": ("gateway.cli.tree", "tree"),
     "version": ("gateway.cli.version", "version"),
 }
 

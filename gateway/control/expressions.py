@@ -1,0 +1,326 @@
+"""Conditions as text: a small part of Python's expressions, compiled to closures over plain data.
+
+Whatever is not listed here does not exist: no methods, no lambdas, no powers, no calls but those of
+registered functions. Attributes are keys of mappings. A missing path is None, and so is what lies
+behind it; nothing is greater or smaller than None.
+"""
+
+import ast
+import inspect
+import operator
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
+
+from gateway.control.words import meant, short
+from gateway.domain.errors import GatewayError
+
+MAX_CHARACTERS, MAX_DEPTH = 2_000, 50
+LARGEST = 2**63  # of whole numbers in arithmetic: what is larger is a mistake or an attack
+
+
+class Scope(Protocol):
+    """Where names are looked up; a dict is one."""
+
+    def get(self, name: str, /) -> object: ...
+
+
+Evaluate = Callable[[Scope], object]
+CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError)  # what evaluating may raise
+Function = Callable[..., object]
+
+
+class ExpressionInvalid(GatewayError):
+    """It cannot be used. `column` counts from 0 into the text."""
+
+    code = "expression_invalid"
+
+    def __init__(self, problem: str, column: int) -> None:
+        super().__init__(f"expression, column {column + 1}: {problem}")
+        self.problem, self.column = problem, column
+
+
+class ExpressionFailed(GatewayError):
+    """It has no value for this data."""
+
+    code = "expression_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Expression:
+    """Compiled once, evaluated often; holds no state."""
+
+    text: str
+    roots: frozenset[str]  # the names that it looks up
+    run: Evaluate
+
+    def evaluate(self, scope: Scope) -> object:
+        """Raises ExpressionFailed."""
+        try:
+            return self.run(scope)
+        except CANNOT as error:
+            raise ExpressionFailed(f"{short(self.text)}: {error}") from error
+
+    def holds(self, scope: Scope) -> bool:
+        """Raises ExpressionFailed."""
+        return bool(self.evaluate(scope))
+
+
+def _numbers(values: object) -> list[float]:
+    if not isinstance(values, Sequence | Set) or isinstance(values, str):
+        raise TypeError("needs a list of numbers")
+    return [_number(value) for value in values]
+
+
+FUNCTIONS: Mapping[str, Function] = {
+    "len": lambda value: len(value) if isinstance(value, str | Sequence | Mapping | Set) else 0,
+    "any": lambda values: isinstance(values, Sequence | Set) and any(values),
+    "all": lambda values: isinstance(values, Sequence | Set) and all(values),
+    "min": lambda values: min(_numbers(values), default=None),
+    "max": lambda values: max(_numbers(values), default=None),
+    "sum": lambda values: sum(_numbers(values)),
+    "abs": lambda number: abs(_number(number)),
+    "round": lambda number: round(_number(number)),
+    "lower": lambda text: text.lower() if isinstance(text, str) else None,
+    "starts_with": lambda text, start: isinstance(text, str) and text.startswith(start),
+    "ends_with": lambda text, end: isinstance(text, str) and text.endswith(end),
+}
+
+
+def compile_expression(
+    text: str,
+    *,
+    roots: Collection[str],
+    functions: Mapping[str, Function] = FUNCTIONS,
+    open_roots: bool = False,
+) -> Expression:
+    """Raises ExpressionInvalid.
+
+    `open_roots`: a name that is not among `roots` is let through where a key of it is asked for.
+    """
+    if len(text) > MAX_CHARACTERS:
+        raise ExpressionInvalid(f"is longer than {MAX_CHARACTERS} characters", 0)
+    if "\\" in text:
+        raise ExpressionInvalid("has a backslash, which means nothing here", text.index("\\"))
+    # On one line, columns stay what they are; strings have no line breaks anyway.
+    line = re.sub(r"[\n\r\t\f]", " ", text)
+    start = len(line) - len(line.lstrip(" "))
+    try:
+        tree = ast.parse(line[start:], mode="eval")
+    except SyntaxError as error:
+        column = start + max((error.offset or 1) - 1, 0)
+        raise ExpressionInvalid(f"cannot be read ({error.msg})", min(column, len(text))) from None
+    except (ValueError, RecursionError, MemoryError):
+        raise ExpressionInvalid("cannot be read", start) from None
+    compiler = _Compiler(line, start, roots, functions, open_roots)
+    run = compiler.build(tree.body, 1)
+    return Expression(text, frozenset(compiler.seen), run)
+
+
+@dataclass(slots=True)
+class _Compiler:
+    line: str
+    start: int  # where in it the expression begins
+    roots: Collection[str]
+    functions: Mapping[str, Function]
+    open_roots: bool
+    seen: set[str] = field(default_factory=set)
+
+    def build(self, node: ast.AST, depth: int) -> Evaluate:
+        if depth > MAX_DEPTH:
+            raise self.refusal(node, f"is nested more than {MAX_DEPTH} deep")
+        rule = _RULES.get(type(node))
+        if rule is None:
+            raise self.refusal(node, f"{_called(node)} is not allowed")
+        return rule(self, node, depth + 1)
+
+    def refusal(self, node: ast.AST, problem: str) -> ExpressionInvalid:
+        offset = getattr(node, "col_offset", 0)  # in bytes
+        before = self.line[self.start :].encode(errors="replace")[:offset]
+        return ExpressionInvalid(problem, self.start + len(before.decode(errors="replace")))
+
+    def constant(self, node: ast.Constant, _depth: int) -> Evaluate:
+        value = node.value
+        if not isinstance(value, str | int | float | None):
+            raise self.refusal(node, f"{_called(node)} is not allowed")
+        if isinstance(value, int) and abs(value) > LARGEST:
+            raise self.refusal(node, "is too large a number")
+        return lambda scope: value
+
+    def name(self, node: ast.Name, _depth: int, *, is_path: bool = False) -> Evaluate:
+        name = node.id
+        if name not in self.roots and not (self.open_roots and is_path and name[0] != "_"):
+            choices = (*self.roots, "True", "False", "None")
+            raise self.refusal(node, f'unknown name "{short(name)}"{meant(name, choices)}')
+        self.seen.add(name)
+        return lambda scope: scope.get(name)
+
+    def base(self, node: ast.expr, depth: int) -> Evaluate:
+        if isinstance(node, ast.Name):
+            return self.name(node, depth, is_path=True)
+        return self.build(node, depth)
+
+    def attribute(self, node: ast.Attribute, depth: int) -> Evaluate:
+        key = node.attr
+        if key.startswith("_"):
+            raise self.refusal(node, f'"{short(key)}" begins with an underscore')
+        base = self.base(node.value, depth)
+
+        def look(scope: Scope) -> object:
+            value = base(scope)
+            return value.get(key) if isinstance(value, dict | Mapping) else None
+
+        return look
+
+    def subscript(self, node: ast.Subscript, depth: int) -> Evaluate:
+        base, key = self.base(node.value, depth), self.build(node.slice, depth)
+        return lambda scope: _item(base(scope), key(scope))
+
+    def boolean(self, node: ast.BoolOp, depth: int) -> Evaluate:
+        *parts, last = [self.build(value, depth) for value in node.values]
+        stops_at = isinstance(node.op, ast.Or)
+
+        def decide(scope: Scope) -> object:
+            for part in parts:
+                value = part(scope)
+                if bool(value) is stops_at:
+                    return value
+            return last(scope)
+
+        return decide
+
+    def unary(self, node: ast.UnaryOp, depth: int) -> Evaluate:
+        operand = self.build(node.operand, depth)
+        if not isinstance(node.op, ast.Not | ast.USub):
+            raise self.refusal(node, f"{_called(node.op)} is not allowed")
+        is_not = isinstance(node.op, ast.Not)
+        return lambda scope: not operand(scope) if is_not else -_number(operand(scope))
+
+    def arithmetic(self, node: ast.BinOp, depth: int) -> Evaluate:
+        compute = _ARITHMETIC.get(type(node.op))
+        if compute is None:
+            raise self.refusal(node, f"{_called(node.op)} is not allowed")
+        for side in (node.left, node.right):
+            if isinstance(side, ast.Constant) and isinstance(side.value, str):
+                raise self.refusal(side, "texts cannot be reckoned with")
+        left, right = self.build(node.left, depth), self.build(node.right, depth)
+        return lambda scope: _number(compute(_number(left(scope)), _number(right(scope))))
+
+    def comparison(self, node: ast.Compare, depth: int) -> Evaluate:
+        for operation, right in zip(node.ops, node.comparators, strict=True):
+            is_identity = isinstance(operation, ast.Is | ast.IsNot)
+            if is_identity and not (isinstance(right, ast.Constant) and right.value is None):
+                raise self.refusal(node, '"is" only compares with None; use "=="')
+        first = self.build(node.left, depth)
+        compares = [_COMPARISONS[type(operation)] for operation in node.ops]
+        rest = [self.build(right, depth) for right in node.comparators]
+        if len(rest) == 1:
+            [compare], [second] = compares, rest
+            return lambda scope: compare(first(scope), second(scope))
+
+        def chain(scope: Scope) -> object:
+            left = first(scope)
+            for compare, right_of in zip(compares, rest, strict=True):
+                right = right_of(scope)
+                if not compare(left, right):
+                    return False
+                left = right
+            return True
+
+        return chain
+
+    def choice(self, node: ast.IfExp, depth: int) -> Evaluate:
+        test, then, other = (self.build(x, depth) for x in (node.test, node.body, node.orelse))
+        return lambda scope: then(scope) if test(scope) else other(scope)
+
+    def display(self, node: ast.List | ast.Tuple, depth: int) -> Evaluate:
+        parts = [self.build(part, depth) for part in node.elts]
+        return lambda scope: [part(scope) for part in parts]
+
+    def call(self, node: ast.Call, depth: int) -> Evaluate:
+        if not isinstance(node.func, ast.Name):
+            raise self.refusal(node, "only functions can be called, and by their name")
+        name = node.func.id
+        function = self.functions.get(name)
+        if function is None:
+            choices = meant(name, self.functions) or f"; there are {', '.join(self.functions)}"
+            raise self.refusal(node, f'unknown function "{short(name)}"{choices}')
+        parts = [self.build(part, depth) for part in node.args]
+        try:
+            inspect.signature(function).bind(*parts)
+        except TypeError:
+            raise self.refusal(node, f"{name}() is given {len(parts)} arguments") from None
+        if node.keywords:
+            raise self.refusal(node, f"{name}() takes no names of arguments")
+        return lambda scope: function(*[part(scope) for part in parts])
+
+
+def _called(node: ast.AST) -> str:
+    return f'"{type(node).__name__.lower()}"'
+
+
+def _number(value: object) -> float:
+    if type(value) is float or (type(value) is int and -LARGEST <= value <= LARGEST):
+        return value
+    is_large = type(value) is int
+    raise TypeError("too large a number" if is_large else f"{type(value).__name__}, not a number")
+
+
+def _item(base: object, key: object) -> object:
+    if isinstance(base, dict | Mapping):
+        return base.get(key)
+    if isinstance(base, Sequence) and type(key) is int and -len(base) <= key < len(base):
+        return cast(object, base[key])
+    return None
+
+
+_Compare = Callable[[Any, Any], bool]
+
+
+def _ordered(compare: _Compare) -> _Compare:
+    return lambda left, right: left is not None and right is not None and compare(left, right)
+
+
+def _is_in(left: object, right: object) -> bool:
+    if right is not None and not isinstance(right, str | Sequence | Mapping | Set):
+        raise TypeError(f"{type(right).__name__} has no members")
+    return right is not None and left in right
+
+
+_COMPARISONS: Mapping[type[ast.cmpop], _Compare] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: _ordered(operator.lt),
+    ast.LtE: _ordered(operator.le),
+    ast.Gt: _ordered(operator.gt),
+    ast.GtE: _ordered(operator.ge),
+    ast.In: _is_in,
+    ast.NotIn: lambda left, right: not _is_in(left, right),
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+}
+_ARITHMETIC: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_RULES = cast(
+    Mapping[type[ast.AST], Callable[[_Compiler, ast.AST, int], Evaluate]],
+    {
+        ast.Constant: _Compiler.constant,
+        ast.Name: _Compiler.name,
+        ast.Attribute: _Compiler.attribute,
+        ast.Subscript: _Compiler.subscript,
+        ast.BoolOp: _Compiler.boolean,
+        ast.UnaryOp: _Compiler.unary,
+        ast.BinOp: _Compiler.arithmetic,
+        ast.Compare: _Compiler.comparison,
+        ast.IfExp: _Compiler.choice,
+        **dict.fromkeys((ast.List, ast.Tuple), _Compiler.display),
+        ast.Call: _Compiler.call,
+    },
+)

@@ -1,0 +1,1 @@
+"""Behaviour trees: read, checked, formatted and run; nothing here knows what an agent is."""

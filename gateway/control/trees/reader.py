@@ -1,0 +1,254 @@
+"""Text to forms: lists, vectors, maps and atoms with their places; comments are kept for the formatter."""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gateway.control.trees.problems import Source, TreeInvalid
+from gateway.control.words import short
+
+MAX_BYTES, MAX_DEPTH, MAX_SECONDS = 262_144, 64, 366 * 86_400
+# A comment comes with all that it hides: `; …`, `#| … |#`, `#; datum`.
+FormKind = (
+    Literal["list", "vector", "map", "string", "int", "float", "bool", "nil"]
+    | Literal["duration", "symbol", "keyword", "ref", "comment"]
+)
+CLOSERS = {"(": ")", "[": "]", "{": "}"}
+BRACKETS: dict[str, FormKind] = {"(": "list", "[": "vector", "{": "map"}
+UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+_TOKEN = re.compile(
+    r"""
+    (?P<space>[ \t\r\n,]+)
+  | (?P<line>;[^\n]*)
+  | (?P<block>\#\|)
+  | (?P<discard>\#;)
+  | (?P<open>[(\[{])
+  | (?P<close>[)\]}])
+  | (?P<string>"[^"\\]*(?:\\.[^"\\]*)*")
+  | (?P<unclosed>")
+  | (?P<atom>[^\s()\[\]{}";,]+)
+  | (?P<other>.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_BLOCK = re.compile(r"#\||\|#")
+_IDENT = r"[A-Za-z_][A-Za-z0-9_\-?!.]*"
+_KEYWORD = re.compile(f":({_IDENT})")
+_REF = re.compile(r"\$([A-Za-z_][A-Za-z0-9_\-?!]*(?:\.[A-Za-z_][A-Za-z0-9_\-?!]*)*)")
+_SYMBOL = re.compile(rf"{_IDENT}(?::[A-Za-z_][A-Za-z0-9_]*)?")
+_NUMBER = re.compile(r"([+-]?\d+)(\.\d+)?([eE][+-]?\d+)?(ms|s|m|h)?")
+_WORDS: dict[str, tuple[FormKind, object]] = {
+    "true": ("bool", True),
+    "false": ("bool", False),
+    "nil": ("nil", None),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A piece of the text. `value` is what it means; lists and their like have `items` instead."""
+
+    kind: FormKind
+    start: int
+    end: int
+    value: object = None
+    items: tuple["Form", ...] = ()
+    parts: tuple["Form", ...] = ()  # the items without comments
+    breaks: int = 0  # line breaks in front of it
+
+    @property
+    def head(self) -> str:
+        """The symbol that a list begins with; empty if there is none."""
+        if self.kind == "list" and self.parts and self.parts[0].kind == "symbol":
+            return str(self.parts[0].value)
+        return ""
+
+
+def decoded(data: bytes, name: str) -> str:
+    """The text of a file. Raises TreeInvalid."""
+    source = Source(name, "")
+    if len(data) > MAX_BYTES:
+        source.error("BT006", 0, f"the file is larger than {MAX_BYTES // 1024} kB")
+        raise TreeInvalid(source.problems())
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        source.text = data[: error.start].decode("utf-8")
+        source.error("BT007", len(source.text), "this is not UTF-8")
+        raise TreeInvalid(source.problems()) from None
+
+
+@dataclass(slots=True)
+class _Level:
+    """A bracket that is open, or (with no bracket) the file."""
+
+    bracket: str
+    start: int
+    breaks: int
+    items: list[Form] = field(default_factory=list)
+    discards: list[tuple[int, int]] = field(default_factory=list)  # start, breaks of `#;`
+
+
+def read(source: Source) -> tuple[Form, ...]:
+    """All forms of the file, comments among them; what is wrong goes into `source`."""
+    if len(source.text.encode(errors="replace")) > MAX_BYTES:
+        source.error("BT006", 0, f"the text is larger than {MAX_BYTES // 1024} kB")
+        return ()
+    return _Reader(source).read()
+
+
+class _Reader:
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._levels = [_Level("", 0, 0)]
+        self._breaks = 0
+        self._is_too_deep = False
+
+    def read(self) -> tuple[Form, ...]:
+        text = self._source.text
+        at = 1 if text.startswith("\ufeff") else 0
+        while at < len(text):
+            match = _TOKEN.match(text, at)
+            assert match is not None  # the last alternative takes any character
+            at = self._take(str(match.lastgroup), match[0], at)
+            if self._is_too_deep:
+                return ()
+        while len(self._levels) > 1:
+            self._source.error("BT005", self._levels[-1].start, "this bracket is never closed")
+            self._close(len(text))
+        self._no_discards(self._levels[0])
+        return tuple(self._levels[0].items)
+
+    def _take(self, kind: str, token: str, at: int) -> int:
+        """Gives where the next token begins."""
+        end = at + len(token)
+        match kind:
+            case "space":
+                self._breaks += token.count("\n")
+            case "atom":
+                value = self._atom(token, at)
+                self._put(Form(value[0], at, end, value[1], breaks=self._taken()))
+            case "string":
+                self._put(Form("string", at, end, self._string(token, at), breaks=self._taken()))
+            case "open":
+                self._open(token, at)
+            case "close":
+                self._close_with(token, at)
+            case "line":
+                self._put(Form("comment", at, end, token.rstrip(), breaks=self._taken()))
+            case "block":
+                return self._block(at)
+            case "discard":
+                self._levels[-1].discards.append((at, self._taken()))
+            case _:
+                return self._strange(token, at)
+        return end
+
+    def _strange(self, token: str, at: int) -> int:
+        if token == '"':
+            self._source.error("BT002", at, "this string is never closed")
+            return len(self._source.text)
+        self._source.error("BT001", at, f"U+{ord(token):04X} is not allowed outside of strings")
+        return at + 1
+
+    def _taken(self) -> int:
+        breaks, self._breaks = self._breaks, 0
+        return breaks
+
+    def _open(self, bracket: str, at: int) -> None:
+        self._levels.append(_Level(bracket, at, self._taken()))
+        if len(self._levels) > MAX_DEPTH + 1:
+            self._source.error("BT006", at, f"brackets are nested more than {MAX_DEPTH} deep")
+            self._is_too_deep = True
+
+    def _close_with(self, closer: str, at: int) -> None:
+        self._breaks = 0
+        if closer not in [CLOSERS.get(level.bracket) for level in self._levels]:
+            self._source.error("BT005", at, f'"{closer}" closes nothing')
+            return
+        while CLOSERS[self._levels[-1].bracket] != closer:
+            level = self._levels[-1]
+            line, column = self._source.place(level.start)
+            should = f'"{CLOSERS[level.bracket]}" should close "{level.bracket}"'
+            self._source.error("BT005", at, f'"{closer}" where {should} of {line}:{column}')
+            self._close(at)
+        self._close(at + 1)
+
+    def _close(self, end: int) -> None:
+        level = self._levels.pop()
+        self._no_discards(level)
+        items = tuple(level.items)
+        parts = tuple(item for item in items if item.kind != "comment")
+        kind = BRACKETS[level.bracket]
+        self._put(Form(kind, level.start, end, None, items, parts, level.breaks))
+
+    def _no_discards(self, level: _Level) -> None:
+        if level.discards:
+            self._source.error("BT005", level.discards[0][0], '"#;" has nothing to leave out')
+
+    def _put(self, form: Form) -> None:
+        level = self._levels[-1]
+        if not level.discards:
+            level.items.append(form)
+        elif form.kind != "comment":
+            start, breaks = level.discards.pop()
+            if not level.discards:
+                level.items.append(self._hidden(start, form.end, breaks))
+
+    def _hidden(self, start: int, end: int, breaks: int) -> Form:
+        text = self._source.text[start:end].replace("\r\n", "\n")
+        return Form("comment", start, end, text, breaks=breaks)
+
+    def _block(self, at: int) -> int:
+        depth = 0
+        for match in _BLOCK.finditer(self._source.text, at):
+            depth += 1 if match[0] == "#|" else -1
+            if depth == 0:
+                self._put(self._hidden(at, match.end(), self._taken()))
+                return match.end()
+        self._source.error("BT002", at, "this comment is never closed")
+        return len(self._source.text)
+
+    def _string(self, token: str, at: int) -> str:
+        try:
+            value = str(json.loads(token, strict=False))
+            value.encode()
+        except json.JSONDecodeError as error:
+            self._source.error("BT004", at + error.pos, f"{error.msg.lower()} in a string")
+            return ""
+        except UnicodeEncodeError:
+            self._source.error("BT004", at, "half a surrogate pair is no character")
+            return ""
+        if "\0" in value:
+            self._source.error("BT004", at, "a string has a NUL character")
+        return value
+
+    def _atom(self, token: str, at: int) -> tuple[FormKind, object]:
+        if token in _WORDS:
+            return _WORDS[token]
+        if _SYMBOL.fullmatch(token):
+            return "symbol", token
+        if match := _KEYWORD.fullmatch(token):
+            return "keyword", match[1]
+        if match := _REF.fullmatch(token):
+            return "ref", tuple(match[1].split("."))
+        if match := _NUMBER.fullmatch(token):
+            return self._number(match, at)
+        self._source.error("BT001", at, f'"{short(token)}" is not a word, number, :key or $ref')
+        return "symbol", "unreadable"
+
+    def _number(self, match: "re.Match[str]", at: int) -> tuple[FormKind, object]:
+        whole, fraction, exponent, unit = match.groups()
+        is_int = unit is None and fraction is None and exponent is None
+        number = float(match[0].removesuffix(unit or ""))
+        if abs(number) == float("inf") or (is_int and len(whole) > 18):
+            self._source.error("BT003", at, "this number is too large")
+            return "int", 0
+        if unit is None:
+            return ("int", int(whole)) if is_int else ("float", number)
+        seconds = number * UNITS[unit]
+        if not 0 <= seconds <= MAX_SECONDS:
+            self._source.error("BT003", at, "a time is between 0 and 366 days")
+        return "duration", seconds

@@ -1,0 +1,1 @@
+"""What steers a turn."""

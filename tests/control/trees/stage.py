@@ -1,0 +1,105 @@
+"""Trees on a stage: scripted leaves, or functions of the test."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.control.trees.calls import Call, Pending
+from gateway.control.trees.loading import load
+from gateway.control.trees.plan import TreePlan
+from gateway.control.trees.problems import Problem, TreeInvalid
+from gateway.control.trees.registry import Registry
+from gateway.control.trees.run import Host, Outcome, Run
+from gateway.control.trees.tracing import Script, TickTrace, trace
+
+
+def line(tick: TickTrace) -> str:
+    """`R l0R l1S -l2`: the root is RUNNING, l0 too, l1 succeeded, l2 was halted."""
+    ticked = [f"{name}{status}" for name, status in tick.ticked]
+    return " ".join([tick.status, *ticked, *(f"-{name}" for name in tick.halted)])
+
+
+def traced(node: str, ticks: int, *, tick_s: float = 0.0, **leaves: str) -> list[str]:
+    """One line a tick, of a tree with this node; what is halted at the end comes as `end …`."""
+    plan = load(f'(tree "t" {node})')
+    found = trace(plan, Script(leaves, ticks, tick_s))
+    lines = [line(tick) for tick in found.ticks]
+    return [*lines, f"end {' '.join(found.final_halt)}"] if found.final_halt else lines
+
+
+def problems(text: str, registry: Registry | None = None) -> list[Problem]:
+    """What loading says, whether it loads or not."""
+    try:
+        return list(load(text, "t.bt", registry).warnings)
+    except TreeInvalid as error:
+        return list(error.problems)
+
+
+def codes(text: str, registry: Registry | None = None) -> list[str]:
+    return [problem.code for problem in problems(text, registry)]
+
+
+def refused(text: str, registry: Registry | None = None) -> list[Problem]:
+    """The problems of a tree that must not load."""
+    with pytest.raises(TreeInvalid) as caught:
+        load(text, "t.bt", registry)
+    return list(caught.value.problems)
+
+
+@dataclass
+class Stage:
+    """A registry for the test's functions, and a clock that stands still."""
+
+    registry: Registry = field(default_factory=Registry)
+    roots: Mapping[str, object] = field(default_factory=dict)
+    now: float = 0.0
+    events: list[tuple[str, object]] = field(default_factory=list)
+    woken: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def offer(self, name: str, act: Callable[[Call], object], **about: object) -> None:
+        self.registry.action(name, **about)(act)  # type: ignore[arg-type]  # as a test says it
+
+    def logs(self, *names: str) -> None:
+        """Functions that succeed and leave their name in the log."""
+        for name in names:
+            self.offer(name, lambda call: self.log.append(call.name))
+
+    def asks(self, name: str) -> list[Pending]:
+        """A function that waits for its answer; gives the list of what is waited for."""
+        open_ones: list[Pending] = []
+
+        def ask(call: Call) -> Pending:
+            open_ones.append(call.pending(lambda: self.log.append(f"{call.name} halted")))
+            return open_ones[-1]
+
+        self.offer(name, ask)
+        return open_ones
+
+    def plan(self, text: str) -> TreePlan:
+        return load(
+            text if text.startswith("(tree") else f'(tree "t" {text})', "t.bt", self.registry
+        )
+
+    def run(self, text: str, **inputs: object) -> Run:
+        host = Host(
+            now=lambda: self.now,
+            roots=self.roots,
+            emit=lambda event, payload: self.events.append((event, payload)),
+            woken=self._count,
+        )
+        return Run(self.plan(text), host, inputs)
+
+    def _count(self) -> None:
+        self.woken += 1
+
+
+def ended(run: Run, within: int = 2_000) -> Outcome:
+    """Steps to the end; a run that waits for something outside is a mistake of the test."""
+    for _ in range(within):
+        if run.step():
+            assert run.outcome is not None
+            return run.outcome
+        assert run.ground.is_awake, "it waits"
+    raise AssertionError(f"not over after {within} ticks")

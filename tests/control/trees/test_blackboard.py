@@ -1,0 +1,75 @@
+"""Frames: what is seen from where, and what a write is checked against."""
+
+import pytest
+
+from gateway.control.trees.blackboard import BadWrite, Frame, Ground
+from gateway.control.trees.types import read_type
+
+
+def board(**watched: bool) -> tuple[Ground, list[str]]:
+    rung: list[str] = []
+    roots = {"usage": {"tokens": 1}}
+    ground = Ground(
+        file="t.bt",
+        now=lambda: 0.0,
+        emit=lambda event, payload: None,
+        woken=lambda: rung.append("changed"),
+        roots=roots,
+        watched=frozenset(watched),
+    )
+    return ground, rung
+
+
+def test_what_is_not_here_is_outside_and_then_among_the_roots() -> None:
+    shared, _ = board()
+    outer = Frame(shared, {"a": 1, "b": 2}, {})
+    inner = Frame(shared, {"a": 3}, {}, outer)
+
+    assert [inner.get(name) for name in ("a", "b", "usage", "absent", "failure")] == [
+        *(3, 2, {"tokens": 1}, None, None)
+    ]
+    inner.set("a", 4)
+    inner.set("b", 5)
+    assert (inner.values, outer.values) == ({"a": 4}, {"a": 1, "b": 5})
+
+
+def test_a_linked_key_is_the_others() -> None:
+    shared, _ = board()
+    outer = Frame(shared, {"x": 1}, {"x": read_type("int")})
+    inner = Frame(shared, {}, {}, links={"in": (outer, "x")})
+
+    inner.set("in", 2)
+
+    assert (inner.get("in"), outer.get("x"), inner.get("x")) == (2, 2, None)
+    with pytest.raises(BadWrite):
+        inner.set("in", "text")
+
+
+def test_unknown_keys_roots_and_wrong_types_are_not_written() -> None:
+    shared, _ = board()
+    frame = Frame(shared, {"n": 1}, {"n": read_type("int")})
+
+    for key, value in (("n", "x"), ("m", 1), ("usage", {}), ("failure", None)):
+        with pytest.raises(BadWrite):
+            frame.set(key, value)
+
+
+def test_only_a_changed_watched_key_rings() -> None:
+    shared, rung = board(n=True)
+    frame = Frame(shared, {"n": 1, "m": 1}, {})
+
+    frame.set("m", 2)
+    frame.set("n", 1)
+    assert rung == []
+    frame.set("n", 2)
+    assert rung == ["changed"]
+
+
+def test_the_frame_of_an_item_is_found_from_inside() -> None:
+    shared, _ = board()
+    outer = Frame(shared, {"result": ""}, {"result": read_type("string")})  # a key of the tree
+    item = Frame(shared, {"item": 1, "result": None}, {}, outer, is_item=True)
+    inner = Frame(shared, {}, {}, item)
+
+    assert inner.item() is item
+    assert outer.item() is None
