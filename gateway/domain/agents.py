@@ -7,14 +7,20 @@ from gateway.domain.ids import AgentId
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of one run."""
+    """Bounds of one run, and when to warn before they are reached."""
 
     max_iterations: int = 15
+    soft_warning_percent: int = 70
     token_budget: int = 50_000
+    token_warning_percent: int = 80
     timeout_seconds: int = 120
     max_tool_calls_per_turn: int = 5
     max_parallel_tools: int = 3
     tool_timeout_s: float = 30.0
+    error_limit: int = 3  # turns in a row in which every call failed
+    loop_window: int = 6  # turns
+    loop_threshold: int = 3  # the same calls so often within the window
+    no_progress_repeats: int = 3  # the same call with the same result so often in a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,7 @@ class ContextRules:
 
     token_budget: int = 16_000  # what is sent, in estimated tokens
     recent_turns: int = 12  # whole exchanges
+    warning_percent: int = 70  # of the model's window
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,9 @@ class AgentDef:
     system_prompt: str = ""
     soul_path: str | None = None
     tools: tuple[str, ...] = ()
+    tree: str = "default"
+    decision: str = "default"
+    rules: tuple[str, ...] = ()
     fallback: "AgentDef | None" = None
     limits: Limits = field(default_factory=Limits)
     context: ContextRules = field(default_factory=ContextRules)

@@ -1,0 +1,29 @@
+"""What a model, a user or both are told between the lines of a conversation; never part of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal
+
+Priority = Literal["critical", "high", "normal", "low"]
+Point = Literal["immediate", "turn_start", "after_tool", "deferred", "cross_session"]
+To = Literal["both", "model", "client"]
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """`immediate`: at the next boundary between steps. `deferred`: when what `after_tool`,
+    `after_turns` or `when` waits for has come. `cross_session`: in another session of the person."""
+
+    content: str
+    priority: Priority = "normal"
+    inject_at: Point = "turn_start"
+    to: To = "both"
+    source: str = "rule"
+    dedupe_key: str | None = None
+    expires_at: datetime | None = None
+    after_tool: str | None = None
+    after_turns: int = 0
+    when: str | None = None  # an expression over what rules see
+    id: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)  # of the event, for a compact batch
