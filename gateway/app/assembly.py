@@ -16,6 +16,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.app.plugins import loaded_plugins
 from gateway.config.values import GatewayConfig
+from gateway.control.bus import Bus
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
@@ -46,6 +47,7 @@ from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
+from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.settings import TokenDef, WebSettings
@@ -88,6 +90,7 @@ class Gateway:
     front: Front
     gate: ToolGate
     plugins: Plugins
+    bus: Bus
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -101,6 +104,7 @@ class Gateway:
         methods = (
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
+            *EventMethods(self.bus).all(),
             *InsightMethods(
                 self.front,
                 about,
@@ -204,6 +208,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     agents = {agent.id: agent for agent in config.agents}
     episodes = Episodes(parts.stores.transcript)
     runs = LiveRuns(to_json)
+    bus = Bus()
     lanes = Lanes(group, width=config.queue.max_running)
     means = Means(
         agents=agents,
@@ -214,6 +219,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         model=parts.model,
         gate=parts.gate,
         clock=parts.clock,
+        bus=bus,
         encode=to_json,
         decode=from_json,
     )
@@ -251,6 +257,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         front=front,
         gate=parts.gate,
         plugins=parts.plugins,
+        bus=bus,
     )
 
 

@@ -12,6 +12,7 @@ from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Job
 from gateway.agent.patience import until_stored
 from gateway.agent.story import Json, Story
+from gateway.control.bus import Bus
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
@@ -46,6 +47,7 @@ class Means:
     model: Model
     gate: ToolGate
     clock: Clock
+    bus: Bus
     encode: Encode
     decode: Decode
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox

@@ -1,16 +1,20 @@
 """docs/protocol.md names every method, event, reason and scope, and none that is not there."""
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
 import pytest
 from pydantic_core import from_json, to_json
 
+from gateway.control.bus import Bus
 from gateway.domain import chunks
+from gateway.domain.events import KINDS, Event
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
+from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.rpc import Method
@@ -35,6 +39,7 @@ async def methods() -> list[Method]:
         return [
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
+            *EventMethods(Bus()).all(),
             *InsightMethods(
                 stage.front,
                 about,
@@ -68,6 +73,23 @@ async def test_every_method_needs_the_scopes_that_are_documented() -> None:
     for method in await methods():
         assert method.scope == named.pop(method.name, ("chat", "read")), method.name
     assert not named
+
+
+@pytest.mark.requirement("S-002-ANS-01")
+def test_every_kind_of_event_is_documented_with_its_names_and_no_other() -> None:
+    documented = {
+        name: tuple(cell.strip(" `") or None for cell in rest.strip("|").split("|"))
+        for name, rest in rows("What happens").items()
+    }
+
+    assert documented == {kind.type: (kind.severity, kind.constant, kind.hook) for kind in KINDS}
+
+
+def test_every_field_of_an_event_notification_is_documented() -> None:
+    section = PROTOCOL.split("\n## What happens", 1)[1].split("\n## ", 1)[0]
+    documented = re.split(r",\s+", section.split("params `{", 1)[1].split("}`", 1)[0])
+
+    assert documented == [field.name for field in fields(Event)]
 
 
 def test_every_event_type_is_documented_and_no_other() -> None:

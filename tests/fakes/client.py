@@ -46,12 +46,14 @@ class Slot:
 
 
 class Client:
-    """`frames` are all that came, in order; `events` the same by run."""
+    """`frames` are all that came, in order; `events` those of runs by run; `told` what
+    `events.subscribe` asked for."""
 
     def __init__(self, socket: ClientConnection, *, wait_s: float = WAIT_S) -> None:
         self.socket = socket
         self.frames: list[dict[str, Any]] = []
         self.events: defaultdict[str, list[Event]] = defaultdict(list)
+        self.told: list[Event] = []
         self.hear: Callable[[dict[str, Any]], bool] = _all  # told first; False: never came
         self.closed = anyio.Event()
         self._wait_s = wait_s
@@ -77,7 +79,9 @@ class Client:
 
     def _take(self, frame: Any) -> None:
         self.frames.append(frame)
-        if "method" in frame:
+        if frame.get("method") == "event":
+            self.told.append(frame["params"])
+        elif "method" in frame:
             event = frame["params"]
             run_id = event["run_id"]
             self.events[run_id].append(event)

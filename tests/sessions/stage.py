@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from gateway.control.bus import Bus
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
 from gateway.domain.ids import AgentId
@@ -96,6 +97,7 @@ async def staged(
         model=model,
         gate=gate,
         clock=clock,
+        bus=Bus(),
         encode=encode,
         decode=json.loads,
         channels=channels,

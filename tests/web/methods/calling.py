@@ -15,17 +15,25 @@ LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))
 class FakePeer:
     """The far end of a connection."""
 
-    events: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)  # of runs
+    told: list[dict[str, Any]] = field(default_factory=list)  # what `events.subscribe` asked for
     callbacks: list[Callable[[], None]] = field(default_factory=list)
     is_open: bool = True
 
     def notify(self, method: str, params_json: bytes) -> None:
-        assert method == "chat.event"
-        self.events.append(json.loads(params_json))
+        heard = {"chat.event": self.events, "event": self.told}[method]
+        heard.append(json.loads(params_json))
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         self.callbacks.append(callback)
         return lambda: self.callbacks.remove(callback)
+
+    def leave(self) -> None:
+        """The connection ends."""
+        self.is_open = False
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback()
 
 
 async def call(
