@@ -11,9 +11,19 @@ To = Literal["both", "model", "client"]
 
 
 @dataclass(frozen=True, slots=True)
+class Batching:
+    """Notices of one source are told as one, up to `most` that come within `window_s`; a second one
+    with the same `dedupe_key` is none within `dedupe_s`."""
+
+    window_s: float = 1.0
+    most: int = 3
+    dedupe_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
 class Notice:
     """`immediate`: at the next boundary between steps. `deferred`: when what `after_tool`,
-    `after_turns` or `when` waits for has come. `cross_session`: in another session of the person."""
+    `after_turns` and `when` wait for has come. `cross_session`: in another session of the person."""
 
     content: str
     priority: Priority = "normal"
@@ -27,3 +37,5 @@ class Notice:
     when: str | None = None  # an expression over what rules see
     id: str = ""
     data: Mapping[str, object] = field(default_factory=dict)  # of the event, for a compact batch
+    batching: Batching = Batching()
+    batch: int = field(default=0, compare=False)  # given by the queue; 0: of none

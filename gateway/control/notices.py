@@ -1,0 +1,167 @@
+"""Notices that wait for their moment in a run, and how they are told."""
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal, get_args
+
+from gateway.control.tables import Cell, table
+from gateway.domain.chunks import Chunk
+from gateway.domain.notices import Notice, Point, Priority
+
+log = logging.getLogger(__name__)
+
+Moment = Literal["immediate", "turn_start", "after_tool"]
+MOST_WAITING = 256
+MOST_CONTENT = 2_000  # characters that a model is told of one notice
+MOST_CELL = 200
+
+_RANK: Mapping[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
+_TOLD_AT: Mapping[Moment, frozenset[Point]] = {
+    "immediate": frozenset({"immediate", "deferred"}),
+    "turn_start": frozenset({"immediate", "deferred", "turn_start", "cross_session"}),
+    "after_tool": frozenset({"immediate", "deferred", "after_tool"}),
+}
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+@dataclass(slots=True)
+class _Waiting:
+    notice: Notice
+    turn: int  # in which it came
+    tool_came: bool
+
+
+@dataclass(slots=True)
+class _Batch:
+    number: int
+    since: datetime
+    size: int = 1
+
+
+class Notices:
+    """The notices of one run. Each that is taken comes out once, unless it expires first."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Waiting] = []
+        self._turn = 0
+        self._known_until: dict[tuple[str, str], datetime] = {}  # by source and key
+        self._batches: dict[str, _Batch] = {}  # the newest of each source
+        self._numbers = 0
+
+    def push(self, notice: Notice, now: datetime) -> bool:
+        """False: it has expired, is a repetition, or too many wait already."""
+        if _has_expired(notice, now) or self._is_known(notice, now):
+            return False
+        if len(self._waiting) >= MOST_WAITING:
+            log.warning("a notice is one too many", extra={"source": notice.source})
+            return False
+        if notice.dedupe_key is not None:
+            until = now + timedelta(seconds=notice.batching.dedupe_s)
+            self._known_until[notice.source, notice.dedupe_key] = until
+        numbered = replace(notice, batch=self._batch_of(notice, now))
+        self._waiting.append(_Waiting(numbered, self._turn, notice.after_tool is None))
+        return True
+
+    def _is_known(self, notice: Notice, now: datetime) -> bool:
+        self._known_until = {key: at for key, at in self._known_until.items() if at > now}
+        return (notice.source, notice.dedupe_key) in self._known_until
+
+    def _batch_of(self, notice: Notice, now: datetime) -> int:
+        if notice.priority == "critical":
+            return 0
+        rules, batch = notice.batching, self._batches.get(notice.source)
+        window = timedelta(seconds=rules.window_s)
+        if batch is not None and batch.size < rules.most and now - batch.since <= window:
+            batch.size += 1
+            return batch.number
+        self._numbers += 1
+        self._batches[notice.source] = _Batch(self._numbers, now)
+        return self._numbers
+
+    def drain(
+        self,
+        point: Moment,
+        *,
+        turn: int,
+        now: datetime,
+        holds: Callable[[str], bool],
+        tools: frozenset[str] = frozenset(),
+    ) -> tuple[Notice, ...]:
+        """What is to be told now, the most urgent first. `tools` have run since the last time."""
+        self._turn = turn
+        due: list[_Waiting] = []
+        rest: list[_Waiting] = []
+        for one in self._waiting:
+            one.tool_came = one.tool_came or one.notice.after_tool in tools
+            if _has_expired(one.notice, now):
+                continue
+            is_due = one.notice.inject_at in _TOLD_AT[point] and _has_come(one, turn, holds)
+            (due if is_due else rest).append(one)
+        self._waiting = rest
+        due.sort(key=lambda one: _RANK[one.notice.priority])
+        return tuple(one.notice for one in due)
+
+
+def _has_expired(notice: Notice, now: datetime) -> bool:
+    return notice.expires_at is not None and notice.expires_at <= now
+
+
+def _has_come(one: _Waiting, turn: int, holds: Callable[[str], bool]) -> bool:
+    notice = one.notice
+    if not one.tool_came or turn - one.turn < notice.after_turns:
+        return False
+    return notice.when is None or holds(notice.when)
+
+
+def told_to_model(notices: Iterable[Notice]) -> str:
+    """One block; no text at all if none is for the model. No content gets out of it: a line stays
+    a line, and no tag is opened or closed."""
+    groups: dict[object, list[Notice]] = {}
+    for notice in notices:
+        if notice.to != "client":
+            same = (notice.batch, notice.source, notice.priority, *_cells(notice))
+            groups.setdefault(same if notice.batch else object(), []).append(notice)
+    told = "\n".join(line for group in groups.values() for line in _lines(group) if line)
+    return f"<system-notice>\n{told}\n</system-notice>" if told else ""
+
+
+def _lines(group: Sequence[Notice]) -> Iterable[str]:
+    """Of a batch the first one in its words, then all of them by what they are about."""
+    first = group[0]
+    columns = tuple(_cells(first))
+    if len(group) == 1 or not columns:
+        return dict.fromkeys(_line(notice.content, MOST_CONTENT) for notice in group)
+    name = _line(first.source.rpartition(":")[2], MOST_CELL)
+    rows = [tuple(_cells(notice).values()) for notice in group]
+    return _line(first.content, MOST_CONTENT), table(name, columns, rows)
+
+
+def _cells(notice: Notice) -> dict[str, Cell]:
+    """What of its data fits into a table."""
+    return {
+        _line(key, MOST_CELL): _line(value, MOST_CELL) if isinstance(value, str) else value
+        for key, value in notice.data.items()
+        if isinstance(value, Cell)
+    }
+
+
+def _line(text: str, most: int) -> str:
+    text = " ".join(_CONTROLS.sub(" ", text).split())
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
+    return text.replace("<", "&lt;")
+
+
+def notice_chunk(notice: Notice, at: datetime) -> Chunk:
+    """What the client is told."""
+    return Chunk(
+        "system",
+        {
+            "system_type": "notice",
+            "system_message": notice.content,
+            "metadata": {"source": notice.source, "priority": notice.priority},
+            "timestamp": at,
+        },
+    )
