@@ -1,62 +1,41 @@
 """Grants a turn's wishes through ports: the only place where an agent waits."""
 
 import logging
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import anyio
+from anyio.abc import TaskGroup
 
-from gateway.agent.job import (
-    Answer,
-    Emit,
-    Job,
-    add_usage,
-    open_calls,
-    stop_chunk,
-    usage_chunk,
-    with_distinct_ids,
-    with_last_word,
-)
-from gateway.agent.rounds import Rounds
+from gateway.agent.job import Answer, Emit, Job
+from gateway.agent.leaves import LEAVES
+from gateway.agent.reins import Reins, Stop
+from gateway.agent.sight import LIMITS
 from gateway.agent.story import Story
-from gateway.agent.turn import (
+from gateway.agent.turn import Turn
+from gateway.agent.wishes import (
     AskModel,
-    CallTools,
-    Fail,
-    Finish,
+    CallTool,
+    Cancel,
     ModelBroke,
     ModelReplied,
+    Moment,
     Stopped,
-    ToolsReturned,
-    Turn,
-    Wish,
+    Ticked,
+    Told,
+    ToolReturned,
 )
-from gateway.domain.agents import AgentDef, Limits
-from gateway.domain.chunks import Chunk, DoneReason
+from gateway.domain.agents import AgentDef
 from gateway.domain.errors import ModelFailed
-from gateway.domain.messages import Message, ToolResult
-from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, Usage
+from gateway.domain.messages import ToolResult
+from gateway.domain.model import Delta, ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Model
-from gateway.domain.tokens import estimate_tokens
-from gateway.memory.context import message_tokens
 from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
-_LIMITS = tuple(limit.name for limit in fields(Limits))
-
-
-@dataclass(slots=True)
-class Brake:
-    """Stops a run from outside: at once, or when its current step is done."""
-
-    reason: DoneReason | None = None
-    scope: anyio.CancelScope | None = None
-
-    def pull(self, reason: DoneReason, *, at_once: bool) -> None:
-        self.reason = self.reason or reason
-        if at_once and self.scope is not None:
-            self.scope.cancel()
+ENDING_S = 5.0  # for what a tree does at its end
 
 
 @dataclass(slots=True)
@@ -69,175 +48,197 @@ class Driver:
     story: Story
     clock: Clock
     emit: Emit
-    brake: Brake = field(default_factory=Brake)
+    reins: Reins = field(default_factory=Reins)
     turn: Turn = field(init=False)
-    _rounds: Rounds = field(init=False)
-    _said: list[Message] = field(default_factory=list)
-    _heard: list[str] = field(default_factory=list)
-    _usage: Usage = Usage()
-    _last: tuple[str, str] = ("", "")
-    _step: int = 0
-    _in_flight: bool = False
-    _has_thought: bool = False  # a model began to, and nothing it told of its usage came
-    _context_tokens: int = 0
-    _began: float = 0.0
+    _news: deque[Told] = field(default_factory=deque)
+    _has_news: anyio.Event = field(default_factory=anyio.Event)
+    _scopes: dict[int, anyio.CancelScope] = field(default_factory=dict)
+    _slots: anyio.CapacityLimiter = field(init=False)
+    _last: tuple[str, str] = ("", "")  # provider and model of the last reply
+    _deadline: float = 0.0
 
     def __post_init__(self) -> None:
-        self.turn = Turn(self.job.agent.limits)
-        self._rounds = Rounds(self.job, self.gate, self.story, self.emit)
+        self._last = (self.job.agent.provider, self.job.agent.model)
+        self.turn = Turn(self.job, self.emit, self._moment(), LEAVES)
+        limits = self.turn.course.limits
+        self._deadline = self.turn.moment.at + limits.timeout_seconds
+        self._slots = anyio.CapacityLimiter(limits.max_parallel_tools)
 
     async def drive(self) -> Answer:
-        """Runs until the turn finishes, its time is up, or the brake is pulled."""
-        job, turn = self.job, self.turn
-        self._last = (job.agent.provider, job.agent.model)
-        self._context_tokens = job.context.tokens
-        self._began = self.clock.monotonic()
-        self._show_context()
-        end: Finish | Fail | None = None
-        with anyio.move_on_after(job.agent.limits.timeout_seconds) as scope:
-            self.brake.scope = scope
-            end = await self._grant(turn)
-        if end is None:
-            end = self._stopped(turn, self.brake.reason or "timeout")
-        self._close(end)
+        """Until the tree is over. Whoever cancels this cancels what it waits for."""
+        turn, self.reins.wake = self.turn, self._take_reins
+        self._recall_said(0)
+        self._take_reins()
+        async with anyio.create_task_group() as group:
+            self._hand_over()
+            turn.begin()
+            while self._carry_out(group):
+                await self._wait()
+                self._hand_over()
+            group.cancel_scope.cancel()
+        self.reins.let_go()
+        assert turn.end is not None
         provider, model = self._last
-        return Answer(end, tuple(self._said), self._usage, model, provider)
+        return Answer(
+            turn.end,
+            tuple(turn.exchange.said),
+            turn.course.usage,
+            model,
+            provider,
+            tuple(said.run_id for said in turn.exchange.taken),
+            tuple(turn.voice.posts),
+        )
 
     def progress(self) -> Mapping[str, object]:
         """How far the run is, for whoever inspects it."""
-        limits, state = self.job.agent.limits, self.turn.state
-        tokens = self._usage.total
-        calls = [call.name for message in self._said for call in message.tool_calls]
+        course, voice = self.turn.course, self.turn.voice
         provider, model = self._last
         return {
-            "turn": state.iteration,
-            "tokens_used": tokens,
-            "iteration_percent": round(100 * state.iteration / limits.max_iterations, 1),
-            "token_percent": round(100 * tokens / limits.token_budget, 1),
-            "recent_actions": calls[-3:],
+            **course.view(),
             "provider": provider,
             "model": model,
-            "config": {name: getattr(limits, name) for name in _LIMITS},
+            "tree": self.job.plan.name,
+            "decision": self.job.agent.decision,
+            "verdicts": list(voice.verdicts),
+            "config": {name: getattr(course.limits, name) for name in LIMITS},
         }
 
-    async def _grant(self, turn: Turn) -> Finish | Fail:
-        wish: Wish = turn.begin()
-        while True:
-            if self.brake.reason is not None:
-                return self._stopped(turn, self.brake.reason)
+    # -- waiting
+
+    def _moment(self) -> Moment:
+        return Moment(self.clock.now(), self.clock.monotonic())
+
+    def _tell(self, told: Told) -> None:
+        self._news.append(told)
+        self._has_news.set()
+
+    def _take_reins(self) -> None:
+        pulled = self.reins.pulled
+        while pulled:
+            one = pulled.popleft()
+            if isinstance(one, Stop):
+                self._tell(Stopped(one.reason, at_once=one.at_once))
+            else:
+                self._tell(one)
+
+    def _hand_over(self) -> None:
+        while self._news:
+            self.turn.on(self._news.popleft(), self._moment())
+
+    def _recall_said(self, step: int) -> None:
+        """What the attempt before had taken at this step is there again."""
+        for said in self.story.said(step):
+            self._tell(said)
+
+    async def _wait(self) -> None:
+        """For news, or for a time that the tree or the run waits for."""
+        if self._news:
+            return
+        self._has_news = anyio.Event()
+        is_ending = self.turn.course.reason is not None
+        deadline = self._deadline + ENDING_S if is_ending else self._deadline
+        tree = self.turn.run.next_deadline()
+        with anyio.move_on_after(min(deadline, tree or deadline) - self.clock.monotonic()):
+            await self._has_news.wait()
+            return
+        if self.clock.monotonic() < deadline:
+            self._tell(Ticked())
+        elif is_ending:
+            self.turn.give_up()
+        else:
+            self._tell(Stopped("timeout"))
+
+    # -- granting
+
+    def _carry_out(self, group: TaskGroup) -> bool:
+        """Begins what the turn wishes; False once it is over."""
+        for wish in self.turn.tickets.take_new():
             match wish:
                 case AskModel():
-                    wish = turn.on(await self._ask())
-                case CallTools(_, refused):
-                    wish = turn.on(await self._call(refused))
-                    self._step += 1
-                case Finish() | Fail():
-                    return wish
+                    group.start_soon(self._ask, wish, self._scope(wish.ticket))
+                case CallTool():
+                    group.start_soon(self._call, wish, self._scope(wish.ticket))
+                case Cancel(ticket):
+                    self._scopes.pop(ticket).cancel()
+        return self.turn.end is None
 
-    def _stopped(self, turn: Turn, reason: DoneReason) -> Finish:
-        end = turn.on(Stopped(reason, "".join(self._heard)))
-        assert isinstance(end, Finish)
-        return end
+    def _scope(self, ticket: int) -> anyio.CancelScope:
+        scope = self._scopes[ticket] = anyio.CancelScope()
+        return scope
 
-    async def _ask(self) -> ModelReplied | ModelBroke:
-        told = self.story.reply(self._step)
-        if told is not None:
-            self._retell(told)
-            return ModelReplied(told)
-        self._heard.clear()
-        self._in_flight, self._has_thought = True, False
-        try:
-            reply = await self._first_that_answers(self.job.agent)
-        except ModelFailed as failure:
-            heard = "".join(self._heard)
-            self._in_flight = failure.started or self._has_thought
-            log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
-            return ModelBroke(failure, heard)
-        self._in_flight = False
-        if reply.tool_calls:
-            reply = with_distinct_ids(reply, self._said)
-        self._take(reply)
-        if reply.tool_calls:
-            await self.story.note_reply(self._step, reply)
-        return ModelReplied(reply)
+    async def _ask(self, wish: AskModel, scope: anyio.CancelScope) -> None:
+        with scope:
+            told = self.story.reply(wish.step)
+            if told is not None:
+                self._recall_said(wish.step + 1)
+                self._tell(ModelReplied(wish.ticket, told, was_heard=False))
+                return
+            for said in wish.taken:
+                await self.story.note_said(wish.step, said)
+            try:
+                with anyio.fail_after(wish.timeout_s):
+                    reply = await self._first_that_answers(wish)
+            except ModelFailed as failure:
+                log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
+                self._tell(ModelBroke(wish.ticket, failure))
+                return
+            except TimeoutError:
+                late = ModelFailed(
+                    self.job.agent.provider, "timeout", "no reply in the tree's time"
+                )
+                self._tell(ModelBroke(wish.ticket, late))
+                return
+            self._last = (reply.provider, reply.model)
+            if reply.tool_calls:
+                await self.story.note_reply(wish.step, reply)
+            self._tell(ModelReplied(wish.ticket, reply))
 
-    async def _first_that_answers(self, agent: AgentDef) -> ModelReply:
+    async def _first_that_answers(self, wish: AskModel) -> ModelReply:
         """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
+        agent = self.job.agent
+
+        def hear(delta: Delta) -> None:
+            self.turn.hear(wish.ticket, delta)
+            if wish.ticket not in self.turn.tickets.open:
+                self._has_news.set()  # it has stopped the turn
+
         while True:
             try:
-                return await self.model.reply(self._request(agent), self._hear)
+                return await self.model.reply(self._request(agent, wish), hear)
             except ModelFailed as failure:
                 if failure.started or agent.fallback is None:
                     raise
                 log.warning("falling back", extra={"from": agent.model, "why": str(failure)})
                 agent = agent.fallback
 
-    def _request(self, agent: AgentDef) -> ModelRequest:
-        limit = self.job.agent.limits.timeout_seconds
+    def _request(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
+        is_first = agent is self.job.agent
         return ModelRequest(
             provider=agent.provider,
-            model=agent.model,
-            system=self.job.context.system,
-            messages=(*self.job.context.messages, *self._said),
-            tools=self.job.tools,
-            max_tokens=agent.max_tokens,
+            model=(wish.model if is_first else None) or agent.model,
+            system=wish.system,
+            messages=wish.messages,
+            tools=wish.tools,
+            max_tokens=min(agent.max_tokens, wish.max_tokens or agent.max_tokens),
             temperature=agent.temperature,
             thinking=agent.thinking,
             stream=agent.stream,
-            deadline_s=max(0.0, limit - (self.clock.monotonic() - self._began)),
+            deadline_s=max(0.0, self._deadline - self.clock.monotonic()),
         )
 
-    def _hear(self, delta: Delta) -> None:
-        if isinstance(delta, TextDelta):
-            self._heard.append(delta.text)
-            self.emit(Chunk("content", {"content": delta.text}))
-        else:
-            self._has_thought = True
-            self.emit(Chunk("thinking", {"content": delta.text}))
+    async def _call(self, wish: CallTool, scope: anyio.CancelScope) -> None:
+        with scope:
+            result = self.story.result(wish.step, wish.call)
+            if result is None:
+                async with self._slots:
+                    result = await self._result(wish)
+                await self.story.note_result(wish.step, result)
+            listed = self.gate.listed(result)
+            self._tell(ToolReturned(wish.ticket, result, listed.sources, listed.items))
 
-    def _take(self, reply: ModelReply) -> None:
-        self._heard.clear()
-        self._usage = add_usage(self._usage, reply.usage)
-        self._last = (reply.provider, reply.model)
-        message = Message(
-            "assistant", reply.text, reply.tool_calls, thinking=reply.thinking, extras=reply.extras
-        )
-        self._said.append(message)
-        self._context_tokens += message_tokens(message)
-        self.emit(usage_chunk(reply))
-
-    def _retell(self, reply: ModelReply) -> None:
-        """A reply of an earlier attempt: shown again, not asked for again."""
-        if reply.thinking:
-            self.emit(Chunk("thinking", {"content": reply.thinking}))
-        if reply.text:
-            self.emit(Chunk("content", {"content": reply.text}))
-        self._take(reply)
-
-    async def _call(self, refused: tuple[ToolResult, ...]) -> ToolsReturned:
-        # What was journalled and shown to the model counts: its ids are distinct.
-        asked = self._said[-1].tool_calls
-        results = await self._rounds.run(self._step, asked, refused)
-        for result in results:
-            message = Message("tool", result=result)
-            self._said.append(message)
-            self._context_tokens += message_tokens(message)
-            self._show_context()
-        return ToolsReturned(results)
-
-    def _show_context(self) -> None:
-        most = self.job.agent.context_window
-        chunk = {"context_tokens": self._context_tokens, "max_context_tokens": most}
-        self.emit(Chunk("context_update", chunk))
-
-    def _close(self, end: Finish | Fail) -> None:
-        """Leaves a history that a model can read: no call without a result, an answer at the end."""
-        for call in open_calls(self._said):
-            self._said.append(Message("tool", result=self._rounds.settle(self._step, call)))
-        if self._in_flight:
-            # The prompt was sent and this much was heard: an estimate is nearer than nothing.
-            cut = Usage(self._context_tokens, estimate_tokens("".join(self._heard)), estimated=True)
-            self._usage = add_usage(self._usage, cut)
-        self._said = with_last_word(self._said, end.text)
-        if isinstance(end, Finish) and end.notice is not None:
-            self.emit(stop_chunk(end, self.job.agent.limits, self.clock.now()))
+    async def _result(self, wish: CallTool) -> ToolResult:
+        call = wish.call
+        with anyio.move_on_after(wish.timeout_s):
+            return await self.gate.call(self.job.agent, call, self.job.scope)
+        told = f"{call.name} did not answer within {wish.timeout_s:g} s."
+        return ToolResult(call.id, call.name, told, is_error=True)

@@ -1,39 +1,62 @@
-"""What a driver is given for one run, and what it gives back."""
+"""What a turn is given for one run, and what comes of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from typing import Protocol
 
-from gateway.agent.turn import Fail, Finish
-from gateway.domain.agents import AgentDef, Limits
+from gateway.agent.wishes import End
+from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
+from gateway.control.rules.acts import Act
+from gateway.control.trees.plan import TreePlan
+from gateway.domain.agents import AgentDef
 from gateway.domain.chunks import Chunk
+from gateway.domain.events import Event
+from gateway.domain.ids import NodeId, RunId
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import ModelReply, ToolSpec, Usage
-from gateway.domain.ports import ToolScope
+from gateway.domain.notices import Notice
+from gateway.domain.ports import Decode, ToolScope
 from gateway.memory.context import Context
 
 Emit = Callable[[Chunk], None]
 
 
+class Rules(Protocol):
+    """Those that apply to a run."""
+
+    def on(self, event: Event, scope: Mapping[str, object], /) -> Sequence[Act]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run: who answers, what it is shown, which tools it is told of."""
+    """One run: who answers, by which tree, what it is shown, which tools it is told of."""
 
     agent: AgentDef
+    plan: TreePlan
     context: Context
     tools: tuple[ToolSpec, ...]
     scope: ToolScope
+    rules: Rules
+    publish: Callable[[Event], None]
+    decode: Decode
+    decision: MakeDecisionTree = DefaultDecisionTree
+    context_id: NodeId | None = None  # the node that the message wants to grow from
+    is_recalled: Callable[[int, ToolCall], bool] = lambda step, call: False  # has it run before
+    waiting: tuple[Notice, ...] = ()  # from other sessions
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`said` are the messages of the run after the question, in order, the answer last."""
+    """`said` are the messages of the run after the question, in order, the answer last. `taken` are
+    the runs whose messages were heard in it; `posts` are notices for other sessions."""
 
-    end: Finish | Fail
+    end: End
     said: tuple[Message, ...]
     usage: Usage
     model: str
     provider: str
+    taken: tuple[RunId, ...] = ()
+    posts: tuple[Notice, ...] = ()
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
@@ -64,25 +87,6 @@ def usage_chunk(reply: ModelReply) -> Chunk:
     )
 
 
-def stop_chunk(end: Finish, limits: Limits, at: datetime) -> Chunk:
-    """Tells the user why a run was stopped, before it ends."""
-    limit = {
-        "max_iterations": limits.max_iterations,
-        "token_budget": limits.token_budget,
-        "timeout": limits.timeout_seconds,
-    }.get(end.reason)
-    metadata = {} if limit is None else {"limit_type": end.reason, "limit_value": limit}
-    return Chunk(
-        "system",
-        {
-            "system_type": "notice" if limit is None else "limit_reached",
-            "system_message": end.notice,
-            "metadata": metadata,
-            "timestamp": at,
-        },
-    )
-
-
 def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
     """Some models reuse an id within a reply or a run; each result has to find its own call."""
     taken = {call.id for message in said for call in message.tool_calls}
@@ -96,16 +100,9 @@ def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
     return replace(reply, tool_calls=tuple(calls))
 
 
-def open_calls(said: Sequence[Message]) -> list[ToolCall]:
-    """Calls that no result answers yet, in order."""
-    answered = {message.result.call_id for message in said if message.result is not None}
-    asked = (call for message in said for call in message.tool_calls)
-    return [call for call in asked if call.id not in answered]
-
-
-def with_last_word(said: list[Message], text: str) -> list[Message]:
+def with_last_word(said: Sequence[Message], text: str) -> tuple[Message, ...]:
     """The answer stands at the end, once; an empty reply gives way to what the user was told."""
     last = said[-1] if said else None
     if last is None or last.role != "assistant" or last.text not in {"", text}:
-        return [*said, Message("assistant", text)]
-    return [*said[:-1], replace(last, text=text)]
+        return (*said, Message("assistant", text))
+    return (*said[:-1], replace(last, text=text))

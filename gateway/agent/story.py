@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from gateway.agent.patience import until_stored
+from gateway.agent.reins import Said
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import JournalNote
 from gateway.domain.messages import Extras, ToolCall, ToolResult
@@ -29,6 +30,7 @@ class Story:
         self._run_id, self._journal, self._clock, self._json = run_id, journal, clock, json
         self._replies: dict[int, ModelReply] = {}
         self._results: dict[tuple[int, str], ToolResult] = {}
+        self._said: dict[RunId, tuple[int, Said]] = {}
 
     async def recall(self) -> None:
         """Reads what an earlier attempt of this run left behind."""
@@ -41,6 +43,15 @@ class Story:
     def result(self, step: int, call: ToolCall) -> ToolResult | None:
         return self._results.get((step, call.id))
 
+    def said(self, step: int) -> Sequence[Said]:
+        """What people had said when this step began, and it took."""
+        return tuple(said for taken_at, said in self._said.values() if taken_at == step)
+
+    async def note_said(self, step: int, said: Said) -> None:
+        if said.run_id not in self._said:
+            self._said[said.run_id] = (step, said)
+            await self._note(step, f"said:{said.run_id}", said)
+
     async def note_reply(self, step: int, reply: ModelReply) -> None:
         self._replies[step] = reply
         await self._note(step, "reply", reply)
@@ -49,7 +60,7 @@ class Story:
         self._results[step, result.call_id] = result
         await self._note(step, f"result:{result.call_id}", result)
 
-    async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult) -> None:
+    async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult | Said) -> None:
         note = JournalNote(step, kind, self._json.encode(asdict(granted)).decode())
         await until_stored(self._clock, lambda: self._journal.note(self._run_id, note))
 
@@ -59,6 +70,9 @@ class Story:
             assert isinstance(value, dict)
             if note.kind == "reply":
                 self._replies[note.step] = _reply(value)
+            elif note.kind.startswith("said:"):
+                said = Said(**value)
+                self._said[said.run_id] = (note.step, said)
             else:
                 result = ToolResult(**value)
                 self._results[note.step, result.call_id] = result

@@ -1,163 +1,304 @@
-"""One turn of an agent: what to do next, and nothing about how it is done.
+"""One turn of an agent: a behaviour tree that is told what happened and answers with wishes.
 
-A turn never waits. It is told what happened and answers with what it wants; the driver does the
-wanting. A turn that was cut short is resumed by telling a new one the same story again.
+A turn never waits and has no time of its own: whoever drives it grants its wishes and tells it so.
+A turn that was cut short is resumed by telling a new one the same story again.
 """
 
-from dataclasses import dataclass, field, replace
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import assert_never
 
-from gateway.domain.agents import Limits
+from gateway.agent.course import Course
+from gateway.agent.exchange import Exchange, number
+from gateway.agent.job import Emit, Job, with_last_word
+from gateway.agent.judge import Judge, PolicyBroke, asked
+from gateway.agent.reins import Said
+from gateway.agent.round import Round
+from gateway.agent.sight import Sight, views
+from gateway.agent.voice import Voice
+from gateway.agent.wishes import (
+    CallTool,
+    Cancel,
+    End,
+    Fail,
+    Finish,
+    ModelBroke,
+    ModelReplied,
+    Moment,
+    Stopped,
+    Ticked,
+    Told,
+    ToolReturned,
+    Wish,
+)
+from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY, stop_text
+from gateway.control.policy import tightened
+from gateway.control.trees.calls import Call, Pending
+from gateway.control.trees.plan import NodePlan
+from gateway.control.trees.registry import Act
+from gateway.control.trees.run import Host, Outcome, Run
 from gateway.domain.chunks import DoneReason
-from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.model import ModelReply
+from gateway.domain.model import Delta
 
-# What the user reads when a run was stopped before the model said anything.
-STOPPED: dict[DoneReason, str] = {
-    "answered": "The model gave an empty answer.",
-    "max_iterations": "Maximum iterations reached. Saving partial response.",
-    "token_budget": "Token budget reached. Saving partial response.",
-    "timeout": "Time limit reached. Saving partial response.",
-    "cancelled": "Cancelled by user",
-}
+log = logging.getLogger(__name__)
 
-# What the user reads when the model failed: never a provider's own words.
-BROKEN: dict[FailureKind, str] = {
-    "auth": "The model service ({provider}) refused the key. The operator has to check it.",
-    "rate": "The model service ({provider}) has no capacity for us right now. Try again later.",
-    "overloaded": "The model service ({provider}) is overloaded. Try again later.",
-    "server": "The model service ({provider}) had an internal error. Try again later.",
-    "network": "The model service ({provider}) cannot be reached. Try again later.",
-    "timeout": "The model service ({provider}) did not answer in time. Try again later.",
-    "truncated": "The model service ({provider}) broke off its answer. Try again.",
-    "protocol": "The model service ({provider}) answered in a form that is not understood.",
-    "bad_request": "The model service ({provider}) refused the request.",
-    "context_overflow": "This conversation is too long for the model ({provider}).",
-    "not_found": "The model service ({provider}) does not know the model. The operator has to check it.",
-    "refused_key": "There is no key for the model service ({provider}). The operator has to add it.",
-}
+Leaves = Mapping[str, Callable[["Turn", Call], object]]
 
 
 @dataclass(frozen=True, slots=True)
-class AskModel:
-    """Wants the model's next reply."""
+class Open:
+    """A wish that is not granted yet, and the leaf that waits for it; `wanted` of a tool call."""
 
-
-@dataclass(frozen=True, slots=True)
-class CallTools:
-    """Wants `calls` executed; `refused` are answered already. Results follow the calls' order."""
-
-    calls: tuple[ToolCall, ...]
-    refused: tuple[ToolResult, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """Wants to end. `notice` is told to the user before the end; `text` is never empty."""
-
-    reason: DoneReason
-    text: str
-    partial: bool = False
-    notice: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Fail:
-    """Cannot go on: the model failed. `told` is what the user is told of it; `text` is what reached
-    the user before it broke, or else the same sentence."""
-
-    failure: ModelFailed
-    told: str
-    text: str
-
-
-Wish = AskModel | CallTools | Finish | Fail
-
-
-@dataclass(frozen=True, slots=True)
-class ModelReplied:
-    reply: ModelReply
-
-
-@dataclass(frozen=True, slots=True)
-class ModelBroke:
-    """No complete reply; `heard` is the text that reached the user before it broke."""
-
-    failure: ModelFailed
-    heard: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ToolsReturned:
-    results: tuple[ToolResult, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """The driver stopped it from outside; `heard` as in ModelBroke."""
-
-    reason: DoneReason
-    heard: str = ""
-
-
-Event = ModelReplied | ModelBroke | ToolsReturned | Stopped
-
-
-@dataclass(frozen=True, slots=True)
-class TurnState:
-    """All that a policy may look at."""
-
-    iteration: int = 0
-    tokens_used: int = 0
+    leaf: Call
+    pending: Pending
+    wanted: ToolCall | None
 
 
 @dataclass(slots=True)
+class Tickets:
+    """The wishes of a turn: each has a number, under which it is granted or no longer wanted."""
+
+    new: list[Wish] = field(default_factory=list)
+    open: dict[int, Open] = field(default_factory=dict)
+    _last: int = 0
+
+    def draw(
+        self, leaf: Call, on_halt: Callable[[int], None], wanted: ToolCall | None = None
+    ) -> int:
+        self._last = ticket = self._last + 1
+        self.open[ticket] = Open(leaf, leaf.pending(lambda: on_halt(ticket)), wanted)
+        return ticket
+
+    def take_new(self) -> Sequence[Wish]:
+        new, self.new = self.new, []
+        return new
+
+
 class Turn:
-    limits: Limits
-    state: TurnState = field(default_factory=TurnState)
-    said: str = ""
+    """`end` is set once the tree is over; then `exchange.said` is what stays of the turn."""
 
-    def begin(self) -> Wish:
-        return AskModel()
+    def __init__(self, job: Job, emit: Emit, moment: Moment, leaves: Leaves) -> None:
+        self.job, self.moment = job, moment
+        policy = job.decision(job.agent.limits)
+        limits = tightened(job.agent.limits, asked(policy, "get_config"))
+        sight = Sight()
+        self.voice = Voice(job, emit, sight, self._stop_by_rule, moment)
+        self.course = Course(job, self.voice, limits, moment)
+        self.judge = Judge(job, policy, self.course, self.voice)
+        self.round = Round(self.voice)
+        self.exchange = Exchange(job, self.voice, self.course, self.judge, self.round)
+        sight.views = views(job, self.course, self.round)
+        self.tickets = Tickets()
+        self.saved: str | None = None  # what the tree wants to be kept: "exchange" or "partial"
+        self.end: End | None = None
+        self._failure: ModelBroke | None = None
+        self._stop_after: DoneReason | None = None
+        host = Host(
+            now=lambda: self.moment.at,
+            roots=sight,
+            emit=partial(self.voice.event, source=f"tree:{job.plan.name}"),
+            find_act=lambda plan: _bound(leaves, self, plan),
+        )
+        self.run = Run(job.plan, host, _inputs(job, self.exchange))
 
-    def on(self, event: Event) -> Wish:
-        match event:
-            case ModelReplied(reply):
-                return self._replied(reply)
-            case ToolsReturned():
-                self.state = replace(self.state, iteration=self.state.iteration + 1)
-                return self._next()
-            case Stopped(reason, heard):
-                return self._stop(reason, heard)
-            case ModelBroke(failure, heard):
-                told = BROKEN[failure.kind].format(provider=failure.provider)
-                return Fail(failure, told, heard or told)
+    # -- for whoever drives it
+
+    def begin(self) -> None:
+        self._advance()
+
+    def on(self, told: Told, moment: Moment) -> None:
+        """What happened; then there may be new wishes, or the end."""
+        self.moment = self.voice.moment = moment
+        if self.end is not None:
+            return
+        self.course.at(moment)
+        match told:
+            case ModelReplied():
+                self._replied(told)
+            case ModelBroke():
+                self._broke(told)
+            case ToolReturned():
+                self._returned(told)
+            case Stopped():
+                self._stopped(told)
+            case Said():
+                self.exchange.queued.append(told)
+            case Ticked():
+                self.run.ground.wake()
             case _:
-                assert_never(event)
+                assert_never(told)
+        self._advance()
 
-    def _replied(self, reply: ModelReply) -> Wish:
-        self.said = reply.text or self.said
-        used = self.state.tokens_used + reply.usage.total
-        self.state = replace(self.state, tokens_used=used)
-        if not reply.tool_calls:
-            return Finish("answered", self.said or STOPPED["answered"])
-        most = self.limits.max_tool_calls_per_turn
-        refused = tuple(_one_too_many(call, most) for call in reply.tool_calls[most:])
-        return CallTools(reply.tool_calls[:most], refused)
+    def hear(self, ticket: int, delta: Delta) -> None:
+        """A piece of a reply. It may stop the turn."""
+        found = self.tickets.open.get(ticket)
+        if found is None or self.exchange.hear(delta):
+            return
+        if found.leaf.options.get("interruptible", True) is not False:
+            self._stopped(Stopped("token_budget"))
+            self._advance()
 
-    def _next(self) -> Wish:
-        if self.state.iteration >= self.limits.max_iterations:
-            return self._stop("max_iterations")
-        if self.state.tokens_used >= self.limits.token_budget:
-            return self._stop("token_budget")
-        return AskModel()
+    def give_up(self) -> None:
+        """Its ending has had its time."""
+        self.run.give_up()
+        self._advance()
 
-    def _stop(self, reason: DoneReason, heard: str = "") -> Finish:
-        notice = STOPPED[reason]
-        return Finish(reason, heard or self.said or notice, partial=True, notice=notice)
+    # -- for leaves
+
+    def ask(self, leaf: Call) -> object:
+        """A wish for a reply, unless the turn may not ask any more."""
+        if self.tickets.open:
+            return leaf.failed("a model is asked when nothing else is at work", "busy")
+        self.exchange.close_round()
+        course, reason = self.course, self._stop_after
+        if course.asked >= course.limits.max_iterations:
+            reason = reason or "max_iterations"
+        if course.usage.total >= course.limits.token_budget:
+            reason = reason or "token_budget"
+        if reason is not None:
+            course.terminate(reason)
+        if course.reason is not None:
+            return leaf.failed(f"the run ends: {course.reason}", "stopped")
+        self._failure = None
+        ticket = self.tickets.draw(leaf, self._halted)
+        self.tickets.new.append(self.exchange.asking(leaf, ticket))
+        return self.tickets.open[ticket].pending
+
+    def call_tool(self, leaf: Call, wanted: ToolCall) -> object:
+        """A wish for a result, or the one that is there already."""
+        known = self.round.result(wanted.id)
+        if known is None and self.course.reason is not None:
+            return leaf.failed(f"the run ends: {self.course.reason}", "stopped")
+        is_recalled = self.job.is_recalled(self.exchange.replies - 1, wanted)
+        if known is None and self.exchange.queued and not is_recalled:
+            known = self.round.refuse(wanted, SKIPPED)
+        if known is None and not self.voice.allows(wanted.name):
+            known = self.round.refuse(wanted, TAKEN_AWAY)
+        if known is not None:
+            return _given(leaf, known)
+        self.round.begin(wanted)
+        ticket = self.tickets.draw(leaf, self._halted, wanted)
+        step = self.exchange.replies - 1
+        self.tickets.new.append(CallTool(ticket, step, wanted, number(leaf, "timeout")))
+        return self.tickets.open[ticket].pending
+
+    # -- what happened
+
+    def _advance(self) -> None:
+        """Ticks until the tree waits or is over. One that goes on although the run is to end is
+        interrupted."""
+        while self.end is None:
+            if self.run.step():
+                assert self.run.outcome is not None
+                self._ended(self.run.outcome)
+            elif not self.run.ground.is_awake:
+                if self.course.reason is None or self.run.is_ending:
+                    return
+                self.run.interrupt(self.course.reason)
+
+    def _halted(self, ticket: int) -> None:
+        """The tree no longer waits for it."""
+        found = self.tickets.open.pop(ticket)
+        self.tickets.new.append(Cancel(ticket))
+        if found.wanted is not None:
+            self.round.interrupt(found.wanted)
+        else:
+            self.exchange.cut()
+
+    def _replied(self, told: ModelReplied) -> None:
+        found = self.tickets.open.pop(told.ticket, None)
+        if found is None:
+            return
+        self.exchange.take(told)
+        found.leaf.write("tool_calls", self.round.as_data())
+        keys = found.leaf.options.get("stream-to")
+        for key in keys if isinstance(keys, list) else ():
+            found.leaf.write(key, told.reply.text)
+        found.pending.complete()
+
+    def _broke(self, told: ModelBroke) -> None:
+        found = self.tickets.open.pop(told.ticket, None)
+        if found is None:
+            return
+        failure = told.failure
+        self.exchange.cut(was_sent=failure.started)
+        self._failure = told
+        facts = {"kind": failure.kind, "provider": failure.provider}
+        self.voice.event("model.failed", facts)
+        found.pending.complete(False)  # noqa: FBT003  # a leaf's answer
+
+    def _returned(self, told: ToolReturned) -> None:
+        found = self.tickets.open.pop(told.ticket, None)
+        if found is not None and found.wanted is not None:
+            self.round.take(found.wanted, told)
+            found.pending.complete(_given(found.leaf, told.result))
+
+    def _stopped(self, told: Stopped) -> None:
+        if told.at_once:
+            self.course.terminate(told.reason)
+            self.run.ground.wake()
+        else:
+            self._stop_after = self._stop_after or told.reason
+
+    def _stop_by_rule(self, why: str) -> None:
+        self.voice.system("notice", why)
+        self._stopped(Stopped("cancelled"))
+
+    def _ended(self, outcome: Outcome) -> None:
+        try:
+            self.exchange.close_round()
+        except PolicyBroke as error:
+            outcome = Outcome(outcome.status, "internal_error", str(error))
+        if self._stop_after is not None and self.exchange.is_answered:
+            self.course.terminate(self._stop_after)
+        self.end = _end(self.exchange, self._failure, outcome)
+        self.course.tell_stop()
+        self.round.tell_sources()
+        self.exchange.said = list(with_last_word(self.exchange.said, self.end.text))
 
 
-def _one_too_many(call: ToolCall, most: int) -> ToolResult:
-    why = f"Not executed: at most {most} tool calls a turn. Call it again in the next turn."
-    return ToolResult(call.id, call.name, why, is_error=True)
+def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
+    """A reason to stop comes before the answer, and that before a failure."""
+    course = exchange.course
+    if course.reason is not None:
+        told = stop_text(course.reason, course.limits)
+        return Finish(course.reason, exchange.heard or exchange.last_text or told, partial=True)
+    if broke is not None:
+        failure = broke.failure
+        told = BROKEN[failure.kind].format(provider=failure.provider)
+        retryable, after = failure.retryable, failure.retry_after_s
+        return Fail(told, exchange.heard or told, retryable=retryable, retry_after_s=after)
+    if exchange.is_answered and outcome.reason == "done":
+        return Finish("answered", exchange.last_text or EMPTY)
+    facts = {"tree": exchange.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
+    log.error("a tree ended without an answer", extra=facts)
+    told = DEFECT if outcome.reason == "internal_error" else NO_END
+    return Fail(told, exchange.heard or exchange.last_text or told, "internal_error")
+
+
+def _bound(leaves: Leaves, turn: Turn, plan: NodePlan) -> Act | None:
+    return partial(leaves[plan.offered.name], turn) if plan.offered else None
+
+
+def _inputs(job: Job, exchange: Exchange) -> Mapping[str, object]:
+    """What a tree is given, of that which it declares."""
+    given = {
+        "query": job.context.question.text,
+        "user_id": job.scope.principal,
+        "context_id": job.context_id,
+        "model": job.agent.model,
+        "max_tokens": job.agent.max_tokens,
+        "messages": exchange.messages,
+        "tools": [tool.name for tool in job.tools],
+    }
+    allowed = set(job.plan.inputs or job.plan.schema) & job.plan.schema.keys()
+    return {key: value for key, value in given.items() if key in allowed}
+
+
+def _given(leaf: Call, result: ToolResult) -> bool:
+    """The answer of a leaf that has a result."""
+    leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
+    return not result.is_error

@@ -16,7 +16,18 @@ ChunkType = Literal[
     "done",
     "error",
 ]
-DoneReason = Literal["answered", "max_iterations", "token_budget", "timeout", "cancelled"]
+DoneReason = Literal[
+    "answered",
+    "max_iterations",
+    "token_budget",
+    "timeout",
+    "no_progress",
+    "error_limit",
+    "cancelled",
+    "merged",
+    "superseded",
+]
+SystemType = Literal["limit_warning", "limit_reached", "no_progress", "error_limit", "notice"]
 ErrorType = Literal["provider_error", "config_error", "internal_error"]
 
 

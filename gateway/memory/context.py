@@ -11,11 +11,25 @@ from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """`tokens` is an estimate of all of it together."""
+    """The parts that a model may be shown, each with its estimated tokens."""
 
     system: str
-    messages: tuple[Message, ...]
-    tokens: int
+    history: tuple[Message, ...]
+    question: Message
+    system_tokens: int
+    history_tokens: int
+    question_tokens: int
+    tools_tokens: int
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return (*self.history, self.question)
+
+    @property
+    def tokens(self) -> int:
+        """All of it together."""
+        said = self.system_tokens + self.history_tokens + self.question_tokens
+        return said + self.tools_tokens
 
 
 def message_tokens(message: Message) -> int:
@@ -44,12 +58,12 @@ def pack(
     """Soul, instructions, recent exchanges, question. The question is never left out; exchanges
     are shown whole or not at all, newest first until one does not fit."""
     system = system_text(agent, soul)
-    fixed = message_tokens(question) + (estimate_tokens(system) if soul or system else 0)
-    fixed += sum(_tool_tokens(tool) for tool in tools)
+    fixed = (estimate_tokens(system), message_tokens(question), sum(map(_tool_tokens, tools)))
     allowance = min(agent.context.token_budget, agent.context_window - agent.max_tokens)
-    shown, tokens = _fitting(window, allowance - fixed, agent.context.recent_turns)
-    messages = paired(tuple(node.message for node in shown))
-    return Context(system, (*messages, question), fixed + tokens)
+    shown, tokens = _fitting(window, allowance - sum(fixed), agent.context.recent_turns)
+    history = paired(tuple(node.message for node in shown))
+    system_tokens, question_tokens, tools_tokens = fixed
+    return Context(system, history, question, system_tokens, tokens, question_tokens, tools_tokens)
 
 
 def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gateway.agent.job import Answer
-from gateway.agent.turn import Finish
+from gateway.agent.wishes import Finish
 from gateway.domain.chunks import Chunk
 from gateway.domain.ids import NodeId
 from gateway.domain.inbox import Entry
@@ -45,11 +45,9 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
     if isinstance(end, Finish):
         data = _done(end, answer, nodes[-1].id, timing)
         return End(end.reason, nodes, Chunk("done", data), answer.usage, end.text)
-    terminal = _error(
-        "provider_error", end.told, nodes[-1].id, timing, retryable=end.failure.retryable
-    )
-    if end.failure.retry_after_s is not None:
-        after = {"retry_after_s": end.failure.retry_after_s}
+    terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
+    if end.retry_after_s is not None:
+        after = {"retry_after_s": end.retry_after_s}
         terminal = Chunk("error", {**terminal.data, **after})
     return End("failed", nodes, terminal, answer.usage, end.text)
 

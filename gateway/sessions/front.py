@@ -50,7 +50,7 @@ class Front:
 
     def abort(self, run: LiveRun, *, at_once: bool) -> None:
         """Stops a run; one that is still waiting ends as soon as its turn comes."""
-        run.brake.pull("cancelled", at_once=at_once)
+        run.reins.stop("cancelled", at_once=at_once)
 
     async def node(self, key: SessionKey, node_id: str) -> Node:
         """A node of this session by id or label; raises NotFound."""

@@ -1,11 +1,11 @@
-"""Live runs: each one's numbered chunks, whoever listens to them, and its brake."""
+"""Live runs: each one's numbered chunks, whoever listens to them, and its reins."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gateway.agent.driver import Brake
+from gateway.agent.reins import Reins
 from gateway.domain.chunks import Chunk
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT
@@ -28,7 +28,7 @@ class LiveRun:
     accepted_at: datetime
     attempt: int = 1
     state: str = "queued"
-    brake: Brake = field(default_factory=Brake)
+    reins: Reins = field(default_factory=Reins)
     events: list[bytes] = field(default_factory=list)
     first_seq: int = 1
     ended: bool = False
@@ -62,7 +62,7 @@ class LiveRun:
         """Of whoever drove it: what refers to itself is only found by a look for garbage, and a
         busy gateway would hold gigabytes until then."""
         self.progress = dict
-        self.brake.scope = None
+        self.reins.let_go()
 
     def unseal(self) -> None:
         """The end could not be committed: another one will be."""

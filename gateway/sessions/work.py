@@ -2,17 +2,19 @@
 
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 import anyio
 
 from gateway.agent.driver import Driver
-from gateway.agent.job import Answer, Job
+from gateway.agent.job import Answer, Job, Rules
 from gateway.agent.patience import until_stored
+from gateway.agent.plans import Plans
 from gateway.agent.story import Json, Story
 from gateway.control.bus import Bus
+from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
@@ -50,6 +52,9 @@ class Means:
     bus: Bus
     encode: Encode
     decode: Decode
+    plans: Plans
+    rules: Callable[[AgentDef], Rules]
+    decisions: DecisionTrees = DecisionTrees()
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
 
 
@@ -152,14 +157,27 @@ class Work:
         soul = means.souls.of(agent.id)
         context = pack(agent, soul, episode.nodes, Message("user", new.content), tools)
         scope = ToolScope(new.session_key, new.run_id, _person(new))
+        job = Job(
+            agent=agent,
+            plan=means.plans.of(agent.id),
+            context=context,
+            tools=tools,
+            scope=scope,
+            rules=means.rules(agent),
+            publish=means.bus.publish,
+            decode=means.decode,
+            decision=means.decisions.named(agent.decision),
+            context_id=new.context_id,
+            is_recalled=lambda step, call: story.result(step, call) is not None,
+        )
         driver = Driver(
-            job=Job(agent, context, tools, scope),
+            job=job,
             model=means.model,
             gate=means.gate,
             story=story,
             clock=means.clock,
             emit=run.emit,
-            brake=run.brake,
+            reins=run.reins,
         )
         run.progress = driver.progress
         return await driver.drive()

@@ -12,7 +12,7 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope
-from gateway.tools.sources import Source, sources_of
+from gateway.tools.sources import NOTHING, Listed, listed
 
 log = logging.getLogger(__name__)
 
@@ -79,9 +79,9 @@ class ToolGate:
             log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
         return ToolResult(call.id, call.name, _within(content), is_error, round(took_ms, 3))
 
-    def sources(self, result: ToolResult) -> tuple[Source, ...]:
-        """What a result says that it drew on."""
-        return () if result.is_error else sources_of(result.content, self._decode)
+    def listed(self, result: ToolResult) -> Listed:
+        """What a result says that it drew on, and how much it lists."""
+        return NOTHING if result.is_error else listed(result.content, self._decode)
 
     def _take(self, tool: Tool) -> None:
         """One that cannot be used is put aside with the reason; the others work on without it."""

@@ -21,19 +21,38 @@ class Source:
     url: str | None
 
 
-def sources_of(content: str, decode: Decode) -> tuple[Source, ...]:
-    """The sources that a result names, each once, in order; what is malformed is left out."""
-    if content.lstrip()[:1] != "{" or '"sources"' not in content:
-        return ()
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """What a result drew on, and how many entries it lists, if it is a list of something."""
+
+    sources: tuple[Source, ...] = ()
+    items: int | None = None
+
+
+NOTHING = Listed()
+
+
+def listed(content: str, decode: Decode) -> Listed:
+    """What a result names, each source once, in order; what is malformed is left out."""
+    if content.lstrip()[:1] not in {"{", "["}:
+        return NOTHING
     try:
         value = decode(content)
     except ValueError:
-        return ()
-    named = value.get("sources") if isinstance(value, dict) else None
-    if not isinstance(named, list):
-        return ()
-    found = (_source(one) for one in named[:MOST_SOURCES] if isinstance(one, dict))
-    return tuple(dict.fromkeys(source for source in found if source is not None))
+        return NOTHING
+    if isinstance(value, list):
+        return Listed(items=len(value))
+    if not isinstance(value, dict):
+        return NOTHING
+    lists = [one for name, one in value.items() if isinstance(one, list) and name != "sources"]
+    named = value.get("sources")
+    found = (
+        (_source(one) for one in named[:MOST_SOURCES] if isinstance(one, dict))
+        if isinstance(named, list)
+        else ()
+    )
+    sources = tuple(dict.fromkeys(source for source in found if source is not None))
+    return Listed(sources, max(map(len, lists), default=None))
 
 
 def _source(value: Mapping[str, object]) -> Source | None:

@@ -1,0 +1,204 @@
+"""What a tree may do and ask in a turn: the functions that its leaves name."""
+
+from collections.abc import Callable, Mapping
+from typing import cast
+
+from gateway.agent.sight import ROOTS
+from gateway.agent.turn import Leaves, Turn
+from gateway.control.notices import Moment as Point
+from gateway.control.trees.calls import Call
+from gateway.control.trees.registry import Registry
+
+Leaf = Callable[[Turn, Call], object]
+
+FRUITLESS = "Not executed: this call gave the same result before. Do something else, or answer."
+QUERY_SHOWN = 200  # characters of a question that an event tells
+POINTS = ("immediate", "turn_start", "after_tool")
+
+_LEAVES: dict[str, Leaf] = {}
+_REGISTRY = Registry(roots={**ROOTS, "flags": ()})
+
+
+def _leaf(
+    name: str, *, writes: Mapping[str, str] | None = None, options: tuple[str, ...] = ()
+) -> Callable[[Leaf], Leaf]:
+    """Offers the decorated function under this name."""
+
+    def offer(leaf: Leaf) -> Leaf:
+        _LEAVES[name] = leaf
+        _REGISTRY.action(name, writes=writes, options=options)(leaf)
+        return leaf
+
+    return offer
+
+
+# -- before the first question
+
+
+@_leaf("oracle.reset_state")
+def reset_state(turn: Turn, _: Call) -> None:
+    """A run starts clean by itself; this makes it so again in the middle of one."""
+    turn.exchange.messages.clear()
+    turn.course.context_tokens = 0
+
+
+@_leaf("oracle.emit_query_start")
+def emit_query_start(turn: Turn, _: Call) -> None:
+    job = turn.job
+    told = {
+        "query": job.context.question.text[:QUERY_SHOWN],
+        "user": job.scope.principal,
+        "project": turn.course.state.project_id,
+        "context_id": job.context_id,
+    }
+    turn.voice.event("query.start", told)
+
+
+@_leaf("oracle.load_tree_node")
+def load_tree_node(turn: Turn, _: Call) -> bool:
+    """The conversation goes on from the node that the message names."""
+    return turn.job.context_id is not None
+
+
+@_leaf("oracle.get_or_create_tree")
+def get_or_create_tree(turn: Turn, _: Call) -> bool:
+    """The conversation goes on from where it is, or begins."""
+    return turn.job.context_id is None
+
+
+@_leaf("oracle.load_cross_session")
+def load_cross_session(turn: Turn, _: Call) -> None:
+    """What other sessions of this person have left for it; told at the start of the turn."""
+    for notice in turn.job.waiting:
+        turn.voice.notices.push(notice, turn.moment.wall)
+
+
+@_leaf("oracle.build_system_prompt")
+def build_system_prompt(turn: Turn, _: Call) -> None:
+    context = turn.job.context
+    turn.exchange.system = context.system
+    turn.course.context_tokens += context.system_tokens
+
+
+@_leaf("oracle.add_tree_history")
+def add_tree_history(turn: Turn, _: Call) -> None:
+    context = turn.job.context
+    if not context.history:
+        return
+    turn.exchange.messages.extend(context.history)
+    turn.course.context_tokens += context.history_tokens
+    turn.voice.event("session.resumed", {"messages": len(context.history)})
+
+
+@_leaf("oracle.add_user_question")
+def add_user_question(turn: Turn, _: Call) -> None:
+    turn.exchange.tell(turn.job.context.question, is_kept=False)  # its node is there already
+
+
+@_leaf("oracle.get_tool_schemas")
+def get_tool_schemas(turn: Turn, _: Call) -> None:
+    turn.course.context_tokens += turn.job.context.tools_tokens
+    turn.course.show_context()
+
+
+# -- in each turn
+
+
+@_leaf("decision.should_continue")
+def should_continue(turn: Turn, _: Call) -> bool:
+    turn.exchange.close_round()
+    return turn.course.reason is None and turn.judge.may_continue()
+
+
+@_leaf("decision.alive")
+def alive(turn: Turn, _: Call) -> bool:
+    return turn.course.reason is None
+
+
+@_leaf("decision.on_turn_start")
+def on_turn_start(turn: Turn, _: Call) -> None:
+    turn.judge.start_turn()
+
+
+@_leaf("notify.drain", options=("point",))
+def drain(turn: Turn, call: Call) -> None:
+    point = call.options.get("point", "turn_start")
+    if point not in POINTS:
+        raise ValueError(f"notices are told at {', '.join(POINTS)}, not at {point!r}")
+    turn.exchange.drain(cast(Point, point))
+
+
+@_leaf("llm-call", writes={"tool_calls": "list"})
+def llm_call(turn: Turn, call: Call) -> object:
+    return turn.ask(call)
+
+
+@_leaf("decision.detect_loop", writes={"tool_calls": "list"})
+def detect_loop(turn: Turn, call: Call) -> bool:
+    """Takes the calls out that were fruitless before; fails once the run does not take the hint."""
+    calls = turn.round.calls
+    refused = turn.judge.refused(calls)
+    if turn.course.reason is not None:
+        return False
+    for wanted in calls:
+        if wanted.id in refused and turn.round.result(wanted.id) is None:
+            turn.round.refuse(wanted, FRUITLESS)
+    call.write("tool_calls", turn.round.as_data())
+    return True
+
+
+@_leaf("tool-call")
+def tool_call(turn: Turn, call: Call) -> object:
+    [wanted] = call.values
+    id_ = wanted.get("id") if isinstance(wanted, Mapping) else None
+    found = turn.round.named(id_)
+    if found is None:
+        return call.failed("this is none of the calls that the model asked for", "unknown_call")
+    return turn.call_tool(call, found)
+
+
+@_leaf("oracle.append_tool_results")
+def append_tool_results(turn: Turn, _: Call) -> None:
+    turn.exchange.close_round()
+
+
+# -- the end
+
+
+@_leaf("oracle.save_exchange")
+def save_exchange(turn: Turn, _: Call) -> bool:
+    """Question and answer are kept: in one commit, once the tree is over."""
+    turn.saved = "exchange"
+    return turn.exchange.is_answered
+
+
+@_leaf("oracle.yield_sources")
+def yield_sources(turn: Turn, _: Call) -> None:
+    turn.round.tell_sources()
+
+
+@_leaf("oracle.emit_termination")
+def emit_termination(turn: Turn, _: Call) -> None:
+    turn.exchange.close_round()
+    turn.course.tell_stop()
+
+
+@_leaf("oracle.save_partial")
+def save_partial(turn: Turn, _: Call) -> None:
+    """What there is, is kept: in one commit, once the tree is over."""
+    turn.saved = turn.saved or "partial"
+
+
+@_leaf("oracle.save_partial_cleanup")
+def save_partial_cleanup(turn: Turn, call: Call) -> None:
+    save_partial(turn, call)
+
+
+@_leaf("oracle.emit_session_end")
+def emit_session_end(turn: Turn, _: Call) -> None:
+    """Told once the end is durable, also by a tree that does not ask for it."""
+    turn.round.tell_sources()
+
+
+LEAVES: Leaves = _LEAVES
+REGISTRY = _REGISTRY

@@ -1,0 +1,64 @@
+"""The trees of the agents: read at start, used from the next run on when they change; a bad version
+changes nothing."""
+
+import logging
+from collections.abc import Mapping
+from pathlib import PurePath
+
+from gateway.agent.leaves import REGISTRY
+from gateway.control.trees.loading import load
+from gateway.control.trees.plan import TreePlan
+from gateway.control.trees.problems import TreeInvalid
+from gateway.domain.errors import SoulUnreadable
+from gateway.domain.ids import AgentId
+from gateway.domain.ports import Texts
+
+log = logging.getLogger(__name__)
+
+
+class Plans:
+    """`paths`: the file of each agent's tree."""
+
+    def __init__(self, texts: Texts, paths: Mapping[AgentId, str]) -> None:
+        self._texts, self._paths = texts, dict(paths)
+        self._plans: dict[str, TreePlan] = {}
+        self._problems: dict[str, str] = {}
+
+    async def load(self) -> None:
+        """Raises TreeInvalid, or SoulUnreadable, for the first that cannot be used."""
+        for path in self._files:
+            self._plans[path] = await self._read(path)
+
+    def of(self, agent: AgentId) -> TreePlan:
+        return self._plans[self._paths[agent]]
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Why a newer version of a tree is not in use."""
+        return tuple(self._problems.values())
+
+    async def keep_fresh(self) -> None:
+        """Follows the files until cancelled."""
+        await self._texts.watch(self._files, self.refresh)
+
+    async def refresh(self, path: str) -> None:
+        """Takes the new version; runs that are at work end under the one before."""
+        try:
+            plan = await self._read(path)
+        except (SoulUnreadable, TreeInvalid) as error:
+            self._problems[path] = f"{error}; the version before stays in use"
+            log.warning("tree not reloaded", extra={"path": path, "why": str(error)})
+            return
+        self._problems.pop(path, None)
+        self._plans[path] = plan
+        log.info("tree reloaded", extra={"path": path, "tree": plan.name})
+
+    @property
+    def _files(self) -> list[str]:
+        return sorted(set(self._paths.values()))
+
+    async def _read(self, path: str) -> TreePlan:
+        plan = load(await self._texts.read(path), PurePath(path).name, REGISTRY)
+        for warning in plan.warnings:
+            log.warning("tree", extra={"why": warning.render()})
+        return plan

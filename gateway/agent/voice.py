@@ -1,0 +1,114 @@
+"""What a turn says: chunks to its user, events to rules and listeners, notices to its model."""
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import assert_never
+
+from gateway.agent.job import Emit, Job
+from gateway.agent.wishes import Moment
+from gateway.agent.words import Reading, system_chunk
+from gateway.control.bus import Bus
+from gateway.control.expressions import ExpressionFailed, ExpressionInvalid, compile_expression
+from gateway.control.notices import Moment as Point
+from gateway.control.notices import Notices, notice_chunk, told_to_model
+from gateway.control.rules import acts
+from gateway.domain.chunks import Chunk, SystemType
+from gateway.domain.events import Event, Severity, kind_named
+from gateway.domain.notices import Notice
+
+log = logging.getLogger(__name__)
+
+LEVELS = logging.getLevelNamesMapping()
+
+
+class Voice:
+    """Of one turn. `moment` is the time that everything said now is said at."""
+
+    def __init__(
+        self,
+        job: Job,
+        emit: Emit,
+        scope: Mapping[str, object],
+        interrupt: Callable[[str], None],
+        moment: Moment,
+    ) -> None:
+        self._job, self._emit, self._scope, self._interrupt = job, emit, scope, interrupt
+        self.moment = moment
+        self.notices = Notices()
+        self.posts: list[Notice] = []  # for other sessions
+        self.verdicts: list[Mapping[str, object]] = []
+        self.model: str | None = None  # another one, if a rule wants it
+        self._without: set[str] = set()  # tools that a rule has taken away
+        self._bus = Bus()
+        self._bus.subscribe(self._ask_rules)
+        self._bus.subscribe(job.publish)
+
+    def chunk(self, type_: str, data: Mapping[str, object]) -> None:
+        self._emit(Chunk(type_, data))  # type: ignore[arg-type]  # callers write a literal
+
+    def system(self, system_type: SystemType, message: str, reading: Reading | None = None) -> None:
+        metadata = reading.metadata() if reading else None
+        self._emit(system_chunk(system_type, message, self.moment.wall, metadata))
+
+    def verdict(self, kind: str, turn: int, **facts: object) -> None:
+        """What was decided about the run, for whoever inspects it."""
+        self.verdicts.append({"kind": kind, "turn": turn, **facts})
+
+    def event(
+        self,
+        type_: str,
+        payload: Mapping[str, object],
+        *,
+        severity: Severity | None = None,
+        source: str = "agent",
+    ) -> None:
+        kind, scope = kind_named(type_), self._job.scope
+        severity = severity or (kind.severity if kind else "info")
+        at, key = self.moment.wall, scope.session_key
+        self._bus.publish(Event(type_, severity, source, at, key, scope.run_id, payload))
+
+    def drain(self, point: Point, *, turn: int, tools: frozenset[str]) -> str:
+        """Tells the client what is due, and gives what the model is to be told."""
+        now = self.moment.wall
+        due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
+        for notice in due:
+            if notice.to != "model":
+                self._emit(notice_chunk(notice, now))
+        return told_to_model(due)
+
+    def allows(self, tool: str) -> bool:
+        return tool not in self._without
+
+    def _holds(self, text: str) -> bool:
+        try:
+            return compile_expression(text, roots=tuple(self._scope)).holds(self._scope)
+        except (ExpressionInvalid, ExpressionFailed) as error:
+            log.warning("a notice waits for nothing", extra={"why": str(error)})
+            return True
+
+    def _ask_rules(self, event: Event) -> None:
+        for act in self._job.rules.on(event, self._scope):
+            self._carry_out(act)
+
+    def _carry_out(self, act: acts.Act) -> None:
+        match act:
+            case acts.Notify(notice) if notice.inject_at == "cross_session":
+                self.posts.append(notice)
+            case acts.Notify(notice):
+                self.notices.push(notice, self.moment.wall)
+            case acts.Log(level, message):
+                log.log(LEVELS[level.upper()], "a rule says", extra={"said": message})
+            case acts.Emit(type_, payload, severity):
+                self.event(type_, payload, severity=severity, source="rule")
+            case acts.Interrupt(why):
+                self._interrupt(why)
+            case acts.SetModel(model):
+                self.model = model
+            case acts.AddTool(name):
+                self._without.discard(name)
+            case acts.RemoveTool(name):
+                self._without.add(name)
+            case acts.SetState():
+                pass  # the rules of the run keep it themselves
+            case _:
+                assert_never(act)

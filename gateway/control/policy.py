@@ -1,0 +1,170 @@
+"""Whether a run goes on: what a policy is shown of it, what it decides, and the policies by name."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from gateway.control.loops import Circles
+from gateway.domain.agents import Limits
+
+AgentConfig = Limits
+RECENT_ACTIONS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentState:
+    """A run as a policy sees it. Never changed: `evolve` gives the next one.
+
+    `start_time` is for people; how long it took comes from a clock that does not jump.
+    """
+
+    user_id: str
+    config: AgentConfig
+    project_id: str = "default"
+    turn: int = 0  # turns that are over
+    tokens_used: int = 0
+    start_time: float = 0.0
+    started: float = 0.0
+    now: float = 0.0
+    recent_actions: tuple[str, ...] = ()
+    termination_reason: str | None = None
+    is_cancelled: bool = False
+    warnings: frozenset[str] = frozenset()  # what was warned of; once a run
+    consecutive_errors: int = 0  # turns in which no call succeeded
+    judged: tuple[int, bool] = (-1, False)  # the turn of the last result; did one of its calls work
+    circles: Circles = Circles()
+    extensions: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        is_sound = self.turn >= 0 and self.tokens_used >= 0 and self.started <= self.now
+        if not is_sound or len(self.recent_actions) > RECENT_ACTIONS:
+            raise ValueError(f"no run can be in this state: {self!r}")
+
+    def evolve(self, **changes: Any) -> "AgentState":
+        """Raises ValueError for a run that has ended already."""
+        if self.is_terminal:
+            raise ValueError(f"the run has ended: {self.termination_reason}")
+        return replace(self, **changes)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.termination_reason is not None
+
+    @property
+    def elapsed_seconds(self) -> float:
+        return self.now - self.started
+
+    @property
+    def iteration_percent(self) -> float:
+        return 100 * self.turn / self.config.max_iterations
+
+    @property
+    def token_percent(self) -> float:
+        return 100 * self.tokens_used / self.config.token_budget
+
+
+class DecisionTree(Protocol):
+    """Judges; keeps nothing of its own between two questions. It may tighten limits, never lift
+    them: what it does not stop, the driver does."""
+
+    def should_continue(self, state: AgentState) -> tuple[bool, str]:
+        """Whether another turn may begin, and if not, why not."""
+        ...
+
+    def on_turn_start(self, state: AgentState) -> AgentState: ...
+
+    def on_tool_result(self, state: AgentState, result: Mapping[str, object]) -> AgentState:
+        """`result`: tool, call_id, signature, digest, is_error."""
+        ...
+
+    def get_config(self) -> AgentConfig: ...
+
+
+def warning_at(most: int, percent: int) -> int:
+    """The value from which on to warn: at least 1."""
+    return max(1, most * percent // 100)
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultDecisionTree:
+    config: AgentConfig
+
+    def should_continue(self, state: AgentState) -> tuple[bool, str]:
+        limits = self.config
+        reasons = {
+            "cancelled": state.is_cancelled,
+            "max_iterations": state.turn >= limits.max_iterations,
+            "token_budget": state.tokens_used >= limits.token_budget,
+            "timeout": state.elapsed_seconds >= limits.timeout_seconds,
+            "no_progress": state.circles.is_stuck,
+            "error_limit": state.consecutive_errors >= limits.error_limit,
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), "")
+        return not reason, reason
+
+    def on_turn_start(self, state: AgentState) -> AgentState:
+        limits, warned = self.config, set(state.warnings)
+        if state.turn + 1 >= warning_at(limits.max_iterations, limits.soft_warning_percent):
+            warned.add("max_iterations")
+        if state.tokens_used >= warning_at(limits.token_budget, limits.token_warning_percent):
+            warned.add("token_budget")
+        return state.evolve(warnings=frozenset(warned))
+
+    def on_tool_result(self, state: AgentState, result: Mapping[str, object]) -> AgentState:
+        signature, digest = str(result["signature"]), str(result["digest"])
+        actions = (*state.recent_actions, signature)[-RECENT_ACTIONS:]
+        return state.evolve(
+            recent_actions=actions,
+            circles=state.circles.noted(signature, digest),
+            **_errors(state, is_error=bool(result["is_error"])),
+        )
+
+    def get_config(self) -> AgentConfig:
+        return self.config
+
+
+def _errors(state: AgentState, *, is_error: bool) -> dict[str, Any]:
+    """Calls of one turn count as one: an error only if none of them worked."""
+    turn, has_worked = state.judged
+    is_first = turn != state.turn
+    if not is_error:
+        return {"consecutive_errors": 0, "judged": (state.turn, True)}
+    if is_first:
+        return {
+            "consecutive_errors": state.consecutive_errors + 1,
+            "judged": (state.turn, False),
+        }
+    return {"judged": (turn, has_worked)}
+
+
+def tightened(limits: Limits, wanted: Limits) -> Limits:
+    """No looser than the limits, whatever a policy wants."""
+    least = {name: min(getattr(limits, name), getattr(wanted, name)) for name in Limits.__slots__}
+    return Limits(**least)
+
+
+MakeDecisionTree = Callable[[AgentConfig], DecisionTree]
+
+
+class UnknownDecisionTree(LookupError):
+    """No policy has this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionTrees:
+    """The policies that there are: ours, and those that others have installed."""
+
+    others: Mapping[str, MakeDecisionTree] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return ("default", *sorted(self.others.keys() - {"default"}))
+
+    def named(self, name: str) -> MakeDecisionTree:
+        """Raises UnknownDecisionTree."""
+        if name == "default":
+            return DefaultDecisionTree
+        if name not in self.others:
+            raise UnknownDecisionTree(name)
+        return self.others[name]
