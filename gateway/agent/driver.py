@@ -87,6 +87,7 @@ class Driver:
             provider,
             tuple(said.run_id for said in turn.exchange.taken),
             tuple(turn.voice.posts),
+            turn.farewell,
         )
 
     def progress(self) -> Mapping[str, object]:

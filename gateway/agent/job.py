@@ -57,6 +57,7 @@ class Answer:
     provider: str
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
+    farewell: Event | None = None  # to be told once the end is durable
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

@@ -3,7 +3,7 @@ changes nothing."""
 
 import logging
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from gateway.agent.leaves import REGISTRY
 from gateway.control.trees.loading import load
@@ -14,6 +14,8 @@ from gateway.domain.ids import AgentId
 from gateway.domain.ports import Texts
 
 log = logging.getLogger(__name__)
+
+SHIPPED = Path(__file__).parent / "trees"
 
 
 class Plans:

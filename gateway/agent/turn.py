@@ -40,6 +40,7 @@ from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
 from gateway.domain.chunks import DoneReason
+from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Delta
 
@@ -94,6 +95,7 @@ class Turn:
         self.tickets = Tickets()
         self.saved: str | None = None  # what the tree wants to be kept: "exchange" or "partial"
         self.end: End | None = None
+        self.farewell: Event | None = None  # to be told once the end is durable
         self._failure: ModelBroke | None = None
         self._stop_after: DoneReason | None = None
         host = Host(
@@ -258,6 +260,15 @@ class Turn:
         self.course.tell_stop()
         self.round.tell_sources()
         self.exchange.said = list(with_last_word(self.exchange.said, self.end.text))
+        self.farewell = self.voice.farewell(farewell(self.end))
+
+
+def farewell(end: End) -> Mapping[str, object]:
+    """What `session.end` tells."""
+    reason = end.reason if isinstance(end, Finish) else end.error_type
+    partial = end.partial if isinstance(end, Finish) else True
+    cancelled = reason == "cancelled"
+    return {"reason": reason, "exchange_saved": True, "cancelled": cancelled, "partial": partial}
 
 
 def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:

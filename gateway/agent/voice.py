@@ -62,10 +62,21 @@ class Voice:
         severity: Severity | None = None,
         source: str = "agent",
     ) -> None:
+        self._bus.publish(self._event(type_, payload, severity, source))
+
+    def farewell(self, payload: Mapping[str, object]) -> Event:
+        """The end, as the rules hear it now and everybody else once it is durable."""
+        event = self._event("session.end", payload, None, "agent")
+        self._ask_rules(event)
+        return event
+
+    def _event(
+        self, type_: str, payload: Mapping[str, object], severity: Severity | None, source: str
+    ) -> Event:
         kind, scope = kind_named(type_), self._job.scope
         severity = severity or (kind.severity if kind else "info")
         at, key = self.moment.wall, scope.session_key
-        self._bus.publish(Event(type_, severity, source, at, key, scope.run_id, payload))
+        return Event(type_, severity, source, at, key, scope.run_id, payload)
 
     def drain(self, point: Point, *, turn: int, tools: frozenset[str]) -> str:
         """Tells the client what is due, and gives what the model is to be told."""

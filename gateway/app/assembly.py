@@ -14,6 +14,7 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.agent.plans import SHIPPED, Plans
 from gateway.app.plugins import loaded_plugins
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
@@ -156,6 +157,14 @@ class Gateway:
         self.front.live.abandon_all()
 
 
+class NoRules:
+    def on(self, event: object, scope: object) -> tuple[()]:
+        return ()
+
+
+NO_RULES = NoRules()
+
+
 @asynccontextmanager
 async def assembled(
     config: GatewayConfig,
@@ -177,12 +186,14 @@ async def assembled(
         paths = await to_thread.run_sync(soul_paths, config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
+        plans = Plans(FileTexts(clock), tree_paths(config.agents))
+        await plans.load()
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
-        parts = Parts(version, clock, ids, stores, souls, model, plugins, gate)
+        parts = Parts(version, clock, ids, stores, souls, plans, model, plugins, gate)
         rooms = _wired(config, parts, group)
-        for task in (souls.keep_fresh, rooms.sweep, rooms.watch_store):
+        for task in (souls.keep_fresh, plans.keep_fresh, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
         try:
             yield rooms
@@ -199,6 +210,7 @@ class Parts:
     ids: Ids
     stores: Stores
     souls: Souls
+    plans: Plans
     model: Model
     plugins: Plugins
     gate: ToolGate
@@ -222,6 +234,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         bus=bus,
         encode=to_json,
         decode=from_json,
+        plans=parts.plans,
+        rules=lambda agent: NO_RULES,
     )
     router = Router(tuple(agents), config.bindings, config.default_agent)
     reception = Reception(
@@ -289,6 +303,14 @@ def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
     """An agent's own soul, or the one that ships with the gateway."""
     shipped = str(shipped_folder("souls") / "default.md")
     return {agent.id: agent.soul_path or shipped for agent in agents}
+
+
+def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
+    """A file of the operator's own, or a tree that ships with the gateway."""
+    return {
+        agent.id: agent.tree if agent.tree.endswith(".bt") else str(SHIPPED / f"{agent.tree}.bt")
+        for agent in agents
+    }
 
 
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:

@@ -7,6 +7,7 @@ from datetime import datetime
 from gateway.agent.job import Answer
 from gateway.agent.wishes import Finish
 from gateway.domain.chunks import Chunk
+from gateway.domain.events import Event
 from gateway.domain.ids import NodeId
 from gateway.domain.inbox import Entry
 from gateway.domain.messages import Message, Node, NodeStatus
@@ -25,6 +26,7 @@ class End:
     terminal: Chunk
     usage: Usage
     text: str
+    farewell: Event | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,13 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
     nodes = _nodes(entry, answer.said, parent, timing, status=status, model=answer.model)
     if isinstance(end, Finish):
         data = _done(end, answer, nodes[-1].id, timing)
-        return End(end.reason, nodes, Chunk("done", data), answer.usage, end.text)
+        done = Chunk("done", data)
+        return End(end.reason, nodes, done, answer.usage, end.text, answer.farewell)
     terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
     if end.retry_after_s is not None:
         after = {"retry_after_s": end.retry_after_s}
         terminal = Chunk("error", {**terminal.data, **after})
-    return End("failed", nodes, terminal, answer.usage, end.text)
+    return End("failed", nodes, terminal, answer.usage, end.text, answer.farewell)
 
 
 def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
@@ -57,7 +60,10 @@ def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, tim
     said = (Message("assistant", told),)
     nodes = _nodes(entry, said, parent, timing, status="error", model=None)
     terminal = _error(error_type, told, nodes[-1].id, timing, retryable=False)
-    return End("failed", nodes, terminal, Usage(), told)
+    told_last = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
+    key, at = entry.new.session_key, timing.finished_at
+    farewell = Event("session.end", "info", "sessions", at, key, entry.new.run_id, told_last)
+    return End("failed", nodes, terminal, Usage(), told, farewell)
 
 
 def _nodes(

@@ -72,7 +72,7 @@ class Work:
             attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
         run.start(attempt, means.clock.now(), means.clock.monotonic())
         try:
-            await self._bring_to_its_end(entry, run)
+            end = await self._bring_to_its_end(entry, run)
         except anyio.get_cancelled_exc_class():
             await self._forgive(run)
             raise
@@ -80,13 +80,15 @@ class Work:
             run.let_go()
         self._runs.close(run.run_id)
         run.publish()
+        if end.farewell is not None:
+            means.bus.publish(end.farewell)
 
     async def _forgive(self, run: LiveRun) -> None:
         """We are cut off in good order: that must not count against the message."""
         with anyio.move_on_after(LAST_WORDS_S, shield=True), contextlib.suppress(GatewayError):
             await self._means.journal.forgive(run.run_id)
 
-    async def _bring_to_its_end(self, entry: Entry, run: LiveRun) -> None:
+    async def _bring_to_its_end(self, entry: Entry, run: LiveRun) -> End:
         agent = self._means.agents.get(entry.new.session_key.agent)
         try:
             episode = await self._recall(entry, agent)
@@ -104,6 +106,8 @@ class Work:
             run.unseal()
             sorry = refused(entry, "internal_error", DEFECT, episode.head, self._timing(run))
             await self._commit(entry, run, episode, sorry)
+            return sorry
+        return end
 
     async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
         rules = agent.context if agent else ContextRules()
