@@ -77,6 +77,7 @@ class Driver:
                 self._hand_over()
             group.cancel_scope.cancel()
         self.reins.let_go()
+        turn.let_go()
         assert turn.end is not None
         provider, model = self._last
         return Answer(
@@ -154,18 +155,15 @@ class Driver:
     def _carry_out(self, group: TaskGroup) -> bool:
         """Begins what the turn wishes; False once it is over."""
         for wish in self.turn.tickets.take_new():
-            match wish:
-                case AskModel():
-                    group.start_soon(self._ask, wish, self._scope(wish.ticket))
-                case CallTool():
-                    group.start_soon(self._call, wish, self._scope(wish.ticket))
-                case Cancel(ticket):
-                    self._scopes.pop(ticket).cancel()
+            if isinstance(wish, Cancel):
+                self._scopes.pop(wish.ticket).cancel()
+                continue
+            scope = self._scopes[wish.ticket] = anyio.CancelScope()
+            if isinstance(wish, AskModel):
+                group.start_soon(self._ask, wish, scope)
+            else:
+                group.start_soon(self._call, wish, scope)
         return self.turn.end is None
-
-    def _scope(self, ticket: int) -> anyio.CancelScope:
-        scope = self._scopes[ticket] = anyio.CancelScope()
-        return scope
 
     async def _ask(self, wish: AskModel, scope: anyio.CancelScope) -> None:
         with scope:

@@ -12,7 +12,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.chunks import Chunk
 from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
-from gateway.domain.messages import Message, ToolCall
+from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, ToolSpec, Usage
 from gateway.domain.notices import Notice
 from gateway.domain.ports import Decode, ToolScope
@@ -41,7 +41,7 @@ class Job:
     decode: Decode
     decision: MakeDecisionTree = DefaultDecisionTree
     context_id: NodeId | None = None  # the node that the message wants to grow from
-    is_recalled: Callable[[int, ToolCall], bool] = lambda step, call: False  # has it run before
+    known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions
 
 

@@ -68,10 +68,13 @@ class Round:
         result = self._results[call.id] = ToolResult(call.id, call.name, why, is_error=True)
         return result
 
-    def interrupt(self, call: ToolCall) -> None:
-        """It was at work and nobody waits for it any more."""
+    def interrupt(self, call: ToolCall, known: ToolResult | None) -> None:
+        """It was at work and nobody waits for it any more: what is known of it counts."""
         self._executed.discard(call.id)
-        self.refuse(call, INTERRUPTED)
+        if known is None:
+            self.refuse(call, INTERRUPTED)
+        else:
+            self._results[call.id] = known
 
     def take(self, call: ToolCall, told: ToolReturned) -> None:
         """A result that came."""

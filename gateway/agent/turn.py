@@ -40,6 +40,7 @@ from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
 from gateway.domain.chunks import DoneReason
+from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Delta
@@ -148,6 +149,11 @@ class Turn:
         self.run.give_up()
         self._advance()
 
+    def let_go(self) -> None:
+        """Nothing in it refers to itself any more: it goes when the last who knows it lets go."""
+        del self.run
+        self.voice.let_go()
+
     # -- for leaves
 
     def ask(self, leaf: Call) -> object:
@@ -174,8 +180,8 @@ class Turn:
         known = self.round.result(wanted.id)
         if known is None and self.course.reason is not None:
             return leaf.failed(f"the run ends: {self.course.reason}", "stopped")
-        is_recalled = self.job.is_recalled(self.exchange.replies - 1, wanted)
-        if known is None and self.exchange.queued and not is_recalled:
+        step = self.exchange.replies - 1
+        if known is None and self.exchange.queued and self.job.known(step, wanted) is None:
             known = self.round.refuse(wanted, SKIPPED)
         if known is None and not self.voice.allows(wanted.name):
             known = self.round.refuse(wanted, TAKEN_AWAY)
@@ -183,7 +189,6 @@ class Turn:
             return _given(leaf, known)
         self.round.begin(wanted)
         ticket = self.tickets.draw(leaf, self._halted, wanted)
-        step = self.exchange.replies - 1
         self.tickets.new.append(CallTool(ticket, step, wanted, number(leaf, "timeout")))
         return self.tickets.open[ticket].pending
 
@@ -206,7 +211,8 @@ class Turn:
         found = self.tickets.open.pop(ticket)
         self.tickets.new.append(Cancel(ticket))
         if found.wanted is not None:
-            self.round.interrupt(found.wanted)
+            known = self.job.known(self.exchange.replies - 1, found.wanted)
+            self.round.interrupt(found.wanted, known)
         else:
             self.exchange.cut()
 
@@ -278,12 +284,19 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
         told = stop_text(course.reason, course.limits)
         return Finish(course.reason, exchange.heard or exchange.last_text or told, partial=True)
     if broke is not None:
-        failure = broke.failure
-        told = BROKEN[failure.kind].format(provider=failure.provider)
-        retryable, after = failure.retryable, failure.retry_after_s
-        return Fail(told, exchange.heard or told, retryable=retryable, retry_after_s=after)
+        return _failed(exchange, broke.failure)
     if exchange.is_answered and outcome.reason == "done":
         return Finish("answered", exchange.last_text or EMPTY)
+    return _without_end(exchange, outcome)
+
+
+def _failed(exchange: Exchange, failure: ModelFailed) -> Fail:
+    told = BROKEN[failure.kind].format(provider=failure.provider)
+    retryable, after = failure.retryable, failure.retry_after_s
+    return Fail(told, exchange.heard or told, retryable=retryable, retry_after_s=after)
+
+
+def _without_end(exchange: Exchange, outcome: Outcome) -> Fail:
     facts = {"tree": exchange.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
     log.error("a tree ended without an answer", extra=facts)
     told = DEFECT if outcome.reason == "internal_error" else NO_END

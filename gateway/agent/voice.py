@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import assert_never
 
 from gateway.agent.job import Emit, Job
 from gateway.agent.wishes import Moment
@@ -78,6 +77,10 @@ class Voice:
         at, key = self.moment.wall, scope.session_key
         return Event(type_, severity, source, at, key, scope.run_id, payload)
 
+    def let_go(self) -> None:
+        """Of everybody whom it tells something."""
+        self._bus, self._scope, self._interrupt = Bus(), {}, lambda why: None
+
     def drain(self, point: Point, *, turn: int, tools: frozenset[str]) -> str:
         """Tells the client what is due, and gives what the model is to be told."""
         now = self.moment.wall
@@ -103,10 +106,8 @@ class Voice:
 
     def _carry_out(self, act: acts.Act) -> None:
         match act:
-            case acts.Notify(notice) if notice.inject_at == "cross_session":
-                self.posts.append(notice)
             case acts.Notify(notice):
-                self.notices.push(notice, self.moment.wall)
+                self._notify(notice)
             case acts.Log(level, message):
                 log.log(LEVELS[level.upper()], "a rule says", extra={"said": message})
             case acts.Emit(type_, payload, severity):
@@ -119,7 +120,13 @@ class Voice:
                 self._without.discard(name)
             case acts.RemoveTool(name):
                 self._without.add(name)
-            case acts.SetState():
-                pass  # the rules of the run keep it themselves
             case _:
-                assert_never(act)
+                assert isinstance(act, acts.SetState)  # which the rules of the run keep themselves
+
+    def _notify(self, notice: Notice) -> None:
+        if notice.inject_at == "cross_session":
+            self.posts.append(notice)
+        elif notice.to == "client":
+            self._emit(notice_chunk(notice, self.moment.wall))
+        else:
+            self.notices.push(notice, self.moment.wall)

@@ -56,6 +56,11 @@ class Circles:
         count = 1 + next((one.count for one in same), 0)
         return replace(self, repeats=(*others, Repeat(signature, result, count)))
 
+    def going_on(self, asked: Sequence[Asked]) -> tuple[Repeat, ...]:
+        """Those of the repeats that are asked for again; the others are over."""
+        present = {call.signature for call in asked}
+        return tuple(one for one in self.repeats if one.signature in present)
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -72,15 +77,11 @@ def looked_at(
     turn = "|".join(sorted(call.signature for call in asked))
     turns = (*circles.turns, turn)[-window:]
     is_loop = turns.count(turn) >= threshold and turn not in circles.reported
-    fruitless = {one.signature: one for one in circles.repeats if one.count >= repeats}
+    fruitless = {one.signature for one in circles.repeats if one.count >= repeats}
     refused = frozenset(call.id for call in asked if call.signature in fruitless)
-    present = {call.signature for call in asked}
-    kept = tuple(
-        replace(one, was_refused=one.was_refused or one.signature in fruitless)
-        for one in circles.repeats
-        if one.signature in present
-    )
-    is_stuck = any(one.was_refused for one in fruitless.values() if one.signature in present)
+    kept = circles.going_on(asked)
+    is_stuck = circles.is_stuck or any(one.was_refused for one in kept if one.count >= repeats)
+    refusing = tuple(replace(one, was_refused=one.count >= repeats) for one in kept)
     reported = circles.reported | {turn} if is_loop else circles.reported
-    after = Circles(kept, turns, reported, is_stuck or circles.is_stuck)
+    after = Circles(refusing, turns, reported, is_stuck)
     return after, Finding(turn if is_loop else None, refused)

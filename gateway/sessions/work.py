@@ -172,7 +172,7 @@ class Work:
             decode=means.decode,
             decision=means.decisions.named(agent.decision),
             context_id=new.context_id,
-            is_recalled=lambda step, call: story.result(step, call) is not None,
+            known=story.result,
         )
         driver = Driver(
             job=job,

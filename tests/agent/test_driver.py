@@ -11,10 +11,12 @@ import pytest
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Job
 from gateway.agent.story import Json, Story
-from gateway.agent.turn import Fail, Finish
+from gateway.agent.wishes import Fail, Finish
+from gateway.agent.words import INTERRUPTED
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ModelFailed, ToolFailed
+from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, ThinkingDelta
@@ -24,6 +26,8 @@ from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.plans import shipped
+from tests.fakes.rules import NoRules
 from tests.fakes.tools import FakeTool, NoSchemas
 
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo", "other"))
@@ -51,8 +55,20 @@ class Stage:
         self.story = Story(SCOPE.run_id, self.journal, clock, Json(encode, json.loads))
         offered = gate.offered(agent)
         context = pack(agent, None, (), Message("user", "hi"), offered)
+        self.events: list[Event] = []
+        job = Job(
+            agent=agent,
+            plan=shipped(),
+            context=context,
+            tools=offered,
+            scope=SCOPE,
+            rules=NoRules(),
+            publish=self.events.append,
+            decode=json.loads,
+            known=self.story.result,
+        )
         self.driver = Driver(
-            job=Job(agent, context, offered, SCOPE),
+            job=job,
             model=model,
             gate=gate,
             story=self.story,
@@ -246,7 +262,7 @@ async def test_cancelling_at_once_ends_a_streaming_model_and_keeps_its_text() ->
         async with anyio.create_task_group() as group:
             group.start_soon(drive)
             await model.reached.wait()
-            stage.driver.brake.pull("cancelled", at_once=True)
+            stage.driver.reins.stop("cancelled", at_once=True)
 
     assert model.cancelled
     assert isinstance(answers[0].end, Finish)
@@ -258,7 +274,7 @@ async def test_cancelling_after_the_turn_lets_the_step_end() -> None:
     stage: Stage
 
     async def act(arguments: Mapping[str, object]) -> str:
-        stage.driver.brake.pull("cancelled", at_once=False)
+        stage.driver.reins.stop("cancelled", at_once=False)
         return "finished all the same"
 
     model = ScriptedModel(says("look", ToolCall("1", "echo")), says("never asked"))
@@ -275,7 +291,7 @@ async def test_cancelling_after_the_turn_lets_the_step_end() -> None:
 async def test_cancelled_before_it_began_no_model_is_asked() -> None:
     model = ScriptedModel(says("never"))
     stage = Stage(model)
-    stage.driver.brake.pull("cancelled", at_once=True)
+    stage.driver.reins.stop("cancelled", at_once=True)
 
     answer = await stage.drive()
 
@@ -315,7 +331,7 @@ async def test_a_cancelled_tool_leaves_no_call_without_a_result() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(drive)
             await reached.wait()
-            stage.driver.brake.pull("cancelled", at_once=True)
+            stage.driver.reins.stop("cancelled", at_once=True)
 
     roles = [message.role for message in answers[0].said]
     assert roles == ["assistant", "tool", "assistant"]
@@ -390,8 +406,8 @@ async def test_a_tool_that_ended_before_the_run_was_stopped_keeps_its_result() -
             group.start_soon(drive)
             await stuck.wait()
             await anyio.wait_all_tasks_blocked()
-            stage.driver.brake.pull("cancelled", at_once=True)
+            stage.driver.reins.stop("cancelled", at_once=True)
 
     results = [m.result for m in answers[0].said if m.result is not None]
-    assert [(r.call_id, r.content) for r in results] == [("1", "PAID"), ("2", "Interrupted.")]
+    assert [(r.call_id, r.content) for r in results] == [("1", "PAID"), ("2", INTERRUPTED)]
     assert [shown["tool_call"]["id"] for shown in stage.of("tool_result")] == ["1", "2"]

@@ -1,9 +1,9 @@
-"""The pieces of an answer: sums, distinct ids, calls left open, and the last word."""
+"""The pieces of an answer: sums, distinct ids, and the last word."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.job import add_usage, open_calls, with_distinct_ids, with_last_word
+from gateway.agent.job import add_usage, with_distinct_ids, with_last_word
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import Usage
 from tests.fakes.model import says
@@ -32,18 +32,11 @@ def test_ids_become_distinct_and_those_that_are_stay(before: list[str], now: lis
     assert [one.split("-")[0] for one in ids] == now
 
 
-def test_open_calls_are_those_without_a_result_in_order() -> None:
-    calls = tuple(ToolCall(one, "t") for one in "abc")
-    said = [Message("assistant", "", calls), Message("tool", result=ToolResult("b", "t", ""))]
-
-    assert [call.id for call in open_calls(said)] == ["a", "c"]
-
-
 def test_the_last_word_stands_at_the_end_once() -> None:
     question, empty = Message("tool", result=ToolResult("a", "t", "")), Message("assistant")
 
-    assert with_last_word([], "x") == [Message("assistant", "x")]
-    assert with_last_word([question], "x") == [question, Message("assistant", "x")]
-    assert with_last_word([question, empty], "x") == [question, Message("assistant", "x")]
-    assert with_last_word([Message("assistant", "x")], "x") == [Message("assistant", "x")]
+    assert with_last_word([], "x") == (Message("assistant", "x"),)
+    assert with_last_word([question], "x") == (question, Message("assistant", "x"))
+    assert with_last_word([question, empty], "x") == (question, Message("assistant", "x"))
+    assert with_last_word([Message("assistant", "x")], "x") == (Message("assistant", "x"),)
     assert len(with_last_word([Message("assistant", "y")], "x")) == 2

@@ -25,6 +25,8 @@ from gateway.sessions.runs import LiveRuns
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.plans import shipped_plans
+from tests.fakes.rules import NoRules
 from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
 
@@ -100,6 +102,8 @@ async def staged(
         bus=Bus(),
         encode=encode,
         decode=json.loads,
+        plans=await shipped_plans(agents),
+        rules=lambda _: NoRules(),
         channels=channels,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id)

@@ -5,8 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.agent.job import Answer
-from gateway.agent.turn import Fail, Finish
-from gateway.domain.errors import ModelFailed
+from gateway.agent.wishes import Fail, Finish
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult
@@ -44,8 +43,8 @@ def test_each_message_is_the_parent_of_the_next() -> None:
         (Finish("answered", "x"), "answered", "complete"),
         (Finish("cancelled", "x", partial=True), "cancelled", "cancelled"),
         (Finish("timeout", "x", partial=True), "timeout", "partial"),
-        (Fail(ModelFailed("p", "auth", "no"), "sorry", "sorry"), "failed", "error"),
-        (Fail(ModelFailed("p", "truncated", "no"), "sorry", "half"), "failed", "partial"),
+        (Fail("sorry", "sorry"), "failed", "error"),
+        (Fail("sorry", "half"), "failed", "partial"),
     ],
 )
 def test_the_last_message_has_the_status_of_the_end(

@@ -229,5 +229,5 @@ async def test_a_result_beyond_the_limit_is_cut_and_says_so(*, is_error: bool) -
 def test_a_result_names_its_sources_unless_it_is_an_error() -> None:
     content = '{"sources": [{"id": "n1"}]}'
 
-    assert gate().sources(ToolResult("1", "echo", content)) == (Source("n1", "n1", None),)
-    assert gate().sources(ToolResult("1", "echo", content, is_error=True)) == ()
+    assert gate().listed(ToolResult("1", "echo", content)).sources == (Source("n1", "n1", None),)
+    assert gate().listed(ToolResult("1", "echo", content, is_error=True)).sources == ()

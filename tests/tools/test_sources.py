@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, Source, sources_of
+from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, Source, listed
 
 
 def found(*sources: object) -> tuple[Source, ...]:
-    return sources_of(json.dumps({"sources": sources}), from_json)
+    return listed(json.dumps({"sources": sources}), from_json).sources
 
 
 @pytest.mark.requirement("S-002-Tools-09")
@@ -42,7 +42,7 @@ def test_each_source_is_found_once_and_in_order() -> None:
     ],
 )
 def test_what_is_no_object_with_sources_has_none(content: str) -> None:
-    assert sources_of(content, from_json) == ()
+    assert listed(content, from_json).sources == ()
 
 
 @pytest.mark.parametrize("one", [None, 1, "x", [], {}, {"id": 7}, {"id": " "}, {"name": "x"}])
@@ -94,6 +94,21 @@ json_values = st.recursive(
 
 @given(json_values)
 def test_whatever_stands_there_is_no_error(value: object) -> None:
-    for source in sources_of(json.dumps({"sources": value}), from_json):
+    for source in listed(json.dumps({"sources": value}), from_json).sources:
         assert source.id
         assert source.title
+
+
+@pytest.mark.parametrize(
+    ("content", "items"),
+    [
+        ("[1, 2, 3]", 3),
+        ('{"results": [1, 2], "sources": [1, 2, 3]}', 2),
+        ('{"a": [1], "b": [1, 2]}', 2),
+        ('{"a": 1}', None),
+        ("[", None),
+        ("text", None),
+    ],
+)
+def test_a_result_that_lists_something_says_how_much(content: str, items: int | None) -> None:
+    assert listed(content, from_json).items == items

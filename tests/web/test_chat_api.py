@@ -3,11 +3,13 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import anyio
 from pydantic_core import from_json, to_json
 
+from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
@@ -17,7 +19,7 @@ from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import ScriptedModel, StallingModel, says
-from tests.sessions.stage import Stage, staged
+from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.running import running
 
 ECHO_TOKENS = 10
@@ -136,7 +138,8 @@ async def test_a_very_long_answer_in_many_pieces_is_given_whole() -> None:
 
     first = says("let me look", ToolCall("1", "echo", "{}"))
     model = ScriptedModel(first, speaks, first, speaks)
-    async with open_memory() as stores, staged(model, stores) as stage:
+    talkative = replace(AGENT, limits=Limits(token_budget=200_000))
+    async with open_memory() as stores, staged(model, stores, agents=(talkative,)) as stage:
         routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
             url = f"http://{site.address}"
