@@ -40,6 +40,7 @@ from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.runs import LiveRuns
+from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
@@ -48,6 +49,7 @@ from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.sessions import SessionMethods
+from gateway.web.methods.settings import SettingsMethods
 from gateway.web.settings import TokenDef, WebSettings
 
 log = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class Gateway:
     souls: Souls
     lanes: Lanes
     front: Front
+    settings: SettingsBook
     gate: ToolGate
     plugins: Plugins
     health: Health = field(default_factory=Health)
@@ -101,6 +104,7 @@ class Gateway:
         methods = (
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
+            *SettingsMethods(self.settings, usual_agent(self.config)).all(),
             *InsightMethods(
                 self.front,
                 about,
@@ -204,6 +208,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     agents = {agent.id: agent for agent in config.agents}
     episodes = Episodes(parts.stores.transcript)
     runs = LiveRuns(to_json)
+    settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
     means = Means(
         agents=agents,
@@ -213,6 +218,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         model=parts.model,
         gate=parts.gate,
+        settings=settings,
         clock=parts.clock,
         encode=to_json,
         decode=from_json,
@@ -249,6 +255,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         lanes=lanes,
         front=front,
+        settings=settings,
         gate=parts.gate,
         plugins=parts.plugins,
     )
@@ -276,6 +283,13 @@ async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
         }
         providers.setdefault("demo", DemoModel())
         yield Models(providers)
+
+
+def usual_agent(config: GatewayConfig) -> AgentDef:
+    """The default agent, or else the first; a configuration may have none at all."""
+    nobody = AgentDef(AgentId("main"), "", "")
+    first = next(iter(config.agents), nobody)
+    return next((agent for agent in config.agents if agent.id == config.default_agent), first)
 
 
 def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:

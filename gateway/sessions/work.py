@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 import anyio
@@ -20,11 +20,13 @@ from gateway.domain.ids import AgentId, encode_part
 from gateway.domain.inbox import Ending, Entry, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, Model, ToolScope
+from gateway.domain.settings import as_wished
 from gateway.memory.context import pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.souls import Souls
 from gateway.sessions.endings import End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.settings import SettingsBook
 from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,7 @@ class Means:
     souls: Souls
     model: Model
     gate: ToolGate
+    settings: SettingsBook
     clock: Clock
     encode: Encode
     decode: Decode
@@ -139,9 +142,9 @@ class Work:
 
     async def _drive(self, entry: Entry, run: LiveRun, agent: AgentDef, episode: Episode) -> Answer:
         means, new = self._means, entry.new
-        if new.token_limit is not None:
-            budget = min(new.token_limit, agent.limits.token_budget)
-            agent = replace(agent, limits=replace(agent.limits, token_budget=budget))
+        person = person_of(new)
+        settings = await until_stored(means.clock, lambda: means.settings.of(person))
+        agent = as_wished(agent, settings, new.limits)
         story = Story(new.run_id, means.journal, means.clock, Json(means.encode, means.decode))
         if run.attempt > 1:
             run.emit(_made_again(means.clock.now()))
@@ -149,7 +152,7 @@ class Work:
         tools = means.gate.offered(agent)
         soul = means.souls.of(agent.id)
         context = pack(agent, soul, episode.nodes, Message("user", new.content), tools)
-        scope = ToolScope(new.session_key, new.run_id, _person(new))
+        scope = ToolScope(new.session_key, new.run_id, person)
         driver = Driver(
             job=Job(agent, context, tools, scope),
             model=means.model,
@@ -180,6 +183,7 @@ class Work:
             summary=means.encode(summary).decode(),
             finished_at=means.clock.now(),
             deliveries=self._deliveries(entry, end),
+            person=person_of(new),
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         agent = means.agents.get(new.session_key.agent)
@@ -200,8 +204,8 @@ def _is_poison(entry: Entry, run: LiveRun) -> bool:
     return run.attempt - entry.forgiven > MOST_ATTEMPTS
 
 
-def _person(new: NewEntry) -> str:
-    """Whose notes a tool keeps: a principal by its name, whoever writes elsewhere by the place."""
+def person_of(new: NewEntry) -> str:
+    """Whose notes a tool keeps, and whose settings hold: a principal by its name, whoever writes elsewhere by the place."""
     key = new.session_key
     if key.channel in OWN_CHANNELS:
         return encode_part(key.account)
