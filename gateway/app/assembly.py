@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib.metadata import entry_points
 from typing import Any
 
 import anyio
@@ -18,6 +19,7 @@ from gateway.agent.plans import SHIPPED, Plans
 from gateway.app.plugins import loaded_plugins
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
+from gateway.control.policy import DECISION_TREES, DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
@@ -42,6 +44,7 @@ from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.runs import LiveRuns
+from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
@@ -51,6 +54,7 @@ from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.sessions import SessionMethods
+from gateway.web.methods.settings import SettingsMethods
 from gateway.web.settings import TokenDef, WebSettings
 
 log = logging.getLogger(__name__)
@@ -89,6 +93,7 @@ class Gateway:
     souls: Souls
     lanes: Lanes
     front: Front
+    settings: SettingsBook
     gate: ToolGate
     plugins: Plugins
     bus: Bus
@@ -106,6 +111,7 @@ class Gateway:
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
             *EventMethods(self.bus).all(),
+            *SettingsMethods(self.settings, usual_agent(self.config)).all(),
             *InsightMethods(
                 self.front,
                 about,
@@ -221,6 +227,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     episodes = Episodes(parts.stores.transcript)
     runs = LiveRuns(to_json)
     bus = Bus()
+    settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
     means = Means(
         agents=agents,
@@ -230,12 +237,15 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         model=parts.model,
         gate=parts.gate,
+        settings=settings,
         clock=parts.clock,
         bus=bus,
         encode=to_json,
         decode=from_json,
         plans=parts.plans,
         rules=lambda agent: NO_RULES,
+        notices=parts.stores.notices,
+        decisions=decision_trees(),
     )
     router = Router(tuple(agents), config.bindings, config.default_agent)
     reception = Reception(
@@ -269,6 +279,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         lanes=lanes,
         front=front,
+        settings=settings,
         gate=parts.gate,
         plugins=parts.plugins,
         bus=bus,
@@ -299,10 +310,23 @@ async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
         yield Models(providers)
 
 
+def usual_agent(config: GatewayConfig) -> AgentDef:
+    """The default agent, or else the first; a configuration may have none at all."""
+    nobody = AgentDef(AgentId("main"), "", "")
+    first = next(iter(config.agents), nobody)
+    return next((agent for agent in config.agents if agent.id == config.default_agent), first)
+
+
 def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
     """An agent's own soul, or the one that ships with the gateway."""
     shipped = str(shipped_folder("souls") / "default.md")
     return {agent.id: agent.soul_path or shipped for agent in agents}
+
+
+def decision_trees() -> DecisionTrees:
+    """Ours, and those of packages that were installed beside the gateway."""
+    found = entry_points(group=DECISION_TREES)
+    return DecisionTrees({point.name: point.load() for point in found})
 
 
 def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:

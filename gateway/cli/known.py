@@ -1,8 +1,10 @@
 """What the other rooms know and a configuration is checked against."""
 
 from functools import cache
+from importlib.metadata import entry_points
 
 from gateway.config.values import BundledPlugin, Known, Preset
+from gateway.control.policy import DECISION_TREES
 from gateway.host.shipped import shipped_folder
 from gateway.providers.presets import PRESETS
 from gateway.providers.windows import context_window, output_limit
@@ -39,4 +41,6 @@ def known() -> Known:
         name: BundledPlugin(folder / name / "tool.wasm", needs, is_usual=name in USUAL)
         for name, needs in BUNDLED.items()
     }
-    return Known(presets, bundled, context_window, output_limit)
+    trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
+    decisions = ("default", *(point.name for point in entry_points(group=DECISION_TREES)))
+    return Known(presets, bundled, context_window, output_limit, trees, decisions)

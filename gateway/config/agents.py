@@ -63,6 +63,8 @@ class Agents:
             system_prompt=section.system_prompt,
             soul_path=self._soul(path, section),
             tools=tuple(section.tools),
+            tree=self._tree(path, section),
+            decision=self._decision(path, section),
             limits=replace(Limits(), **{**_given(self.sections.limits), **_given(section.limits)}),
             context=self._context(path, section.context, asked["context_window"]),
             **asked,
@@ -144,6 +146,26 @@ class Agents:
                 self.report.note("plugin-disabled", where, message, fix)
             seen.add(tool)
 
+    def _tree(self, path: KeyPath, section: AgentSection) -> str:
+        """A name of ours, or the file of the operator's own."""
+        if section.tree.endswith(".bt"):
+            fix = "create it, or remove tree for the one that is shipped"
+            return self._file((*path, "tree"), section.tree, fix)
+        trees = self.around.known.trees
+        if section.tree not in trees:
+            message = f"there is no tree {quoted(section.tree)}"
+            fix = f"{choose(section.tree, trees)}, or name a .bt file"
+            self.report.wrong(Code.UNKNOWN_NAME, (*path, "tree"), message, fix)
+        return section.tree
+
+    def _decision(self, path: KeyPath, section: AgentSection) -> str:
+        decisions = self.around.known.decisions
+        if section.decision not in decisions:
+            message = f"there is no decision tree {quoted(section.decision)}"
+            fix = choose(section.decision, decisions)
+            self.report.wrong(Code.UNKNOWN_NAME, (*path, "decision"), message, fix)
+        return section.decision
+
     def _remedy(self, tool: str) -> str:
         """How to come by a plugin that an agent names."""
         bundled = self.around.known.bundled.get(tool)
@@ -154,14 +176,15 @@ class Agents:
         return f'add [[plugins]] name = "{tool}", path = "bundled:{tool}"{needs}'
 
     def _soul(self, path: KeyPath, section: AgentSection) -> str | None:
-        if section.soul_path is None:
-            return None
-        soul = self.around.path(section.soul_path, self.folder)
-        if not soul.is_file() or not os.access(soul, os.R_OK):
-            message = f"there is no file {quoted(str(soul))} that can be read"
-            fix = "create it, or remove soul_path for the soul that is shipped"
-            self.report.wrong(Code.MISSING_FILE, (*path, "soul_path"), message, fix)
-        return str(soul)
+        fix = "create it, or remove soul_path for the soul that is shipped"
+        return section.soul_path and self._file((*path, "soul_path"), section.soul_path, fix)
+
+    def _file(self, where: KeyPath, written: str, fix: str) -> str:
+        found = self.around.path(written, self.folder)
+        if not found.is_file() or not os.access(found, os.R_OK):
+            message = f"there is no file {quoted(str(found))} that can be read"
+            self.report.wrong(Code.MISSING_FILE, where, message, fix)
+        return str(found)
 
 
 def _given(section: BaseModel) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gateway.config.values import (
     StoreSettings,
     StoreUrl,
 )
-from gateway.domain.agents import AgentDef, ContextRules, Limits
+from gateway.domain.agents import BOUNDS, AgentDef, ContextRules, Limits
 from gateway.domain.ids import AgentId
 from gateway.domain.plugins import PluginLimits
 from gateway.domain.providers import ProviderDef, ToolMarkup, Wire, base_url_problem
@@ -143,17 +143,30 @@ class ProviderSection(Section):
     )
 
 
+def limit(name: str, description: str) -> Any:  # as pydantic's Field
+    least, most = BOUNDS[name]
+    return key(getattr(_LIMITS, name), description, ge=least, le=most)
+
+
 class LimitsSection(Section):
     """Bounds of one run."""
 
-    max_iterations: int = key(_LIMITS.max_iterations, "Model calls.", ge=1, le=50)
-    token_budget: int = key(_LIMITS.token_budget, "All tokens.", ge=1_000, le=200_000)
-    timeout_seconds: int = key(_LIMITS.timeout_seconds, "Seconds in all.", ge=10, le=600)
-    max_tool_calls_per_turn: int = key(
-        _LIMITS.max_tool_calls_per_turn, "Tool calls that one reply may ask for.", ge=1, le=20
+    max_iterations: int = limit("max_iterations", "Model calls.")
+    soft_warning_percent: int = limit("soft_warning_percent", "Warns so far into them.")
+    token_budget: int = limit("token_budget", "All tokens.")
+    token_warning_percent: int = limit("token_warning_percent", "Warns so far into them.")
+    timeout_seconds: int = limit("timeout_seconds", "Seconds in all.")
+    max_tool_calls_per_turn: int = limit(
+        "max_tool_calls_per_turn", "Tool calls that one reply may ask for."
     )
-    max_parallel_tools: int = key(_LIMITS.max_parallel_tools, "Tools at a time.", ge=1, le=10)
-    tool_timeout_s: float = key(_LIMITS.tool_timeout_s, "Seconds of one tool call.", gt=0, le=600)
+    max_parallel_tools: int = limit("max_parallel_tools", "Tools at a time.")
+    tool_timeout_s: float = limit("tool_timeout_s", "Seconds of one tool call.")
+    error_limit: int = limit("error_limit", "Turns in a row in which every tool call failed.")
+    loop_window: int = limit("loop_window", "Turns in which repeated calls are looked for.")
+    loop_threshold: int = limit("loop_threshold", "The same calls so often in them are a loop.")
+    no_progress_repeats: int = limit(
+        "no_progress_repeats", "The same call with the same result so often in a row."
+    )
 
 
 class ContextSection(Section):
@@ -163,6 +176,9 @@ class ContextSection(Section):
         _CONTEXT.token_budget, 'Estimated tokens; "auto" is 0.8 of the model\'s window.'
     )
     recent_turns: int = key(_CONTEXT.recent_turns, "Whole exchanges.", ge=1, le=1_000)
+    warning_percent: int = key(
+        _CONTEXT.warning_percent, "Warns when so much of the model's window is used.", ge=50, le=95
+    )
 
 
 class ModelSection(Section):
@@ -195,6 +211,10 @@ class AgentSection(ModelSection):
         None, "Its character, a Markdown file. Absent: the shipped one."
     )
     tools: list[Text] = key([], "Names of the plugins whose tools it has.")
+    tree: PathText = key("default", "Its loop: default, oracle-agent, or a .bt file of your own.")
+    decision: Text = key(
+        "default", "Who judges whether a run goes on: default, or an installed one."
+    )
     limits: LimitsSection = key(LimitsSection, "Its own; what is absent comes from [limits].")
     context: ContextSection = key(ContextSection, "Its own; what is absent comes from [context].")
 

@@ -106,6 +106,8 @@ class Known:
     bundled: Mapping[str, BundledPlugin]
     context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]
+    trees: tuple[str, ...] = ("default",)
+    decisions: tuple[str, ...] = ("default",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -144,6 +144,7 @@ def tightened(limits: Limits, wanted: Limits) -> Limits:
     return Limits(**least)
 
 
+DECISION_TREES = "exogate.decision_trees"  # the entry points under which others offer theirs
 MakeDecisionTree = Callable[[AgentConfig], DecisionTree]
 
 

@@ -1,6 +1,8 @@
 """Who answers: an agent's definition with its limits and context rules."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from gateway.domain.ids import AgentId
 
@@ -21,6 +23,25 @@ class Limits:
     loop_window: int = 6  # turns
     loop_threshold: int = 3  # the same calls so often within the window
     no_progress_repeats: int = 3  # the same call with the same result so often in a row
+
+
+# From and to, both allowed, of every limit: in a configuration and in what users set themselves.
+BOUNDS: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "max_iterations": (1, 50),
+        "soft_warning_percent": (50, 90),
+        "token_budget": (1_000, 200_000),
+        "token_warning_percent": (50, 95),
+        "timeout_seconds": (10, 600),
+        "max_tool_calls_per_turn": (1, 20),
+        "max_parallel_tools": (1, 10),
+        "tool_timeout_s": (0.1, 600),
+        "error_limit": (1, 20),
+        "loop_window": (2, 20),
+        "loop_threshold": (2, 10),
+        "no_progress_repeats": (2, 10),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)

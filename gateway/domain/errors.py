@@ -104,6 +104,18 @@ class BadCapability(GatewayError):
         self.problem = problem
 
 
+class SettingsRefused(GatewayError):
+    """More than is kept for a user."""
+
+    code = "invalid_params"
+
+    def __init__(self, most: int) -> None:
+        super().__init__(
+            f"patch: these settings would be more than {most} bytes, nothing was changed; "
+            "set some of them to null"
+        )
+
+
 class Denied(GatewayError):
     """A plugin or a model asked for what it was not granted; the text may be shown to it."""
 

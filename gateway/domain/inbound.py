@@ -1,6 +1,7 @@
 """A message as a front door hands it in, before anything is decided about it."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gateway.domain.bindings import Address
 from gateway.domain.ids import NodeId
@@ -17,4 +18,4 @@ class Inbound:
     fingerprint: str = ""
     requested_agent: str | None = None
     context_id: NodeId | None = None
-    token_limit: int | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)

@@ -1,6 +1,7 @@
 """An accepted message on its way: what is written before it is acknowledged, and how it ends."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -8,6 +9,7 @@ from gateway.domain.bindings import MatchedBy
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.model import Usage
+from gateway.domain.notices import Notice
 
 # A run that starts again after a crash numbers its chunks above everything that the attempt before
 # can have sent. The count of attempts is durable before an attempt starts, so nothing else needs
@@ -37,7 +39,7 @@ class NewEntry:
     digest: str = ""
     context_id: NodeId | None = None  # grow from this node instead of HEAD
     sender: str | None = None
-    token_limit: int | None = None  # a request's own, tighter limits.token_budget
+    limits: Mapping[str, int] = field(default_factory=dict)  # the request's own: they only tighten
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +100,9 @@ class Ending:
     summary: str  # JSON object: what `run.inspect` shows of a finished run
     finished_at: datetime
     deliveries: tuple[NewDelivery, ...] = ()
+    person: str = ""  # whose run it was
+    posts: tuple[Notice, ...] = ()  # for other sessions of this agent and person
+    rule_state: str | None = None  # JSON object, of this session; None: as it was
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from gateway.domain.ids import NodeId
 from gateway.domain.inbox import Entry
 from gateway.domain.messages import Message, Node, NodeStatus
 from gateway.domain.model import Usage
+from gateway.domain.notices import Notice
 from gateway.memory.context import message_tokens
 
 SHOWN_TEXT = 150_000  # characters in the last event; all of it was told before, in pieces
@@ -27,6 +28,7 @@ class End:
     usage: Usage
     text: str
     farewell: Event | None = None
+    posts: tuple[Notice, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,14 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
     if isinstance(end, Finish):
         data = _done(end, answer, nodes[-1].id, timing)
         done = Chunk("done", data)
-        return End(end.reason, nodes, done, answer.usage, end.text, answer.farewell)
+        text, posts = end.text, answer.posts
+        return End(end.reason, nodes, done, answer.usage, text, answer.farewell, posts)
     terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
     if end.retry_after_s is not None:
         after = {"retry_after_s": end.retry_after_s}
         terminal = Chunk("error", {**terminal.data, **after})
-    return End("failed", nodes, terminal, answer.usage, end.text, answer.farewell)
+    text, posts = end.text, answer.posts
+    return End("failed", nodes, terminal, answer.usage, text, answer.farewell, posts)
 
 
 def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:

@@ -138,7 +138,7 @@ class Reception:
             digest=digest,
             context_id=inbound.context_id,
             sender=inbound.address.sender,
-            token_limit=inbound.token_limit,
+            limits=inbound.limits,
         )
 
     def _line_up(self, entry: Entry) -> None:

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 import anyio
@@ -22,12 +22,23 @@ from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.ids import AgentId, encode_part
 from gateway.domain.inbox import Ending, Entry, NewDelivery, NewEntry
 from gateway.domain.messages import Message
-from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, Model, ToolScope
+from gateway.domain.ports import (
+    Clock,
+    Decode,
+    Encode,
+    Inbox,
+    Journal,
+    Model,
+    NoticeBoard,
+    ToolScope,
+)
+from gateway.domain.settings import as_wished
 from gateway.memory.context import pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.souls import Souls
 from gateway.sessions.endings import End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.settings import SettingsBook
 from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
@@ -48,12 +59,14 @@ class Means:
     souls: Souls
     model: Model
     gate: ToolGate
+    settings: SettingsBook
     clock: Clock
     bus: Bus
     encode: Encode
     decode: Decode
     plans: Plans
     rules: Callable[[AgentDef], Rules]
+    notices: NoticeBoard
     decisions: DecisionTrees = DecisionTrees()
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
 
@@ -150,17 +163,22 @@ class Work:
 
     async def _drive(self, entry: Entry, run: LiveRun, agent: AgentDef, episode: Episode) -> Answer:
         means, new = self._means, entry.new
-        if new.token_limit is not None:
-            budget = min(new.token_limit, agent.limits.token_budget)
-            agent = replace(agent, limits=replace(agent.limits, token_budget=budget))
+        person = person_of(new)
+        settings = await until_stored(means.clock, lambda: means.settings.of(person))
+        agent = as_wished(agent, settings, new.limits)
         story = Story(new.run_id, means.journal, means.clock, Json(means.encode, means.decode))
         if run.attempt > 1:
             run.emit(_made_again(means.clock.now()))
             await story.recall()
+        key = new.session_key
+        waiting = await until_stored(
+            means.clock,
+            lambda: means.notices.claim(person, key, new.run_id, now=means.clock.now()),
+        )
         tools = means.gate.offered(agent)
         soul = means.souls.of(agent.id)
         context = pack(agent, soul, episode.nodes, Message("user", new.content), tools)
-        scope = ToolScope(new.session_key, new.run_id, _person(new))
+        scope = ToolScope(new.session_key, new.run_id, person)
         job = Job(
             agent=agent,
             plan=means.plans.of(agent.id),
@@ -173,6 +191,7 @@ class Work:
             decision=means.decisions.named(agent.decision),
             context_id=new.context_id,
             known=story.result,
+            waiting=tuple(waiting),
         )
         driver = Driver(
             job=job,
@@ -204,6 +223,8 @@ class Work:
             summary=means.encode(summary).decode(),
             finished_at=means.clock.now(),
             deliveries=self._deliveries(entry, end),
+            person=person_of(new),
+            posts=end.posts,
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         agent = means.agents.get(new.session_key.agent)
@@ -224,8 +245,8 @@ def _is_poison(entry: Entry, run: LiveRun) -> bool:
     return run.attempt - entry.forgiven > MOST_ATTEMPTS
 
 
-def _person(new: NewEntry) -> str:
-    """Whose notes a tool keeps: a principal by its name, whoever writes elsewhere by the place."""
+def person_of(new: NewEntry) -> str:
+    """Whose notes a tool keeps, and whose settings hold: a principal by its name, whoever writes elsewhere by the place."""
     key = new.session_key
     if key.channel in OWN_CHANNELS:
         return encode_part(key.account)

@@ -1,14 +1,17 @@
 """The inbox and its runs in SQLite: accepted once, begun, finished in one commit."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.messages import Node
+from gateway.store.aftermath import leave, pack_notice
 from gateway.store.pen import Pen, SessionRow
 from gateway.store.reader import Readers
 from gateway.store.rows import (
@@ -61,11 +64,18 @@ def require_entry(entry: NewEntry) -> None:
 def require_ending(ending: Ending) -> None:
     """Raises TextRefused before anything is written."""
     require_text("the run's record", ending.run_id, ending.outcome, ending.summary)
+    require_text("what the run leaves", ending.person, ending.rule_state)
     for node in ending.nodes:
         require_text("an answer", node.id, node.run_id, node.model, node.label)
         require_text("an answer", *message_texts(node.message))
     for new in ending.deliveries:
         require_text("a delivery", new.id, new.channel, new.account, new.peer, new.thread, new.text)
+    for notice in ending.posts:
+        pack_notice(notice)
+
+
+def _pack(limits: Mapping[str, int]) -> str | None:
+    return to_json(limits).decode() if limits else None
 
 
 def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
@@ -82,7 +92,7 @@ def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
     ids = (entry.run_id, entry.message_id, session.id, seq)
     state = ("running" if attempts else "queued", attempts, to_micros(entry.accepted_at))
     whence = (entry.matched_by, key.channel, key.account, entry.platform_id, entry.digest)
-    what = (entry.sender, entry.context_id, entry.token_limit, entry.content)
+    what = (entry.sender, entry.context_id, _pack(entry.limits), entry.content)
     added = pen.db.execute(_ADD_RUN, (*ids, *state, *whence, *what))
     if added.rowcount == 0:
         earlier = _earlier(entry, pen.db)
@@ -149,6 +159,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     _append(ending.nodes, parent, session, pen.db)
     _add_deliveries(ending, session, pen.db)
+    leave(ending, session, pen.db)
     _count(ending, session, pen, moves=moves)
     return moves
 
@@ -217,6 +228,7 @@ def _find(run_id: RunId, db: sqlite3.Connection) -> RunRecord | None:
 
 def _to_entry(row: Sequence[Any]) -> Entry:
     message_id, run_id, key, content, at, *more = row[:11]
+    more[-1] = from_json(more[-1]) if more[-1] else {}
     new = NewEntry(message_id, run_id, SessionKey.parse(key), content, to_time(at), *more)
     return Entry(new, *row[11:15])
 
@@ -224,13 +236,13 @@ def _to_entry(row: Sequence[Any]) -> Entry:
 # In the order of NewEntry, Entry and RunRecord.
 _RUN = """
 SELECT r.message_id, r.run_id, s.key, r.content, r.accepted_at, r.matched_by, r.platform_id,
-       r.digest, r.context_id, r.sender, r.token_limit, r.seq, r.state, r.attempts, r.forgiven,
+       r.digest, r.context_id, r.sender, r.limits, r.seq, r.state, r.attempts, r.forgiven,
        r.finished_at, r.outcome, r.log, r.summary
 FROM run r JOIN session s ON s.id = r.session
 """
 _ADD_RUN = """
 INSERT INTO run (run_id, message_id, session, seq, state, attempts, accepted_at, matched_by,
-                 channel, account, platform_id, digest, sender, context_id, token_limit, content)
+                 channel, account, platform_id, digest, sender, context_id, limits, content)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 """

@@ -11,6 +11,7 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.ports import PluginSpace, Stores
+from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
@@ -32,6 +33,9 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryOutbox(shelf),
             MemoryPlugins(shelf),
             MemoryCare(shelf),
+            MemorySettings(shelf),
+            MemoryRuleStates(shelf),
+            MemoryNotices(shelf),
         )
     finally:
         shelf.is_closed = True

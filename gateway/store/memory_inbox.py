@@ -10,6 +10,7 @@ from gateway.domain.outbox import Delivery
 from gateway.domain.sessions import SessionRecord
 from gateway.store.commits import OperationFailed
 from gateway.store.inbox import other_content, require_ending, require_entry, spoken, taken
+from gateway.store.memory_aftermath import leave
 from gateway.store.memory_shelf import Run, Session, Shelf
 from gateway.store.rows import require_text, to_micros, to_time
 
@@ -85,6 +86,7 @@ class MemoryInbox:
         )
         self._append(session, ending)
         self._add_deliveries(ending)
+        leave(ending, self._shelf)
         session.record = self._counted(session.record, ending, moves=moves)
         entry = replace(run.record.entry, state=ending.state)
         said = (ending.outcome, ending.log, ending.summary)

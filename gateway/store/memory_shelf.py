@@ -36,6 +36,17 @@ class Space:
 
 
 @dataclass(slots=True)
+class Posted:
+    """A notice for other sessions; `until` in microseconds."""
+
+    person: str
+    session_key: SessionKey  # that posted it
+    until: int | None
+    packed: str
+    claimed_by: RunId | None = None
+
+
+@dataclass(slots=True)
 class Shelf:
     """All there is; every change happens between two awaits, so it is whole or not at all."""
 
@@ -47,6 +58,9 @@ class Shelf:
     journal: dict[RunId, list[JournalNote]] = field(default_factory=dict)
     deliveries: dict[str, Delivery] = field(default_factory=dict)
     spaces: dict[PluginSpace, Space] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
+    rule_states: dict[SessionKey, str] = field(default_factory=dict)
+    posted: list[Posted] = field(default_factory=list)
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

@@ -129,10 +129,46 @@ CREATE TABLE IF NOT EXISTS plugin_value (
 );
 """
 
+# What users have set for all of their own queries.
+_SETTINGS = """
+CREATE TABLE IF NOT EXISTS settings (
+    user TEXT PRIMARY KEY,
+    json TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+
+# What runs leave to later ones.
+_AFTERMATH = """
+CREATE TABLE IF NOT EXISTS rule_state (
+    session INTEGER PRIMARY KEY REFERENCES session (id),
+    json TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS notice (
+    id INTEGER PRIMARY KEY,
+    agent TEXT NOT NULL,
+    person TEXT NOT NULL,
+    session INTEGER NOT NULL REFERENCES session (id),  -- that posted it
+    claimed_by TEXT,                 -- run_id; its end takes the notice away
+    expires_at INTEGER,
+    json TEXT NOT NULL
+);
+CREATE INDEX IF NOT EXISTS notice_for ON notice (agent, person, id);
+CREATE INDEX IF NOT EXISTS notice_claimed ON notice (claimed_by) WHERE claimed_by IS NOT NULL;
+"""
+
+# A request's own limits are more than one number now, as JSON. Renamed rather than made anew, so
+# that a large database is not written again; its affinity leaves JSON as it is.
+_LIMITS = """
+ALTER TABLE run RENAME COLUMN token_limit TO limits;
+UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT NULL;
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH)
 VERSION = len(MIGRATIONS)
+# What a step does besides as long as a column is still there: SQL cannot ask for that itself.
+_MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)
 
 
 @cache
@@ -165,9 +201,10 @@ def require_known(version: int, where: str) -> None:
         )
 
 
-def migrate(db: sqlite3.Connection) -> None:
+def migrate(db: sqlite3.Connection, to: int = VERSION) -> None:
     """Each step with its version number in one transaction."""
-    for step in range(version_of(db), VERSION):
-        db.executescript(
-            f"BEGIN IMMEDIATE; {MIGRATIONS[step]}; PRAGMA user_version = {step + 1}; COMMIT"
-        )
+    for step in range(version_of(db), to):
+        columns = columns_of(db)
+        moves = [move for at, column, move in _MOVES if at == step and column in columns]
+        script = "; ".join([MIGRATIONS[step], *moves, f"PRAGMA user_version = {step + 1}"])
+        db.executescript(f"BEGIN IMMEDIATE; {script}; COMMIT")

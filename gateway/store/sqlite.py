@@ -12,6 +12,7 @@ from anyio import CancelScope, to_thread
 
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ports import Clock, Stores
+from gateway.store.aftermath import SqliteNotices, SqliteRuleStates
 from gateway.store.care import SqliteCare
 from gateway.store.commits import Commits
 from gateway.store.data_dir import Held, Mark, require_all
@@ -32,6 +33,7 @@ from gateway.store.schema import (
     version_of,
 )
 from gateway.store.sessions import SqliteSessions
+from gateway.store.settings import SqliteSettings
 from gateway.store.transcript import SqliteTranscript
 from gateway.store.writer import Writer
 
@@ -79,6 +81,9 @@ async def open_sqlite(
                 SqliteOutbox(writer, readers),
                 SqlitePlugins(writer, readers),
                 care,
+                SqliteSettings(writer, readers),
+                SqliteRuleStates(readers),
+                SqliteNotices(writer, readers),
             )
         finally:
             await care.close()

@@ -21,7 +21,7 @@ from gateway.sessions.runs import LiveRun
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may
-from gateway.web.methods.chat import OwnLimits, Text, reachable_route
+from gateway.web.methods.chat import OwnLimits, Text, given, reachable_route
 from gateway.web.refusals import Forbidden, InvalidRequest
 from gateway.web.responses import json_response
 from gateway.web.rpc import validate
@@ -102,7 +102,7 @@ class ChatApi:
             key=key,
             fingerprint=self.encode(body.model_dump(exclude={"stream"})).decode(),
             requested_agent=body.agent,
-            token_limit=None if body.limits is None else body.limits.token_budget,
+            limits=given(body.limits),
         )
         reachable_route(self.front, principal, inbound)
         return await self.front.reception.accept(inbound)

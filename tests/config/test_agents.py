@@ -8,16 +8,24 @@ from tests.config.arena import Arena
 
 BOUNDS = {
     "max_iterations": (15, 1, 50),
+    "soft_warning_percent": (70, 50, 90),
     "token_budget": (50_000, 1_000, 200_000),
+    "token_warning_percent": (80, 50, 95),
     "timeout_seconds": (120, 10, 600),
     "max_tool_calls_per_turn": (5, 1, 20),
     "max_parallel_tools": (3, 1, 10),
+    "error_limit": (3, 1, 20),
+    "loop_window": (6, 2, 20),
+    "loop_threshold": (3, 2, 10),
+    "no_progress_repeats": (3, 2, 10),
 }
 
 
 @pytest.mark.requirement(
     "S-001-Config-01",
+    "S-001-Config-02",
     "S-001-Config-03",
+    "S-001-Config-04",
     "S-001-Config-05",
     "S-001-Config-06",
     "S-001-Config-07",
@@ -36,6 +44,44 @@ def test_a_limit_has_its_default_and_both_bounds(arena: Arena, name: str, sectio
     for outside in (least - 1, most + 1):
         (problem,) = arena.problems(f"[{section}]\n{name} = {outside}")
         assert (problem.code, problem.key) == ("CFG007", f"{section}.{name}")
+
+
+@pytest.mark.requirement("S-001-Config-08")
+def test_no_warning_can_be_set_to_come_at_the_limit_itself(arena: Arena) -> None:
+    sections = {
+        "limits": ("soft_warning_percent", "token_warning_percent"),
+        "context": ("warning_percent",),
+    }
+    for section, names in sections.items():
+        for name in names:
+            for percent in (99, 100):
+                (problem,) = arena.problems(f"[{section}]\n{name} = {percent}")
+                assert (problem.code, problem.key) == ("CFG007", f"{section}.{name}")
+
+
+@pytest.mark.parametrize("seconds", ["0.0", "0.09", "600.1", "inf"])
+def test_a_tool_gets_a_tenth_of_a_second_to_ten_minutes(arena: Arena, seconds: str) -> None:
+    assert arena.load("limits.tool_timeout_s = 0.1").agents[0].limits.tool_timeout_s == 0.1
+    assert arena.load("limits.tool_timeout_s = 600").agents[0].limits.tool_timeout_s == 600
+
+    (problem,) = arena.problems(f"[limits]\ntool_timeout_s = {seconds}")
+
+    assert problem.key == "limits.tool_timeout_s"
+
+
+@pytest.mark.parametrize("section", ["context", "agent.context"])
+def test_the_warning_about_the_window_has_its_default_and_both_bounds(
+    arena: Arena, section: str
+) -> None:
+    def loaded(value: int) -> int:
+        text = f"[{section}]\nwarning_percent = {value}"
+        return arena.load(text).agents[0].context.warning_percent
+
+    assert arena.load("[agent]").agents[0].context.warning_percent == 70
+    assert (loaded(50), loaded(95)) == (50, 95)
+    for outside in (49, 96):
+        (problem,) = arena.problems(f"[{section}]\nwarning_percent = {outside}")
+        assert (problem.code, problem.key) == ("CFG007", f"{section}.warning_percent")
 
 
 def test_an_agents_limits_go_before_everyones(arena: Arena) -> None:

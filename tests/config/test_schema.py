@@ -187,7 +187,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
         "[delegation]",
         "[[rules]]",
         "[[schedules]]",
-        "[limits]\nsoft_warning_percent = 70",
         "[context]\nfacts = 12",
         "[queue]\nmode = 'collect'",
         "[agent]\nsubagents = []",

@@ -164,7 +164,7 @@ async def test_an_entry_comes_back_as_it_was_given(opened: Open) -> None:
         an_entry("a", session_key("a:b%\n"), platform_id="p", digest="d", content=HOSTILE),
         context_id=NodeId("n0"),
         sender=HOSTILE,
-        token_limit=77,
+        limits={"token_budget": 77, "max_iterations": 2},
         matched_by="guild",
         accepted_at=NOON + timedelta(microseconds=123_457),
     )

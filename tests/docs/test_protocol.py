@@ -17,10 +17,11 @@ from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.sessions import SessionMethods
+from gateway.web.methods.settings import SettingsMethods
 from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import ScriptedModel, says
-from tests.sessions.stage import staged
+from tests.sessions.stage import AGENT, staged
 
 ROOT = Path(__file__).parent.parent.parent
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -40,6 +41,7 @@ async def methods() -> list[Method]:
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
             *EventMethods(Bus()).all(),
+            *SettingsMethods(stage.settings, AGENT).all(),
             *InsightMethods(
                 stage.front,
                 about,

@@ -22,6 +22,7 @@ from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.runs import LiveRuns
+from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
@@ -51,6 +52,7 @@ class Stage:
     clock: FakeClock
     stores: Stores
     gate: ToolGate
+    settings: SettingsBook
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -89,6 +91,7 @@ async def staged(
     used = inbox or stores.inbox
     souls = Souls(FakeTexts(), {}, clock=clock)
     episodes, runs = Episodes(stores.transcript), LiveRuns(encode)
+    settings = SettingsBook(stores.settings, encode, json.loads)
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
     means = Means(
         agents={agent.id: agent for agent in agents},
@@ -98,12 +101,14 @@ async def staged(
         souls=souls,
         model=model,
         gate=gate,
+        settings=settings,
         clock=clock,
         bus=Bus(),
         encode=encode,
         decode=json.loads,
         plans=await shipped_plans(agents),
         rules=lambda _: NoRules(),
+        notices=stores.notices,
         channels=channels,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id)
@@ -134,4 +139,4 @@ async def staged(
                 souls=souls,
                 clock=clock,
             )
-            yield Stage(front, lanes, clock, stores, gate)
+            yield Stage(front, lanes, clock, stores, gate, settings)

@@ -14,7 +14,7 @@ from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
-from gateway.domain.ports import Inbox, Journal, Stores, Transcript
+from gateway.domain.ports import Inbox, Journal, SettingsStore, Stores, Transcript
 from gateway.domain.sessions import Path
 from gateway.sessions.work import MOST_ATTEMPTS
 from gateway.store.memory import open_memory
@@ -336,10 +336,88 @@ async def test_a_requests_own_limit_only_tightens() -> None:
     call = ToolCall("1", "echo", "{}")
     model = ScriptedModel(says("so far", call, tokens=50))
     async with open_memory() as stores, staged(model, stores) as stage:
-        run = await stage.say("hi", token_limit=40)
+        run = await stage.say("hi", limits={"token_budget": 40})
 
     end = stage.heard[run][-1]
     assert (end["reason"], end["partial"], end["response"]) == ("token_budget", True, "so far")
+
+
+@pytest.mark.requirement("S-001-Config-11")
+async def test_settings_hold_for_the_next_question_and_not_for_one_at_work() -> None:
+    stalling = StallingModel()
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        first = await stage.say("one")
+        await stalling.reached.wait()
+        await stage.settings.change("p", {"max_iterations": 2})
+        second = await stage.say("two", peer="other")
+        stalling.reached = anyio.Event()
+        await stalling.reached.wait()
+        configs = []
+        for run_id in (first, second):
+            run = stage.front.live.find(run_id)
+            assert run is not None
+            configs.append(run.summary(stage.clock)["config"])
+            stage.front.abort(run, at_once=True)
+
+    assert [dict(config)["max_iterations"] for config in configs] == [15, 2]  # type: ignore[call-overload]  # a plain object
+
+
+async def test_a_persons_settings_choose_model_and_thinking_and_nobody_elses_do() -> None:
+    agent = replace(AGENT, fallback=replace(AGENT, model="fake-2"))
+    model = ScriptedModel(says("ok"))
+    async with open_memory() as stores, staged(model, stores, agents=(agent,)) as stage:
+        wish = {"oracle_model": "fake-2", "thinking_enabled": True}
+        await stage.settings.change("p", wish)
+        await stage.say("hi")
+        await stage.lanes.rest()
+        await stage.settings.change("p", dict.fromkeys(wish))
+        await stage.settings.change("q", wish)
+        await stage.say("hi")
+
+    assert [(asked.model, asked.thinking) for asked in model.asked] == [
+        ("fake-2", True),
+        ("fake-1", False),
+    ]
+
+
+async def test_whoever_writes_on_a_platform_has_the_settings_of_their_place() -> None:
+    model = ScriptedModel(says("ok"))
+    address = Address("telegram", "bot", "room", sender="5:6")
+    async with open_memory() as stores, staged(model, stores) as stage:
+        await stage.settings.change("telegram:bot:5%3A6", {"thinking_enabled": True})
+        await stage.front.reception.accept(Inbound(address, "hi"))
+
+    assert [asked.thinking for asked in model.asked] == [True]
+
+
+async def test_a_message_waits_for_the_settings_while_the_store_is_away() -> None:
+    model = ScriptedModel(says("ok"))
+    async with open_memory() as stores:
+        failing = FailingSettings(stores.settings, times=2)
+        async with staged(model, replace(stores, settings=failing)) as stage:
+            run = await stage.say("hi")
+            for _ in range(2):
+                await stage.clock.until_someone_sleeps()
+                stage.clock.move(10)
+
+    assert stage.heard[run][-1]["reason"] == "answered"
+    assert failing.times == 0
+
+
+class FailingSettings:
+    """The store cannot be read so many times."""
+
+    def __init__(self, store: SettingsStore, times: int) -> None:
+        self.store, self.times = store, times
+
+    async def read(self, user: str) -> str | None:
+        if self.times:
+            self.times -= 1
+            raise StoreUnavailable("busy")
+        return await self.store.read(user)
+
+    async def write(self, user: str, record: str, *, expected: str | None) -> bool:
+        return await self.store.write(user, record, expected=expected)
 
 
 async def test_an_answer_for_a_channel_leaves_through_the_outbox() -> None:

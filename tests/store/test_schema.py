@@ -1,17 +1,23 @@
 """An older database becomes the newest one, however often it is interrupted."""
 
+import contextlib
 import sqlite3
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from gateway.domain.ids import RunId
 from gateway.store.schema import (
-    MIGRATIONS,
     VERSION,
     columns_of,
     migrate,
     newest_columns,
     version_of,
 )
+from gateway.store.sqlite import open_sqlite
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import a_space, an_ending, an_entry, session_key
 
 
 def shape(db: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -29,9 +35,8 @@ def newest() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("version", range(VERSION + 1))
 def test_every_version_becomes_the_newest(newest: list[tuple[str, str]], version: int) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    for step in MIGRATIONS[:version]:
-        db.executescript(step)
-    db.execute(f"PRAGMA user_version = {version}")
+    migrate(db, version)
+    assert version_of(db) == version
 
     migrate(db)
 
@@ -44,13 +49,42 @@ def test_a_step_that_ran_without_its_number_may_run_again(
     newest: list[tuple[str, str]], version: int
 ) -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
-    for step in MIGRATIONS[: version + 1]:
-        db.executescript(step)
+    migrate(db, version + 1)
     db.execute(f"PRAGMA user_version = {version}")
 
     migrate(db)
 
     assert (version_of(db), shape(db)) == (VERSION, newest)
+
+
+@pytest.fixture
+def of_version_2(tmp_path: Path) -> Path:
+    """A data directory as a gateway of then left it."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as db:
+        db.executescript((Path(__file__).parent / "version_2.sql").read_text("utf-8"))
+        assert version_of(db) == 2
+    return tmp_path
+
+
+async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Path) -> None:
+    async with open_sqlite(of_version_2, clock=FakeClock()) as stores:
+        running, queued = await stores.inbox.unfinished()
+        ended = await stores.runs.find(RunId("run-a"))
+        path = await stores.transcript.path(session_key(), limit=9)
+        kept = await stores.plugins.get(a_space(), "k")
+        notes = await stores.journal.notes(RunId("run-b"))
+        ending = replace(an_ending("b", grown_from="a-2"), rule_state="{}")
+        assert await stores.inbox.finish(ending)
+
+    assert running.new == replace(an_entry("b"), limits={"token_budget": 77})
+    assert (running.state, running.attempts, running.seq) == ("running", 1, 2)
+    assert (queued.new, queued.state) == (an_entry("c"), "queued")
+    assert ended is not None
+    assert (ended.entry.new.limits, ended.log) == ({"token_budget": 500}, b'{"type":"done"}\n')
+    assert [node.message.text for node in path.nodes] == ["question", "answer"]
+    assert (kept, [note.payload for note in notes]) == ("v", ["{}"])
+    async with open_sqlite(of_version_2, clock=FakeClock()) as again:
+        assert await again.rule_states.of(session_key()) == "{}"
 
 
 @pytest.mark.requirement("S-003-Index-01", "S-000-Store-04")
@@ -72,6 +106,9 @@ def test_a_step_that_ran_without_its_number_may_run_again(
             "SELECT key FROM plugin_value WHERE space = 1 AND key >= '' AND key < '' ORDER BY key",
             "COVERING INDEX sqlite_autoindex_plugin_value_1",
         ),
+        ("SELECT json FROM settings WHERE user = ''", "USING PRIMARY KEY"),
+        ("SELECT id FROM notice WHERE agent = '' AND person = '' ORDER BY id DESC", "notice_for"),
+        ("SELECT id FROM notice WHERE claimed_by = ''", "notice_claimed"),
     ],
 )
 def test_a_look_up_uses_its_index(query: str, index: str) -> None:

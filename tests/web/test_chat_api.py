@@ -152,6 +152,18 @@ async def test_a_very_long_answer_in_many_pieces_is_given_whole() -> None:
     assert text.startswith(streamed.sse[-1]["response"])
 
 
+async def test_a_request_may_tighten_any_of_the_limits() -> None:
+    call = ToolCall("1", "echo", "{}")
+    async with open_memory() as stores, staged(ScriptedModel(says("so", call)), stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with running(WebSettings(port=0), routes=routes) as site:
+            limits = {"max_iterations": 1, "timeout_seconds": 10**30}
+            answer = await post_chat(f"http://{site.address}", "hi", limits=limits)
+
+    assert answer.json["reason"] == "max_iterations"
+    assert len(answer.json["tool_calls_made"]) == 1
+
+
 async def test_a_very_long_text_before_the_last_tools_is_the_answer_if_nothing_follows() -> None:
     text = "x" * 200_000
     call = ToolCall("1", "echo", "{}")

@@ -1,6 +1,6 @@
 """chat.send, chat.abort, chat.history, chat.resume."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -31,10 +31,19 @@ class _Params(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class OwnLimits(_Params):
-    """A request's own limits: they may only tighten the agent's."""
+Tighter = Annotated[int, Field(ge=1)] | None
 
-    token_budget: int = Field(ge=1, le=200_000)
+
+class OwnLimits(_Params):
+    """A request's own limits: they only tighten what holds anyway."""
+
+    max_iterations: Tighter = None
+    soft_warning_percent: Tighter = None
+    token_budget: Tighter = None
+    token_warning_percent: Tighter = None
+    timeout_seconds: Tighter = None
+    max_tool_calls_per_turn: Tighter = None
+    max_parallel_tools: Tighter = None
 
 
 class Send(_Params):
@@ -128,7 +137,7 @@ class ChatMethods:
             fingerprint=fingerprint,
             requested_agent=params.agent,
             context_id=None if params.context_id is None else NodeId(params.context_id),
-            token_limit=None if params.limits is None else params.limits.token_budget,
+            limits=given(params.limits),
         )
 
     async def abort(self, call: Call, params: Abort) -> object:
@@ -165,6 +174,10 @@ class ChatMethods:
             await checkpoint()
         follow(run, call.peer, after_seq=seq)
         return {"run_id": params.run_id, "live": not run.ended}
+
+
+def given(limits: OwnLimits | None) -> Mapping[str, int]:
+    return {} if limits is None else limits.model_dump(exclude_none=True)
 
 
 def follow(run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:

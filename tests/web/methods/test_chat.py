@@ -144,7 +144,9 @@ async def test_nobody_speaks_as_another_or_to_an_agent_out_of_reach() -> None:
         {"content": "x", "peer": ""},
         {"content": "x", "peer": "x" * 300},
         {"content": "x", "limits": {"token_budget": 0}},
-        {"content": "x", "limits": {"max_iterations": 99}},
+        {"content": "x", "limits": {"max_iterations": 2.5}},
+        {"content": "x", "limits": {"timeout_seconds": "20"}},
+        {"content": "x", "limits": {"error_limit": 2}},
         {"content": "x", "chanel": "y"},
     ],
 )

@@ -1,0 +1,58 @@
+"""The book of users' settings: read once a user, written by compare-and-set."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import anyio
+
+from gateway.domain.errors import SettingsRefused
+from gateway.domain.ports import Decode, Encode, SettingsStore
+from gateway.domain.settings import RECORD_BYTES, UserSettings
+
+MOST_KNOWN = 4096  # users, of whom most have set nothing
+
+
+@dataclass(slots=True)
+class SettingsBook:
+    """A user is a principal's name, or `channel:account:sender` with its parts encoded."""
+
+    store: SettingsStore
+    encode: Encode
+    decode: Decode
+    _known: dict[str, UserSettings] = field(default_factory=dict)
+
+    async def of(self, user: str) -> UserSettings:
+        """Raises StoreUnavailable."""
+        known = self._known.get(user)
+        if known is not None:
+            return known
+        read = self._opened(await self.store.read(user))
+        # Whoever changed them meanwhile knows better than what was read before.
+        return self._known.get(user) or self._remember(user, read)
+
+    async def change(self, user: str, patch: Mapping[str, object]) -> UserSettings:
+        """From now on; a run that is at work keeps what it began with.
+
+        Raises SettingsRefused if there would be too much to keep, and StoreUnavailable.
+        """
+        while True:
+            before = await self.store.read(user)
+            after = self._opened(before).patched(patch)
+            record = self.encode(after.kept)
+            if len(record) > RECORD_BYTES:
+                raise SettingsRefused(RECORD_BYTES)
+            with anyio.CancelScope(shield=True):  # it is written even if nobody waits for it
+                self._known.pop(user, None)
+                if await self.store.write(user, record.decode(), expected=before):
+                    return self._remember(user, after)
+
+    def _opened(self, record: str | None) -> UserSettings:
+        kept = {} if record is None else self.decode(record)
+        assert isinstance(kept, dict)
+        return UserSettings(kept)
+
+    def _remember(self, user: str, settings: UserSettings) -> UserSettings:
+        self._known[user] = settings
+        if len(self._known) > MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        return settings

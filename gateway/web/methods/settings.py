@@ -1,0 +1,69 @@
+"""settings.get, settings.set: what a user sets for all of their own queries."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import NotFound
+from gateway.domain.ids import encode_part
+from gateway.domain.settings import problem_with
+from gateway.sessions.settings import SettingsBook
+from gateway.web.identity import CHAT, Principal, may
+from gateway.web.methods.chat import Text
+from gateway.web.refusals import InvalidParams
+from gateway.web.rpc import Call, Method
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Get(_Params):
+    user: Text | None = None
+
+
+class Set(_Params):
+    user: Text | None = None
+    patch: dict[str, JsonValue]
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsMethods:
+    book: SettingsBook
+    usual: AgentDef  # what nobody has set is as this agent has it
+
+    def all(self) -> Sequence[Method]:
+        return (
+            Method("settings.get", Get, CHAT, self.get),
+            Method("settings.set", Set, CHAT, self.set),
+        )
+
+    async def get(self, call: Call, params: Get) -> object:
+        settings = await self.book.of(_user(call.principal, params.user))
+        return settings.shown(self.usual)
+
+    async def set(self, call: Call, params: Set) -> object:
+        user = _user(call.principal, params.user)
+        _require_settable(params.patch)
+        settings = await self.book.change(user, params.patch)
+        return settings.shown(self.usual)
+
+
+def _user(principal: Principal, asked: str | None) -> str:
+    """Raises NotFound for somebody else, whether there or not."""
+    own = encode_part(principal.name)
+    if asked in {None, own}:
+        return own
+    if not may(principal, "admin"):
+        raise NotFound(f"user {asked[:64]!r}")
+    return asked
+
+
+def _require_settable(patch: Mapping[str, object]) -> None:
+    """Raises InvalidParams with everything that is wrong."""
+    told = [(name, problem_with(name, one)) for name, one in patch.items() if one is not None]
+    problems = [(f"patch.{name}", why) for name, why in told if why is not None]
+    if problems:
+        raise InvalidParams("; ".join(f"{name}: {why}" for name, why in problems), problems)
