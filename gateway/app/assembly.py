@@ -15,6 +15,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.app.plugins import loaded_plugins
+from gateway.app.rules import Rulebook
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.domain.agents import AgentDef
@@ -49,6 +50,7 @@ from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.settings import TokenDef, WebSettings
 
@@ -91,6 +93,7 @@ class Gateway:
     gate: ToolGate
     plugins: Plugins
     bus: Bus
+    rules: Rulebook
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -105,6 +108,7 @@ class Gateway:
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
             *EventMethods(self.bus).all(),
+            *RuleMethods(lambda: self.rules.current).all(),
             *InsightMethods(
                 self.front,
                 about,
@@ -180,9 +184,10 @@ async def assembled(
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
-        parts = Parts(version, clock, ids, stores, souls, model, plugins, gate)
+        rules = Rulebook(config, clock)
+        parts = Parts(version, clock, ids, stores, souls, model, plugins, gate, rules)
         rooms = _wired(config, parts, group)
-        for task in (souls.keep_fresh, rooms.sweep, rooms.watch_store):
+        for task in (souls.keep_fresh, rules.keep_fresh, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
         try:
             yield rooms
@@ -202,6 +207,7 @@ class Parts:
     model: Model
     plugins: Plugins
     gate: ToolGate
+    rules: Rulebook
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -258,6 +264,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         gate=parts.gate,
         plugins=parts.plugins,
         bus=bus,
+        rules=parts.rules,
     )
 
 

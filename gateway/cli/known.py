@@ -3,6 +3,7 @@
 from functools import cache
 
 from gateway.config.values import BundledPlugin, Known, Preset
+from gateway.control.rules.compiling import CORE, problems_of
 from gateway.host.shipped import shipped_folder
 from gateway.providers.presets import PRESETS
 from gateway.providers.windows import context_window, output_limit
@@ -39,4 +40,4 @@ def known() -> Known:
         name: BundledPlugin(folder / name / "tool.wasm", needs, is_usual=name in USUAL)
         for name, needs in BUNDLED.items()
     }
-    return Known(presets, bundled, context_window, output_limit)
+    return Known(presets, bundled, context_window, output_limit, CORE, problems_of)

@@ -63,6 +63,7 @@ class Agents:
             system_prompt=section.system_prompt,
             soul_path=self._soul(path, section),
             tools=tuple(section.tools),
+            rules=tuple(section.rules),
             limits=replace(Limits(), **{**_given(self.sections.limits), **_given(section.limits)}),
             context=self._context(path, section.context, asked["context_window"]),
             **asked,
