@@ -1,7 +1,7 @@
 """Rules from three places: those that ship, `[[rules]]`, and the files of `rules_dir`."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -44,8 +44,11 @@ class RuleReader:
 
     def file(self, path: Path, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
         """Raises ConfigInvalid with every problem at once."""
-        document, report = read_document(path, self.name(path)), Report()
-        content = dict(document.content)
+        return self.whole(read_document(path, self.name(path)), taken)
+
+    def whole(self, document: Document, taken: Mapping[str, RuleDef]) -> tuple[RuleDef, ...]:
+        """Of a document that holds rules alone. Raises ConfigInvalid."""
+        report, content = Report(), dict(document.content)
         for key in content.keys() - {"rules"}:
             message, fix = f"unknown key {quoted(key)}", "a file of rules holds [[rules]] alone"
             report.wrong(Code.UNKNOWN_KEY, (key,), message, fix, at="key")
@@ -74,13 +77,13 @@ class RuleReader:
 
     def rules(
         self,
-        sections: Iterable[RuleSection],
+        sections: Sequence[RuleSection],
         document: Document,
         report: Report,
         taken: Mapping[str, RuleDef],
     ) -> tuple[RuleDef, ...]:
         found: dict[str, RuleDef] = {}
-        lines = _lines(document)
+        lines = _lines(document, len(sections))
         for index, section in enumerate(sections):
             path: KeyPath = ("rules", index)
             line = f":{lines[index]}" if index < len(lines) else ""
@@ -154,9 +157,9 @@ def _action(path: KeyPath, section: ActionSection, report: Report) -> Action | N
     return Action(kinds[0], value, given)
 
 
-def _lines(document: Document) -> Sequence[int]:
+def _lines(document: Document, count: int) -> Sequence[int]:
     """Where each rule begins. The positions of everything take a parser that is slow to load."""
     starts = [found.start() for found in _HEADER.finditer(document.source)]
-    if len(starts) != len(document.content.get("rules", ())):
+    if len(starts) != count:
         return ()  # it is written in another way, or a text holds such a line
     return [document.source.count(b"\n", 0, start) + 1 for start in starts]

@@ -5,11 +5,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from fnmatch import fnmatchcase
-from math import isfinite
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gateway.control.expressions import (
+    LARGEST,
     Expression,
     ExpressionFailed,
     ExpressionInvalid,
@@ -27,7 +28,7 @@ from gateway.control.rules.acts import (
     SetModel,
     SetState,
 )
-from gateway.control.rules.templates import MOST, Template, compile_path, compile_template, said
+from gateway.control.rules.templates import MOST, Template, compile_path, compile_template, shown
 from gateway.control.words import meant, short
 from gateway.domain.events import KINDS, SEVERITIES, Event, kind_named
 from gateway.domain.notices import Notice
@@ -51,7 +52,7 @@ Built = TypeVar("Built")
 class Rule:
     definition: RuleDef
     when: Expression | None
-    dedupe: tuple[Expression | None, ...]  # None: the event's type
+    sameness: Template  # gives the same text for events that are the same again
     makers: tuple[Make, ...]
 
     def hears(self, event_type: str) -> bool:
@@ -72,11 +73,6 @@ class Rule:
         """Raises ExpressionFailed."""
         return tuple(make(event, scope) for make in self.makers)
 
-    def sameness(self, event: Event, scope: Scope) -> str:
-        """The same text for events that are the same again. Raises ExpressionFailed."""
-        parts = (event.type if one is None else said(one.evaluate(scope)) for one in self.dedupe)
-        return "\n".join(parts)
-
 
 def compiled(definition: RuleDef) -> tuple[Rule, tuple[RuleProblem, ...]]:
     """The rule must not be used if there is a problem."""
@@ -89,7 +85,7 @@ def compiled(definition: RuleDef) -> tuple[Rule, tuple[RuleProblem, ...]]:
     makers: list[Make] = []
     for index, action in enumerate(definition.do):
         makers += compiler.makers(("do", index), action)
-    rule = Rule(definition, when, compiler.dedupe(), tuple(makers))
+    rule = Rule(definition, when, compiler.sameness(), tuple(makers))
     return rule, tuple(compiler.problems)
 
 
@@ -120,14 +116,15 @@ class _Compiler:
     def template(self, path: Place, text: str) -> Template:
         return self._built(path, text, lambda: compile_template(text, ROOTS), Template(()))
 
-    def dedupe(self) -> tuple[Expression | None, ...]:
-        text, at, found = self.rule.batch.dedupe, 0, list[Expression | None]()
+    def sameness(self) -> Template:
+        text, at, path = self.rule.batch.dedupe, 0, ("batch", "dedupe")
+        parts: list[str | Callable[[Scope], str]] = []
         for part in text.split(":") if text else ():
-            build = _path_at(part, at)
-            path = ("batch", "dedupe")
-            found.append(None if part == "type" else self._built(path, text, build, _NOTHING))
+            name = "event.type" if part == "type" else part
+            build = partial(compile_path, name, ROOTS, at)
+            parts += [shown(self._built(path, text, build, _NOTHING)), "\n"]
             at += len(part) + 1
-        return tuple(found)
+        return Template(tuple(parts))
 
     def makers(self, above: Place, action: Action) -> Sequence[Make]:
         path = (*above, action.kind)
@@ -218,14 +215,12 @@ _NAMED: dict[str, Callable[[str], Act]] = {
 }
 
 
-def _path_at(part: str, at: int) -> Callable[[], Expression]:
-    return lambda: compile_path(part, ROOTS, at)
-
-
 def _kept(key: str, value: object) -> object:
     """Plain and small: it is stored with the session."""
-    is_plain = isinstance(value, str | int | None) or (isinstance(value, float) and isfinite(value))
-    if not is_plain:
+    is_fine = isinstance(value, str | None)
+    if isinstance(value, int | float):
+        is_fine = -LARGEST <= value <= LARGEST
+    if not is_fine:
         raise ExpressionFailed(f"{key}: a {type(value).__name__} like this cannot be kept")
     if isinstance(value, str) and len(value) > MOST:
         raise ExpressionFailed(f"{key}: a text of more than {MOST} characters cannot be kept")

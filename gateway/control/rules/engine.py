@@ -178,9 +178,9 @@ class RunRules:
         self._kept[key] = self._changes[key] = value
 
     def _is_again(self, rule: Rule, event: Event, seen: _View) -> bool:
-        if not rule.dedupe:
+        if not rule.sameness.parts:
             return False
-        key = (rule.definition.id, rule.sameness(event, seen))
+        key = (rule.definition.id, rule.sameness.render(seen))
         last = self._told.get(key)
         if last and event.at - last < timedelta(milliseconds=rule.definition.batch.dedupe_ms):
             return True

@@ -47,7 +47,7 @@ def compile_template(text: str, roots: Collection[str]) -> Template:
         end = found.end()
         if found[1] is not None:
             path = compile_path(found[1], roots, found.start(1))
-            parts.append(_value(path, _checked_format(found)))
+            parts.append(shown(path, _checked_format(found)))
         elif len(found[0]) == 2:
             parts.append(found[0][0])
         else:
@@ -64,18 +64,18 @@ def _checked_format(found: re.Match[str]) -> str | None:
     return found[2]
 
 
-def _value(path: Expression, spec: str | None) -> Callable[[Scope], str]:
+def shown(path: Expression, spec: str | None = None) -> Callable[[Scope], str]:
     def render(scope: Scope) -> str:
         value = path.evaluate(scope)
         try:
-            return said(value) if spec is None else format(value, spec)
+            return _said(value) if spec is None else format(value, spec)
         except CANNOT as error:
-            raise ExpressionFailed(f"{path.text}|{spec}: {error}") from error
+            raise ExpressionFailed(f"{path.text}|{spec or ''}: {error}") from error
 
     return render
 
 
-def said(value: object) -> str:
+def _said(value: object) -> str:
     """As people write it; nothing for what is not there."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
