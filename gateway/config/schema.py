@@ -304,9 +304,11 @@ class ActionSection(Section):
 class BatchSection(Section):
     """What happens when the same comes often."""
 
-    window_ms: int = key(_BATCH.window_ms, "Notices wait so long.", ge=0, le=3_600_000)
-    max: int = key(_BATCH.max, "Or until they are so many.", ge=1, le=1_000)
-    dedupe: str = key(_BATCH.dedupe, "Paths, with colons between, that make events the same.")
+    window_ms: int = key(
+        _BATCH.window_ms, "Notices of so long are told as one.", ge=0, le=3_600_000
+    )
+    max: int = key(_BATCH.max, "At most so many.", ge=1, le=1_000)
+    dedupe: str = key(_BATCH.dedupe, "Paths, with colons between, that make notices the same.")
     dedupe_ms: int = key(_BATCH.dedupe_ms, "The same only counts later.", ge=1, le=86_400_000)
 
 

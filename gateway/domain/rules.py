@@ -14,10 +14,10 @@ ActionKind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """How notices that come close together are gathered, and which events are the same again."""
+    """Which of a rule's notices are told as one, and which are the same again."""
 
-    window_ms: int = 0  # 0: nothing waits
-    max: int = 10  # notices that wait
+    window_ms: int = 1_000
+    max: int = 3
     dedupe: str = ""  # paths with colons between; `type` is the event's
     dedupe_ms: int = 10_000
 

@@ -31,7 +31,7 @@ from gateway.control.rules.acts import (
 from gateway.control.rules.templates import MOST, Template, compile_path, compile_template, shown
 from gateway.control.words import meant, short
 from gateway.domain.events import KINDS, SEVERITIES, Event, kind_named
-from gateway.domain.notices import Notice
+from gateway.domain.notices import Batching, Notice
 from gateway.domain.rules import Action, RuleDef, RuleProblem
 
 CORE = Path(__file__).with_name("core.toml")  # the rules that ship with the gateway
@@ -52,7 +52,6 @@ Built = TypeVar("Built")
 class Rule:
     definition: RuleDef
     when: Expression | None
-    sameness: Template  # gives the same text for events that are the same again
     makers: tuple[Make, ...]
 
     def hears(self, event_type: str) -> bool:
@@ -83,9 +82,10 @@ def compiled(definition: RuleDef) -> tuple[Rule, tuple[RuleProblem, ...]]:
         compiler.wrong(("enabled",), "a core rule cannot be disabled", "leave enabled out")
     when = compiler.expression(("when",), definition.when) if definition.when else None
     makers: list[Make] = []
+    compiler.read_batch()
     for index, action in enumerate(definition.do):
         makers += compiler.makers(("do", index), action)
-    rule = Rule(definition, when, compiler.sameness(), tuple(makers))
+    rule = Rule(definition, when, tuple(makers))
     return rule, tuple(compiler.problems)
 
 
@@ -97,6 +97,8 @@ def problems_of(definition: RuleDef) -> tuple[RuleProblem, ...]:
 class _Compiler:
     rule: RuleDef
     problems: list[RuleProblem] = field(default_factory=list)
+    batching: Batching = Batching()
+    sameness: Template = Template(())  # the same text for events that are the same again
 
     def wrong(self, path: Place, message: str, fix: str, column: int | None = None) -> None:
         self.problems.append(RuleProblem(path, message, fix, column))
@@ -116,15 +118,15 @@ class _Compiler:
     def template(self, path: Place, text: str) -> Template:
         return self._built(path, text, lambda: compile_template(text, ROOTS), Template(()))
 
-    def sameness(self) -> Template:
-        text, at, path = self.rule.batch.dedupe, 0, ("batch", "dedupe")
+    def read_batch(self) -> None:
+        batch, at, path = self.rule.batch, 0, ("batch", "dedupe")
+        self.batching = Batching(batch.window_ms / 1_000, batch.max, batch.dedupe_ms / 1_000)
         parts: list[str | Callable[[Scope], str]] = []
-        for part in text.split(":") if text else ():
-            name = "event.type" if part == "type" else part
-            build = partial(compile_path, name, ROOTS, at)
-            parts += [shown(self._built(path, text, build, _NOTHING)), "\n"]
+        for part in batch.dedupe.split(":") if batch.dedupe else ():
+            build = partial(compile_path, "event.type" if part == "type" else part, ROOTS, at)
+            parts += [shown(self._built(path, batch.dedupe, build, _NOTHING)), "\n"]
             at += len(part) + 1
-        return Template(tuple(parts))
+        self.sameness = Template(tuple(parts))
 
     def makers(self, above: Place, action: Action) -> Sequence[Make]:
         path = (*above, action.kind)
@@ -148,7 +150,7 @@ class _Compiler:
                 return (lambda event, scope: act,)
 
     def _notify(self, above: Place, action: Action) -> Make:
-        text, given = self.template((*above, "notify"), str(action.value)), dict(action.options)
+        text, given = self.template((*above, "notify"), str(action.value)), {**action.options}
         waits = [name for name in WAITS if name in given]
         point = given.setdefault("inject_at", "deferred" if waits else "turn_start")
         if bool(waits) != (point == "deferred"):
@@ -159,12 +161,19 @@ class _Compiler:
             given["when"] = given.pop("not_before")
             self.expression((*above, "not_before"), str(given["when"]))
         expires_s: Any = given.pop("expires_s", None)
-        options: dict[str, Any] = {**given, "source": f"rule:{self.rule.id}"}
+        options: dict[str, Any] = {
+            **given,
+            "source": f"rule:{self.rule.id}",
+            "batching": self.batching,
+        }
+        sameness = self.sameness
 
         def make(event: Event, scope: Scope) -> Act:
             end = event.at + timedelta(seconds=expires_s) if expires_s else None
-            content = text.render(scope)
-            return Notify(Notice(content, **options, expires_at=end, data=event.payload))
+            same, content = sameness.render(scope) or None, text.render(scope)
+            return Notify(
+                Notice(content, **options, expires_at=end, dedupe_key=same, data=event.payload)
+            )
 
         return make
 

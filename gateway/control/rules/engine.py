@@ -1,13 +1,12 @@
 """Rules at work: events of a run go in, what is to be done comes out. Nothing here waits."""
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from gateway.control.expressions import ExpressionFailed
-from gateway.control.rules.acts import Act, Emit, Notify, SetState
+from gateway.control.rules.acts import Act, Emit, SetState
 from gateway.control.rules.compiling import Rule, compiled
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import Event
@@ -16,7 +15,7 @@ from gateway.domain.rules import RefusedRules, RuleDef
 log = logging.getLogger(__name__)
 
 QUARANTINE_AT = 3  # errors, for as long as the gateway runs
-MOST_REMEMBERED = 1_000  # of types of events, and of events that are not told again
+MOST_REMEMBERED = 1_000  # of types of events
 ONCE = "once:"  # in what is kept, before the id of a rule; no name of set_state has a colon
 
 
@@ -110,14 +109,6 @@ def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]
     return _View({"event": told, "payload": event.payload, "plugin": plugin}, scope)
 
 
-@dataclass(slots=True)
-class _Waiting:
-    """Notices of a rule that are gathered."""
-
-    until: datetime
-    notices: list[Act] = field(default_factory=list)
-
-
 class RunRules:
     """The rules of one run. `only`: the ids that its agent names; none: every one that is enabled.
 
@@ -134,8 +125,6 @@ class RunRules:
         self._kept = dict(kept)
         self._changes: dict[str, object] = {}
         self._fired: set[str] = set()
-        self._told: dict[tuple[str, str], datetime] = {}
-        self._waiting: dict[str, _Waiting] = {}
 
     @property
     def changes(self) -> Mapping[str, object]:
@@ -143,12 +132,12 @@ class RunRules:
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
         """What the rules want done, in order of their priority."""
-        acts = self._due(event.at)
+        acts: list[Act] = []
         seen = view(event, scope, self._kept)
         for rule in self._rules.hearing(event.type):
             if self._may_fire(rule, event):
                 acts += self._asked(rule, event, seen)
-        return tuple(acts + self._due(None)) if event.type == "session.end" else tuple(acts)
+        return tuple(acts)
 
     def _may_fire(self, rule: Rule, event: Event) -> bool:
         one = rule.definition
@@ -159,9 +148,9 @@ class RunRules:
         is_sound = not self._rules.faults[one.id].is_quarantined
         return is_on and not is_spent and is_sound and rule.is_severe_enough(event)
 
-    def _asked(self, rule: Rule, event: Event, seen: _View) -> list[Act]:
+    def _asked(self, rule: Rule, event: Event, seen: _View) -> Sequence[Act]:
         try:
-            if not rule.holds(seen) or self._is_again(rule, event, seen):
+            if not rule.holds(seen):
                 return []
             acts = rule.acts(event, seen)
         except ExpressionFailed as error:
@@ -172,37 +161,7 @@ class RunRules:
         for act in acts:
             if isinstance(act, SetState):
                 self._keep(act.key, act.value)
-        return self._gathered(rule, event, acts)
+        return acts
 
     def _keep(self, key: str, value: object) -> None:
         self._kept[key] = self._changes[key] = value
-
-    def _is_again(self, rule: Rule, event: Event, seen: _View) -> bool:
-        if not rule.sameness.parts:
-            return False
-        key = (rule.definition.id, rule.sameness.render(seen))
-        last = self._told.get(key)
-        if last and event.at - last < timedelta(milliseconds=rule.definition.batch.dedupe_ms):
-            return True
-        if len(self._told) >= MOST_REMEMBERED:
-            self._told.pop(next(iter(self._told)))
-        self._told[key] = event.at
-        return False
-
-    def _gathered(self, rule: Rule, event: Event, acts: tuple[Act, ...]) -> list[Act]:
-        """Without the notices that wait for others; what is critical waits for nobody."""
-        one = rule.definition
-        if not one.batch.window_ms or event.severity == "critical":
-            return list(acts)
-        until = event.at + timedelta(milliseconds=one.batch.window_ms)
-        waiting = self._waiting.setdefault(one.id, _Waiting(until))
-        waiting.notices += [act for act in acts if isinstance(act, Notify)]
-        rest: list[Act] = [act for act in acts if not isinstance(act, Notify)]
-        if len(waiting.notices) < one.batch.max:
-            return rest
-        return rest + self._waiting.pop(one.id).notices
-
-    def _due(self, now: datetime | None) -> list[Act]:
-        """Notices that have waited long enough; None: all of them."""
-        due = [key for key, one in self._waiting.items() if now is None or one.until <= now]
-        return [act for key in due for act in self._waiting.pop(key).notices]

@@ -4,16 +4,17 @@ import logging
 
 import pytest
 
+from gateway.control.notices import Notices
 from gateway.control.rules.acts import Act, Emit, Log, Notify, SetState
 from gateway.control.rules.engine import (
-    MOST_REMEMBERED,
     QUARANTINE_AT,
     RulesInvalid,
     RunRules,
     load_rules,
 )
+from gateway.domain.notices import Batching
 from gateway.domain.rules import Action, RuleDef
-from tests.fakes.rules import core_definitions, definitions, event, rule, rules_of
+from tests.fakes.rules import NOON, core_definitions, definitions, event, rule, rules_of
 
 
 def said(acts: tuple[Act, ...]) -> list[str]:
@@ -185,58 +186,30 @@ def test_an_event_that_is_not_severe_enough_is_not_heard() -> None:
     assert run.on(event(severity="critical"), {})
 
 
-def test_notices_wait_for_each_other_until_the_window_ends() -> None:
-    run = RunRules(rules_of(notify("{payload.x}", "batch = { window_ms = 1000 }\non = ['*CALL*']")))
+def test_how_notices_are_gathered_and_which_are_the_same_is_said_with_them() -> None:
+    batch = "batch = { window_ms = 500, max = 7, dedupe = 'type:payload.x', dedupe_ms = 2000 }"
+    run = RunRules(rules_of(notify("n", batch)))
+    queue = Notices()
 
-    assert not run.on(event("on_tool_call", {"x": 1}), {})
-    assert not run.on(event("on_tool_call", {"x": 2}, after_ms=999), {})
-    assert said(run.on(event("query.start", after_ms=1_000), {})) == ["1", "2"]
-    assert not run.on(event("query.start", after_ms=9_000), {})
+    def pushed(name: str, x: int, after_ms: int) -> bool:
+        one = event(name, {"x": x}, after_ms=after_ms)
+        (act,) = run.on(one, {})
+        assert isinstance(act, Notify)
+        assert act.notice.batching == Batching(0.5, 7, 2.0)
+        return queue.push(act.notice, one.at)
 
-
-def test_notices_wait_until_they_are_enough() -> None:
-    run = RunRules(rules_of(notify("{payload.x}", "batch = { window_ms = 1000, max = 2 }")))
-
-    assert not run.on(event(payload={"x": 1}), {})
-    assert said(run.on(event(payload={"x": 2}), {})) == ["1", "2"]
-    assert not run.on(event(payload={"x": 3}), {})
-
-
-def test_what_is_critical_does_not_wait_nor_does_what_is_no_notice() -> None:
-    text = "batch = { window_ms = 1000 }\ndo = [{ notify = 'n' }, { log = 'l' }]"
-    run = RunRules(rules_of(rule(text)))
-
-    assert said(run.on(event(), {})) == ["l"]
-    assert said(run.on(event(severity="critical"), {})) == ["n", "l"]
+    assert pushed("query.start", 1, 0)
+    assert not pushed("query.start", 1, 1_999)
+    assert pushed("query.start", 2, 1_999)
+    assert pushed("session.resumed", 1, 1_999)
+    assert pushed("query.start", 1, 2_000)
 
 
-def test_nothing_waits_beyond_the_end_of_the_run() -> None:
-    run = RunRules(rules_of(notify("{event.type}", "batch = { window_ms = 100000 }")))
+def test_without_dedupe_no_notice_is_the_same() -> None:
+    (act,) = RunRules(rules_of(notify("n"))).on(event(), {})
 
-    run.on(event(), {})
-
-    assert said(run.on(event("session.end"), {})) == ["query.start", "session.end"]
-
-
-def test_an_event_that_is_the_same_again_is_passed_over_for_a_while() -> None:
-    batch = "batch = { dedupe = 'type:payload.x', dedupe_ms = 1000 }"
-    run = RunRules(rules_of(notify("{payload.x}", batch)))
-
-    assert run.on(event(payload={"x": 1}), {})
-    assert not run.on(event(payload={"x": 1, "y": 2}, after_ms=999), {})
-    assert run.on(event(payload={"x": 2}, after_ms=999), {})
-    assert run.on(event("session.resumed", {"x": 1}, after_ms=999), {})
-    assert run.on(event(payload={"x": 1}, after_ms=1_000), {})
-
-
-def test_what_is_remembered_has_a_bound() -> None:
-    run = RunRules(rules_of(notify("n", "batch = { dedupe = 'payload.x' }")))
-
-    for number in range(MOST_REMEMBERED + 1):
-        assert run.on(event(f"house.x{number}", {"x": number}), {})
-
-    assert run.on(event(payload={"x": 0}), {})
-    assert not run.on(event(payload={"x": MOST_REMEMBERED}), {})
+    assert isinstance(act, Notify)
+    assert (act.notice.dedupe_key, act.notice.batching) == (None, Batching())
 
 
 def test_rules_that_are_read_again_keep_their_errors_unless_they_have_changed() -> None:
@@ -308,13 +281,14 @@ def test_the_model_is_told_of_a_large_result_once_a_run() -> None:
 
 @pytest.mark.requirement("S-002-Rules-10")
 def test_the_model_is_told_of_the_third_failure_of_one_tool_once() -> None:
-    run = RunRules(load_rules(core_definitions()))
+    run, queue = RunRules(load_rules(core_definitions())), Notices()
     failures = [("a", 1), ("a", 2), ("b", 1), ("a", 3), ("a", 4), ("b", 2), ("b", 3)]
 
-    told = [
-        bool(run.on(event("on_tool_failure", {"tool": tool, "failures": n}, after_ms=n), {}))
-        for tool, n in failures
-    ]
+    def is_told(tool: str, count: int) -> bool:
+        acts = run.on(event("on_tool_failure", {"tool": tool, "failures": count}), {})
+        return any(isinstance(act, Notify) and queue.push(act.notice, NOON) for act in acts)
+
+    told = [is_told(tool, count) for tool, count in failures]
 
     assert told == [False, False, False, True, False, False, True]
 
