@@ -132,12 +132,11 @@ class RunRules:
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
         """What the rules want done, in order of their priority."""
-        acts: list[Act] = []
+        hearing = [one for one in self._rules.hearing(event.type) if self._may_fire(one, event)]
+        if not hearing:
+            return ()
         seen = view(event, scope, self._kept)
-        for rule in self._rules.hearing(event.type):
-            if self._may_fire(rule, event):
-                acts += self._asked(rule, event, seen)
-        return tuple(acts)
+        return tuple(act for rule in hearing for act in self._asked(rule, event, seen))
 
     def _may_fire(self, rule: Rule, event: Event) -> bool:
         one = rule.definition
