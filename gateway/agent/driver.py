@@ -77,7 +77,8 @@ class Driver:
                 self._hand_over()
             group.cancel_scope.cancel()
         self.reins.let_go()
-        turn.let_go()
+        del turn.run  # nothing in a turn refers to itself then: it goes when the last lets go
+        turn.voice.let_go()
         assert turn.end is not None
         provider, model = self._last
         return Answer(
@@ -89,6 +90,7 @@ class Driver:
             tuple(said.run_id for said in turn.exchange.taken),
             tuple(turn.voice.posts),
             turn.farewell,
+            self.job.rules.kept,
         )
 
     def progress(self) -> Mapping[str, object]:

@@ -26,6 +26,11 @@ class Rules(Protocol):
 
     def on(self, event: Event, scope: Mapping[str, object], /) -> Sequence[Act]: ...
 
+    @property
+    def kept(self) -> Mapping[str, object] | None:
+        """What they keep of the session from now on; None: as it was."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -58,6 +63,7 @@ class Answer:
     taken: tuple[RunId, ...] = ()
     posts: tuple[Notice, ...] = ()
     farewell: Event | None = None  # to be told once the end is durable
+    kept: Mapping[str, object] | None = None  # by the rules
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

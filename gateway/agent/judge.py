@@ -41,6 +41,11 @@ class Judge:
             self._course.terminate(reason if reason in STOPS else "cancelled")
         return bool(may)
 
+    def find_reason(self, *, is_over: bool) -> None:
+        """A loop that ended without an answer may have come to a limit by its own count."""
+        if not is_over and self._course.reason is None:
+            self.may_continue()
+
     def start_turn(self) -> None:
         before = self._course.state.warnings
         self._course.state = asked(self._policy, "on_turn_start", self._course.state)

@@ -97,7 +97,7 @@ class Turn:
         self.saved: str | None = None  # what the tree wants to be kept: "exchange" or "partial"
         self.end: End | None = None
         self.farewell: Event | None = None  # to be told once the end is durable
-        self._failure: ModelBroke | None = None
+        self.failure: ModelBroke | None = None
         self._stop_after: DoneReason | None = None
         host = Host(
             now=lambda: self.moment.at,
@@ -149,11 +149,6 @@ class Turn:
         self.run.give_up()
         self._advance()
 
-    def let_go(self) -> None:
-        """Nothing in it refers to itself any more: it goes when the last who knows it lets go."""
-        del self.run
-        self.voice.let_go()
-
     # -- for leaves
 
     def ask(self, leaf: Call) -> object:
@@ -170,7 +165,7 @@ class Turn:
             course.terminate(reason)
         if course.reason is not None:
             return leaf.failed(f"the run ends: {course.reason}", "stopped")
-        self._failure = None
+        self.failure = None
         ticket = self.tickets.draw(leaf, self._halted)
         self.tickets.new.append(self.exchange.asking(leaf, ticket))
         return self.tickets.open[ticket].pending
@@ -233,7 +228,7 @@ class Turn:
             return
         failure = told.failure
         self.exchange.cut(was_sent=failure.started)
-        self._failure = told
+        self.failure = told
         facts = {"kind": failure.kind, "provider": failure.provider}
         self.voice.event("model.failed", facts)
         found.pending.complete(False)  # noqa: FBT003  # a leaf's answer
@@ -258,11 +253,13 @@ class Turn:
     def _ended(self, outcome: Outcome) -> None:
         try:
             self.exchange.close_round()
+            is_over = self.exchange.is_answered or self.failure is not None
+            self.judge.find_reason(is_over=is_over)
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
         if self._stop_after is not None and self.exchange.is_answered:
             self.course.terminate(self._stop_after)
-        self.end = _end(self.exchange, self._failure, outcome)
+        self.end = _end(self.exchange, self.failure, outcome)
         self.course.tell_stop()
         self.round.tell_sources()
         self.exchange.said = list(with_last_word(self.exchange.said, self.end.text))

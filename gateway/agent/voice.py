@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 
 from gateway.agent.job import Emit, Job
 from gateway.agent.wishes import Moment
@@ -11,11 +12,14 @@ from gateway.control.expressions import ExpressionFailed, ExpressionInvalid, com
 from gateway.control.notices import Moment as Point
 from gateway.control.notices import Notices, notice_chunk, told_to_model
 from gateway.control.rules import acts
+from gateway.control.rules.compiling import ROOTS
 from gateway.domain.chunks import Chunk, SystemType
 from gateway.domain.events import Event, Severity, kind_named
 from gateway.domain.notices import Notice
 
 log = logging.getLogger(__name__)
+
+_compiled = lru_cache(maxsize=256)(partial(compile_expression, roots=ROOTS))
 
 LEVELS = logging.getLevelNamesMapping()
 
@@ -95,7 +99,7 @@ class Voice:
 
     def _holds(self, text: str) -> bool:
         try:
-            return compile_expression(text, roots=tuple(self._scope)).holds(self._scope)
+            return _compiled(text).holds(self._scope)
         except (ExpressionInvalid, ExpressionFailed) as error:
             log.warning("a notice waits for nothing", extra={"why": str(error)})
             return True

@@ -3,7 +3,7 @@
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,6 +17,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import SHIPPED, Plans
 from gateway.app.plugins import loaded_plugins
+from gateway.app.rules import Rulebook
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DECISION_TREES, DecisionTrees
@@ -53,6 +54,7 @@ from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.settings import TokenDef, WebSettings
@@ -97,6 +99,7 @@ class Gateway:
     gate: ToolGate
     plugins: Plugins
     bus: Bus
+    rules: Rulebook
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -112,6 +115,7 @@ class Gateway:
             *SessionMethods(self.front).all(),
             *EventMethods(self.bus).all(),
             *SettingsMethods(self.settings, usual_agent(self.config)).all(),
+            *RuleMethods(lambda: self.rules.current).all(),
             *InsightMethods(
                 self.front,
                 about,
@@ -163,14 +167,6 @@ class Gateway:
         self.front.live.abandon_all()
 
 
-class NoRules:
-    def on(self, event: object, scope: object) -> tuple[()]:
-        return ()
-
-
-NO_RULES = NoRules()
-
-
 @asynccontextmanager
 async def assembled(
     config: GatewayConfig,
@@ -197,9 +193,14 @@ async def assembled(
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
-        parts = Parts(version, clock, ids, stores, souls, plans, model, plugins, gate)
+        rules = Rulebook(config, clock)
+        decisions = await to_thread.run_sync(decision_trees)
+        parts = Parts(
+            version, clock, ids, stores, souls, plans, decisions, model, plugins, gate, rules
+        )
         rooms = _wired(config, parts, group)
-        for task in (souls.keep_fresh, plans.keep_fresh, rooms.sweep, rooms.watch_store):
+        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
+        for task in (*followed, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
         try:
             yield rooms
@@ -217,9 +218,11 @@ class Parts:
     stores: Stores
     souls: Souls
     plans: Plans
+    decisions: DecisionTrees
     model: Model
     plugins: Plugins
     gate: ToolGate
+    rules: Rulebook
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -229,24 +232,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     bus = Bus()
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
-    means = Means(
-        agents=agents,
-        inbox=parts.stores.inbox,
-        journal=parts.stores.journal,
-        episodes=episodes,
-        souls=parts.souls,
-        model=parts.model,
-        gate=parts.gate,
-        settings=settings,
-        clock=parts.clock,
-        bus=bus,
-        encode=to_json,
-        decode=from_json,
-        plans=parts.plans,
-        rules=lambda agent: NO_RULES,
-        notices=parts.stores.notices,
-        decisions=decision_trees(),
-    )
+    means = _means(parts, agents, episodes, settings, bus)
     router = Router(tuple(agents), config.bindings, config.default_agent)
     reception = Reception(
         router=router,
@@ -283,6 +269,35 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         gate=parts.gate,
         plugins=parts.plugins,
         bus=bus,
+        rules=parts.rules,
+    )
+
+
+def _means(
+    parts: Parts,
+    agents: Mapping[AgentId, AgentDef],
+    episodes: Episodes,
+    settings: SettingsBook,
+    bus: Bus,
+) -> Means:
+    return Means(
+        agents=agents,
+        inbox=parts.stores.inbox,
+        journal=parts.stores.journal,
+        episodes=episodes,
+        souls=parts.souls,
+        model=parts.model,
+        gate=parts.gate,
+        settings=settings,
+        clock=parts.clock,
+        bus=bus,
+        encode=to_json,
+        decode=from_json,
+        plans=parts.plans,
+        rules=lambda: parts.rules.current,
+        rule_states=parts.stores.rule_states,
+        notices=parts.stores.notices,
+        decisions=parts.decisions,
     )
 
 

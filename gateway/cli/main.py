@@ -21,6 +21,7 @@ VERBS = {
     "plugin": ("gateway.cli.plugin", "plugin"),
     "provider": ("gateway.cli.provider", "provider"),
     "route": ("gateway.cli.route", "route"),
+    "rule": ("gateway.cli.rule", "rule"),
     "session": ("gateway.cli.session", "session"),
     "tree": ("gateway.cli.tree", "tree"),
     "version": ("gateway.cli.version", "version"),

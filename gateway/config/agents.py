@@ -65,6 +65,7 @@ class Agents:
             tools=tuple(section.tools),
             tree=self._tree(path, section),
             decision=self._decision(path, section),
+            rules=tuple(section.rules),
             limits=replace(Limits(), **{**_given(self.sections.limits), **_given(section.limits)}),
             context=self._context(path, section.context, asked["context_window"]),
             **asked,

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from datetime import date, time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 from pydantic import ValidationError
 
@@ -95,7 +95,8 @@ def _mend(content: Any, finding: Finding) -> None:
     owner.pop(finding.path[at], None)
     field = field_at(finding.path[: at + 1])
     if field is not None and field.is_required():
-        owner[finding.path[at]] = PLACEHOLDER
+        is_list = get_origin(field.annotation) is list
+        owner[finding.path[at]] = [] if is_list else PLACEHOLDER
 
 
 def _finding(path: KeyPath, error: "ErrorDetails") -> Finding:

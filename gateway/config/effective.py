@@ -12,8 +12,8 @@ from gateway.config.reading import Loaded
 from gateway.domain.plugins import PluginDef
 from gateway.domain.secrets import Secret
 
-LISTS = {"tokens", "agents", "plugins", "bindings"}  # of tables
-NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "limits", "context"}
+LISTS = {"tokens", "agents", "plugins", "bindings", "rules"}  # of tables
+NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "rules", "limits", "context"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,8 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
     yield from (("sandbox", config.sandbox), ("bindings", config.bindings))
+    yield "rules", tuple(rule.model_dump(exclude_none=True) for rule in sections.rules)
+    yield "rules_dir", config.rule_folder.path if config.rule_folder else None
     yield from (("queue", config.queue), ("observability", config.observability))
 
 

@@ -154,7 +154,10 @@ def placed(findings: Sequence[Finding], document: Document, *, left_out: int) ->
     hidden, secrets = _hiding(positions, unknown)
 
     def start(finding: Finding) -> int:
-        return -1 if finding.variable else positions.span(finding.path, finding.at).start
+        if finding.variable:
+            return -1
+        span = positions.span(finding.path, finding.at)
+        return span.start + _into(document.source[span.start : span.end], finding.column)
 
     problems = []
     for finding in sorted(findings, key=start)[:SHOWN]:
@@ -167,6 +170,15 @@ def placed(findings: Sequence[Finding], document: Document, *, left_out: int) ->
         message, fix = struck(finding.message, secrets), struck(finding.fix, secrets)
         problems.append(Problem(finding.code, source, line, column, key, message, fix, text, caret))
     return ConfigInvalid(tuple(problems), left_out=left_out + len(findings) - len(problems))
+
+
+def _into(text: bytes, column: int | None) -> int:
+    """Where in a text, as the file has it, a character is; its beginning if that is not sure."""
+    if column is None or text[:1] not in {b"'", b'"'} or b"\\" in text or b"\r" in text:
+        return 0
+    quotes = 3 if text[:3] in {b"'''", b'"""'} and len(text) >= 6 else 1
+    quotes += text[quotes : quotes + 1] == b"\n"  # which does not count
+    return quotes + len(text[quotes:].decode()[:column].encode())
 
 
 def _hiding(positions: Positions, unknown: set[KeyPath]) -> tuple[list[Span], list[str]]:

@@ -44,6 +44,13 @@ class Finding:
     fix: str
     at: At = "value"
     variable: str | None = None  # where the value came from, if not from the file
+    column: int | None = None  # from 0, inside the text that stands there
+
+
+def is_news(later: Finding, first: Iterable[Finding]) -> bool:
+    """What follows from a mistake that is reported already is none."""
+    one = later.path
+    return not any(one[: len(f.path)] == f.path[: len(one)] for f in first)
 
 
 @dataclass(slots=True)

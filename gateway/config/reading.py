@@ -1,6 +1,6 @@
 """The thorough way: a document, the environment and the command line become one configuration."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ from gateway.config.checking import check
 from gateway.config.document import Document, read_document
 from gateway.config.environment import AGENT_KEYS, DEMO, TOKEN, Choice, usual_choice, value_of
 from gateway.config.plugins import BUNDLED, Plugins
-from gateway.config.problems import Finding, KeyPath, Report
+from gateway.config.problems import Code, KeyPath, Report, is_news, quoted
 from gateway.config.providers import Providers
+from gateway.config.rules import RuleReader, check_agents
 from gateway.config.schema import ConfigFile
 from gateway.config.secrets import SecretSource
 from gateway.config.values import (
@@ -21,11 +22,13 @@ from gateway.config.values import (
     ObservabilitySettings,
     Overrides,
     QueueSettings,
+    RuleFolder,
     SandboxSettings,
     StoreSettings,
     Surroundings,
 )
 from gateway.domain.ids import AgentId
+from gateway.domain.rules import RuleDef
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +64,10 @@ def interpreted(document: Document, around: Surroundings) -> Loaded:
 
         findings = [
             replace(found, variable=found.variable or variables.get(found.path))
-            for found in (*wrong, *(f for f in report.findings if _is_news(f, wrong)))
+            for found in (*wrong, *(f for f in report.findings if is_news(f, wrong)))
         ]
         raise placed(findings, document, left_out=left_out)
     return Loaded(config, document, sections, _origins(config, variables, around.overrides))
-
-
-def _is_news(later: Finding, first: Iterable[Finding]) -> bool:
-    """What follows from a mistake that is reported already is none."""
-    one = later.path
-    return not any(one[: len(f.path)] == f.path[: len(one)] for f in first)
 
 
 def _origins(
@@ -121,6 +118,7 @@ class _Reading:
         has_tokens = bool(gateway.token or sections.gateway.token or sections.tokens)
         access.check_door(gateway.bind, has_tokens=has_tokens)
         bindings = resolve_bindings(sections.bindings, names.agents, report)
+        rules, rule_folder = self._rules(sections, folder)
         if self.document.mode & 0o044 and any(n.code == "literal-secret" for n in report.notices):
             message = f"others can read {self.document.name}, and it holds secrets"
             report.note("readable-file", (), message, f"chmod 600 {path}")
@@ -135,11 +133,38 @@ class _Reading:
             plugins=plugins,
             sandbox=SandboxSettings(**dict(sections.sandbox)),
             bindings=bindings,
+            rules=tuple(rules.values()),
+            rule_folder=rule_folder,
             store=StoreSettings(**dict(sections.store)),
             queue=QueueSettings(**dict(sections.queue)),
             observability=ObservabilitySettings(**dict(sections.observability)),
             notices=tuple(report.notices),
         )
+
+    def _rules(
+        self, sections: ConfigFile, folder: Path
+    ) -> tuple[dict[str, RuleDef], RuleFolder | None]:
+        known, report, rule_folder = self.around.known, self.report, None
+        reader = RuleReader(known.rule_problems, self.around.name)
+        core = reader.file(known.core_rules, {}) if known.core_rules else ()
+        rules = {rule.id: rule for rule in core}
+        own = reader.rules(sections.rules, self.document, report, rules)
+        rules |= {rule.id: rule for rule in own}
+        if sections.rules_dir:
+            path = self.around.path(sections.rules_dir, folder).absolute()
+            if not path.is_dir():
+                message, fix = (
+                    f"there is no folder {quoted(str(path))}",
+                    "create it, or remove this",
+                )
+                report.wrong(Code.MISSING_FILE, ("rules_dir",), message, fix)
+            rule_folder = reader.folder(path, rules)
+        if (
+            rule_folder is None or not rule_folder.refused
+        ):  # else it may be there once that is mended
+            more = rule_folder.rules if rule_folder else ()
+            check_agents(sections, [*rules, *(rule.id for rule in more)], report)
+        return rules, rule_folder
 
 
 def _add_usual_agent(content: dict[str, Any], around: Surroundings, report: Report) -> Choice:

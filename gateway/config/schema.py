@@ -17,9 +17,12 @@ from gateway.config.values import (
     StoreUrl,
 )
 from gateway.domain.agents import BOUNDS, AgentDef, ContextRules, Limits
+from gateway.domain.events import Severity
 from gateway.domain.ids import AgentId
+from gateway.domain.notices import Point, Priority, To
 from gateway.domain.plugins import PluginLimits
 from gateway.domain.providers import ProviderDef, ToolMarkup, Wire, base_url_problem
+from gateway.domain.rules import Batch, OncePer
 
 SECRET = {"format": "password"}
 _HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
@@ -67,6 +70,8 @@ PluginName = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(_[a-z0-9-]+)*$", max_length=32)
 ]  # a tool is called PLUGIN__TOOL
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
+StateName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
+Plain = str | bool | int | Annotated[float, Field(allow_inf_nan=False)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
@@ -78,6 +83,7 @@ _CONTEXT = ContextRules()
 _QUEUE = QueueSettings()
 _PLUGIN = PluginLimits()
 _SANDBOX = SandboxSettings()
+_BATCH = Batch()
 _OBSERVABILITY = ObservabilitySettings()
 _AGENT = AgentDef(AgentId("main"), "", "")
 
@@ -215,6 +221,7 @@ class AgentSection(ModelSection):
     decision: Text = key(
         "default", "Who judges whether a run goes on: default, or an installed one."
     )
+    rules: list[Text] = key([], "Ids of the rules for it, besides core ones. Empty: all of them.")
     limits: LimitsSection = key(LimitsSection, "Its own; what is absent comes from [limits].")
     context: ContextSection = key(ContextSection, "Its own; what is absent comes from [context].")
 
@@ -289,6 +296,58 @@ class BindingSection(Section):
     team_id: Text | None = key(None, "The team or workspace.")
 
 
+class ActionSection(Section):
+    """One thing that a rule does, with its options."""
+
+    notify: Text | None = key(None, "A notice: a text with {path} in it.")
+    log: Text | None = key(None, "A line in the gateway's log, also with {path}.")
+    set_state: dict[StateName, Plain] | None = key(
+        None, "Names with values; texts are expressions."
+    )
+    emit: Text | None = key(None, "An event of this type.")
+    interrupt: Text | None = key(None, "Stop the run; the text says why.")
+    set_model: Text | None = key(None, "Ask this model from now on.")
+    add_tool: Text | None = key(None, "A tool that the model has from now on.")
+    remove_tool: Text | None = key(None, "A tool that it has no more.")
+    inject_at: Point | None = key(None, "Of notify: where in the run.")
+    priority: Priority | None = key(None, "Of notify: critical ones are told first.")
+    to: To | None = key(None, "Of notify: whom it tells.")
+    after_tool: Text | None = key(None, "Of notify: wait until this tool ran.")
+    after_turns: int | None = key(None, "Of notify: wait so many turns.", ge=1, le=1_000)
+    not_before: Text | None = key(None, "Of notify: wait until this expression holds.")
+    expires_s: float | None = key(None, "Of notify: then it is too late.", gt=0, le=31_536_000)
+    level: LogLevel | None = key(None, "Of log.")
+    severity: Severity | None = key(None, "Of emit.")
+    payload: dict[Text, Plain] | None = key(None, "Of emit: what the event holds.")
+
+
+class BatchSection(Section):
+    """What happens when the same comes often."""
+
+    window_ms: int = key(
+        _BATCH.window_ms, "Notices of so long are told as one.", ge=0, le=3_600_000
+    )
+    max: int = key(_BATCH.max, "At most so many.", ge=1, le=1_000)
+    dedupe: str = key(_BATCH.dedupe, "Paths, with colons between, that make notices the same.")
+    dedupe_ms: int = key(_BATCH.dedupe_ms, "The same only counts later.", ge=1, le=86_400_000)
+
+
+class RuleSection(Section):
+    """What is done when something happens in a run."""
+
+    id: Id = key(..., "Its name: letters, digits and hyphens.")
+    description: str = key("", "What it is for.")
+    core: bool = key(default=False, description="Whether every agent has it, always.")
+    enabled: bool = key(default=True, description="Whether it is in force.")
+    priority: int = key(0, "Higher ones first.", ge=-1_000_000, le=1_000_000)
+    on: list[Text] = key(..., "Types of events; * for any part.")
+    min_severity: Severity = key("debug", "The least severe event that counts.")
+    when: Text | None = key(None, "An expression that has to hold.")
+    once_per: OncePer = key("never", "How often it may fire: once a run, a session, or always.")
+    batch: BatchSection = key(BatchSection, "What happens when the same comes often.")
+    do: list[ActionSection] = key(..., "What is done, in order.")
+
+
 class QueueSection(Section):
     """How much may wait; beyond it a message is refused, never dropped."""
 
@@ -323,6 +382,8 @@ class ConfigFile(Section):
     plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
     sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")
+    rules: list[RuleSection] = key([], "What is done when something happens in a run.")
+    rules_dir: PathText | None = key(None, "A folder with more rules, in files *.toml.")
     queue: QueueSection = key(QueueSection, "How much may wait.")
     observability: ObservabilitySection = key(ObservabilitySection, "What is told about the work.")
 

@@ -1,6 +1,6 @@
 """What a configuration is once it is read: frozen values with their defaults."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -10,6 +10,7 @@ from gateway.domain.bindings import Binding
 from gateway.domain.ids import AgentId
 from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
+from gateway.domain.rules import RefusedRules, RuleDef, RuleProblem
 from gateway.domain.secrets import Secret
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -99,6 +100,15 @@ class BundledPlugin:
 
 
 @dataclass(frozen=True, slots=True)
+class RuleFolder:
+    """What `rules_dir` held when it was read."""
+
+    path: Path
+    rules: tuple[RuleDef, ...]
+    refused: tuple[RefusedRules, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Known:
     """What other rooms know and a configuration is checked against."""
 
@@ -108,6 +118,8 @@ class Known:
     output_limit: Callable[[str], int | None]
     trees: tuple[str, ...] = ("default",)
     decisions: tuple[str, ...] = ("default",)
+    core_rules: Path | None = None  # a file of rules that nobody can change
+    rule_problems: Callable[[RuleDef], Sequence[RuleProblem]] = lambda rule: ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +168,8 @@ class GatewayConfig:
     tokens: tuple[TokenGrant, ...] = ()
     plugins: tuple[PluginDef, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file
+    rule_folder: RuleFolder | None = None
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)

@@ -29,6 +29,7 @@ class End:
     text: str
     farewell: Event | None = None
     posts: tuple[Notice, ...] = ()
+    kept: Mapping[str, object] | None = None  # by rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +50,17 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
     if isinstance(end, Finish):
         data = _done(end, answer, nodes[-1].id, timing)
         done = Chunk("done", data)
-        text, posts = end.text, answer.posts
-        return End(end.reason, nodes, done, answer.usage, text, answer.farewell, posts)
+        return _end(end.reason, nodes, done, answer)
     terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
     if end.retry_after_s is not None:
         after = {"retry_after_s": end.retry_after_s}
         terminal = Chunk("error", {**terminal.data, **after})
-    text, posts = end.text, answer.posts
-    return End("failed", nodes, terminal, answer.usage, text, answer.farewell, posts)
+    return _end("failed", nodes, terminal, answer)
+
+
+def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer) -> End:
+    text, farewell = answer.end.text, answer.farewell
+    return End(outcome, nodes, terminal, answer.usage, text, farewell, answer.posts, answer.kept)
 
 
 def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:

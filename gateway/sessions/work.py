@@ -9,17 +9,18 @@ from datetime import datetime
 import anyio
 
 from gateway.agent.driver import Driver
-from gateway.agent.job import Answer, Job, Rules
+from gateway.agent.job import Answer, Job
 from gateway.agent.patience import until_stored
 from gateway.agent.plans import Plans
 from gateway.agent.story import Json, Story
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
+from gateway.control.rules.engine import RuleSet, RunRules
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
-from gateway.domain.ids import AgentId, encode_part
+from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.inbox import Ending, Entry, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
@@ -30,6 +31,7 @@ from gateway.domain.ports import (
     Journal,
     Model,
     NoticeBoard,
+    RuleStates,
     ToolScope,
 )
 from gateway.domain.settings import as_wished
@@ -65,7 +67,8 @@ class Means:
     encode: Encode
     decode: Decode
     plans: Plans
-    rules: Callable[[AgentDef], Rules]
+    rules: Callable[[], RuleSet]
+    rule_states: RuleStates
     notices: NoticeBoard
     decisions: DecisionTrees = DecisionTrees()
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
@@ -185,7 +188,7 @@ class Work:
             context=context,
             tools=tools,
             scope=scope,
-            rules=means.rules(agent),
+            rules=await self._rules(agent, key),
             publish=means.bus.publish,
             decode=means.decode,
             decision=means.decisions.named(agent.decision),
@@ -204,6 +207,14 @@ class Work:
         )
         run.progress = driver.progress
         return await driver.drive()
+
+    async def _rules(self, agent: AgentDef, key: SessionKey) -> RunRules:
+        means, rules = self._means, self._means.rules()
+        kept: object = None
+        if rules.keeps_state:
+            text = await until_stored(means.clock, lambda: means.rule_states.of(key))
+            kept = means.decode(text) if text else None
+        return RunRules(rules, only=agent.rules, kept=kept if isinstance(kept, dict) else {})
 
     async def _commit(self, entry: Entry, run: LiveRun, episode: Episode, end: End) -> None:
         means, new = self._means, entry.new
@@ -225,6 +236,7 @@ class Work:
             deliveries=self._deliveries(entry, end),
             person=person_of(new),
             posts=end.posts,
+            rule_state=means.encode(end.kept).decode() if end.kept is not None else None,
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         agent = means.agents.get(new.session_key.agent)

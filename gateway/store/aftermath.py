@@ -11,7 +11,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Ending
-from gateway.domain.notices import Notice
+from gateway.domain.notices import Batching, Notice
 from gateway.store.pen import Pen, SessionRow
 from gateway.store.reader import Readers
 from gateway.store.rows import TextRefused, require_text, to_micros, to_time
@@ -58,7 +58,8 @@ def pack_notice(notice: Notice) -> str:
 
 def unpack_notice(expires_at: int | None, packed: str) -> Notice:
     until = None if expires_at is None else to_time(expires_at)
-    return Notice(**from_json(packed), expires_at=until)
+    kept = from_json(packed)
+    return Notice(**{**kept, "batching": Batching(**kept["batching"])}, expires_at=until)
 
 
 def leave(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:

@@ -1,12 +1,15 @@
-"""How sessions, messages and plugins look outside. Pure."""
+"""How sessions, messages, plugins and rules look outside. Pure."""
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
+from gateway.control.rules.engine import Faults, RuleSet
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
+from gateway.domain.rules import RuleDef
 from gateway.domain.sessions import SessionRecord
 
 
@@ -124,3 +127,26 @@ def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> dict[str, object]:
     if why is not None:  # its parameters may be anything
         return {**shown, "reason": why}
     return {**shown, "parameters": decode(spec.parameters)}
+
+
+def rules(found: RuleSet) -> dict[str, Any]:
+    """In the order of firing."""
+    return {
+        "rules": [_rule(one.definition, found.faults[one.definition.id]) for one in found.rules],
+        "refused": [{"file": one.file, "why": one.why} for one in found.refused],
+    }
+
+
+def _rule(rule: RuleDef, faults: Faults) -> dict[str, object]:
+    return {
+        "id": rule.id,
+        "description": rule.description,
+        "on": list(rule.on),
+        "core": rule.is_core,
+        "enabled": rule.is_enabled,
+        "priority": rule.priority,
+        "source": rule.source,
+        "errors": faults.count,
+        "last_error": faults.last or None,
+        "quarantined": faults.is_quarantined,
+    }

@@ -13,6 +13,7 @@ from gateway.agent.job import Answer, Job
 from gateway.agent.story import Json, Story
 from gateway.agent.wishes import Fail, Finish
 from gateway.agent.words import INTERRUPTED
+from gateway.control.rules.engine import RunRules, load_rules
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ModelFailed, ToolFailed
@@ -27,7 +28,6 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.plans import shipped
-from tests.fakes.rules import NoRules
 from tests.fakes.tools import FakeTool, NoSchemas
 
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo", "other"))
@@ -62,7 +62,7 @@ class Stage:
             context=context,
             tools=offered,
             scope=SCOPE,
-            rules=NoRules(),
+            rules=RunRules(load_rules(())),
             publish=self.events.append,
             decode=json.loads,
             known=self.story.result,

@@ -9,7 +9,9 @@ from click.testing import CliRunner, Result
 from gateway.cli.main import exogate
 
 GOOD = '(tree "t"\n  (reactive-sequence (action l0) (action l1)))\n'
-WARNED = '(tree "t" (timeout 3 (action l0)))'
+KNOWN = '(tree "t" (action go-on :fn "decision.alive"))'
+WARNED = '(tree "t" (timeout 3 (action go-on :fn "decision.alive")))'
+UNKNOWN = '(tree "t" (action a :fn "decision.alife"))'
 BAD = '(tree "t"\n  (sequnce (action l0))\n  (x)'
 
 
@@ -31,11 +33,22 @@ def scripted(tmp_path: Path, text: str) -> Path:
 
 
 def test_a_good_tree_is_said_to_be_valid(tree: Path) -> None:
+    tree.write_text(KNOWN, encoding="utf-8")
+
     said = called("tree", "check", tree)
     shown = json.loads(called("--json", "tree", "check", tree).output)
 
     assert (said.exit_code, said.output) == (0, f'{tree}: tree "t" is valid\n')
     assert shown == {"ok": True, "file": str(tree), "tree": "t", "problems": []}
+
+
+def test_a_function_that_no_agent_has_is_an_error(tree: Path) -> None:
+    tree.write_text(UNKNOWN, encoding="utf-8")
+
+    said = called("tree", "check", tree)
+
+    assert said.exit_code == 1
+    assert 'unknown function "decision.alife"; did you mean "decision.alive"?' in said.output
 
 
 def test_warnings_are_shown_and_do_not_fail(tree: Path) -> None:

@@ -15,6 +15,7 @@ from gateway.config.values import (
     Preset,
     Surroundings,
 )
+from gateway.control.rules.compiling import CORE, problems_of
 
 OUTPUT_LIMITS = {"claude-test": 8_192}
 WINDOWS = {"claude-test": 200_000, "small": 8_000}
@@ -38,6 +39,8 @@ KNOWN = Known(
     bundled=BUNDLED,
     context_window=lambda model: WINDOWS.get(model, 128_000),
     output_limit=OUTPUT_LIMITS.get,
+    core_rules=CORE,
+    rule_problems=problems_of,
 )
 
 

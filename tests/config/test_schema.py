@@ -32,6 +32,14 @@ EVERY_KEY = {
 }
 
 
+WHOLE = {
+    "providers.NAME.headers",
+    "plugins[].config",
+    "rules[].do[].set_state",
+    "rules[].do[].payload",
+}
+
+
 def flattened(document: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     for key, value in document.items():
         path = f"{above}{key}"
@@ -42,7 +50,7 @@ def flattened(document: Mapping[str, object], above: str = "") -> Iterator[tuple
         }
         if path in named:
             path = named[path] or path
-        if path in {"providers.NAME.headers", "plugins[].config"}:
+        if path in WHOLE:
             yield path, value
         elif isinstance(value, dict):
             yield from flattened(value, f"{path}.")
@@ -79,6 +87,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     arena.secret("phone_token", "another-token")
     arena.write("# Me", "souls/main.md")
     arena.write("wasm", "plugins/weather.wasm")
+    arena.write("", "rules/more.toml")
     arena = replace(
         arena,
         environment={
@@ -96,6 +105,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     assert [grant.name for grant in config.tokens] == ["phone"]
     assert [plugin.name for plugin in config.plugins] == ["weather"]
     assert len(config.bindings) == 1
+    assert config.rules[-1].id == "slow-down"
     assert config.notices == ()
 
 
@@ -185,12 +195,10 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
         "[mcp.servers.x]",
         "[[subagents]]",
         "[delegation]",
-        "[[rules]]",
         "[[schedules]]",
         "[context]\nfacts = 12",
         "[queue]\nmode = 'collect'",
         "[agent]\nsubagents = []",
-        "[agent]\ntree = 'default'",
         "[store]\nnamespace = 'x'",
         "[observability]\nmetrics = true",
     ],

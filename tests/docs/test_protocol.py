@@ -9,6 +9,7 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from gateway.control.bus import Bus
+from gateway.control.rules.engine import RuleSet
 from gateway.domain import chunks
 from gateway.domain.events import KINDS, Event
 from gateway.store.memory import open_memory
@@ -16,6 +17,7 @@ from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.rpc import Method
@@ -42,6 +44,7 @@ async def methods() -> list[Method]:
             *SessionMethods(stage.front).all(),
             *EventMethods(Bus()).all(),
             *SettingsMethods(stage.settings, AGENT).all(),
+            *RuleMethods(lambda: RuleSet(())).all(),
             *InsightMethods(
                 stage.front,
                 about,

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from gateway.control.bus import Bus
+from gateway.control.rules.engine import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
 from gateway.domain.ids import AgentId
@@ -27,10 +28,10 @@ from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.plans import shipped_plans
-from tests.fakes.rules import NoRules
 from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
 
+NO_RULES = load_rules(())
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY = Bounds()
 Events = list[dict[str, Any]]
@@ -85,6 +86,7 @@ async def staged(
     channels: frozenset[str] = frozenset(),
     ids_from: int = 0,
     opened: bool = True,
+    rules: RuleSet = NO_RULES,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -107,7 +109,8 @@ async def staged(
         encode=encode,
         decode=json.loads,
         plans=await shipped_plans(agents),
-        rules=lambda _: NoRules(),
+        rules=lambda: rules,
+        rule_states=stores.rule_states,
         notices=stores.notices,
         channels=channels,
     )

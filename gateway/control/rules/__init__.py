@@ -1,0 +1,1 @@
+"""Rules: what happens in a run, and what is done about it."""

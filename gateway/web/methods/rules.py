@@ -1,0 +1,19 @@
+"""rule.list: the rules in force, and how they fare."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.control.rules.engine import RuleSet
+from gateway.web.rpc import Call, Method, NoParams
+from gateway.web.shapes import rules
+
+
+@dataclass(frozen=True, slots=True)
+class RuleMethods:
+    current: Callable[[], RuleSet]
+
+    def all(self) -> Sequence[Method]:
+        return (Method("rule.list", NoParams, ("read",), self.list),)
+
+    def list(self, call: Call, params: NoParams) -> object:
+        return rules(self.current())

@@ -1,0 +1,72 @@
+"""Rules are switched on and off while the gateway runs; a run keeps those that it began with."""
+
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from gateway.app.rules import LOOK_EVERY_S, Rulebook
+from gateway.config.values import GatewayConfig, GatewaySettings, RuleFolder
+from gateway.control.rules.engine import RunRules
+from tests.fakes.clock import FakeClock
+from tests.fakes.rules import core_definitions, event, rule
+
+WARNING = event("budget.token.warning", {"message": "m"})
+
+
+def config(folder: Path) -> GatewayConfig:
+    return GatewayConfig(
+        GatewaySettings(),
+        (),
+        None,
+        {},
+        {},
+        rules=core_definitions(),
+        rule_folder=RuleFolder(folder, (), ()),
+    )
+
+
+@pytest.mark.requirement("S-002-Rules-08")
+async def test_a_rule_is_switched_off_without_a_restart_and_a_core_one_is_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, clock = anyio.Path(tmp_path) / "mine.toml", FakeClock()
+    await path.write_text(rule("on = ['query.*']", "mine"))
+    book = await to_thread.run_sync(Rulebook, config(tmp_path), clock)
+
+    async def looked() -> None:
+        clock.move(LOOK_EVERY_S)
+        await clock.until_someone_sleeps()
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(book.keep_fresh)
+            await clock.until_someone_sleeps()
+            before = RunRules(book.current)
+            await path.write_text(rule("on = ['query.*']\nenabled = false", "mine"))
+            await looked()
+            assert before.on(event(), {})
+            assert not RunRules(book.current).on(event(), {})
+
+            await path.write_text(rule("enabled = false", "token-budget"))
+            await looked()
+            (refused,) = book.current.refused
+            assert "cannot be disabled" in refused.why
+            assert RunRules(book.current).on(WARNING, {})
+
+            await path.unlink()
+            await looked()
+            assert not book.current.refused
+            group.cancel_scope.cancel()
+
+    assert "a file of rules is refused" in [one.getMessage() for one in caplog.records]
+
+
+async def test_without_a_folder_nobody_looks() -> None:
+    book = Rulebook(GatewayConfig(GatewaySettings(), (), None, {}, {}), FakeClock())
+
+    with anyio.fail_after(5):
+        await book.keep_fresh()
+
+    assert not book.current.rules

@@ -1,0 +1,1 @@
+"""Rules: texts, conditions, and what comes of them."""

@@ -1,0 +1,1 @@
+"""Files of rules that must be refused, or must do no harm."""
