@@ -201,5 +201,57 @@ def emit_session_end(turn: Turn, _: Call) -> None:
     turn.round.tell_sources()
 
 
+# -- other names, under which older trees know the same
+
+
+@_leaf("oracle.load_legacy_context")
+@_leaf("oracle.extract_xml_tools")
+@_leaf("oracle.emit_done")
+def nothing(_turn: Turn, _: Call) -> None:
+    """There is one history, so no flat one to load; calls that were written as text are found while
+    the reply is read; and the end is told once it is durable."""
+
+
+@_leaf("has-context-id?")
+def has_context_id(turn: Turn, _: Call) -> bool:
+    return turn.job.context_id is not None
+
+
+@_leaf("has-tool-calls?")
+def has_tool_calls(turn: Turn, _: Call) -> bool:
+    return bool(turn.round.as_data())
+
+
+@_leaf("has-xml-tools?")
+def has_xml_tools(_turn: Turn, _: Call) -> bool:
+    return False
+
+
+@_leaf("tools.execute")
+def execute_item(turn: Turn, call: Call) -> object:
+    """The call that the loop around is at."""
+    item = call.read("item")
+    found = turn.round.named(item.get("id") if isinstance(item, Mapping) else None)
+    return turn.call_tool(call, found) if found else call.failed("there is no such call")
+
+
+def _draining(point: Point) -> Leaf:
+    return lambda turn, _: turn.exchange.drain(point)
+
+
+for _name, _same in {
+    "not-cancelled?": alive,
+    "budget-check": alive,
+    "oracle.check_iteration_budget": on_turn_start,
+    "oracle.emit_iteration_exceeded": emit_termination,
+    "oracle.emit_done_warning": emit_termination,
+    "oracle.inject_notifications": _draining("turn_start"),
+    "oracle.drain_turn_start": _draining("turn_start"),
+    "oracle.drain_after_tool": _draining("after_tool"),
+    "oracle.drain_immediate": _draining("immediate"),
+}.items():
+    _leaf(_name)(_same)
+_leaf("oracle.detect_loop", writes={"tool_calls": "list"})(detect_loop)
+
 LEAVES: Leaves = _LEAVES
 REGISTRY = _REGISTRY

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
+from gateway.agent.leaves import REGISTRY
 from gateway.control.trees.loading import load
 from gateway.control.trees.registry import Registry
 from tests.control.trees.stage import codes, problems
+from tests.fakes.plans import shipped
 
 SAMPLES = Path(__file__).parent / "samples"
 
@@ -71,8 +73,12 @@ def test_keys_that_nobody_reads_are_named_where_it_is_known_who_reads() -> None:
 
 
 @pytest.mark.requirement("S-002-BT-04")
-def test_the_sample_tree_as_it_was_given_loads_and_its_defects_are_named() -> None:
-    plan = load((SAMPLES / "first-draft.bt").read_text(encoding="utf-8"), "first-draft.bt")
+@pytest.mark.parametrize("registry", [None, REGISTRY], ids=["on trust", "for agents"])
+def test_the_sample_tree_as_it_was_given_loads_and_its_defects_are_named(
+    registry: Registry | None,
+) -> None:
+    text = (SAMPLES / "first-draft.bt").read_text(encoding="utf-8")
+    plan = load(text, "first-draft.bt", registry)
     found = {(warning.code, warning.line) for warning in plan.warnings}
 
     assert {
@@ -90,5 +96,6 @@ def test_the_sample_tree_as_it_was_given_loads_and_its_defects_are_named() -> No
 
 
 @pytest.mark.requirement("S-002-BT-04")
-def test_the_repaired_tree_has_no_warning() -> None:
-    assert load((SAMPLES / "oracle-agent.bt").read_text(encoding="utf-8")).warnings == ()
+@pytest.mark.parametrize("name", ["default", "oracle-agent"])
+def test_a_tree_that_ships_has_no_warning(name: str) -> None:
+    assert shipped(name).warnings == ()

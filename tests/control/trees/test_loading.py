@@ -1,7 +1,6 @@
 """A file of trees to plans: everything that is wrong is said at once, with its place and what was meant."""
 
 import random
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +12,7 @@ from gateway.control.trees.registry import Registry
 from gateway.control.trees.run import Run
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, codes, ended, problems, refused
-
-SAMPLES = Path(__file__).parent / "samples"
+from tests.fakes.plans import TEXTS
 
 
 def tree(body: str, schema: str = "{}") -> str:
@@ -351,7 +349,7 @@ def test_any_forms_load_or_are_refused_with_places(node: str, schema: str, known
 @settings(max_examples=100)
 def test_a_damaged_file_is_refused_or_loads(seed: int) -> None:
     chance = random.Random(seed)
-    text = list((SAMPLES / "oracle-agent.bt").read_text(encoding="utf-8"))
+    text = list(TEXTS["oracle-agent"])
     for _ in range(chance.randint(1, 8)):
         at = chance.randrange(len(text))
         text[at : at + chance.choice([0, 1, 30])] = chance.choice(
