@@ -36,6 +36,7 @@ from gateway.tools.gate import ToolGate
 log = logging.getLogger(__name__)
 
 ENDING_S = 5.0  # for what a tree does at its end
+TOLD = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_actions", "warned")
 
 
 @dataclass(slots=True)
@@ -97,8 +98,9 @@ class Driver:
         """How far the run is, for whoever inspects it."""
         course, voice = self.turn.course, self.turn.voice
         provider, model = self._last
+        view = course.view()
         return {
-            **course.view(),
+            **{name: view[name] for name in TOLD},
             "provider": provider,
             "model": model,
             "tree": self.job.plan.name,

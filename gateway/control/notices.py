@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from gateway.control.tables import Cell, table
 from gateway.domain.chunks import Chunk
-from gateway.domain.notices import Notice, Point, Priority
+from gateway.domain.notices import CLOSING, OPENING, Notice, Point, Priority
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ def told_to_model(notices: Iterable[Notice]) -> str:
             same = (notice.batch, notice.source, notice.priority, *_cells(notice))
             groups.setdefault(same if notice.batch else object(), []).append(notice)
     told = "\n".join(line for group in groups.values() for line in _lines(group) if line)
-    return f"<system-notice>\n{told}\n</system-notice>" if told else ""
+    return f"{OPENING}\n{told}\n{CLOSING}" if told else ""
 
 
 def _lines(group: Sequence[Notice]) -> Iterable[str]:

@@ -9,6 +9,8 @@ Priority = Literal["critical", "high", "normal", "low"]
 Point = Literal["immediate", "turn_start", "after_tool", "deferred", "cross_session"]
 To = Literal["both", "model", "client"]
 
+OPENING, CLOSING = "<system-notice>", "</system-notice>"  # around what a model is told
+
 
 @dataclass(frozen=True, slots=True)
 class Batching:

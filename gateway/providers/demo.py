@@ -7,6 +7,7 @@ from anyio.lowlevel import checkpoint
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import FinishReason, Hear, ModelReply, ModelRequest, TextDelta, Usage
+from gateway.domain.notices import OPENING
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
 from gateway.providers.demo_tools import arguments_of, told, wished
 
@@ -75,7 +76,8 @@ class DemoModel:
 
 
 def _answer(request: ModelRequest) -> _Answer:
-    last = request.messages[-1] if request.messages else Message("user")
+    spoken = (m for m in reversed(request.messages) if not m.text.startswith(OPENING))
+    last = next(spoken, Message("user"))
     if last.result is not None:
         return told(last.result, _asked(request.messages, last.result)), None
     offered = {tool.name for tool in request.tools}

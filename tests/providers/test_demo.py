@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
+from gateway.domain.notices import CLOSING, OPENING
 from gateway.providers.demo import DEFAULT, HONEST, NOT_TOLD, DemoModel
 from tests.providers.asking import Heard, a_request
 
@@ -140,6 +141,13 @@ async def test_its_reply_keeps_to_the_limit_and_says_so() -> None:
     assert reply.finish == "length"
     assert HONEST.startswith(reply.text)
     assert reply.usage.output_tokens <= 10
+
+
+async def test_a_notice_is_not_taken_for_what_somebody_said() -> None:
+    plain = await ask("what is 2+3?")
+    noticed = await ask("what is 2+3?", f"{OPENING}\nhurry\n{CLOSING}")
+
+    assert noticed.text == plain.text
 
 
 async def test_its_usage_is_an_estimate_that_grows_with_what_it_is_shown() -> None:
