@@ -57,6 +57,7 @@ class Driver:
     _slots: anyio.CapacityLimiter = field(init=False)
     _last: tuple[str, str] = ("", "")  # provider and model of the last reply
     _deadline: float = 0.0
+    _ending_until: float | None = None
 
     def __post_init__(self) -> None:
         self._last = (self.job.agent.provider, self.job.agent.model)
@@ -141,8 +142,10 @@ class Driver:
         if self._news:
             return
         self._has_news = anyio.Event()
-        is_ending = self.turn.course.reason is not None
-        deadline = self._deadline + ENDING_S if is_ending else self._deadline
+        is_ending = self.turn.course.reason is not None or self.turn.run.is_ending
+        if is_ending and self._ending_until is None:
+            self._ending_until = self.clock.monotonic() + ENDING_S
+        deadline = self._ending_until or self._deadline
         tree = self.turn.run.next_deadline()
         with anyio.move_on_after(min(deadline, tree or deadline) - self.clock.monotonic()):
             await self._has_news.wait()

@@ -98,6 +98,8 @@ class Exchange:
         self.voice.chunk("usage", usage_chunk(reply).data)
         self.course.spend(reply.usage)
         self.round.open(reply.tool_calls, self.course.limits.max_tool_calls_per_turn)
+        if not reply.tool_calls:
+            self.voice.event("agent.turn.ended", {"turn": self.course.state.turn})
 
     def cut(self, *, was_sent: bool = True) -> None:
         """No reply will come. The prompt was sent and some may have been heard: an estimate is

@@ -2,7 +2,7 @@
 changes nothing."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
 
 from gateway.agent.leaves import REGISTRY
@@ -18,11 +18,18 @@ log = logging.getLogger(__name__)
 SHIPPED = Path(__file__).parent / "trees"
 
 
+Tell = Callable[[str, Mapping[str, object]], None]  # a type of event and its payload
+
+
+def _nobody(_type: str, _payload: Mapping[str, object]) -> None:
+    """Hears it."""
+
+
 class Plans:
     """`paths`: the file of each agent's tree."""
 
-    def __init__(self, texts: Texts, paths: Mapping[AgentId, str]) -> None:
-        self._texts, self._paths = texts, dict(paths)
+    def __init__(self, texts: Texts, paths: Mapping[AgentId, str], tell: Tell = _nobody) -> None:
+        self._texts, self._paths, self._tell = texts, dict(paths), tell
         self._plans: dict[str, TreePlan] = {}
         self._problems: dict[str, str] = {}
 
@@ -50,10 +57,12 @@ class Plans:
         except (SoulUnreadable, TreeInvalid) as error:
             self._problems[path] = f"{error}; the version before stays in use"
             log.warning("tree not reloaded", extra={"path": path, "why": str(error)})
+            self._tell("tree.refused", {"path": path, "why": str(error)})
             return
         self._problems.pop(path, None)
         self._plans[path] = plan
         log.info("tree reloaded", extra={"path": path, "tree": plan.name})
+        self._tell("tree.reloaded", {"path": path, "tree": plan.name})
 
     @property
     def _files(self) -> list[str]:

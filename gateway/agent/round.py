@@ -62,6 +62,9 @@ class Round:
 
     def begin(self, call: ToolCall) -> None:
         self._executed.add(call.id)
+        arguments = call.arguments[:SHOWN_ARGUMENTS]
+        facts = {"tool": call.name, "call_id": call.id, "arguments": arguments}
+        self._voice.event("tool.call.started", facts, source="tools")
 
     def refuse(self, call: ToolCall, why: str) -> ToolResult:
         """It is not executed; the result says so."""

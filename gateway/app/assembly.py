@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -23,6 +24,7 @@ from gateway.control.bus import Bus
 from gateway.control.policy import DECISION_TREES, DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
+from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import (
     Clock,
@@ -188,7 +190,9 @@ async def assembled(
         paths = await to_thread.run_sync(soul_paths, config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
-        plans = Plans(FileTexts(clock), tree_paths(config.agents))
+        bus = Bus()
+        tell = partial(tell_of_gateway, bus, clock)
+        plans = Plans(FileTexts(clock), tree_paths(config.agents), tell)
         await plans.load()
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
@@ -196,7 +200,7 @@ async def assembled(
         rules = Rulebook(config, clock)
         decisions = await to_thread.run_sync(decision_trees)
         parts = Parts(
-            version, clock, ids, stores, souls, plans, decisions, model, plugins, gate, rules
+            version, clock, bus, ids, stores, souls, plans, decisions, model, plugins, gate, rules
         )
         rooms = _wired(config, parts, group)
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
@@ -214,6 +218,7 @@ class Parts:
 
     version: str
     clock: Clock
+    bus: Bus
     ids: Ids
     stores: Stores
     souls: Souls
@@ -229,7 +234,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     agents = {agent.id: agent for agent in config.agents}
     episodes = Episodes(parts.stores.transcript)
     runs = LiveRuns(to_json)
-    bus = Bus()
+    bus = parts.bus
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
     means = _means(parts, agents, episodes, settings, bus)
@@ -254,6 +259,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         sessions=parts.stores.sessions,
         episodes=episodes,
         souls=parts.souls,
+        plans=parts.plans,
         clock=parts.clock,
     )
     return Gateway(
@@ -336,6 +342,13 @@ def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
     """An agent's own soul, or the one that ships with the gateway."""
     shipped = str(shipped_folder("souls") / "default.md")
     return {agent.id: agent.soul_path or shipped for agent in agents}
+
+
+def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, object]) -> None:
+    """Something that belongs to no run."""
+    kind = kind_named(type_)
+    severity = kind.severity if kind else "info"
+    bus.publish(Event(type_, severity, "gateway", clock.now(), None, None, payload))
 
 
 def decision_trees() -> DecisionTrees:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gateway.agent.plans import Plans
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
@@ -32,6 +33,7 @@ class Front:
     sessions: Sessions
     episodes: Episodes
     souls: Souls
+    plans: Plans
     clock: Clock
 
     async def run(self, run_id: str) -> LiveRun | RunRecord:

@@ -140,6 +140,7 @@ async def staged(
                 sessions=stores.sessions,
                 episodes=episodes,
                 souls=souls,
+                plans=means.plans,
                 clock=clock,
             )
             yield Stage(front, lanes, clock, stores, gate, settings)

@@ -95,7 +95,7 @@ class InsightMethods:
             shown["running"] = front.reception.lanes.working
             shown["pid"] = about.pid
             shown["config"] = about.origin
-            shown["problems"] = [*front.souls.problems, *self._problems()]
+            shown["problems"] = [*front.souls.problems, *front.plans.problems, *self._problems()]
         return shown
 
     def _problems(self) -> Sequence[str]:
