@@ -57,7 +57,8 @@ class Episodes:
     ) -> None:
         """What was just committed, so that the next turn need not read it."""
         weight = episode.weight + _weight(nodes)
-        grown = Episode(nodes[-1].id, (*episode.nodes, *nodes), episode.turns + 1, weight)
+        turns = episode.turns + sum(node.message.role == "user" for node in nodes)
+        grown = Episode(nodes[-1].id, (*episode.nodes, *nodes), turns, weight)
         too_long = grown.turns > rules.recent_turns + SLACK_TURNS
         if too_long or weight > 2 * rules.token_budget + 100 * len(grown.nodes):
             grown = _episode(grown.head, _needed(grown.nodes, rules))

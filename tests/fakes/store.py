@@ -89,7 +89,7 @@ def an_ending(
         '{"turn":1}',
         NOON + timedelta(seconds=after_s),
         tuple(deliveries),
-        tuple(
+        merged=tuple(
             Merged(RunId(f"run-{one}"), b"merged", f'{{"merged_into":"{name}"}}') for one in merged
         ),
     )

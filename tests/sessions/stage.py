@@ -21,6 +21,7 @@ from gateway.memory.souls import Souls
 from gateway.routing import Router
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
+from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
@@ -33,7 +34,7 @@ from tests.fakes.tools import FakeTool, NoSchemas
 
 NO_RULES = load_rules(())
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
-ROOMY = Bounds()
+ROOMY, USUAL = Bounds(), Manner()
 Events = list[dict[str, Any]]
 
 
@@ -85,6 +86,7 @@ async def staged(
     inbox: Inbox | None = None,
     channels: frozenset[str] = frozenset(),
     ids_from: int = 0,
+    manner: Manner = USUAL,
     opened: bool = True,
     rules: RuleSet = NO_RULES,
 ) -> AsyncIterator[Stage]:
@@ -127,6 +129,7 @@ async def staged(
                 clock=clock,
                 ids=CountingIds(ids_from),
                 bounds=bounds,
+                manner=manner,
             )
             if opened:
                 reception.open()
