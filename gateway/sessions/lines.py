@@ -1,7 +1,7 @@
 """Who waits in each session, which of them one turn answers, and what a message does to the others."""
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -108,8 +108,6 @@ class Lines:
         if self._manner.mode == "interrupt":
             for other in (*line.at_work[-1:], *line.waiting):
                 other.stop("superseded", at_once=True)
-        if one.entry.attempts:
-            _hold_together(line.waiting, one)
         line.waiting.append(one)
         if line.at_work:
             self._offer(line)
@@ -136,7 +134,8 @@ class Lines:
     async def _turn(self, key: SessionKey, line: _Line) -> None:
         batch = Batch(self._next(line), lambda: line.waiting)
         line.at_work = batch.asked
-        _hold_together(batch.asked, batch.asked[-1])
+        for one in batch.asked:
+            one.run.reins = batch.run.reins  # to stop one of them is to stop the turn
         self._offer(line)
         try:
             await self._work(batch)
@@ -155,12 +154,11 @@ class Lines:
 
     def _next(self, line: _Line) -> Sequence[Waiting]:
         waiting = line.waiting
-        most = len(waiting) if self._manner.mode == "collect" else line.together
-        begun = [place for place, one in enumerate(waiting) if one.entry.attempts]
+        begun = (place for place, one in enumerate(waiting, 1) if one.entry.attempts)
+        usual = len(waiting) if self._manner.mode == "collect" else line.together
+        most = next(begun, usual)
         batch = [waiting.popleft()]
-        while begun and len(batch) <= begun[0]:
-            batch.append(waiting.popleft())
-        while not begun and waiting and len(batch) < most and _fits(batch, waiting[0]):
+        while waiting and len(batch) < most and _fits(batch, waiting[0]):
             batch.append(waiting.popleft())
         line.together = max(0, line.together - len(batch))
         return batch
@@ -179,12 +177,6 @@ class Lines:
             if not one.is_offered:
                 return
             had.append(one)
-
-
-def _hold_together(merged: Iterable[Waiting], carrier: Waiting) -> None:
-    """To stop one of them is to stop the turn that answers them all."""
-    for one in merged:
-        one.run.reins = carrier.run.reins
 
 
 def _is_resumed(entry: Entry) -> bool:

@@ -70,6 +70,20 @@ class Stage:
         if run is not None:
             run.listen(lambda event, _last: events.append(json.loads(event)), after_seq=after_seq)
 
+    def abort(self, run_id: str) -> None:
+        run = self.front.live.find(run_id)
+        assert run is not None
+        self.front.abort(run, at_once=True)
+
+    def crash(self) -> None:
+        """As far as the rooms can tell: nothing of theirs gets another word."""
+        self.lanes._group.cancel_scope.cancel()
+
+    async def until_idle(self) -> None:
+        """Until every accepted message has ended."""
+        while self.front.reception.pending:
+            await anyio.lowlevel.checkpoint()
+
     def said(self, run_id: str, kind: str) -> Events:
         return [event for event in self.heard[run_id] if event["type"] == kind]
 
