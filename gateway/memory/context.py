@@ -72,6 +72,13 @@ def pack(
     return Context(system, history, question, system_tokens, tokens, question_tokens, tools_tokens)
 
 
+def begins_exchange(nodes: Sequence[Node], place: int) -> bool:
+    """A question right after an answer: what follows another question, or the result of a tool, was
+    answered together with what is before it."""
+    before = nodes[place - 1].message.role if place else "assistant"
+    return nodes[place].message.role == "user" and before == "assistant"
+
+
 def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
     """Every call has its result: a conversation may go on from the middle of an exchange, and a
     model refuses a history with a call that nobody answered."""
@@ -99,7 +106,7 @@ def _fitting(window: tuple[Node, ...], room: int, turns: int) -> tuple[tuple[Nod
         pending += window[index].token_count
         if used + pending > room or taken == turns:
             break
-        if window[index].message.role == "user":
+        if begins_exchange(window, index):
             start, used, pending, taken = index, used + pending, 0, taken + 1
     return window[start:], used
 

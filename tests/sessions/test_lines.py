@@ -8,12 +8,13 @@ import anyio
 import pytest
 
 from gateway.domain.bindings import Address
+from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import QueueMode, RunRecord
+from gateway.domain.inbox import Ending, QueueMode, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import TextDelta
-from gateway.domain.ports import Stores
+from gateway.domain.ports import Inbox, Stores
 from gateway.sessions.lines import MOST_TOGETHER, Manner
 from gateway.store.memory import open_memory
 from tests.fakes.model import GatedModel, ScriptedModel, says
@@ -46,6 +47,25 @@ def end_of(stage: Stage, run: str) -> dict[str, Any]:
 
 async def say_all(stage: Stage, *contents: str) -> list[str]:
     return [await stage.say(content) for content in contents]
+
+
+async def breathe() -> None:
+    for _ in range(50):
+        await anyio.lowlevel.checkpoint()
+
+
+class RefusesOne:
+    """An inbox that refuses the first answer, as it would a broken character."""
+
+    def __init__(self, inner: Inbox) -> None:
+        self._inner, self._left = inner, 1
+        self.accept, self.begin, self.unfinished = inner.accept, inner.begin, inner.unfinished
+
+    async def finish(self, ending: Ending) -> bool:
+        if self._left:
+            self._left -= 1
+            raise GatewayError("this text cannot be stored")
+        return await self._inner.finish(ending)
 
 
 # --- collect ------------------------------------------------------------------------------------
@@ -173,6 +193,44 @@ async def test_after_a_crash_the_same_are_answered_by_the_same_run_and_no_tool_r
     assert len(left) == 3
     assert (outcomes, said) == (["merged", "answered", "answered"], ["1", "2", "use 3", "4"])
     assert len(tool.calls) == 1
+
+
+async def test_an_answer_that_cannot_be_kept_ends_those_it_answered_and_nobody_else() -> None:
+    model = GatedModel()
+    async with open_memory() as stores:
+        inbox = RefusesOne(stores.inbox)
+        manner = Manner("steer", debounce_s=1.0)
+        async with staged(model, stores, manner=manner, inbox=inbox) as stage:
+            runs = await say_all(stage, "1", "use 2")
+            await breathe()
+            stage.clock.move(1.0)
+            await model.until_asked(1)
+            runs += await say_all(stage, "3", "4")
+            model.let(9)
+        nodes = await told(stores)
+
+    ends = [end_of(stage, run) for run in runs]
+    shown = [end.get("merged_into", end["type"]) for end in ends]
+    assert shown == [runs[1], "error", "done", runs[2]]
+    assert ends[0]["message_id"] == ends[1]["context_id"] == nodes[2].id
+    questions = [node.message.text for node in nodes if node.message.role == "user"]
+    assert questions == ["1", "use 2", "3", "4"]
+
+
+async def test_a_channel_brings_out_one_answer_to_all_that_were_merged() -> None:
+    model = GatedModel()
+    async with open_memory() as stores:
+        channels = frozenset({"websocket"})
+        async with staged(model, stores, manner=COLLECT, channels=channels) as stage:
+            await say_all(stage, "1", "2", "3")
+            model.let(9)
+        (first,) = await stores.outbox.due(now=stage.clock.now(), limit=10)
+        await stores.outbox.settle(first.new.id, "sent")
+        (second,) = await stores.outbox.due(now=stage.clock.now(), limit=10)
+        await stores.outbox.settle(second.new.id, "sent")
+        rest = await stores.outbox.due(now=stage.clock.now(), limit=10)
+
+    assert (first.new.text, second.new.text, rest) == ("to 1", "to 2 3", [])
 
 
 # --- interrupt ----------------------------------------------------------------------------------
@@ -323,13 +381,27 @@ async def test_a_first_message_waits_for_more_and_each_restarts_the_wait(mode: Q
     async with open_memory() as stores, staged(model, stores, manner=manner) as stage:
         for content in "123":
             await stage.say(content)
-            await anyio.wait_all_tasks_blocked()
+            await breathe()
             stage.clock.move(0.6)
-            await anyio.wait_all_tasks_blocked()
+            await breathe()
         assert model.questions == []
         stage.clock.move(0.5)
 
     assert model.questions == [["1", "2", "3"]]
+
+
+async def test_what_comes_after_the_wait_gets_turns_of_its_own() -> None:
+    model = GatedModel()
+    manner = Manner(debounce_s=1.0)
+    async with open_memory() as stores, staged(model, stores, manner=manner) as stage:
+        await say_all(stage, "1", "2", "3")
+        await breathe()
+        stage.clock.move(1.0)
+        await model.until_asked(1)
+        await say_all(stage, "4", "5", "6")
+        model.let(9)
+
+    assert model.questions == [["1", "2", "3"], ["4"], ["5"], ["6"]]
 
 
 async def test_the_wait_ends_however_many_come() -> None:
@@ -339,9 +411,9 @@ async def test_the_wait_ends_however_many_come() -> None:
     async with open_memory() as stores, staged(model, stores, manner=manner) as stage:
         for _ in range(12):
             await stage.say("more")
-            await anyio.wait_all_tasks_blocked()
+            await breathe()
             stage.clock.move(0.9)
-            await anyio.wait_all_tasks_blocked()
+            await breathe()
 
     assert model.questions == [["more"] * 12]
 
@@ -358,6 +430,16 @@ async def test_of_those_that_came_in_one_wait_the_newest_is_answered_when_it_int
     reasons = [end_of(stage, run)["reason"] for run in runs]
     assert reasons == ["superseded", "superseded", "answered"]
     assert model.questions == [["3"]]
+
+
+async def test_a_message_that_waits_for_more_has_not_begun() -> None:
+    manner = Manner(debounce_s=1.0)
+    async with open_memory() as stores, staged(GatedModel(), stores, manner=manner) as stage:
+        await stage.say("1")
+        (entry,) = await stores.inbox.unfinished()
+        stage.crash()
+
+    assert (entry.state, entry.attempts) == ("queued", 0)
 
 
 async def test_a_gateway_that_ends_during_the_wait_loses_nothing() -> None:
