@@ -26,6 +26,7 @@ SESSIONS, WORKERS = 8, 3  # conversations, and messages of one that are on their
 TOOL_EVERY = 4
 LONG_S = 30.0  # for what has to come: the machine may be busy
 STARTING_S = 0.7
+LULL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -203,6 +204,8 @@ class Harness:
                 await client.call("chat.resume", run_id=run_id, after_seq=record.last_seq)
             if not record.ends:
                 await client.ended(run_id)
+            if record.ends[-1].get("reason") == "superseded":
+                await anyio.sleep(self.chance.uniform(0, LULL_S))  # or nobody is ever answered
         except RpcError as error:
             record.problems.append(f"refused: {error}")
         except TimeoutError:
@@ -272,9 +275,11 @@ class Harness:
     # the model
 
     def answer(self, asked: Asked) -> Reply:
-        name = next(m["content"] for m in reversed(asked.body["messages"]) if m["role"] == "user")
+        names = _unanswered(asked.body["messages"])
+        name = names[-1]
         record = self._by_name[name]
-        if any(event["type"] == "done" for event in record.ends):
+        # A request may still be on its way when its message is superseded.
+        if any(event.get("reason", "error") in {"answered", "merged"} for event in record.ends):
             self.asked_after_done += 1
         is_told = asked.body["messages"][-1]["role"] == "tool"
         if is_told:
@@ -286,7 +291,7 @@ class Harness:
             if self.trigger.armed == stage:
                 self.group.start_soon(self._pull_at_end, stage, asked)
         # Each answer is another one, so that two to one message can be told apart.
-        pieces = [f"answer {asked.number} ", "to the message ", "called ", name]
+        pieces = [f"answer {asked.number} ", "to the message ", "called ", " ".join(names)]
         gates = {3: anyio.Event()} if self.trigger.armed == "S6" else {}
         return Reply(pieces, gates=gates)
 
@@ -296,6 +301,17 @@ class Harness:
             self.trigger.pull(stage)
         else:
             self.trigger.pull_soon(stage, self.group)
+
+
+def _unanswered(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The questions since the last answer."""
+    names: list[str] = []
+    for message in reversed(messages):
+        if message["role"] == "assistant" and not message.get("tool_calls"):
+            break
+        if message["role"] == "user":
+            names.insert(0, message["content"])
+    return names
 
 
 def _params(record: Record) -> dict[str, object]:

@@ -212,6 +212,7 @@ async def test_an_answer_that_cannot_be_kept_ends_those_it_answered_and_nobody_e
     ends = [end_of(stage, run) for run in runs]
     shown = [end.get("merged_into", end["type"]) for end in ends]
     assert shown == [runs[1], "error", "done", runs[2]]
+    assert ends[0]["seq"] == 1
     assert ends[0]["message_id"] == ends[1]["context_id"] == nodes[2].id
     questions = [node.message.text for node in nodes if node.message.role == "user"]
     assert questions == ["1", "use 2", "3", "4"]
