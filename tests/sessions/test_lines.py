@@ -106,7 +106,7 @@ async def test_followup_gives_each_its_own_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"sender": "bob"}, {"token_limit": 2_000}, {"context": True}], ids=str
+    "other", [{"sender": "bob"}, {"limits": {"token_budget": 2_000}}, {"context": True}], ids=str
 )
 async def test_what_another_said_or_said_elsewhere_is_answered_by_itself(
     other: dict[str, Any],
@@ -124,8 +124,8 @@ async def test_what_another_said_or_said_elsewhere_is_answered_by_itself(
         for content, more in (("3", {}), ("4", other), ("5", {})):
             address = Address("websocket", "p", sender=more.get("sender"))
             context = NodeId(head) if "context" in more else None
-            limit = more.get("token_limit")
-            inbound = Inbound(address, content, context_id=context, token_limit=limit)
+            limits = more.get("limits", {})
+            inbound = Inbound(address, content, context_id=context, limits=limits)
             await stage.front.reception.accept(inbound)
         model.let(9)
 
@@ -271,10 +271,10 @@ async def test_an_answer_that_is_being_committed_is_not_superseded() -> None:
 # --- steer --------------------------------------------------------------------------------------
 
 
-async def test_the_turn_at_work_takes_what_is_said_and_ends_it() -> None:
-    model = GatedModel()
+async def test_the_turn_at_work_takes_what_is_said_instead_of_calling_tools() -> None:
+    model, tool = GatedModel(), FakeTool()
     async with open_memory() as stores:
-        async with staged(model, stores, manner=STEER) as stage:
+        async with staged(model, stores, manner=STEER, tool=tool) as stage:
             first = await stage.say("use 1")
             await model.until_asked(1)
             second, third = await say_all(stage, "2", "3")
@@ -284,6 +284,9 @@ async def test_the_turn_at_work_takes_what_is_said_and_ends_it() -> None:
     shown = [(node.message.role, node.run_id) for node in nodes]
     roles = [("user", first), ("assistant", first), ("tool", first)]
     assert shown == [*roles, ("user", second), ("user", third), ("assistant", first)]
+    result = nodes[2].message.result
+    assert result is not None
+    assert (result.content, tool.calls) == ("Skipped due to queued user message.", [])
     assert end_of(stage, first)["reason"] == "answered"
     for run in (second, third):
         assert (end_of(stage, run)["reason"], end_of(stage, run)["merged_into"]) == (
