@@ -81,7 +81,11 @@ class Stage:
 
     async def until_idle(self) -> None:
         """Until every accepted message has ended."""
-        while self.front.reception.pending:
+        await self.until_pending(0)
+
+    async def until_pending(self, count: int) -> None:
+        """Until so many messages wait or are at work."""
+        while self.front.reception.pending != count:
             await anyio.lowlevel.checkpoint()
 
     def said(self, run_id: str, kind: str) -> Events:
