@@ -28,7 +28,6 @@ from gateway.agent.wishes import (
 )
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import ModelFailed
-from gateway.domain.ids import RunId
 from gateway.domain.messages import ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Model
@@ -67,7 +66,10 @@ class Driver:
 
     async def drive(self) -> Answer:
         """Until the tree is over. Whoever cancels this cancels what it waits for."""
-        turn, self.reins.wake, self.reins.forget = self.turn, self._take_reins, self._unsay
+        turn, self.reins.wake = self.turn, self._take_reins
+        self.reins.forget = lambda run_id: any(
+            drop_said(said, run_id) for said in (self._news, turn.exchange.queued)
+        )
         self._recall_said(0)
         self._take_reins()
         async with anyio.create_task_group() as group:
@@ -125,9 +127,6 @@ class Driver:
                 self._tell(Stopped(one.reason, at_once=one.at_once))
             else:
                 self._tell(one)
-
-    def _unsay(self, run_id: RunId) -> bool:
-        return drop_said(self._news, run_id) or drop_said(self.turn.exchange.queued, run_id)
 
     def _hand_over(self) -> None:
         while self._news:

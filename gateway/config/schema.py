@@ -350,13 +350,10 @@ class RuleSection(Section):
 
 
 class QueueSection(Section):
-    """What becomes of messages that come while a turn is at work, and how many may wait; beyond that
-    a message is refused, never dropped."""
+    """Messages that come while a turn is at work; beyond the bounds refused, never dropped."""
 
     mode: QueueMode = key(
-        _QUEUE.mode,
-        "followup: one turn each; collect: one turn for all that wait; steer: said to the turn at "
-        "work; interrupt: they stop it.",
+        _QUEUE.mode, "A turn each, one for all that wait, said to the one at work, or stopping it."
     )
     debounce_ms: int = key(
         _QUEUE.debounce_ms, "How long a first message waits for more.", ge=0, le=60_000

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -16,8 +17,10 @@ from gateway.domain.messages import Node
 from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox, Stores
 from gateway.sessions.lines import MOST_TOGETHER, Manner
+from gateway.sessions.work import MOST_ATTEMPTS
 from gateway.store.memory import open_memory
 from tests.fakes.model import GatedModel, ScriptedModel, says
+from tests.fakes.store import an_ending
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
 
@@ -232,6 +235,27 @@ async def test_a_channel_brings_out_one_answer_to_all_that_were_merged() -> None
         rest = await stores.outbox.due(now=stage.clock.now(), limit=10)
 
     assert (first.new.text, second.new.text, rest) == ("to 1", "to 2 3", [])
+
+
+async def test_messages_that_stop_the_gateway_together_are_set_aside_together() -> None:
+    async with open_memory() as stores:
+        async with staged(GatedModel(), stores, manner=COLLECT) as stage:
+            runs = await say_all(stage, "1", "2")
+            stage.crash()
+        await stores.inbox.finish(replace(an_ending("1", KEY), run_id=RunId(runs[0])))
+        async with staged(GatedModel(), stores, manner=COLLECT, ids_from=10) as stage:
+            runs = [runs[1], await stage.say("3")]
+            stage.crash()
+        for _ in range(MOST_ATTEMPTS):
+            await stores.inbox.begin(RunId(runs[1]))
+        async with staged(GatedModel(), stores, manner=COLLECT, ids_from=20) as stage:
+            await stage.front.reception.resume()
+            for run in runs:
+                stage.listen(run)
+
+    ends = [end_of(stage, run) for run in runs]
+    assert ends[0]["merged_into"] == runs[1]
+    assert "set aside" in ends[1]["message"]
 
 
 # --- interrupt ----------------------------------------------------------------------------------
