@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+# Of a call that was not made: if the gateway is killed before it has written down what was said
+# instead, the call is made after all.
+SKIPPED = "Skipped due to queued user message."
 TERMINAL = frozenset({"done", "error"})
 Event = Mapping[str, Any]
 
@@ -49,7 +52,7 @@ class Record:
             self.text = ""  # what counts as the answer is what is said after the last tool
         if event["type"] == "content":
             self.text += event["content"]
-        if event["type"] == "tool_result":
+        if event["type"] == "tool_result" and event["tool_call"]["result"] != SKIPPED:
             call = event["tool_call"]
             self.tools.setdefault(call["id"], []).append((call["result"], call["duration_ms"]))
         if event["type"] in TERMINAL:

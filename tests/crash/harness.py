@@ -88,6 +88,10 @@ class Harness:
     _early: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     _is_over: bool = False
 
+    @property
+    def acknowledged(self) -> int:
+        return sum(one.acked_at is not None for one in self.records)
+
     def __post_init__(self) -> None:
         self.trigger = Trigger(self._kill, self.chance)
 
@@ -123,7 +127,8 @@ class Harness:
                 await self._killed_while_starting(config)
             else:
                 async with self.started(config) as site:
-                    await self._accepted(int(each * (number + 1)))
+                    # From here on: what three kills in a row hit would be set aside.
+                    await self._accepted(max(self.acknowledged, int(each * number)) + int(each))
                     await self._strike(stage)
                     assert await site.exit_code() == -9, "it ended by itself"
             self.kills[stage] += 1
@@ -139,7 +144,7 @@ class Harness:
 
     async def _accepted(self, count: int) -> None:
         with anyio.fail_after(LONG_S):
-            while sum(one.acked_at is not None for one in self.records) < count:
+            while self.acknowledged < count:
                 self._progress = anyio.Event()
                 await self._progress.wait()
 
@@ -282,7 +287,7 @@ class Harness:
         if any(event.get("reason", "error") in {"answered", "merged"} for event in record.ends):
             self.asked_after_done += 1
         is_told = asked.body["messages"][-1]["role"] == "tool"
-        if is_told:
+        if _follows_a_tool(asked.body["messages"]):
             self.trigger.pull("S7")
         self.trigger.pull("S5")
         if name.startswith("tool") and not is_told:
@@ -312,6 +317,12 @@ def _unanswered(messages: Sequence[Mapping[str, Any]]) -> list[str]:
         if message["role"] == "user":
             names.insert(0, message["content"])
     return names
+
+
+def _follows_a_tool(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Others may have said something between what came of it and now."""
+    rest = itertools.takewhile(lambda m: m["role"] != "assistant", reversed(messages))
+    return any(message["role"] == "tool" for message in rest)
 
 
 def _params(record: Record) -> dict[str, object]:

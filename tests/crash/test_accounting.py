@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.accounting import Account, Audit, Record, account
+from tests.crash.accounting import SKIPPED, Account, Audit, Record, account
 
 Message = dict[str, Any]
 
@@ -277,3 +277,12 @@ def test_two_questions_in_a_row_are_a_broken_promise_unless_they_were_merged() -
     history = [exchange("a")[0], *exchange("b")]
 
     assert books(answered("a"), answered("b", sent_at=2, acked_at=3), history=history).problems
+
+
+def test_a_call_that_was_skipped_and_is_made_after_all_has_run_once() -> None:
+    record = Record("a", "p")
+    for result in (SKIPPED, "noon"):
+        made = {"id": "c", "result": result, "duration_ms": 0.1}
+        record.hear(event("tool_result", record.last_seq + 1, tool_call=made))
+
+    assert record.tools == {"c": [("noon", 0.1)]}
