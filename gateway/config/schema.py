@@ -19,6 +19,7 @@ from gateway.config.values import (
 from gateway.domain.agents import BOUNDS, AgentDef, ContextRules, Limits
 from gateway.domain.events import Severity
 from gateway.domain.ids import AgentId
+from gateway.domain.inbox import QueueMode
 from gateway.domain.notices import Point, Priority, To
 from gateway.domain.plugins import PluginLimits
 from gateway.domain.providers import ProviderDef, ToolMarkup, Wire, base_url_problem
@@ -349,8 +350,14 @@ class RuleSection(Section):
 
 
 class QueueSection(Section):
-    """How much may wait; beyond it a message is refused, never dropped."""
+    """Messages that come while a turn is at work; beyond the bounds refused, never dropped."""
 
+    mode: QueueMode = key(
+        _QUEUE.mode, "A turn each, one for all that wait, said to the one at work, or stopping it."
+    )
+    debounce_ms: int = key(
+        _QUEUE.debounce_ms, "How long a first message waits for more.", ge=0, le=60_000
+    )
     max_pending: int = key(_QUEUE.max_pending, "Messages in one session.", ge=1, le=1_000_000)
     max_pending_total: int = key(_QUEUE.max_pending_total, "In all.", ge=1, le=100_000_000)
     max_running: int = key(_QUEUE.max_running, "Turns at work at a time.", ge=1, le=100_000)
@@ -384,7 +391,7 @@ class ConfigFile(Section):
     bindings: list[BindingSection] = key([], "Which agent answers where.")
     rules: list[RuleSection] = key([], "What is done when something happens in a run.")
     rules_dir: PathText | None = key(None, "A folder with more rules, in files *.toml.")
-    queue: QueueSection = key(QueueSection, "How much may wait.")
+    queue: QueueSection = key(QueueSection, "Messages that come while a turn is at work.")
     observability: ObservabilitySection = key(ObservabilitySection, "What is told about the work.")
 
 

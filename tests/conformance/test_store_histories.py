@@ -59,6 +59,7 @@ def finishes(draw: st.DrawFn) -> Step:
         usage=Usage(3, 4, cost_usd=draw(st.none() | st.just(0.25))),
         deliveries=deliveries if draw(st.booleans()) else (),
         after_s=draw(seconds),
+        merged=draw(st.lists(runs.filter(lambda other: other != name), max_size=2, unique=True)),
     )
     return lambda stores: stores.inbox.finish(ending)
 
