@@ -506,7 +506,7 @@ async def test_a_message_comes_back_as_it_was_given(opened: Open) -> None:
         Message("assistant", "", calls, thinking=HOSTILE, extras=Extras("p", '{"s":"é"}')),
         Message("tool", result=ToolResult("t1", "clock", HOSTILE, True, 1.5)),
         Message("tool", result=ToolResult("t2", "x", "")),
-        Message("assistant", "done"),
+        Message("assistant", "done", notices=(("notice", HOSTILE), ("limit_warning", "soon"))),
     ]
     nodes = tuple(
         Node(
