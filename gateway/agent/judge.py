@@ -1,7 +1,7 @@
 """Asks the policy of a run, and looks whether the run goes in circles."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gateway.agent.course import Course
@@ -41,10 +41,13 @@ class Judge:
             self._course.terminate(reason if reason in STOPS else "cancelled")
         return bool(may)
 
-    def find_reason(self, *, is_over: bool) -> None:
-        """A loop that ended without an answer may have come to a limit by its own count."""
-        if not is_over and self._course.reason is None:
-            self.may_continue()
+    def find_reason(self, failure: Mapping[str, object] | None, *, is_over: bool) -> None:
+        """A loop that ended without an answer may have come to a limit: of the run, or one that the
+        tree counts itself. `failure` is what failed last in the tree."""
+        if is_over or self._course.reason is not None:
+            return
+        if self.may_continue() and failure is not None and failure["type"] == "limit":
+            self._course.terminate("max_iterations")
 
     def start_turn(self) -> None:
         before = self._course.state.warnings

@@ -254,7 +254,7 @@ class Turn:
         try:
             self.exchange.close_round()
             is_over = self.exchange.is_answered or self.failure is not None
-            self.judge.find_reason(is_over=is_over)
+            self.judge.find_reason(self.run.ground.failure, is_over=is_over)
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
         if self._stop_after is not None and self.exchange.is_answered:

@@ -8,6 +8,7 @@ import pytest
 from tests.fakes.client import WAIT_S
 from tests.fakes.model_server import Asked, Reply
 from tests.scenarios.plots import echo_of
+from tests.scenarios.plots_limits import calling
 from tests.scenarios.stage import Scene, Stage, is_told, outline
 
 ROOT = Path(__file__).parents[2]
@@ -76,3 +77,20 @@ async def test_a_bad_new_version_changes_nothing_and_is_told(tmp_path: Path, bad
     assert healed == []
     assert outline(scene.chunks())[-1] == "done answered"
     assert [allowed(asked) for asked in scene.model.requests][1:] == [7]
+
+
+async def test_a_tree_that_counts_fewer_turns_than_the_limit_stops_there_and_says_so(
+    tmp_path: Path,
+) -> None:
+    mine = await a_tree_of_ones_own(tmp_path)
+    text = await mine.read_text()
+    assert text.count("(config max_iterations)") == 1
+    await mine.write_text(text.replace("(config max_iterations)", "2"))
+    async with Stage("openai", str(mine), tmp_path).open(calling, tools=("echo",)) as scene:
+        await scene.ask("Go on for ever.")
+
+    assert outline(scene.chunks())[-2:] == [
+        "limit_reached: Maximum iterations reached. Saving partial response.",
+        "done max_iterations partial",
+    ]
+    assert len(scene.model.requests) == 2
