@@ -33,6 +33,7 @@ class Course:
         self._live = 0.0  # tokens of the reply that is being heard, about
         self._shown: int | None = None
         self._has_told_stop = False
+        self.why = ""  # it is stopped, in words
 
     def at(self, moment: Moment) -> None:
         self.change(now=max(moment.at, self.state.now))
@@ -105,10 +106,11 @@ class Course:
         self._voice.system("limit_warning", told, reading)
         self._voice.event(event, reading.payload(told))
 
-    def terminate(self, reason: DoneReason) -> None:
-        """The first reason counts."""
+    def terminate(self, reason: DoneReason, why: str | None = None) -> None:
+        """The first reason counts; `why` is what is said of it, if that is not the usual."""
         if not self.state.is_terminal:
             self.change(termination_reason=reason)
+            self.why = why or stop_text(reason, self.limits)
             self._voice.verdict("stop", self.state.turn, reason=reason)
 
     @property
@@ -121,7 +123,7 @@ class Course:
         if reason is None or self._has_told_stop:
             return
         self._has_told_stop = True
-        said, told = STOPS[reason], stop_text(reason, self.limits)
+        said, told = STOPS[reason], self.why
         reading = self.reading(reason) if said.limit else None
         self._voice.system(said.system_type, told, reading)
         if said.event is not None and reading is not None:

@@ -38,7 +38,10 @@ class Judge:
     def may_continue(self) -> bool:
         may, reason = asked(self._policy, "should_continue", self._course.state)
         if not may:
-            self._course.terminate(reason if reason in STOPS else "cancelled")
+            if reason in STOPS:
+                self._course.terminate(reason)
+            else:
+                self._course.terminate("cancelled", reason)  # in its own words
         return bool(may)
 
     def find_reason(self, failure: Mapping[str, object] | None, *, is_over: bool) -> None:

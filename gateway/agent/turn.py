@@ -33,7 +33,7 @@ from gateway.agent.wishes import (
     ToolReturned,
     Wish,
 )
-from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY, stop_text
+from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY
 from gateway.control.policy import tightened
 from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import NodePlan
@@ -247,8 +247,8 @@ class Turn:
             self._stop_after = self._stop_after or told.reason
 
     def _stop_by_rule(self, why: str) -> None:
-        self.voice.system("notice", why)
-        self._stopped(Stopped("cancelled"))
+        self.course.terminate("cancelled", why)
+        self.run.ground.wake()
 
     def _ended(self, outcome: Outcome) -> None:
         try:
@@ -279,8 +279,8 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
     """A reason to stop comes before the answer, and that before a failure."""
     course = exchange.course
     if course.reason is not None:
-        told = stop_text(course.reason, course.limits)
-        return Finish(course.reason, exchange.heard or exchange.last_text or told, partial=True)
+        said = exchange.heard or exchange.last_text or course.why
+        return Finish(course.reason, said, partial=True)
     if broke is not None:
         return _failed(exchange, broke.failure)
     if exchange.is_answered and outcome.reason == "done":
