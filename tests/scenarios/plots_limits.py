@@ -1,17 +1,25 @@
 """What is played on a stage when a run is stopped: by a limit, by its user, by the model's failing."""
 
+import json
 from dataclasses import replace
 
 import anyio
 
 from gateway.config.values import GatewayConfig
-from tests.fakes.client import WAIT_S, texts_of
-from tests.fakes.model_server import Asked, Reply
+from tests.fakes.client import WAIT_S, texts_of, types_of
+from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.plots import answering, echo_of
-from tests.scenarios.stage import Plot, Scene, Stage
+from tests.scenarios.stage import Plot, Scene, Stage, is_told
 
 WORDS = [f"word {number:02} is here. " for number in range(80)]  # 17 characters each
 LIMITED = "[agent.limits]\n"
+NO_ECHO = """
+[[rules]]
+id = "no-echo"
+on = ["tool.call.started"]
+when = "payload.tool == 'echo'"
+do = [{ interrupt = "Nobody may use echo." }]
+"""
 
 
 def calling(asked: Asked) -> Reply:
@@ -144,6 +152,72 @@ async def cancelled(stage: Stage) -> Scene:
     return scene
 
 
+async def cancelled_in_a_tool(stage: Stage) -> Scene:
+    """One call has its result, another one waits for a page that never comes."""
+
+    async with scripted_server([Reply(gate=anyio.Event())]) as pages:
+        site = pages.url.removesuffix("/v1")
+        endless = ("c2", "fetch", json.dumps({"url": f"{site}/endless"}))
+        script = [Reply("", calls=[echo_of(1, "hello"), endless]), Reply("Well.")]
+        grants = {"fetch": (f"http:{site}",)}
+        async with stage.open(script, tools=("echo", "fetch"), grants=grants) as scene:
+            run_id = (await scene.send("Read it."))["run_id"]
+            with anyio.fail_after(WAIT_S):
+                await pages.wait_for(1)
+            await scene.client.until(run_id, lambda seen: "tool_result" in types_of(seen))
+            await scene.client.call("chat.abort", run_id=run_id)
+            await scene.ended(run_id)
+            with anyio.fail_after(WAIT_S):
+                await pages.requests[0].disconnected.wait()
+            await scene.read()
+            await scene.ask("And now?")
+    return scene
+
+
+async def polling(stage: Stage) -> Scene:
+    """The same call again and again, and each time another result."""
+
+    def page(asked: Asked) -> Reply:
+        return Reply(body=f"state {asked.number}".encode(), headers={"content-type": "text/plain"})
+
+    async with scripted_server(page) as pages:
+        site = pages.url.removesuffix("/v1")
+
+        def script(asked: Asked) -> Reply:
+            look = (f"c{asked.number}", "fetch", json.dumps({"url": f"{site}/state"}))
+            return Reply("It is done.") if asked.number > 6 else Reply("", calls=[look])
+
+        grants = {"fetch": (f"http:{site}",)}
+        async with stage.open(script, tools=("fetch",), grants=grants) as scene:
+            await scene.ask("Wait for it.")
+    return scene
+
+
+async def fallback(stage: Stage) -> Scene:
+    """The first model fails; another one of the same service answers, with a tool between."""
+
+    def script(asked: Asked) -> Reply:
+        if asked.body["model"] != "spare":
+            return Reply(status=503)
+        return Reply("Well.") if is_told(asked) else Reply("", calls=[echo_of(1, "hello")])
+
+    agent = '[agent.fallback]\nprovider = "fake"\nmodel = "spare"\n'
+    async with stage.open(
+        script, tools=("echo",), agent=agent, provider="max_retries = 0\n"
+    ) as scene:
+        await scene.ask("Is it so?")
+    return scene
+
+
+async def stopped_by_a_rule(stage: Stage) -> Scene:
+    async with stage.open([Reply("", calls=[echo_of(1, "x")])], tools=("echo",), rest=NO_ECHO) as (
+        scene
+    ):
+        await scene.ask("Use it.")
+        await scene.read()
+    return scene
+
+
 async def provider_failure(stage: Stage) -> Scene:
     async with stage.open([Reply(status=400), Reply("Well.")]) as scene:
         await scene.ask("Is it so?")
@@ -187,6 +261,10 @@ LIMITS: dict[str, Plot] = {
     "error limit": error_limit,
     "errors with a success between": errors_with_a_success_between,
     "cancelled": cancelled,
+    "cancelled in a tool": cancelled_in_a_tool,
+    "polling": polling,
+    "fallback": fallback,
+    "stopped by a rule": stopped_by_a_rule,
     "provider failure": provider_failure,
     "provider breaks off": provider_breaks_off,
     "nearly full": nearly_full,

@@ -206,6 +206,17 @@ async def test_a_loop_of_two_calls_is_told_once_a_query_and_stops_nothing(stage:
     assert scene.kinds(1) == ["query.start", "session.resumed", "session.end"]
 
 
+async def test_the_same_call_with_other_results_is_a_loop_and_goes_on(stage: Stage) -> None:
+    scene = await play(plots.polling, stage)
+
+    chunks = scene.chunks()
+    assert scene.kinds().count("agent.loop.detected") == 1
+    assert scene.kinds().count("tool.call.success") == 6
+    assert "agent.no_progress" not in scene.kinds()
+    assert _counts(chunks) == {"notice": 1}
+    assert outline(chunks)[-1] == "done answered"
+
+
 async def test_three_turns_in_a_row_in_which_every_call_fails_end_the_run(stage: Stage) -> None:
     scene = await play(plots.error_limit, stage)
 
@@ -254,6 +265,15 @@ async def test_a_model_that_fails_ends_the_run_with_one_error_and_the_next_one_w
     assert scene.kinds().count("model.failed") == 1
     assert scene.kinds()[-1] == "session.end"
     assert outline(scene.chunks(1))[-1] == "done answered"
+
+
+async def test_another_model_that_answers_instead_is_asked_in_each_turn(stage: Stage) -> None:
+    scene = await play(plots.fallback, stage)
+
+    assert [asked.body["model"] for asked in scene.model.requests] == ["m", "spare"] * 2
+    assert outline(scene.chunks())[-1] == "done answered"
+    assert scene.chunks()[-1]["model"] == "spare"
+    assert scene.kinds().count("model.failed") == 0
 
 
 async def test_what_a_model_said_before_it_broke_off_is_kept(stage: Stage) -> None:

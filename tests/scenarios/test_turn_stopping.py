@@ -43,6 +43,43 @@ async def test_stopped_in_mid_stream_the_part_is_kept_and_the_next_message_works
     assert scene.chunks(1)[-1]["response"] == "answer to second"
 
 
+@pytest.mark.requirement("S-002-Cancel-01", "S-000-ToolCall-05")
+async def test_stopped_in_the_middle_of_its_tools_each_call_has_a_result_and_none_goes_on(
+    stage: Stage,
+) -> None:
+    scene = await play(plots.cancelled_in_a_tool, stage)
+
+    assert is_whole(scene.chunks())
+    assert outline(scene.chunks()) == [
+        "usage",
+        "tool_call c1 pending",
+        "tool_call c2 pending",
+        "tool_result c1 success",
+        "tool_result c2 error",
+        "notice: Cancelled by user",
+        "done cancelled partial",
+    ]
+    results = [one for one in scene.pages[0]["messages"] if one["role"] == "tool"]
+    assert [one["tool_call_id"] for one in results] == ["c1", "c2"]
+    assert outline(scene.chunks(1))[-1] == "done answered"
+    _assert_valid(talk_to(scene.model.requests[1]))
+
+
+async def test_a_rule_that_interrupts_stops_the_run_before_the_call_and_says_why(
+    stage: Stage,
+) -> None:
+    scene = await play(plots.stopped_by_a_rule, stage)
+
+    chunks = scene.chunks()
+    assert is_whole(chunks)
+    assert outline(chunks)[-1].startswith("done cancelled")
+    assert len(scene.model.requests) == 1
+    said = [one["system_message"] for one in chunks if one["type"] == "system"]
+    assert said[0] == "Nobody may use echo."
+    assert "Cancelled by user" not in said
+    assert "tool.call.success" not in scene.kinds()
+
+
 def chatty(asked: Asked) -> Reply:
     """Two rounds of tools, with text around them; then an answer in many pieces."""
     rounds = sum(kind == "call" for kind, _ in _since_the_question(asked)) // 2
