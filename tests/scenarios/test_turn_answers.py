@@ -219,7 +219,10 @@ async def test_another_session_of_a_person_is_told_of_a_notice_once(stage: Stage
         for number in range(4)
     ]
     assert told == [[], [], [text], []]
-    assert text not in str(scene.pages[0])
+    # It stays beside the answer, and is no part of what was said.
+    beside = [one.get("notices", []) for one in scene.pages[0]["messages"]]
+    assert beside == [[], [{"system_type": "notice", "system_message": text}], [], []]
+    assert text not in str(shown(scene.pages[0]))
 
 
 @pytest.mark.requirement("S-002-LLM-03")
