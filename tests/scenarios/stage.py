@@ -34,6 +34,7 @@ class Scene:
     pages: list[dict[str, Any]] = field(default_factory=list)
     inspected: list[dict[str, Any]] = field(default_factory=list)  # each run, when it had ended
     beside: list[Client] = field(default_factory=list)
+    paths: list[str] = field(default_factory=list)  # of the pages that tools have read
     earlier: list["Scene"] = field(default_factory=list)
 
     async def send(self, content: str, **more: object) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.client import texts_of
 from tests.scenarios import plots_limits as plots
-from tests.scenarios.plots_killed import killed, killed_at, undisturbed
+from tests.scenarios.plots_killed import killed, killed_at, killed_in_a_tool, undisturbed
 from tests.scenarios.scripts import shown
 from tests.scenarios.stage import Scene, Stage, outline, play, talk_to, without_marks
 
@@ -36,6 +36,25 @@ async def test_after_kill_9_in_mid_stream_the_turn_goes_on_and_its_tool_is_not_c
     assert [role for role, _ in shown(scene.pages[0])] == ["user", "assistant", "tool", "assistant"]
     assert shown(scene.pages[0])[-1] == ("assistant", "It said hello.")
     assert outline(scene.chunks(1))[-1] == "done answered"
+
+
+@pytest.mark.requirement("S-000-ToolCall-05")
+async def test_of_the_calls_that_were_at_work_only_those_without_a_result_are_made_again(
+    stage: Stage,
+) -> None:
+    scene = await play(killed_in_a_tool, stage)
+
+    assert sorted(scene.paths) == ["/a", "/b", "/b"]
+    assert sorted(outline(scene.chunks()[1:])[1:5]) == [
+        "tool_call a pending",
+        "tool_call b pending",
+        "tool_result a success",
+        "tool_result b success",
+    ]
+    assert outline(scene.chunks())[-1] == "done answered"
+    kept = [one["tool_call_id"] for one in scene.pages[0]["messages"] if one["role"] == "tool"]
+    assert kept == ["a", "b"]
+    assert len(scene.model.requests) == 2
 
 
 STOPS: dict[str, Any] = {
