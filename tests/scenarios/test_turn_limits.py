@@ -262,6 +262,7 @@ async def test_a_model_that_fails_ends_the_run_with_one_error_and_the_next_one_w
     assert is_whole(chunks)
     assert outline(chunks) == ["error provider_error"]
     assert chunks[-1]["retryable"] is False
+    assert scene.inspected[0]["tokens_used"] == 0
     assert scene.kinds().count("model.failed") == 1
     assert scene.kinds()[-1] == "session.end"
     assert outline(scene.chunks(1))[-1] == "done answered"
@@ -282,6 +283,7 @@ async def test_what_a_model_said_before_it_broke_off_is_kept(stage: Stage) -> No
     chunks = scene.chunks()
     assert is_whole(chunks)
     assert outline(chunks) == ["content It ", "content is ", "error provider_error"]
+    assert scene.inspected[0]["tokens_used"] > 0  # what was sent and heard counts
     assert shown(scene.pages[0]) == [("user", "Is it so?"), ("assistant", "It is ")]
     assert talk_to(scene.model.requests[-1]) == [
         ("question", "Is it so?"),
