@@ -139,6 +139,13 @@ def test_every_limit_is_documented_with_what_is_said_at_it_and_no_other() -> Non
         assert f"`{stop_text(reason, limits)}`" in PROTOCOL
 
 
+@pytest.mark.parametrize("kind", sorted(WARNINGS))
+def test_a_warning_tells_large_numbers_in_all_their_digits_as_documented(kind: str) -> None:
+    _, text = WARNINGS[kind]
+
+    assert "(734003/1048576" in text.format(current=734_003, limit=1_048_576)
+
+
 def test_every_kind_of_system_event_and_its_metadata_are_documented() -> None:
     said = rows("Events")["system"].split("(", 1)[1].split(")", 1)[0]
     metadata = PROTOCOL.split("whose `metadata` is\n`{", 1)[1].split("}`", 1)[0]
