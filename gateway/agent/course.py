@@ -31,6 +31,7 @@ class Course:
         self.context_tokens = 0
         self.asked = 0  # how often a model was asked
         self._live = 0.0  # tokens of the reply that is being heard, about
+        self._calm = 0.0  # so many of them change nothing
         self._shown: int | None = None
         self._has_told_stop = False
         self.why = ""  # it is stopped, in words
@@ -49,18 +50,19 @@ class Course:
         """More of a reply; False if it is more than the budget allows."""
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         self._live += size / BYTES_A_TOKEN
-        return self._watch_tokens()
+        return self._live < self._calm or self._watch_tokens()
 
     def forget_live(self) -> None:
         self._live = 0.0
 
     def _watch_tokens(self) -> bool:
-        limits, tokens = self.limits, self.usage.total + int(self._live)
-        if "token_budget" not in self.state.warnings and tokens >= warning_at(
-            limits.token_budget, limits.token_warning_percent
-        ):
+        most, used = self.limits.token_budget, self.usage.total
+        warns_at = warning_at(most, self.limits.token_warning_percent)
+        tokens = used + int(self._live)
+        if tokens >= warns_at:
             self.warn("token_budget")
-        return tokens < limits.token_budget
+        self._calm = (warns_at if tokens < warns_at else most) - used
+        return tokens < most
 
     def show_context(self) -> None:
         """Tells how full the window is, if that is another number than before."""

@@ -109,15 +109,15 @@ STOPS: Mapping[DoneReason, Stopping] = {
 WARNINGS: Mapping[str, tuple[str, str]] = {
     "max_iterations": (
         "budget.iteration.warning",
-        "Approaching iteration limit ({current:g}/{limit:g}). Consider wrapping up.",
+        "Approaching iteration limit ({current}/{limit}). Consider wrapping up.",
     ),
     "token_budget": (
         "budget.token.warning",
-        "Approaching token budget ({current:g}/{limit:g}). Consider wrapping up.",
+        "Approaching token budget ({current}/{limit}). Consider wrapping up.",
     ),
     "context_window": (
         "context.approaching_limit",
-        "Approaching the model's context window ({current:g}/{limit:g} tokens).",
+        "Approaching the model's context window ({current}/{limit} tokens).",
     ),
 }
 
