@@ -30,6 +30,7 @@ class Course:
         self.usage = Usage()
         self.context_tokens = 0
         self.asked = 0  # how often a model was asked
+        self.stop_after: DoneReason | None = None  # once the turn that is at work is over
         self._live = 0.0  # tokens of the reply that is being heard, about
         self._shown: int | None = None
         self._has_told_stop = False

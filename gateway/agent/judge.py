@@ -10,6 +10,7 @@ from gateway.agent.voice import Voice
 from gateway.agent.words import STOPS
 from gateway.control.loops import Asked, digest, looked_at, signature
 from gateway.control.policy import DecisionTree
+from gateway.domain.chunks import DoneReason
 from gateway.domain.errors import GatewayError
 from gateway.domain.messages import ToolCall, ToolResult
 
@@ -38,7 +39,8 @@ class Judge:
     def may_continue(self) -> bool:
         may, reason = asked(self._policy, "should_continue", self._course.state)
         if not may:
-            self._course.terminate(reason if reason in STOPS else "cancelled")
+            known: DoneReason = reason if reason in STOPS else "cancelled"
+            self._course.terminate(self._course.stop_after or known)
         return bool(may)
 
     def find_reason(self, *, is_over: bool) -> None:

@@ -39,7 +39,6 @@ from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
-from gateway.domain.chunks import DoneReason
 from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
@@ -98,7 +97,6 @@ class Turn:
         self.end: End | None = None
         self.farewell: Event | None = None  # to be told once the end is durable
         self.failure: ModelBroke | None = None
-        self._stop_after: DoneReason | None = None
         host = Host(
             now=lambda: self.moment.at,
             roots=sight,
@@ -156,7 +154,7 @@ class Turn:
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
         self.exchange.close_round()
-        course, reason = self.course, self._stop_after
+        course, reason = self.course, self.course.stop_after
         if course.asked >= course.limits.max_iterations:
             reason = reason or "max_iterations"
         if course.usage.total >= course.limits.token_budget:
@@ -244,7 +242,8 @@ class Turn:
             self.course.terminate(told.reason)
             self.run.ground.wake()
         else:
-            self._stop_after = self._stop_after or told.reason
+            self.course.stop_after = self.course.stop_after or told.reason
+            self.course.change(is_cancelled=True)
 
     def _stop_by_rule(self, why: str) -> None:
         self.voice.system("notice", why)
@@ -253,12 +252,12 @@ class Turn:
     def _ended(self, outcome: Outcome) -> None:
         try:
             self.exchange.close_round()
+            if self.course.stop_after is not None:
+                self.course.terminate(self.course.stop_after)
             is_over = self.exchange.is_answered or self.failure is not None
             self.judge.find_reason(is_over=is_over)
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
-        if self._stop_after is not None and self.exchange.is_answered:
-            self.course.terminate(self._stop_after)
         self.end = _end(self.exchange, self.failure, outcome)
         self.course.tell_stop()
         self.round.tell_sources()
