@@ -51,9 +51,6 @@ class Course:
         self._live += size / BYTES_A_TOKEN
         return self._watch_tokens()
 
-    def forget_live(self) -> None:
-        self._live = 0.0
-
     def _watch_tokens(self) -> bool:
         limits, tokens = self.limits, self.usage.total + int(self._live)
         if "token_budget" not in self.state.warnings and tokens >= warning_at(
@@ -127,6 +124,13 @@ class Course:
         self._voice.system(said.system_type, told, reading)
         if said.event is not None and reading is not None:
             self._voice.event(said.event, reading.payload(told))
+
+    @property
+    def exhausted(self) -> DoneReason | None:
+        """The limit that no policy and no tree goes beyond."""
+        if self.asked >= self.limits.max_iterations:
+            return "max_iterations"
+        return "token_budget" if self.usage.total >= self.limits.token_budget else None
 
     # -- as others see it
 

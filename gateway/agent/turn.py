@@ -39,6 +39,7 @@ from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
+from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
@@ -84,7 +85,7 @@ class Turn:
     def __init__(self, job: Job, emit: Emit, moment: Moment, leaves: Leaves) -> None:
         self.job, self.moment = job, moment
         policy = job.decision(job.agent.limits)
-        limits = tightened(job.agent.limits, asked(policy, "get_config"))
+        limits = tightened(job.agent.limits, asked(policy, "get_config", Limits))
         sight = Sight()
         self.voice = Voice(job, emit, sight, self._stop_by_rule, moment)
         self.course = Course(job, self.voice, limits, moment)
@@ -154,11 +155,8 @@ class Turn:
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
         self.exchange.close_round()
-        course, reason = self.course, self.course.stop_after
-        if course.asked >= course.limits.max_iterations:
-            reason = reason or "max_iterations"
-        if course.usage.total >= course.limits.token_budget:
-            reason = reason or "token_budget"
+        course = self.course
+        reason = course.stop_after or course.exhausted
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:

@@ -1,6 +1,7 @@
 """A turn played on paper: it is told what happened, and all that it says and wants is noted in order."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -56,7 +57,10 @@ def call(id_: str, arguments: str | None = None, *, name: str = "echo") -> ToolC
 
 
 def tree(body: str, *, keys: str = "", final: str = "") -> TreePlan:
-    """A tree of somebody's own; `tool_calls` and `done` are declared."""
+    """A tree of somebody's own; `tool_calls` and `done` are declared, and functions are names."""
+    body, final = (
+        re.sub(r"\((action|condition) :fn", r"(\1 own :fn", one) for one in (body, final)
+    )
     ending = f":finally {final}" if final else ""
     text = f'(tree "own" :blackboard-schema {{:tool_calls [] :done false {keys}}} {body} {ending})'
     return load(text, "own.bt", REGISTRY)
