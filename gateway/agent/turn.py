@@ -35,6 +35,7 @@ from gateway.agent.wishes import (
 )
 from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY, stop_text
 from gateway.control.policy import tightened
+from gateway.control.trees.blackboard import BadWrite
 from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
@@ -212,10 +213,13 @@ class Turn:
         if found is None:
             return
         self.exchange.take(told)
-        found.leaf.write("tool_calls", self.round.as_data())
         keys = found.leaf.options.get("stream-to")
-        for key in keys if isinstance(keys, list) else ():
-            found.leaf.write(key, told.reply.text)
+        try:
+            found.leaf.write("tool_calls", self.round.as_data())
+            for key in keys if isinstance(keys, list) else ():
+                found.leaf.write(key, told.reply.text)
+        except BadWrite as error:  # a text where the tree keeps a number
+            found.pending.complete(error)
         found.pending.complete()
 
     def _broke(self, told: ModelBroke) -> None:
@@ -313,8 +317,13 @@ def _inputs(job: Job, exchange: Exchange) -> Mapping[str, object]:
         "messages": exchange.messages,
         "tools": [tool.name for tool in job.tools],
     }
-    allowed = set(job.plan.inputs or job.plan.schema) & job.plan.schema.keys()
-    return {key: value for key, value in given.items() if key in allowed}
+    schema = job.plan.schema
+    allowed = set(job.plan.inputs or schema) & schema.keys()  # one of another type is its own
+    return {
+        key: value
+        for key, value in given.items()
+        if key in allowed and schema[key].type.accepts(value)
+    }
 
 
 def _given(leaf: Call, result: ToolResult) -> bool:
