@@ -248,8 +248,9 @@ class Turn:
             self.course.change(is_cancelled=True)
 
     def _stop_by_rule(self, why: str) -> None:
-        self.voice.system("notice", why)
-        self._stopped(Stopped("cancelled"))
+        if self.end is None:
+            self.voice.system("notice", why)
+            self._stopped(Stopped("cancelled"))
 
     def _ended(self, outcome: Outcome) -> None:
         try:
