@@ -81,12 +81,12 @@ SCENES = {
     "answered": Scene(
         lambda paper: paper.reply("done"),
         "answered",
-        f"{BEGIN} content usage",
+        f"{BEGIN} content usage {OVER}",
     ),
     "answered after tools": Scene(
         lambda paper: paper.round(call("0")).reply("done"),
         "answered",
-        f"{BEGIN} {turn(0)} {NEXT} content usage",
+        f"{BEGIN} {turn(0)} {NEXT} content usage {OVER}",
     ),
     "max_iterations": Scene(
         rounds(3),
@@ -321,7 +321,8 @@ def test_what_the_user_has_read_is_what_stays(plan: str, play: Play, end: Finish
     paper = play(Paper(plan).begin())
 
     assert paper.turn.end == end
-    assert paper.said[-1] == Message("assistant", end.text)
+    assert replace(paper.said[-1], notices=()) == Message("assistant", end.text)
+    assert [text for _, text in paper.said[-1].notices] == paper.system
     assert "secret" not in str(paper.chunks)
 
 
