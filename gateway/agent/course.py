@@ -30,6 +30,7 @@ class Course:
         self.usage = Usage()
         self.context_tokens = 0
         self.asked = 0  # how often a model was asked
+        self.stop_after: DoneReason | None = None  # once the turn that is at work is over
         self._live = 0.0  # tokens of the reply that is being heard, about
         self._calm = 0.0  # so many of them change nothing
         self._shown: int | None = None
@@ -51,9 +52,6 @@ class Course:
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         self._live += size / BYTES_A_TOKEN
         return self._live < self._calm or self._watch_tokens()
-
-    def forget_live(self) -> None:
-        self._live = 0.0
 
     def _watch_tokens(self) -> bool:
         most, used = self.limits.token_budget, self.usage.total
@@ -130,6 +128,13 @@ class Course:
         self._voice.system(said.system_type, told, reading)
         if said.event is not None and reading is not None:
             self._voice.event(said.event, reading.payload(told))
+
+    @property
+    def exhausted(self) -> DoneReason | None:
+        """The limit that no policy and no tree goes beyond."""
+        if self.asked >= self.limits.max_iterations:
+            return "max_iterations"
+        return "token_budget" if self.usage.total >= self.limits.token_budget else None
 
     # -- as others see it
 

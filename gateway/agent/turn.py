@@ -35,11 +35,12 @@ from gateway.agent.wishes import (
 )
 from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY
 from gateway.control.policy import tightened
+from gateway.control.trees.blackboard import BadWrite
 from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
-from gateway.domain.chunks import DoneReason
+from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
@@ -85,7 +86,7 @@ class Turn:
     def __init__(self, job: Job, emit: Emit, moment: Moment, leaves: Leaves) -> None:
         self.job, self.moment = job, moment
         policy = job.decision(job.agent.limits)
-        limits = tightened(job.agent.limits, asked(policy, "get_config"))
+        limits = tightened(job.agent.limits, asked(policy, "get_config", Limits))
         sight = Sight()
         self.voice = Voice(job, emit, sight, self._stop_by_rule, moment)
         self.course = Course(job, self.voice, limits, moment)
@@ -98,7 +99,6 @@ class Turn:
         self.end: End | None = None
         self.farewell: Event | None = None  # to be told once the end is durable
         self.failure: ModelBroke | None = None
-        self._stop_after: DoneReason | None = None
         host = Host(
             now=lambda: self.moment.at,
             roots=sight,
@@ -156,11 +156,8 @@ class Turn:
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
         self.exchange.close_round()
-        course, reason = self.course, self._stop_after
-        if course.asked >= course.limits.max_iterations:
-            reason = reason or "max_iterations"
-        if course.usage.total >= course.limits.token_budget:
-            reason = reason or "token_budget"
+        course = self.course
+        reason = course.stop_after or course.exhausted
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:
@@ -216,10 +213,13 @@ class Turn:
         if found is None:
             return
         self.exchange.take(told)
-        found.leaf.write("tool_calls", self.round.as_data())
         keys = found.leaf.options.get("stream-to")
-        for key in keys if isinstance(keys, list) else ():
-            found.leaf.write(key, told.reply.text)
+        try:
+            found.leaf.write("tool_calls", self.round.as_data())
+            for key in keys if isinstance(keys, list) else ():
+                found.leaf.write(key, told.reply.text)
+        except BadWrite as error:  # a text where the tree keeps a number
+            found.pending.complete(error)
         found.pending.complete()
 
     def _broke(self, told: ModelBroke) -> None:
@@ -244,21 +244,23 @@ class Turn:
             self.course.terminate(told.reason)
             self.run.ground.wake()
         else:
-            self._stop_after = self._stop_after or told.reason
+            self.course.stop_after = self.course.stop_after or told.reason
+            self.course.change(is_cancelled=True)
 
     def _stop_by_rule(self, why: str) -> None:
-        self.course.terminate("cancelled", why)
-        self.run.ground.wake()
+        if self.end is None:
+            self.course.terminate("cancelled", why)
+            self.run.ground.wake()
 
     def _ended(self, outcome: Outcome) -> None:
         try:
             self.exchange.close_round()
+            if self.course.stop_after is not None:
+                self.course.terminate(self.course.stop_after)
             is_over = self.exchange.is_answered or self.failure is not None
             self.judge.find_reason(self.run.ground.failure, is_over=is_over)
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
-        if self._stop_after is not None and self.exchange.is_answered:
-            self.course.terminate(self._stop_after)
         self.end = _end(self.exchange, self.failure, outcome)
         self.course.tell_stop()
         self.round.tell_sources()
@@ -316,8 +318,13 @@ def _inputs(job: Job, exchange: Exchange) -> Mapping[str, object]:
         "messages": exchange.messages,
         "tools": [tool.name for tool in job.tools],
     }
-    allowed = set(job.plan.inputs or job.plan.schema) & job.plan.schema.keys()
-    return {key: value for key, value in given.items() if key in allowed}
+    schema = job.plan.schema
+    allowed = set(job.plan.inputs or schema) & schema.keys()  # one of another type is its own
+    return {
+        key: value
+        for key, value in given.items()
+        if key in allowed and schema[key].type.accepts(value)
+    }
 
 
 def _given(leaf: Call, result: ToolResult) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 
 from gateway.control.bus import Bus
+from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
@@ -33,6 +34,7 @@ from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
 
 NO_RULES = load_rules(())
+OURS = DecisionTrees()
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY, USUAL = Bounds(), Manner()
 Events = list[dict[str, Any]]
@@ -107,6 +109,8 @@ async def staged(
     manner: Manner = USUAL,
     opened: bool = True,
     rules: RuleSet = NO_RULES,
+    decisions: DecisionTrees = OURS,
+    bus: Bus | None = None,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -125,7 +129,7 @@ async def staged(
         gate=gate,
         settings=settings,
         clock=clock,
-        bus=Bus(),
+        bus=bus or Bus(),
         encode=encode,
         decode=json.loads,
         plans=await shipped_plans(agents),
@@ -133,6 +137,7 @@ async def staged(
         rule_states=stores.rule_states,
         notices=stores.notices,
         channels=channels,
+        decisions=decisions,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id)
     with anyio.fail_after(5):
