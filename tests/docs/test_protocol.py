@@ -17,6 +17,7 @@ from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
@@ -45,6 +46,7 @@ async def methods() -> list[Method]:
             *EventMethods(Bus()).all(),
             *SettingsMethods(stage.settings, AGENT).all(),
             *RuleMethods(lambda: RuleSet(())).all(),
+            *ReplayMethods(stage.front, stage.replays).all(),
             *InsightMethods(
                 stage.front,
                 about,
