@@ -23,6 +23,7 @@ from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.fakes.tools import FakeTool
 from tests.scenarios.recorded import (
+    GATES,
     KINDS,
     PLANS,
     Plan,
@@ -371,3 +372,34 @@ async def test_the_first_event_that_is_another_is_named(tmp_path: Path) -> None:
         (f"event {last + 1}", last + 1, False, True),
         (f"event {last}", last, True, False),
     ]
+
+
+@pytest.mark.parametrize("mode", ["collect", "steer", "interrupt"])
+async def test_runs_that_met_others_replay_identically(tmp_path: Path, mode: str) -> None:
+    held = anyio.Event()
+
+    def script(asked: Asked) -> Reply:
+        if any(message["role"] == "tool" for message in asked.body["messages"]):
+            return Reply("done")
+        calls = [("a", "work", '{"turns":3,"hold":"met"}'), ("b", "work", '{"turns":9,"hold":""}')]
+        return Reply("let me see", calls=calls, gates={1: held})
+
+    GATES.clear()
+    async with scripted_server(script) as model:
+        setup = Setup(model.url, rest=f'[queue]\nmode = "{mode}"')
+        async with running(setup, tmp_path, with_tools) as site, connected(site.url) as client:
+            site.rooms.gate._take(FakeTool("work", work))
+            sent = [await client.send("one")]
+            await model.wait_for(1)
+            sent += [await client.send("two"), await client.send("three")]
+            held.set()
+            GATES["met"].set()
+            ends = [(await client.ended(one["run_id"]))[-1] for one in sent]
+            merged = [end["run_id"] for end in ends if end["reason"] == "merged"]
+            others = [end["run_id"] for end in ends if end["reason"] != "merged"]
+            answers = [await client.call("run.replay", run_id=run_id) for run_id in others]
+            refused = [await client.refused("run.replay", run_id=run_id) for run_id in merged]
+
+    assert [answer["divergence"] for answer in answers] == [None] * len(answers)
+    assert len(merged) == {"collect": 1, "steer": 2, "interrupt": 0}[mode]
+    assert all("another run answered it" in str(one) for one in refused)
