@@ -4,6 +4,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from typing import Any
 
 from anyio import to_thread
 
@@ -47,7 +48,7 @@ class Recorder:
     """Implements the Record port. A tape that grows beyond `most` bytes is thrown away."""
 
     def __init__(self, asked: Sequence[str] = (), *, most: int = MOST_BYTES) -> None:
-        self._marks: list[Mark] = []
+        self._marks: list[tuple[MarkKind, tuple[Any, ...]]] = []
         self._asked = tuple(asked)
         self.left = most
         self._secrets: set[bytes] = set()
@@ -58,10 +59,13 @@ class Recorder:
     def __call__(self, kind: MarkKind, *values: object) -> None:
         if self.left < 0:
             return
-        self.left -= _A_MARK + sum(len(one) for one in values if isinstance(one, str | bytes))
+        self.left -= _A_MARK
+        for one in values:
+            if isinstance(one, bytes | str):
+                self.left -= len(one)
         if kind in {"ask", "sent"}:
             self.has_sent = kind == "sent"
-        self._marks.append(Mark(kind, values))
+        self._marks.append((kind, values))
         if self.left < 0:
             self._marks.clear()
 
@@ -88,15 +92,16 @@ class Recorder:
         """With every secret blotted out, also one that came in two pieces."""
         if self.left < 0:
             return Tape(is_cut=True)
-        whole = b"".join(mark.values[0] for mark in self._marks if mark.kind == "bytes")
+        whole = b"".join(values[0] for kind, values in self._marks if kind == "bytes")
         for secret in self._secrets:
             whole = whole.replace(secret, b"*" * len(secret))
-        marks, place = list(self._marks), 0
-        for index, mark in enumerate(marks):
-            if mark.kind == "bytes":
-                size = len(mark.values[0])
-                marks[index] = Mark("bytes", (whole[place : place + size].decode("latin-1"),))
+        marks, place = [], 0
+        for kind, values in self._marks:
+            if kind == "bytes":
+                size = len(values[0])
+                values = (whole[place : place + size].decode("latin-1"),)
                 place += size
+            marks.append(Mark(kind, values))
         return Tape(tuple(marks), asked=self._asked)
 
 
