@@ -94,7 +94,12 @@ class Reel:
 
 _ENDS = frozenset({"reply", "failed"})
 _TURNS = _ENDS | {"sent", "ask", "over"}
-_WORDS = frozenset({"text", "thinking"})
+_WORDS = ("text", "thinking")
+
+
+def is_next(player: Player, *kinds: str) -> bool:
+    mark = next(player.coming(), None)
+    return mark is not None and mark.kind in kinds
 
 
 def has_end(player: Player) -> bool:
@@ -110,8 +115,7 @@ class _Answer:
 
     @property
     def is_over(self) -> bool:
-        mark = next(self._player.coming(), None)
-        return mark is None or mark.kind != "bytes"
+        return not is_next(self._player, "bytes")
 
     async def read_some(self) -> bytes:
         mark = await self._player.reach("bytes", "end")
@@ -148,7 +152,7 @@ class ReplayedModel:
     async def _told(self, hear: Hear) -> ModelReply:
         """By a model that has no bytes, or by one that was never reached."""
         while True:
-            if next(self._player.coming()).kind not in _WORDS and not has_end(self._player):
+            if not (is_next(self._player, *_WORDS) or has_end(self._player)):
                 await self._player.cut()
             mark = await self._player.reach("text", "thinking", "reply", "failed")
             told = mark.values[0]
@@ -192,8 +196,8 @@ class ReplayedGate:
             await self._player.leave(damaged(error))
 
 
-class ReplayedJournal:
-    """Implements the Journal port."""
+class ReplayedStore:
+    """Implements the ports Journal, RuleStates and NoticeBoard. Nothing is written."""
 
     def __init__(self, player: Player) -> None:
         self._player = player
@@ -208,15 +212,7 @@ class ReplayedJournal:
         except TypeError as error:
             await self._player.leave(damaged(error))
 
-    async def forgive(self, run_id: RunId) -> None:
-        """Nothing is written."""
-
-
-class ReplayedRuleStates:
-    """Implements the RuleStates port."""
-
-    def __init__(self, player: Player) -> None:
-        self._player = player
+    async def forgive(self, run_id: RunId) -> None: ...
 
     async def of(self, key: SessionKey) -> str | None:
         kinds = (mark.kind for mark in self._player.coming())
@@ -224,13 +220,6 @@ class ReplayedRuleStates:
             return None  # no rule kept anything then
         kept: str | None = (await self._player.reach("kept")).values[0]
         return kept
-
-
-class ReplayedNotices:
-    """Implements the NoticeBoard port."""
-
-    def __init__(self, player: Player) -> None:
-        self._player = player
 
     async def claim(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime

@@ -19,10 +19,8 @@ from gateway.sessions.player import Player
 from gateway.sessions.replayed import (
     Reel,
     ReplayedGate,
-    ReplayedJournal,
     ReplayedModel,
-    ReplayedNotices,
-    ReplayedRuleStates,
+    ReplayedStore,
 )
 from gateway.sessions.runs import LiveRun, LiveRuns
 from gateway.sessions.taping import MOST_BYTES, TapeUnreadable, unpacked
@@ -66,15 +64,15 @@ class Replays:
         parting = _Parting(record, scope)
         player = Player(tape, run.reins, parting, soul.loaded_from if soul else "none")
         run.listen(lambda event, _last: parting.hear(event))
-        model = ReplayedModel(player, self.wired)
+        model, store = ReplayedModel(player, self.wired), ReplayedStore(player)
         played = replace(
             means,
             model=model,
             gate=ReplayedGate(player, means.gate, means.decode),
             clock=player.clock,
-            journal=ReplayedJournal(player),
-            rule_states=ReplayedRuleStates(player),
-            notices=ReplayedNotices(player),
+            journal=store,
+            rule_states=store,
+            notices=store,
             rules=means.fresh_rules,
             pace=player,
             bus=Bus(),  # whoever subscribes has heard of it before

@@ -1,5 +1,6 @@
 """Takes down what a run is told, through ports that stand around the real ones."""
 
+import logging
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -32,6 +33,8 @@ from gateway.domain.ports import (
 from gateway.domain.tape import Mark, MarkKind, Record, Tape, from_plain, to_plain
 from gateway.domain.times import to_micros
 from gateway.sessions.asked import Parts, parts_at, parts_of
+
+log = logging.getLogger(__name__)
 
 MOST_BYTES = 8 * 1024 * 1024
 _LONG = 256 * 1024
@@ -106,10 +109,15 @@ class Recorder:
 
 
 async def packed_aside(recorder: Recorder, encode: Encode) -> bytes:
-    """A long one in a thread: everybody else has to go on."""
-    if recorder.left > MOST_BYTES - _LONG:
-        return packed(recorder.tape(), encode)
-    return await to_thread.run_sync(lambda: packed(recorder.tape(), encode))
+    """A long one in a thread: everybody else has to go on. Empty if it has no form: a run ends all
+    the same."""
+    try:
+        if recorder.left > MOST_BYTES - _LONG:
+            return packed(recorder.tape(), encode)
+        return await to_thread.run_sync(lambda: packed(recorder.tape(), encode))
+    except ValueError as error:
+        log.warning("a run cannot be recorded", extra={"why": str(error)})
+        return b""
 
 
 def packed(tape: Tape, encode: Encode) -> bytes:
@@ -225,11 +233,15 @@ def names(told: Sequence[Told]) -> list[str]:
     return [type(one).__name__ for one in told]
 
 
-class TapedJournal:
-    """Implements the Journal port."""
+class TapedStore:
+    """Implements the ports Journal, RuleStates and NoticeBoard."""
 
-    def __init__(self, journal: Journal, record: Recorder) -> None:
-        self._journal, self._record = journal, record
+    def __init__(
+        self, journal: Journal, states: RuleStates, board: NoticeBoard, recorder: Recorder
+    ) -> None:
+        self._journal, self._states, self._board = journal, states, board
+        self._record = recorder
+        self.forgive = journal.forgive
 
     async def note(self, run_id: RunId, note: JournalNote) -> None:
         await self._journal.note(run_id, note)
@@ -243,27 +255,10 @@ class TapedJournal:
         self._record("earlier", [[note.step, note.kind, note.payload] for note in notes])
         return notes
 
-    async def forgive(self, run_id: RunId) -> None:
-        await self._journal.forgive(run_id)
-
-
-class TapedRuleStates:
-    """Implements the RuleStates port."""
-
-    def __init__(self, states: RuleStates, record: Record) -> None:
-        self._states, self._record = states, record
-
     async def of(self, key: SessionKey) -> str | None:
         kept = await self._states.of(key)
         self._record("kept", kept)
         return kept
-
-
-class TapedNotices:
-    """Implements the NoticeBoard port."""
-
-    def __init__(self, board: NoticeBoard, record: Record) -> None:
-        self._board, self._record = board, record
 
     async def claim(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime

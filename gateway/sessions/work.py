@@ -47,11 +47,9 @@ from gateway.sessions.taping import (
     Recorder,
     TapedClock,
     TapedGate,
-    TapedJournal,
     TapedModel,
-    TapedNotices,
     TapedPace,
-    TapedRuleStates,
+    TapedStore,
     packed_aside,
 )
 
@@ -93,14 +91,15 @@ class Means:
 
     def through(self, recorder: Recorder) -> "Means":
         """The same, with a recorder in front of all that a run is told by."""
+        store = TapedStore(self.journal, self.rule_states, self.notices, recorder)
         return replace(
             self,
             model=TapedModel(self.model, recorder),
             gate=TapedGate(self.gate, recorder),
             clock=TapedClock(self.clock, recorder),
-            journal=TapedJournal(self.journal, recorder),
-            rule_states=TapedRuleStates(self.rule_states, recorder),
-            notices=TapedNotices(self.notices, recorder),
+            journal=store,
+            rule_states=store,
+            notices=store,
             pace=TapedPace(recorder),
         )
 

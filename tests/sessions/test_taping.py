@@ -7,9 +7,17 @@ from contextlib import suppress
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from gateway.domain.tape import Mark, Tape
-from gateway.sessions.taping import MOST_BYTES, Recorder, TapeUnreadable, packed, unpacked
+from gateway.sessions.taping import (
+    MOST_BYTES,
+    Recorder,
+    TapeUnreadable,
+    packed,
+    packed_aside,
+    unpacked,
+)
 from tests.sessions.stage import encode
 
 KEY = "sk-very-secret"
@@ -50,6 +58,15 @@ def test_a_run_that_is_told_too_much_leaves_no_tape_but_that_word() -> None:
 
     assert record.tape() == Tape(is_cut=True)
     assert unpacked(packed(record.tape(), encode), json.loads).is_cut
+
+
+@pytest.mark.parametrize("size", [0, 300_000])
+async def test_what_has_no_form_keeps_no_run_from_its_end(size: int) -> None:
+    record = recorded(b"x" * size)
+    assert await packed_aside(record, to_json)
+    record("text", "half of a pair: \ud800")
+
+    assert await packed_aside(record, to_json) == b""
 
 
 @pytest.mark.parametrize(
