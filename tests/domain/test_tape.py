@@ -48,7 +48,10 @@ def test_no_mark_holds_what_its_kind_does_not(plain: list[object]) -> None:
     assert to_plain(tape)["marks"] == plain
 
 
-@pytest.mark.parametrize("mark", [["bytes", 1], ["stop", "cancelled"], ["what"], "check", []])
+@pytest.mark.parametrize(
+    "mark",
+    [["bytes", 1], ["stop", "cancelled"], ["what"], ["now", -1], ["now", 10**30], "check", []],
+)
 def test_a_mark_of_another_shape_is_refused(mark: object) -> None:
     with pytest.raises(ValueError, match="a mark that is none"):
         from_plain({"version": 1, "cut": False, "asked": ["r"], "marks": [mark]})
