@@ -3,6 +3,7 @@ changes nothing."""
 
 import logging
 from collections.abc import Callable, Mapping
+from hashlib import blake2b
 from pathlib import Path, PurePath
 
 from gateway.agent.leaves import REGISTRY
@@ -31,6 +32,7 @@ class Plans:
     def __init__(self, texts: Texts, paths: Mapping[AgentId, str], tell: Tell = _nobody) -> None:
         self._texts, self._paths, self._tell = texts, dict(paths), tell
         self._plans: dict[str, TreePlan] = {}
+        self._digests: dict[str, str] = {}
         self._problems: dict[str, str] = {}
 
     async def load(self) -> None:
@@ -40,6 +42,10 @@ class Plans:
 
     def of(self, agent: AgentId) -> TreePlan:
         return self._plans[self._paths[agent]]
+
+    def digest(self, agent: AgentId) -> str:
+        """Another one for every other text."""
+        return self._digests[self._paths[agent]]
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -69,7 +75,9 @@ class Plans:
         return sorted(set(self._paths.values()))
 
     async def _read(self, path: str) -> TreePlan:
-        plan = load(await self._texts.read(path), PurePath(path).name, REGISTRY)
+        text = await self._texts.read(path)
+        plan = load(text, PurePath(path).name, REGISTRY)
+        self._digests[path] = blake2b(text.encode(), digest_size=8).hexdigest()
         for warning in plan.warnings:
             log.warning("tree", extra={"why": warning.render()})
         return plan

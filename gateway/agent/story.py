@@ -69,7 +69,7 @@ class Story:
             value = self._json.decode(note.payload)
             assert isinstance(value, dict)
             if note.kind == "reply":
-                self._replies[note.step] = _reply(value)
+                self._replies[note.step] = reply_from(value)
             elif note.kind.startswith("said:"):
                 said = Said(**value)
                 self._said[said.run_id] = (note.step, said)
@@ -78,7 +78,7 @@ class Story:
                 self._results[note.step, result.call_id] = result
 
 
-def _reply(value: dict[str, object]) -> ModelReply:
+def reply_from(value: dict[str, object]) -> ModelReply:
     calls = value.pop("tool_calls")
     usage, extras = value.pop("usage"), value.pop("extras")
     assert isinstance(calls, list)

@@ -18,6 +18,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import SHIPPED, Plans
 from gateway.app.plugins import loaded_plugins
+from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
@@ -47,6 +48,7 @@ from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
@@ -57,6 +59,7 @@ from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
@@ -103,6 +106,7 @@ class Gateway:
     plugins: Plugins
     bus: Bus
     rules: Rulebook
+    replays: Replays
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -119,6 +123,7 @@ class Gateway:
             *EventMethods(self.bus).all(),
             *SettingsMethods(self.settings, usual_agent(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
+            *ReplayMethods(self.front, self.replays).all(),
             *InsightMethods(
                 self.front,
                 about,
@@ -278,6 +283,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         plugins=parts.plugins,
         bus=bus,
         rules=parts.rules,
+        replays=replays(config, means, parts.stores),
     )
 
 

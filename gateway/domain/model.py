@@ -1,10 +1,11 @@
 """A model call: what is asked, what is heard while it streams, what it came to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gateway.domain.messages import Extras, Message, ToolCall
+from gateway.domain.tape import Record
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal", "pause"]
 
@@ -36,6 +37,7 @@ class ModelRequest:
     thinking: bool = False
     stream: bool = True
     deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
+    record: Record | None = field(default=None, compare=False, repr=False)  # takes down the bytes
 
 
 @dataclass(frozen=True, slots=True)

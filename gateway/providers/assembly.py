@@ -269,7 +269,7 @@ def object_of(arguments: str) -> Mapping[str, Any]:
 
 def without_messages(request: ModelRequest) -> ModelRequest:
     """What stays the same for every call of an agent."""
-    return replace(request, messages=(), deadline_s=0.0)
+    return replace(request, messages=(), deadline_s=0.0, record=None)
 
 
 def json_bytes(value: object) -> bytes:

@@ -154,3 +154,14 @@ async def test_the_shipped_trees_can_be_used(name: str) -> None:
 
     assert plans.of(ME).name == name
     assert paper.reason == "answered"
+
+
+async def test_another_text_has_another_digest() -> None:
+    texts = two()
+    plans = await loaded(texts)
+    before = plans.digest(ME)
+    texts.texts["mine.bt"] = ONCE + "; a remark\n"
+    await plans.refresh("mine.bt")
+
+    assert before == plans.digest(YOU)
+    assert before != plans.digest(ME)

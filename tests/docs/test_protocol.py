@@ -21,6 +21,7 @@ from gateway.web.chat_api import ChatApi
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
@@ -49,6 +50,7 @@ async def methods() -> list[Method]:
             *EventMethods(Bus()).all(),
             *SettingsMethods(stage.settings, AGENT).all(),
             *RuleMethods(lambda: RuleSet(())).all(),
+            *ReplayMethods(stage.front, stage.replays).all(),
             *InsightMethods(
                 stage.front,
                 about,

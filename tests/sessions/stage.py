@@ -24,11 +24,14 @@ from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.replayed import Reel
+from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.model import ScriptedModel, says
 from tests.fakes.plans import shipped_plans
 from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
@@ -57,6 +60,7 @@ class Stage:
     stores: Stores
     gate: ToolGate
     settings: SettingsBook
+    replays: Replays
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -92,6 +96,11 @@ class Stage:
 
     def said(self, run_id: str, kind: str) -> Events:
         return [event for event in self.heard[run_id] if event["type"] == kind]
+
+
+def _unwired(_reel: Reel) -> Model:
+    """Here nothing has bytes."""
+    return ScriptedModel(says(""))
 
 
 @asynccontextmanager
@@ -169,4 +178,5 @@ async def staged(
                 plans=means.plans,
                 clock=clock,
             )
-            yield Stage(front, lanes, clock, stores, gate, settings)
+            replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
+            yield Stage(front, lanes, clock, stores, gate, settings, replays)
