@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.agent.wishes import CallTool, Fail, Finish, ModelReplied, Stopped, Ticked, ToolReturned
-from gateway.agent.words import BROKEN, EMPTY, INTERRUPTED
+from gateway.agent.words import BROKEN, EMPTY, INTERRUPTED, stop_text
 from gateway.domain.agents import Limits
 from gateway.domain.messages import Message, ToolResult
 from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model
@@ -439,7 +439,13 @@ def test_wherever_it_is_stopped_it_ends_once_and_leaves_nothing_open(
     assert is_valid_for_a_model(paper.said)
     assert paper.said[-1].role == "assistant"
     assert not paper.said[-1].tool_calls
-    assert len(paper.system) == len(set(paper.system))
+    limits = [one["system_type"] for one in paper.of("system")]
+    kinds = [one["metadata"].get("limit_type") for one in paper.of("system")]
+    told_of = [(one, kind) for one, kind in zip(limits, kinds, strict=True) if kind is not None]
+    loops = [told["signature"] for told in paper.told_of("agent.loop.detected")]
+    assert len(told_of) == len(set(told_of))
+    assert len(loops) == len(set(loops))
+    assert was_over or paper.system.count(stop_text(paper.reason, paper.limits)) == 1  # type: ignore[arg-type]  # one of the literals
     assert len(paper.told_of("house.end")) == 1
     assert paper.turn.saved is not None or plan == "default"
     shown = [one["tool_call"]["id"] for one in paper.of("tool_result")]
