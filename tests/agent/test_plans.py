@@ -1,7 +1,7 @@
 """Trees are read at start, and exchanged between runs: one that cannot be used changes nothing."""
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 import anyio
 import pytest
@@ -26,8 +26,12 @@ BAD = {
 }
 
 
-async def loaded(texts: FakeTexts) -> Plans:
-    plans = Plans(texts, {ME: "mine.bt", YOU: "yours.bt"})
+async def loaded(texts: FakeTexts, told: list[str] | None = None) -> Plans:
+    def tell(type_: str, payload: Mapping[str, object]) -> None:
+        if told is not None:
+            told.append(f"{type_} {payload['path']} {payload.get('tree', '')}".strip())
+
+    plans = Plans(texts, {ME: "mine.bt", YOU: "yours.bt"}, tell)
     await plans.load()
     return plans
 
@@ -76,8 +80,8 @@ async def test_a_version_that_cannot_be_used_changes_nothing_and_is_told(
 
 @pytest.mark.requirement("S-002-BT-11")
 async def test_a_version_that_is_mended_is_used_again() -> None:
-    texts = two()
-    plans = await loaded(texts)
+    texts, told = two(), list[str]()
+    plans = await loaded(texts, told)
     texts.texts["mine.bt"] = "("
     await plans.refresh("mine.bt")
     texts.texts["mine.bt"] = TWICE
@@ -85,6 +89,7 @@ async def test_a_version_that_is_mended_is_used_again() -> None:
     await plans.refresh("mine.bt")
 
     assert plans.problems == ()
+    assert told == ["tree.refused mine.bt", "tree.reloaded mine.bt twice"]
     assert plans.of(ME).name == "twice"
     assert plans.of(YOU).name == "once"
 
