@@ -172,11 +172,10 @@ class Turn:
         known = self.round.result(wanted.id)
         if known is None and self.course.reason is not None:
             return leaf.failed(f"the run ends: {self.course.reason}", "stopped")
+        if known is None and any(one.wanted == wanted for one in self.tickets.open.values()):
+            return leaf.failed("this call is at work already", "busy")
         step = self.exchange.replies - 1
-        if known is None and self.exchange.queued and self.job.known(step, wanted) is None:
-            known = self.round.refuse(wanted, SKIPPED)
-        if known is None and not self.voice.allows(wanted.name):
-            known = self.round.refuse(wanted, TAKEN_AWAY)
+        known = known or _refused(self, step, wanted)
         if known is not None:
             return _given(leaf, known)
         self.round.begin(wanted)
@@ -331,3 +330,12 @@ def _given(leaf: Call, result: ToolResult) -> bool:
     """The answer of a leaf that has a result."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
     return not result.is_error
+
+
+def _refused(turn: Turn, step: int, wanted: ToolCall) -> ToolResult | None:
+    """Why a call is not begun; one that has run in an attempt before keeps its result."""
+    if turn.exchange.queued and turn.job.known(step, wanted) is None:
+        return turn.round.refuse(wanted, SKIPPED)
+    if not turn.voice.allows(wanted.name):
+        return turn.round.refuse(wanted, TAKEN_AWAY)
+    return None

@@ -144,6 +144,26 @@ def test_no_model_is_asked_while_a_tool_is_at_work() -> None:
     assert is_valid_for_a_model(paper.said)
 
 
+def test_a_call_that_is_at_work_is_not_begun_once_more() -> None:
+    both = f"(parallel :policy continue-on-failure {EXECUTE} {EXECUTE})"
+    paper = Paper(looped(f"(sequence (llm-call) (force-success {both}))")).begin()
+
+    paper.reply("", call("0"), call("1"))
+
+    assert paper.called == ["0", "1"]
+    paper.give_all()
+    assert paper.results == [("0", "result 0", False), ("1", "result 1", False)]
+
+
+def test_a_call_that_has_its_result_is_not_executed_once_more() -> None:
+    paper = Paper(looped(f"(sequence (llm-call) {EXECUTE} {EXECUTE})")).begin()
+
+    paper.reply("", call("0")).give_all()
+
+    assert paper.called == ["0"]
+    assert paper.results == [("0", "result 0", False)]
+
+
 # -- several models
 
 
