@@ -229,6 +229,7 @@ class Driver:
             temperature=agent.temperature,
             thinking=agent.thinking,
             stream=agent.stream,
+            idle_timeout_s=wish.idle_timeout_s,
             deadline_s=max(0.0, self._deadline - self.clock.monotonic()),
         )
 

@@ -12,7 +12,7 @@ from gateway.agent.wishes import AskModel, ModelReplied
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message
-from gateway.domain.model import Delta, ModelReply, TextDelta, Usage
+from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec, Usage
 from gateway.domain.tokens import estimate_tokens
 from gateway.memory.context import message_tokens
 
@@ -60,12 +60,20 @@ class Exchange:
             self.replies,
             self.system,
             tuple(self.messages),
-            tuple(tool for tool in self.job.tools if self.voice.allows(tool.name)),
+            self._tools(call),
             model,
             budget,
             number(call, "timeout"),
+            number(call, "idle-timeout"),
             taken,
         )
+
+    def _tools(self, call: Call) -> tuple[ToolSpec, ...]:
+        """Of the agent's, those that the leaf names and no rule has taken away."""
+        named = call.options.get("tools")
+        wanted = named if isinstance(named, list) else [tool.name for tool in self.job.tools]
+        tools = (tool for tool in self.job.tools if tool.name in wanted)
+        return tuple(tool for tool in tools if self.voice.allows(tool.name))
 
     def hear(self, delta: Delta) -> bool:
         """A piece of a reply; False if that is more than the budget allows."""

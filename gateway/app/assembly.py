@@ -198,13 +198,14 @@ async def assembled(
         await souls.load()
         bus = Bus()
         tell = partial(tell_of_gateway, bus, clock)
-        plans = Plans(FileTexts(clock), tree_paths(config.agents), tell)
+        decisions = await to_thread.run_sync(decision_trees)
+        paths_of_trees = tree_paths(config.agents)
+        plans = Plans(FileTexts(clock), paths_of_trees, tell, decisions=decisions)
         await plans.load()
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
         rules = Rulebook(config, clock)
-        decisions = await to_thread.run_sync(decision_trees)
         parts = Parts(
             version, clock, bus, ids, stores, souls, plans, decisions, model, plugins, gate, rules
         )

@@ -169,6 +169,10 @@ class DecisionTrees:
     def names(self) -> tuple[str, ...]:
         return ("default", *sorted(self.others.keys() - {"default"}))
 
+    def chosen(self, by_agent: str, by_tree: str | None) -> str:
+        """What the tree says holds for an agent that says nothing else."""
+        return by_tree or by_agent if by_agent == "default" else by_agent
+
     def named(self, name: str) -> MakeDecisionTree:
         """Raises UnknownDecisionTree."""
         if name == "default":

@@ -36,6 +36,7 @@ class ModelRequest:
     temperature: float | None = None
     thinking: bool = False
     stream: bool = True
+    idle_timeout_s: float | None = None  # a tighter one than the provider's own
     deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
     record: Record | None = field(default=None, compare=False, repr=False)  # takes down the bytes
 

@@ -107,7 +107,9 @@ class ProviderClient:
             raise assembly.failed(_kind(error, "network"), str(error)) from error
 
     async def _exchange(self, assembly: Assembly, body: bytes) -> ModelReply:
-        call = HttpCall("POST", self._url, self._headers, body, *self._timeouts_s)
+        connect_s, idle_s = self._timeouts_s
+        idle_s = min(idle_s, assembly.request.idle_timeout_s or idle_s)
+        call = HttpCall("POST", self._url, self._headers, body, connect_s, idle_s)
         record, http = assembly.request.record, self._http
         if record is not None:
             http = Recording(http, record, BREATH_BYTES)

@@ -220,9 +220,11 @@ class Work:
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
         context = pack(agent, soul, episode.nodes, question, tools, earlier=earlier)
         scope = ToolScope(new.session_key, new.run_id, person)
+        plan = means.plans.of(agent.id)
+        agent = replace(agent, decision=means.decisions.chosen(agent.decision, plan.decision))
         job = Job(
             agent=agent,
-            plan=means.plans.of(agent.id),
+            plan=plan,
             context=context,
             tools=tools,
             scope=scope,

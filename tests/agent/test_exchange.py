@@ -11,7 +11,7 @@ from gateway.domain.ids import RunId
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ThinkingDelta
 from gateway.domain.notices import Notice, Point, To
-from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model
+from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model, tree
 from tests.fakes.model import says
 
 
@@ -266,3 +266,16 @@ def test_the_answer_keeps_what_the_model_thought() -> None:
 
     assert paper.said == [Message("assistant", "done")]
     assert paper.of("usage")[0]["output_tokens"] == 5
+
+
+def test_a_leaf_offers_only_the_tools_that_it_names() -> None:
+    paper = Paper(tree('(llm-call :tools ["other" "rm"])')).begin()
+
+    assert [tool.name for tool in paper.question.tools] == ["other"]
+
+
+@pytest.mark.requirement("S-002-BT-08")
+def test_a_leaf_says_how_long_a_reply_may_pause() -> None:
+    paper = Paper(tree("(llm-call :idle-timeout 7s)")).begin()
+
+    assert paper.question.idle_timeout_s == 7

@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 from gateway.agent.plans import SHIPPED, Plans
+from gateway.control.policy import DecisionTrees, DefaultDecisionTree
 from gateway.control.trees.problems import TreeInvalid
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
@@ -170,3 +171,35 @@ async def test_another_text_has_another_digest() -> None:
 
     assert before == plans.digest(YOU)
     assert before != plans.digest(ME)
+
+
+async def test_a_tree_that_names_a_policy_which_nobody_offers_is_refused_with_its_place() -> None:
+    text = '(tree "t"\n  :decision "thrifty"\n  (llm-call))'
+    plans = Plans(FakeTexts(**{"mine.bt": text}), {ME: "mine.bt"})
+    knowing = Plans(
+        FakeTexts(**{"mine.bt": text}),
+        {ME: "mine.bt"},
+        decisions=DecisionTrees({"thrifty": DefaultDecisionTree}),
+    )
+
+    with pytest.raises(TreeInvalid, match='mine.bt:2:3: error BT027: no decision tree .*"thrifty"'):
+        await plans.load()
+    await knowing.load()
+
+    assert knowing.of(ME).decision == "thrifty"
+
+
+@pytest.mark.parametrize(
+    ("by_agent", "by_tree", "chosen"),
+    [
+        ("default", None, "default"),
+        ("default", "default", "default"),
+        ("default", "thrifty", "thrifty"),
+        ("strict", "thrifty", "strict"),
+        ("strict", None, "strict"),
+    ],
+)
+def test_what_a_tree_says_of_its_policy_holds_unless_the_agent_says_otherwise(
+    by_agent: str, by_tree: str | None, chosen: str
+) -> None:
+    assert DecisionTrees().chosen(by_agent, by_tree) == chosen
