@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 
 import anyio
@@ -17,12 +16,13 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import SHIPPED, Plans
+from gateway.app.decisions import decision_trees
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
-from gateway.control.policy import DECISION_TREES, DecisionTrees
+from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.events import Event, kind_named
@@ -198,7 +198,8 @@ async def assembled(
         await souls.load()
         bus = Bus()
         tell = partial(tell_of_gateway, bus, clock)
-        decisions = await to_thread.run_sync(decision_trees)
+        policies = {agent.decision for agent in config.agents}
+        decisions = await to_thread.run_sync(decision_trees, policies)
         paths_of_trees = tree_paths(config.agents)
         plans = Plans(FileTexts(clock), paths_of_trees, tell, decisions=decisions)
         await plans.load()
@@ -358,12 +359,6 @@ def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, ob
     kind = kind_named(type_)
     severity = kind.severity if kind else "info"
     bus.publish(Event(type_, severity, "gateway", clock.now(), None, None, payload))
-
-
-def decision_trees() -> DecisionTrees:
-    """Ours, and those of packages that were installed beside the gateway."""
-    found = entry_points(group=DECISION_TREES)
-    return DecisionTrees({point.name: point.load() for point in found})
 
 
 def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:

@@ -152,9 +152,10 @@ class Work:
         tape = await packed_aside(recorder, self.means.encode)
         try:
             await self._commit(batch, episode, end, tape)
-        except GatewayError:
+        except Exception:
             # Something in the answer cannot be kept; the question can, and an honest word.
             log.exception("an answer cannot be stored", extra={"run": run.run_id})
+            run.progress = dict
             for sealed in (run, *(one.run for one in batch.merged)):
                 sealed.unseal()
             batch.taken = ()

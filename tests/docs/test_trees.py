@@ -30,7 +30,7 @@ from gateway.agent.wishes import (
     ToolReturned,
     Wish,
 )
-from gateway.app.assembly import decision_trees
+from gateway.app.decisions import decision_trees
 from gateway.cli.main import exogate
 from gateway.cli.tree import SHIPPED
 from gateway.cli.tree import tree as tree_verbs
@@ -300,7 +300,7 @@ def test_the_sample_policy_judges_a_run(installed: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=9, decision=decision_trees().named("thrifty"))
+    paper = Paper(plan, calls=9, decision=decision_trees({"thrifty"}).named("thrifty"))
     turn = paper.play()
 
     assert turn.course.limits.max_iterations == 7
@@ -316,7 +316,7 @@ def test_the_sample_policy_lets_a_run_answer(
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=1, decision=decision_trees().named("thrifty"))
+    paper = Paper(plan, calls=1, decision=decision_trees({"thrifty"}).named("thrifty"))
 
     assert paper.play().end == Finish("answered", "so")
     assert paper.system("notice") == []

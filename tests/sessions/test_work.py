@@ -537,6 +537,26 @@ async def test_a_policy_that_fails_ends_its_run_and_the_next_one_begins(
     ]
 
 
+@pytest.mark.requirement("S-001-Tree-07")
+async def test_a_run_that_cannot_be_shown_any_more_ends_all_the_same() -> None:
+    class Spoiling(DefaultDecisionTree):
+        def on_turn_start(self, state: AgentState) -> AgentState:
+            after = state.evolve()
+            object.__setattr__(after, "recent_actions", None)
+            return after
+
+    trees = DecisionTrees({"spoiling": Spoiling})
+    agents = (replace(AGENT, decision="spoiling"),)
+    model = ScriptedModel(says("done"), says("done"))
+    async with (
+        open_memory() as stores,
+        staged(model, stores, agents=agents, decisions=trees) as stage,
+    ):
+        runs = [await stage.say("hi"), await stage.say("hi again")]
+
+    assert [stage.heard[run][-1]["type"] for run in runs] == ["error", "error"]
+
+
 @pytest.mark.requirement("S-001-Tree-06")
 async def test_an_agent_is_judged_by_the_policy_that_it_names() -> None:
     class Impatient(DefaultDecisionTree):

@@ -100,6 +100,8 @@ class Run:
             return True
         has_heard, self.ground.has_heard = self.ground.has_heard, False
         self.ground.is_awake = False
+        if has_heard:
+            self.ground.work = 0
         self.ticks += 1
         try:
             self.ground.is_ticking = True
@@ -132,6 +134,7 @@ class Run:
 
     def tick_root(self) -> Status:
         """A bare tick of the tree, for traces; a completed root begins anew with the next one."""
+        self.ground.work = 0
         status = self._root.tick()
         if status is SUCCESS or status is FAILURE:
             self._root.status = IDLE
@@ -169,7 +172,7 @@ class Run:
 
     def _ended(self, outcome: Outcome) -> None:
         """Of the body, and then of `:finally`, whose own end changes nothing."""
-        self._yields = 0
+        self._yields = self.ground.work = 0
         if self._body_ended is None:
             self._body_ended = outcome
             if self._final is not None:
