@@ -107,6 +107,8 @@ def usage_chunk(reply: ModelReply) -> Chunk:
 
 def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
     """Some models reuse an id within a reply or a run; each result has to find its own call."""
+    if not reply.tool_calls:
+        return reply
     taken = {call.id for message in said for call in message.tool_calls}
     calls: list[ToolCall] = []
     for call in reply.tool_calls:

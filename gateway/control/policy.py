@@ -143,6 +143,8 @@ def _errors(state: AgentState, *, is_error: bool) -> dict[str, Any]:
 
 def tightened(limits: Limits, wanted: Limits) -> Limits:
     """No looser than the limits, whatever a policy wants."""
+    if wanted is limits:
+        return limits
 
     def stricter(name: str) -> Any:
         pick = max if name == "loop_window" else min  # the longer it is, the more loops it shows
