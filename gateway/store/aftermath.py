@@ -64,7 +64,7 @@ def unpack_notice(expires_at: int | None, packed: str) -> Notice:
 
 def leave(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
     """Its share of the commit that ends a run."""
-    db.execute("DELETE FROM notice WHERE claimed_by = ?", (ending.run_id,))
+    db.execute(_RELEASE if ending.leaves_claimed else _FORGET, (ending.run_id,))
     if ending.rule_state is not None:
         db.execute(_KEEP_STATE, (session.id, ending.rule_state))
     if not ending.posts:
@@ -99,6 +99,8 @@ _KEEP_STATE = """
 INSERT INTO rule_state (session, json) VALUES (?, ?)
 ON CONFLICT (session) DO UPDATE SET json = excluded.json
 """
+_FORGET = "DELETE FROM notice WHERE claimed_by = ?"
+_RELEASE = "UPDATE notice SET claimed_by = NULL WHERE claimed_by = ?"
 _POST = "INSERT INTO notice (agent, person, session, expires_at, json) VALUES (?, ?, ?, ?, ?)"
 _TRIM = """
 DELETE FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL AND id <= (

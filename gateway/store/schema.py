@@ -148,7 +148,7 @@ CREATE TABLE IF NOT EXISTS notice (
     agent TEXT NOT NULL,
     person TEXT NOT NULL,
     session INTEGER NOT NULL REFERENCES session (id),  -- that posted it
-    claimed_by TEXT,                 -- run_id; its end takes the notice away
+    claimed_by TEXT,                 -- run_id; its end takes the notice away, or sets it free
     expires_at INTEGER,
     json TEXT NOT NULL
 );
