@@ -95,6 +95,7 @@ class Driver:
             tuple(turn.voice.posts),
             turn.farewell,
             self.job.rules.kept,
+            turn.course.asked > 0,
         )
 
     def progress(self) -> Mapping[str, object]:

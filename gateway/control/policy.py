@@ -162,6 +162,8 @@ def tightened(limits: Limits, wanted: Limits) -> Limits:
     """No looser than the limits, whatever a policy wants, and no tighter than any run can bear.
 
     Raises ValueError for what is no limit at all."""
+    if wanted is limits:
+        return limits
 
     def stricter(name: str) -> Any:
         own, other = getattr(limits, name), getattr(wanted, name)

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import anyio
@@ -13,6 +13,7 @@ from gateway.agent.job import Answer, Gate, Job
 from gateway.agent.pace import Pace
 from gateway.agent.patience import until_stored
 from gateway.agent.plans import Plans
+from gateway.agent.sight import LIMITS
 from gateway.agent.story import Json, Story
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -257,8 +258,9 @@ class Work:
     def _scene(self, agent: AgentDef, rules: RuleSet) -> dict[str, object]:
         """What decides over a run besides what it is shown and told."""
         tree = {"name": agent.tree, "text": self.means.plans.digest(agent.id)}
-        limits, rules_ = asdict(agent.limits), dict(rules.digests)
-        return {"limits": limits, "tree": tree, "decision": agent.decision, "rules": rules_}
+        limits = {name: getattr(agent.limits, name) for name in LIMITS}
+        decision, rules_ = agent.decision, dict(rules.digests)
+        return {"limits": limits, "tree": tree, "decision": decision, "rules": rules_}
 
     async def _kept(self, rules: RuleSet, key: SessionKey) -> Mapping[str, object]:
         means = self.means
@@ -290,6 +292,7 @@ class Work:
             tape=tape,
             person=person_of(new),
             posts=end.posts,
+            leaves_claimed=not end.has_asked,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
         )

@@ -28,6 +28,7 @@ from gateway.domain.sessions import Path
 from gateway.sessions.work import MOST_ATTEMPTS
 from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.rules import rule, rules_of
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, staged
 
@@ -591,3 +592,24 @@ async def test_a_run_after_one_that_was_warned_and_stopped_starts_clean(tree: st
     warnings = [len(stage.said(run, "system")) for run in (first, second)]
     assert warnings == [2, 1]
     assert model.asked[1].messages[-2].result is None
+
+
+NEWS = """on = ["query.start"]
+when = "user.peer == 'here'"
+do = [{ notify = "the news", inject_at = "cross_session" }]"""
+
+
+async def test_news_outlive_a_run_that_is_stopped_before_its_model_is_asked() -> None:
+    model = ScriptedModel(says("noted"), says("told"), says("told already"))
+
+    async with open_memory() as stores, staged(model, stores, rules=rules_of(rule(NEWS))) as stage:
+        await stage.say("leaves news", peer="here")
+        await stage.until_idle()
+        stage.abort(await stage.say("never asked", peer="there"))
+        await stage.until_idle()
+        for question in ("what is new?", "and now?"):
+            await stage.say(question, peer="there")
+            await stage.until_idle()
+
+    asked = [" ".join(one.text for one in request.messages) for request in model.asked]
+    assert ["the news" in text for text in asked] == [False, True, False]

@@ -16,6 +16,7 @@ from gateway.domain.errors import GatewayError
 
 log = logging.getLogger(__name__)
 
+_KINDS = {**FLOW, **DECORATORS, **LEAVES}
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
@@ -67,7 +68,7 @@ class Run:
         self.frame = Frame(self.ground, defaults(plan.schema), types)
         self._give(inputs or {})
         trees = {plan.name: plan, **plan.subtrees}
-        builder = Builder({**FLOW, **DECORATORS, **LEAVES}, trees, host.find_act, host.watched)
+        builder = Builder(_KINDS, trees, host.find_act, host.watched)
         self._root = builder.build(plan.root, self.frame)
         self._final = builder.build(plan.final, self.frame) if plan.final else None
         self._node: Node = self._root
