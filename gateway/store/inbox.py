@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Entry, Merged, NewEntry, RunRecord
+from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.store.aftermath import leave, pack_notice
 from gateway.store.pen import Pen, SessionRow
@@ -156,8 +156,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     parent = pen.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
-    if ending.merged and _is_open(ending.run_id, session, pen.db):
-        _require_open(ending.merged, session, pen.db)
+    _require_open(ending, session, pen.db)
     at = to_micros(ending.finished_at)
     end = (ending.state, at, ending.outcome, ending.summary, ending.log, ending.tape or None)
     if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
@@ -174,8 +173,11 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     return moves
 
 
-def _require_open(merged: Sequence[Merged], session: SessionRow, db: sqlite3.Connection) -> None:
-    for one in merged:
+def _require_open(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
+    """Those that are merged into it, unless it has ended itself."""
+    if not ending.merged or not _is_open(ending.run_id, session, db):
+        return
+    for one in ending.merged:
         if not _is_open(one.run_id, session, db):
             _require_ended(one.run_id, session, db)
             raise Conflict(f"run {one.run_id} has ended")
