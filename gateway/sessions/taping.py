@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 MOST_BYTES = 8 * 1024 * 1024
 _LONG = 256 * 1024
-# Of what packs: as large as usual, making it ready takes ten times as long as packing a short tape.
-_WINDOW, _MEMORY = 13, 6
+# Of what packs, in bits: as large as usual, making it ready takes ten times as long as packing a short tape.
+_WINDOW = 13
 _A_MARK = 32  # bytes that a mark takes besides its texts
 
 
@@ -123,8 +123,7 @@ async def packed_aside(recorder: Recorder, encode: Encode) -> bytes:
 
 
 def packed(tape: Tape, encode: Encode) -> bytes:
-    small = zlib.compressobj(1, zlib.DEFLATED, _WINDOW, _MEMORY)
-    return small.compress(encode(to_plain(tape))) + small.flush()
+    return zlib.compress(encode(to_plain(tape)), 1, _WINDOW)
 
 
 def unpacked(data: bytes, decode: Decode) -> Tape:
