@@ -12,6 +12,7 @@ Emit = Callable[[str, Mapping[str, object]], None]
 
 MOST_WORK = 1_000  # items of loops, and events, before something happens outside
 MOST_PARTS = 10_000  # of a value
+PARTS_A_WORK = 100  # to look at so many is as much work as an event
 
 
 class TooMuch(GatewayError):
@@ -43,9 +44,9 @@ class Ground:
     work: int = 0  # done since then
     _note: tuple[NodePlan, str, str] | None = None
 
-    def spend(self) -> None:
+    def spend(self, work: int = 1) -> None:
         """Raises TooMuch."""
-        self.work += 1
+        self.work += work
         if self.work > MOST_WORK:
             raise TooMuch(f"more than {MOST_WORK} items and events, and nothing happened meanwhile")
 
@@ -125,8 +126,11 @@ class Frame:
         wanted = self.types.get(name, ANY)
         if not wanted.accepts(value):
             raise BadWrite(f"{name} is {wanted}, and not {type(value).__name__}")
-        if isinstance(value, list | dict) and is_large(value):
-            raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
+        if isinstance(value, list | dict):
+            parts = parts_of(value)
+            self.ground.spend(parts // PARTS_A_WORK)
+            if parts > MOST_PARTS:
+                raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
         if self.values[name] is not value:
             self.values[name] = value
             if name in self.ground.watched:
@@ -146,8 +150,9 @@ def _copied(value: object) -> object:
     return value
 
 
-def is_large(value: object) -> bool:
-    """Whether whoever compares or writes it would be at it for long: what it holds twice counts twice."""
+def parts_of(value: object) -> int:
+    """How much there is to compare or to write: what it holds twice counts twice. Beyond MOST_PARTS
+    nobody counts on."""
     waiting, count = [value], 0
     while waiting and count <= MOST_PARTS:
         one = waiting.pop()
@@ -155,4 +160,4 @@ def is_large(value: object) -> bool:
             count += len(one)
             if count <= MOST_PARTS:
                 waiting.extend(one.values() if isinstance(one, dict) else one)
-    return count > MOST_PARTS
+    return count

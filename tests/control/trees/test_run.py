@@ -255,8 +255,9 @@ KEYS = f":xs [1] :ys [1] :long {ITEMS}"
     [
         f"(repeat :max -1 (sequence {EVENT * 900}))",
         f"{SIDE_BY_SIDE * 3} (succeed))))",
+        f"(repeat :max -1 (sequence {'(set! :xs [$long $long $long])' * 900}))",
     ],
-    ids=["events", "items"],
+    ids=["events", "items", "lists"],
 )
 def test_a_tree_that_lets_nothing_else_have_its_turn_is_ended_and_its_end_runs(body: str) -> None:
     stage = Stage()
