@@ -613,3 +613,16 @@ async def test_news_outlive_a_run_that_is_stopped_before_its_model_is_asked() ->
 
     asked = [" ".join(one.text for one in request.messages) for request in model.asked]
     assert ["the news" in text for text in asked] == [False, True, False]
+
+
+async def test_a_run_that_was_stopped_while_it_waited_replays() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("no")), stores) as stage:
+        stage.clock.move(7)
+        run_id = RunId(await stage.say("never mind"))
+        stage.abort(run_id)
+        await stage.until_idle()
+        record = await stores.runs.find(run_id)
+        assert record is not None
+        replayed = await stage.replays.replay(record)
+
+    assert replayed.divergence is None
