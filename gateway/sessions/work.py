@@ -292,7 +292,7 @@ class Work:
             tape=tape,
             person=person_of(new),
             posts=end.posts,
-            leaves_claimed=not end.has_asked,
+            leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
         )
