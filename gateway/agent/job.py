@@ -75,7 +75,7 @@ class Answer:
     posts: tuple[Notice, ...] = ()
     farewell: Event | None = None  # to be told once the end is durable
     kept: Mapping[str, object] | None = None  # by the rules
-    has_asked: bool = True  # a model, and so has told it what was waiting for it
+    has_told: bool = True  # a model what was waiting for it: that one said something, or refused
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

@@ -30,7 +30,7 @@ class End:
     farewell: Event | None = None
     posts: tuple[Notice, ...] = ()
     kept: Mapping[str, object] | None = None  # by rules
-    has_asked: bool = True
+    has_told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
 
 def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer) -> End:
     text, farewell = answer.end.text, answer.farewell
-    told = (answer.usage, text, farewell, answer.posts, answer.kept, answer.has_asked)
+    told = (answer.usage, text, farewell, answer.posts, answer.kept, answer.has_told)
     return End(outcome, nodes, terminal, *told)
 
 

@@ -118,9 +118,9 @@ class Work:
         if entry.state == "queued":
             attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
         recorder = Recorder([one.entry.new.run_id for one in batch.asked])
-        recorder.listen(run.reins)
         taped = Work(means.through(recorder), self._runs)
         run.start(attempt, taped.means.clock.now(), taped.means.clock.monotonic())
+        recorder.listen(run.reins)  # after the time of its start: a replay has to know that first
         try:
             end = await taped.bring_to_its_end(batch, recorder)
         except anyio.get_cancelled_exc_class():
@@ -292,7 +292,7 @@ class Work:
             tape=tape,
             person=person_of(new),
             posts=end.posts,
-            leaves_claimed=not end.has_asked,
+            leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
         )

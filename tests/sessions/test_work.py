@@ -599,17 +599,44 @@ when = "user.peer == 'here'"
 do = [{ notify = "the news", inject_at = "cross_session" }]"""
 
 
-async def test_news_outlive_a_run_that_is_stopped_before_its_model_is_asked() -> None:
-    model = ScriptedModel(says("noted"), says("told"), says("told already"))
+@pytest.mark.parametrize("has_asked", [False, True])
+async def test_news_outlive_a_run_that_is_stopped_before_its_model_says_anything(
+    has_asked: bool,
+) -> None:
+    asked_silent = anyio.Event()
+
+    async def silent(request: ModelRequest, hear: Hear) -> ModelReply:
+        asked_silent.set()
+        await anyio.sleep_forever()
+        raise AssertionError("it was stopped")
+
+    silence = (silent,) if has_asked else ()
+    model = ScriptedModel(says("noted"), *silence, says("told"), says("told already"))
 
     async with open_memory() as stores, staged(model, stores, rules=rules_of(rule(NEWS))) as stage:
         await stage.say("leaves news", peer="here")
         await stage.until_idle()
-        stage.abort(await stage.say("never asked", peer="there"))
+        run_id = await stage.say("never answered", peer="there")
+        if has_asked:
+            await asked_silent.wait()
+        stage.abort(run_id)
         await stage.until_idle()
         for question in ("what is new?", "and now?"):
             await stage.say(question, peer="there")
             await stage.until_idle()
 
     asked = [" ".join(one.text for one in request.messages) for request in model.asked]
-    assert ["the news" in text for text in asked] == [False, True, False]
+    assert ["the news" in text for text in asked][-2:] == [True, False]
+
+
+async def test_a_run_that_was_stopped_while_it_waited_replays() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("no")), stores) as stage:
+        stage.clock.move(7)
+        run_id = RunId(await stage.say("never mind"))
+        stage.abort(run_id)
+        await stage.until_idle()
+        record = await stores.runs.find(run_id)
+        assert record is not None
+        replayed = await stage.replays.replay(record)
+
+    assert replayed.divergence is None
