@@ -9,6 +9,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from gateway.domain.budgets import (
+    Grant,
+    RecordPage,
+    RecordQuery,
+    Reservation,
+    Scope,
+    Tally,
+    TokenRecord,
+)
 from gateway.domain.capabilities import Origin
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
@@ -213,6 +222,43 @@ class PluginStore(Protocol):
         ...
 
 
+Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded
+Due = Callable[[Tally], str]  # pure; the limit that somebody has to be warned about, or nothing
+
+
+class Ledger(Protocol):
+    """Every provider call: held before it, recorded after it. Counters and records change together,
+    in one commit without an fsync of its own. Raises StoreUnavailable."""
+
+    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+        """Asks `decide` with the tallies of all its scopes, which nobody changes meanwhile, and
+        holds what it grants. Its day is moved on to the latest one that was ever reserved in."""
+        ...
+
+    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
+        """Records what a reserved call came to; a second time nothing. Gives the scopes to warn
+        about, each once a limit."""
+        ...
+
+    async def release(self, reservation_id: str) -> None:
+        """Nothing was sent: no record."""
+        ...
+
+    async def unsettled(self) -> Sequence[Reservation]:
+        """All that is held; at a start, of the process that died."""
+        ...
+
+
+class Spending(Protocol):
+    """The ledger as it is looked at; nothing here depends on how long it is."""
+
+    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
+        """A day or month is moved on as in `Ledger.reserve`."""
+        ...
+
+    async def records(self, query: RecordQuery) -> RecordPage: ...
+
+
 class StoreCare(Protocol):
     async def probe(self) -> None:
         """Proves that a commit reaches the disk; raises StoreUnavailable."""
@@ -236,6 +282,8 @@ class Stores:
     sessions: Sessions
     outbox: Outbox
     plugins: PluginStore
+    ledger: Ledger
+    spending: Spending
     care: StoreCare
 
 
