@@ -11,6 +11,7 @@ from gateway.agent.job import (
     Emit,
     Job,
     add_usage,
+    budget_chunk,
     open_calls,
     stop_chunk,
     usage_chunk,
@@ -21,6 +22,7 @@ from gateway.agent.rounds import Rounds
 from gateway.agent.story import Story
 from gateway.agent.turn import (
     AskModel,
+    BudgetSpent,
     CallTools,
     Fail,
     Finish,
@@ -32,10 +34,11 @@ from gateway.agent.turn import (
     Wish,
 )
 from gateway.domain.agents import AgentDef, Limits
+from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.chunks import Chunk, DoneReason
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import Message, ToolResult
-from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, Usage
+from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, ThinkingDelta, Usage
 from gateway.domain.ports import Clock, Model
 from gateway.domain.tokens import estimate_tokens
 from gateway.memory.context import message_tokens
@@ -80,6 +83,7 @@ class Driver:
     _in_flight: bool = False
     _has_thought: bool = False  # a model began to, and nothing it told of its usage came
     _context_tokens: int = 0
+    _refused: BudgetExceeded | None = None
     _began: float = 0.0
 
     def __post_init__(self) -> None:
@@ -139,7 +143,7 @@ class Driver:
         assert isinstance(end, Finish)
         return end
 
-    async def _ask(self) -> ModelReplied | ModelBroke:
+    async def _ask(self) -> ModelReplied | ModelBroke | BudgetSpent:
         told = self.story.reply(self._step)
         if told is not None:
             self._retell(told)
@@ -148,6 +152,11 @@ class Driver:
         self._in_flight, self._has_thought = True, False
         try:
             reply = await self._first_that_answers(self.job.agent)
+        except BudgetExceeded as refusal:
+            self._in_flight = False
+            self._refused = refusal
+            log.warning("budget exceeded", extra={"scope": refusal.scope, "why": str(refusal)})
+            return BudgetSpent(refusal)
         except ModelFailed as failure:
             heard = "".join(self._heard)
             self._in_flight = failure.started or self._has_thought
@@ -185,15 +194,18 @@ class Driver:
             thinking=agent.thinking,
             stream=agent.stream,
             deadline_s=max(0.0, limit - (self.clock.monotonic() - self._began)),
+            payer=Payer(self.job.scope.session_key, self.job.scope.run_id),
         )
 
     def _hear(self, delta: Delta) -> None:
         if isinstance(delta, TextDelta):
             self._heard.append(delta.text)
             self.emit(Chunk("content", {"content": delta.text}))
-        else:
+        elif isinstance(delta, ThinkingDelta):
             self._has_thought = True
             self.emit(Chunk("thinking", {"content": delta.text}))
+        else:
+            self.emit(budget_chunk(delta, self.clock.now()))
 
     def _take(self, reply: ModelReply) -> None:
         self._heard.clear()
@@ -240,4 +252,4 @@ class Driver:
             self._usage = add_usage(self._usage, cut)
         self._said = with_last_word(self._said, end.text)
         if isinstance(end, Finish) and end.notice is not None:
-            self.emit(stop_chunk(end, self.job.agent.limits, self.clock.now()))
+            self.emit(stop_chunk(end, self.job.agent.limits, self._refused, self.clock.now()))

@@ -1,14 +1,15 @@
 """What a driver is given for one run, and what it gives back."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gateway.agent.turn import Fail, Finish
 from gateway.domain.agents import AgentDef, Limits
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import Chunk
 from gateway.domain.messages import Message, ToolCall
-from gateway.domain.model import ModelReply, ToolSpec, Usage
+from gateway.domain.model import BudgetWarning, ModelReply, ToolSpec, Usage
 from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
 
@@ -64,8 +65,55 @@ def usage_chunk(reply: ModelReply) -> Chunk:
     )
 
 
-def stop_chunk(end: Finish, limits: Limits, at: datetime) -> Chunk:
+def budget_chunk(warning: BudgetWarning, at: datetime) -> Chunk:
+    """Tells the user that most of a budget is used."""
+    percent = round(100 * warning.used / warning.limit, 1) if warning.limit else 100.0
+    unit = "tokens" if warning.unit == "tokens" else "USD"
+    told = f"{percent:g} % of the {warning.scope} budget is used"
+    return Chunk(
+        "system",
+        {
+            "system_type": "limit_warning",
+            "system_message": f"{told} ({warning.used}/{warning.limit} {unit}).",
+            "metadata": {
+                "current_value": warning.used,
+                "limit_value": warning.limit,
+                "percent": percent,
+                "limit_type": f"budget.{warning.scope}",
+            },
+            "timestamp": at,
+        },
+    )
+
+
+def refusal_data(refusal: BudgetExceeded) -> Mapping[str, object]:
+    """What a program wants to know of it."""
+    return {
+        "scope": refusal.scope,
+        "used": refusal.used,
+        "limit": refusal.limit,
+        "unit": refusal.unit,
+        "resets_at": refusal.resets_at,
+    }
+
+
+def stop_chunk(end: Finish, limits: Limits, refusal: BudgetExceeded | None, at: datetime) -> Chunk:
     """Tells the user why a run was stopped, before it ends."""
+    if refusal is not None and end.reason == "token_budget":
+        return Chunk(
+            "system",
+            {
+                "system_type": "limit_reached",
+                "system_message": end.notice,
+                "metadata": {
+                    "limit_type": f"budget.{refusal.scope}",
+                    "limit_value": refusal.limit,
+                    "current_value": refusal.used,
+                    **refusal_data(refusal),
+                },
+                "timestamp": at,
+            },
+        )
     limit = {
         "max_iterations": limits.max_iterations,
         "token_budget": limits.token_budget,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from gateway.domain.agents import Limits
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import DoneReason
 from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.messages import ToolCall, ToolResult
@@ -35,6 +36,7 @@ BROKEN: dict[FailureKind, str] = {
     "bad_request": "The model service ({provider}) refused the request.",
     "context_overflow": "This conversation is too long for the model ({provider}).",
     "not_found": "The model service ({provider}) does not know the model. The operator has to check it.",
+    "unmetered": "The model service ({provider}) was not asked: the accounts cannot be kept. Try again later.",
     "refused_key": "There is no key for the model service ({provider}). The operator has to add it.",
 }
 
@@ -64,10 +66,10 @@ class Finish:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Cannot go on: the model failed. `told` is what the user is told of it; `text` is what reached
-    the user before it broke, or else the same sentence."""
+    """Cannot go on: the model failed, or may not be asked. `told` is what the user is told of it;
+    `text` is what reached the user before it broke, or else the same sentence."""
 
-    failure: ModelFailed
+    failure: ModelFailed | BudgetExceeded
     told: str
     text: str
 
@@ -89,6 +91,13 @@ class ModelBroke:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """The model was not asked."""
+
+    refusal: BudgetExceeded
+
+
+@dataclass(frozen=True, slots=True)
 class ToolsReturned:
     results: tuple[ToolResult, ...]
 
@@ -101,7 +110,7 @@ class Stopped:
     heard: str = ""
 
 
-Event = ModelReplied | ModelBroke | ToolsReturned | Stopped
+Event = ModelReplied | ModelBroke | BudgetSpent | ToolsReturned | Stopped
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +142,11 @@ class Turn:
             case ModelBroke(failure, heard):
                 told = BROKEN[failure.kind].format(provider=failure.provider)
                 return Fail(failure, told, heard or told)
+            case BudgetSpent(refusal):
+                told = str(refusal)
+                if self.state.iteration or self.said:  # what was done so far is kept
+                    return Finish("token_budget", self.said or told, partial=True, notice=told)
+                return Fail(refusal, told, told)
             case _:
                 assert_never(event)
 

@@ -1,6 +1,6 @@
 """Whether a call may be made, with how long a reply, and when to warn. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.domain.budgets import Amount, BudgetExceeded, Budgets, Grant, Tally, Unit
@@ -11,14 +11,20 @@ WARNING_PERCENT = 80
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a call may come to. `cost` gives billionths of a dollar for input and output tokens."""
+    """What a call may come to, estimated: its prompt, and its prompt with the longest reply."""
 
     input_tokens: int
     max_tokens: int
-    cost: Callable[[int, int], int]
+    prompt_nano_usd: int = 0
+    whole_nano_usd: int = 0
+
+    @property
+    def reply_nano_usd(self) -> int:
+        return self.whole_nano_usd - self.prompt_nano_usd
 
     def amount(self, reply: int) -> Amount:
-        return Amount(self.input_tokens + reply, self.cost(self.input_tokens, reply))
+        money = -(-self.reply_nano_usd * reply // max(1, self.max_tokens))
+        return Amount(self.input_tokens + reply, self.prompt_nano_usd + money)
 
 
 def grant(budgets: Budgets, ask: Ask, tallies: Sequence[Tally]) -> Grant:
@@ -47,11 +53,9 @@ def _longest_reply(ask: Ask, unit: Unit, bound: int, tally: Tally) -> int:
         return left - ask.input_tokens - 1
     if unit == "tokens":
         return left - ask.input_tokens
-    whole = ask.amount(ask.max_tokens).nano_usd
-    if whole <= left:
+    if ask.whole_nano_usd <= left:
         return ask.max_tokens
-    prompt = ask.amount(0).nano_usd
-    return (left - 1 - prompt) * ask.max_tokens // max(1, whole - prompt)
+    return (left - ask.prompt_nano_usd) * ask.max_tokens // max(1, ask.reply_nano_usd)
 
 
 def due(budgets: Budgets, tally: Tally) -> str:

@@ -99,6 +99,11 @@ class Budgets:
     per_agent: Limit = Limit()
     agents: Mapping[str, Limit] = field(default_factory=dict)  # by id; else `per_agent`
 
+    @property
+    def in_money(self) -> bool:
+        limits = (self.session, self.daily, self.monthly, self.per_agent, *self.agents.values())
+        return any(limit.nano_usd is not None for limit in limits)
+
     def limit(self, scope: Scope) -> Limit:
         match scope.kind:
             case "session":

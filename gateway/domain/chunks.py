@@ -17,7 +17,7 @@ ChunkType = Literal[
     "error",
 ]
 DoneReason = Literal["answered", "max_iterations", "token_budget", "timeout", "cancelled"]
-ErrorType = Literal["provider_error", "config_error", "internal_error"]
+ErrorType = Literal["provider_error", "budget_exceeded", "config_error", "internal_error"]
 
 
 @dataclass(frozen=True, slots=True)

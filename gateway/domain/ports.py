@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.domain.budgets import (
     Grant,
+    Pricing,
     RecordPage,
     RecordQuery,
     Reservation,
@@ -22,7 +23,7 @@ from gateway.domain.capabilities import Origin
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
-from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
+from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec, Usage
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
@@ -249,6 +250,14 @@ class Ledger(Protocol):
         ...
 
 
+class Prices(Protocol):
+    def cost(
+        self, provider: str, model: str, usage: Usage, at: datetime
+    ) -> tuple[int, Pricing] | None:
+        """Billionths of a dollar, and who says so; None: nobody knows."""
+        ...
+
+
 class Spending(Protocol):
     """The ledger as it is looked at; nothing here depends on how long it is."""
 
@@ -334,9 +343,10 @@ class HttpCall:
 class HttpFailed(Exception):
     """The network did not bring an answer, or broke it off."""
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(self, kind: str, detail: str, *, sent: bool = True) -> None:
         super().__init__(detail)
         self.kind = kind  # "network" or "timeout"
+        self.sent = sent  # False: there was not even a connection
 
 
 class Http(Protocol):

@@ -12,6 +12,14 @@ Wire = Literal["openai", "anthropic"]
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """USD for a million tokens."""
+
+    input: float
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
 class ProviderDef:
     """One provider. `headers` are sent as they are and may hold secrets: they are never shown."""
 
@@ -23,6 +31,7 @@ class ProviderDef:
     connect_timeout_s: float = 10.0
     idle_timeout_s: float = 60.0
     max_retries: int = 3
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by model
 
 
 def base_url_problem(url: str) -> str | None:

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from gateway.agent.job import Answer
+from gateway.agent.job import Answer, refusal_data
 from gateway.agent.turn import Finish
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import Chunk
 from gateway.domain.ids import NodeId
 from gateway.domain.inbox import Entry
@@ -45,12 +46,15 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
     if isinstance(end, Finish):
         data = _done(end, answer, nodes[-1].id, timing)
         return End(end.reason, nodes, Chunk("done", data), answer.usage, end.text)
-    terminal = _error(
-        "provider_error", end.told, nodes[-1].id, timing, retryable=end.failure.retryable
-    )
-    if end.failure.retry_after_s is not None:
-        after = {"retry_after_s": end.failure.retry_after_s}
-        terminal = Chunk("error", {**terminal.data, **after})
+    failure, more = end.failure, {}
+    if isinstance(failure, BudgetExceeded):
+        error_type, more = "budget_exceeded", dict(refusal_data(failure))
+    else:
+        error_type = "provider_error"
+        if failure.retry_after_s is not None:
+            more = {"retry_after_s": failure.retry_after_s}
+    terminal = _error(error_type, end.told, nodes[-1].id, timing, retryable=failure.retryable)
+    terminal = Chunk("error", {**terminal.data, **more})
     return End("failed", nodes, terminal, answer.usage, end.text)
 
 
