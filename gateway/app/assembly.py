@@ -3,7 +3,7 @@
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.app.plugins import loaded_plugins
+from gateway.budgets.metering import Meter
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
@@ -32,6 +33,7 @@ from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.providers.demo import DemoModel
 from gateway.providers.models import Models
+from gateway.providers.prices import PriceTable
 from gateway.routing import Router
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
@@ -168,7 +170,12 @@ async def assembled(
             )
         )
         await stores.care.probe()
-        model = await stack.enter_async_context(models(config, clock))
+        prices = PriceTable(config.providers)
+        meter = Meter(stores.ledger, config.budgets, prices, clock, ids)
+        lost = await meter.settle_lost()
+        if lost:
+            log.warning("calls of the last run are taken as spent", extra={"calls": lost})
+        model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
@@ -179,6 +186,8 @@ async def assembled(
         rooms = _wired(config, parts, group)
         for task in (souls.keep_fresh, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
+        if config.providers:
+            group.start_soon(to_thread.run_sync, prices.warm)
         try:
             yield rooms
         finally:
@@ -254,10 +263,13 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
 
 
 @asynccontextmanager
-async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
-    """The providers that the configuration defines, and the demo model."""
+async def models(
+    config: GatewayConfig, clock: Clock, metered: Callable[[Model], Model]
+) -> AsyncIterator[Model]:
+    """The providers that the configuration defines, and the demo model: each attempt is metered."""
+    demo = metered(DemoModel())
     if not config.providers:
-        yield Models({"demo": DemoModel()})
+        yield Models({"demo": demo})
         return
     # The HTTP client takes as long to import as all the rest: a start without providers does without.
     from gateway.outbound.client import open_outbound  # noqa: PLC0415  # see above
@@ -265,10 +277,10 @@ async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
 
     async with open_outbound() as http:
         providers: dict[str, Model] = {
-            name: ProviderClient(definition, http, clock, random.random)
+            name: ProviderClient(definition, http, clock, random.random, metered)
             for name, definition in config.providers.items()
         }
-        providers.setdefault("demo", DemoModel())
+        providers.setdefault("demo", demo)
         yield Models(providers)
 
 

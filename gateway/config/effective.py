@@ -44,6 +44,7 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield from (("agent", agent) for agent in config.agents[:has_default])
     yield "agents", config.agents[has_default:]
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
+    yield "budgets", sections.budgets.model_dump()
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
     yield from (("sandbox", config.sandbox), ("bindings", config.bindings))
     yield from (("queue", config.queue), ("observability", config.observability))

@@ -128,6 +128,13 @@ class StoreSection(Section):
     journal_days: int = key(_STORE.journal_days, "Days that journals are kept.", ge=1, le=3_650)
 
 
+class PriceSection(Section):
+    """What a model costs."""
+
+    input: float = key(..., "USD for a million tokens that are sent.", ge=0)
+    output: float = key(..., "USD for a million tokens of reply.", ge=0)
+
+
 class ProviderSection(Section):
     """A preset's settings, or a provider of your own."""
 
@@ -138,6 +145,7 @@ class ProviderSection(Section):
     connect_timeout_s: Seconds = key(_PROVIDER.connect_timeout_s, "Seconds for a connection.")
     idle_timeout_s: Seconds = key(_PROVIDER.idle_timeout_s, "Seconds between two bytes.")
     max_retries: int = key(_PROVIDER.max_retries, "Tries again before any reply.", ge=0, le=10)
+    prices: dict[Text, PriceSection] = key({}, "Prices by model; they come before public ones.")
 
 
 class LimitsSection(Section):
@@ -200,6 +208,32 @@ class NamedAgentSection(AgentSection):
     """One more agent; a binding leads to it."""
 
     id: Id = key(..., "Its name: letters, digits and hyphens.")
+
+
+class LimitSection(Section):
+    """A limit; 0: nothing is allowed."""
+
+    tokens: int | None = key(None, "Tokens, sent and received.", ge=0, le=2**53)
+    usd: float | None = key(None, "US dollars, as far as prices are known.", ge=0, le=1e9)
+
+
+def _as_limit(value: object) -> object:
+    return {"tokens": value} if isinstance(value, int) else value
+
+
+LimitOrTokens = Annotated[
+    LimitSection, BeforeValidator(_as_limit, json_schema_input_type=int | LimitSection)
+]
+
+
+class BudgetsSection(Section):
+    """Hard limits of what is spent: no model is asked beyond them. Absent: unlimited."""
+
+    session: LimitOrTokens | None = key(None, "Of every session, for ever.")
+    daily: LimitOrTokens | None = key(None, "Of all, a day of UTC.")
+    monthly: LimitOrTokens | None = key(None, "Of all, a month of UTC.")
+    per_agent: LimitOrTokens | None = key(None, "Of every agent, for ever.")
+    agent: dict[Id, LimitOrTokens] = key({}, "Of an agent by its id, instead of per_agent.")
 
 
 class PluginSecretSection(Section):
@@ -297,6 +331,7 @@ class ConfigFile(Section):
     agents: list[NamedAgentSection] = key([], "More agents.")
     limits: LimitsSection = key(LimitsSection, "Bounds of every agent's runs.")
     context: ContextSection = key(ContextSection, "How much every agent's model is shown.")
+    budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")
     plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
     sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")

@@ -7,6 +7,7 @@ from typing import Literal
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Binding
+from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId
 from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
@@ -154,6 +155,7 @@ class GatewayConfig:
     tokens: tuple[TokenGrant, ...] = ()
     plugins: tuple[PluginDef, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    budgets: Budgets = field(default_factory=Budgets)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
