@@ -46,6 +46,7 @@ from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
+from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.sessions import SessionMethods
@@ -99,7 +100,9 @@ class Gateway:
             pid=os.getpid(),
             origin=str(self.config.origin or "none (built-in defaults)"),
         )
+        spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
         methods = (
+            *spending.all(),
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
             *InsightMethods(
@@ -110,9 +113,11 @@ class Gateway:
                 gate=self.gate,
                 plugins=lambda: self.plugins.infos,
                 account=self.plugins.account,
+                budget=spending.periods,
             ).all(),
         )
-        routes = ChatApi(self.front, to_json, from_json, self.ids).routes()
+        chat = ChatApi(self.front, to_json, from_json, self.ids)
+        routes = (*chat.routes(), *spending.routes())
         return build(
             settings, methods=methods, routes=routes, ready=self.health.reasons, clock=self.clock
         )

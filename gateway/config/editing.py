@@ -20,6 +20,7 @@ from gateway.config.values import Surroundings
 from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
 
+_BUDGETS = ("session", "daily", "monthly", "per_agent")
 OWNERS_ALONE = 0o600  # the mode of a new file
 
 
@@ -91,6 +92,30 @@ def with_tool(text: str, agent: str | None, plugin: str) -> str:
     if plugin in found.table.get("tools", []):
         return text
     return found.with_element("tools", plugin)
+
+
+def with_budget(text: str, scope: str, tokens: int) -> str:
+    """Limits session, daily, monthly, per_agent or agent:ID; a limit in USD stays as it is."""
+    kind, _, agent = scope.partition(":")
+    if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
+        raise CannotEdit(f"{quoted(scope)} is no scope; there are: {', '.join(_BUDGETS)}, agent:ID")
+    path: KeyPath = ("budgets", "agent") if agent else ("budgets",)
+    key, document, positions = agent or kind, _parsed(text), locate(text.encode())
+    table: Any = document
+    for part in path:
+        table = table.setdefault(part, {})
+        if not isinstance(table, dict):
+            raise CannotEdit("[budgets] is not as it should be; `exogate config validate` says why")
+    found = _Table(text.encode(), document, table, path, positions)
+    if isinstance(table.get(key), dict):
+        below = _Table(found.source, document, table[key], (*path, key), positions)
+        return below.with_value("tokens", tokens)
+    if "table" in positions.places.get(path, {}) or found.place(key) is not None:
+        return found.with_value(key, tokens)
+    table[key] = tokens
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    pair = _written({key: tokens}).decode().strip("{} ")
+    return _proved(f"{text}{gap}[{'.'.join(map(str, path))}]\n{pair}\n".encode(), document)
 
 
 def difference(before: str, after: str, name: str) -> str:
