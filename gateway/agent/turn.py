@@ -143,12 +143,15 @@ class Turn:
                 told = BROKEN[failure.kind].format(provider=failure.provider)
                 return Fail(failure, told, heard or told)
             case BudgetSpent(refusal):
-                told = str(refusal)
-                if self.state.iteration or self.said:  # what was done so far is kept
-                    return Finish("token_budget", self.said or told, partial=True, notice=told)
-                return Fail(refusal, told, told)
+                return self._refused(refusal)
             case _:
                 assert_never(event)
+
+    def _refused(self, refusal: BudgetExceeded) -> Wish:
+        told = str(refusal)
+        if self.state.iteration or self.said:  # what was done so far is kept
+            return Finish("token_budget", self.said or told, partial=True, notice=told)
+        return Fail(refusal, told, told)
 
     def _replied(self, reply: ModelReply) -> Wish:
         self.said = reply.text or self.said

@@ -5,7 +5,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,26 +96,16 @@ def with_tool(text: str, agent: str | None, plugin: str) -> str:
 
 def with_budget(text: str, scope: str, tokens: int) -> str:
     """Limits session, daily, monthly, per_agent or agent:ID; a limit in USD stays as it is."""
-    kind, _, agent = scope.partition(":")
-    if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
-        raise CannotEdit(f"{quoted(scope)} is no scope; there are: {', '.join(_BUDGETS)}, agent:ID")
-    path: KeyPath = ("budgets", "agent") if agent else ("budgets",)
-    key, document, positions = agent or kind, _parsed(text), locate(text.encode())
-    table: Any = document
-    for part in path:
-        table = table.setdefault(part, {})
-        if not isinstance(table, dict):
-            raise CannotEdit("[budgets] is not as it should be; `exogate config validate` says why")
-    found = _Table(text.encode(), document, table, path, positions)
-    if isinstance(table.get(key), dict):
-        below = _Table(found.source, document, table[key], (*path, key), positions)
+    found, key = _Table.of_budget(text, scope)
+    if isinstance(found.table.get(key), dict):
+        below = replace(found, table=found.table[key], path=(*found.path, key))
         return below.with_value("tokens", tokens)
-    if "table" in positions.places.get(path, {}) or found.place(key) is not None:
+    if "table" in found.positions.places.get(found.path, {}) or found.place(key) is not None:
         return found.with_value(key, tokens)
-    table[key] = tokens
+    found.table[key] = tokens
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    pair = _written({key: tokens}).decode().strip("{} ")
-    return _proved(f"{text}{gap}[{'.'.join(map(str, path))}]\n{pair}\n".encode(), document)
+    header, pair = ".".join(map(str, found.path)), _written({key: tokens}).decode().strip("{} ")
+    return _proved(f"{text}{gap}[{header}]\n{pair}\n".encode(), found.document)
 
 
 def difference(before: str, after: str, name: str) -> str:
@@ -178,6 +168,25 @@ class _Table:
         if id_ is None:
             raise CannotEdit(f"there is no default agent; say which: {', '.join(ids.values())}")
         raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, ids.values())}")
+
+    @staticmethod
+    def of_budget(text: str, scope: str) -> "tuple[_Table, str]":
+        """The table of a limit, made if there is none, and its key there."""
+        kind, _, agent = scope.partition(":")
+        if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
+            there_are = ", ".join((*_BUDGETS, "agent:ID"))
+            raise CannotEdit(f"{quoted(scope)} is no scope; there are: {there_are}")
+        path: KeyPath = ("budgets", "agent") if agent else ("budgets",)
+        document = _parsed(text)
+        table: Any = document
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise CannotEdit(
+                    "the file is not as it should be; `exogate config validate` says why"
+                )
+        source = text.encode()
+        return _Table(source, document, table, path, locate(source)), agent or kind
 
     def place(self, key: str) -> Span | None:
         return self.positions.value((*self.path, key))

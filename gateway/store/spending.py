@@ -59,16 +59,9 @@ def _tallies(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]
 
 def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
     limit = bounded(query.limit)
-    terms: list[_Term] = []
-    if query.since is not None:
-        terms.append(("r.at >= ?", (to_micros(query.since),)))
-    if query.until is not None:
-        terms.append(("r.at < ?", (to_micros(query.until),)))
-    if query.before is not None:
-        row = db.execute("SELECT at FROM token_record WHERE seq = ?", (query.before,)).fetchone()
-        if row is None:
-            return RecordPage((), more=False)
-        terms.append(("r.at <= ? AND (r.at, r.seq) < (?, ?)", (row[0], row[0], query.before)))
+    terms = _times(query, db)
+    if terms is None:
+        return RecordPage((), more=False)
     rows: list[_Row] = []
     for lane in _lanes(query, db):
         given = [*terms, *lane]
@@ -77,6 +70,21 @@ def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
         rows += db.execute(f"{_PAGE} {where} {_NEWEST}", (*values, limit + 1)).fetchall()
     newest = nlargest(limit + 1, rows, key=lambda row: (row[2], row[0]))
     return page([_to_record(row) for row in newest], limit)
+
+
+def _times(query: RecordQuery, db: sqlite3.Connection) -> Sequence[_Term] | None:
+    """None: the record to go on from is not there."""
+    terms: list[_Term] = []
+    if query.since is not None:
+        terms.append(("r.at >= ?", (to_micros(query.since),)))
+    if query.until is not None:
+        terms.append(("r.at < ?", (to_micros(query.until),)))
+    if query.before is not None:
+        row = db.execute("SELECT at FROM token_record WHERE seq = ?", (query.before,)).fetchone()
+        if row is None:
+            return None
+        terms.append(("r.at <= ? AND (r.at, r.seq) < (?, ?)", (row[0], row[0], query.before)))
+    return terms
 
 
 def _lanes(query: RecordQuery, db: sqlite3.Connection) -> Iterator[Sequence[_Term]]:

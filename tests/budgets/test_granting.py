@@ -107,7 +107,6 @@ def test_money_bounds_a_reply_like_tokens_do() -> None:
         grant(Budgets(monthly=Limit(None, 3 * NANO)), ask, tallies())
 
 
-@pytest.mark.requirement("S-002-Budget-02")
 @pytest.mark.parametrize(("used", "is_due"), [(799, False), (800, True), (5_000, True)])
 def test_at_80_percent_somebody_is_warned(used: int, is_due: bool) -> None:
     tally, budgets = tallies(used)[2], Budgets(daily=Limit(1_000, NANO))

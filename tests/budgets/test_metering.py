@@ -320,7 +320,6 @@ async def test_what_a_dead_process_held_is_taken_as_spent() -> None:
 # --- warnings and estimates --------------------------------------------------------------------
 
 
-@pytest.mark.requirement("S-002-Budget-02")
 async def test_the_call_that_passes_80_percent_tells_it_once() -> None:
     async with bench(Budgets(daily=Limit(10_000))) as at:
         heard = Heard()

@@ -157,7 +157,6 @@ async def test_a_call_is_charged_to_the_day_that_it_was_reserved_in(opened: Open
 # --- warnings -----------------------------------------------------------------------------------
 
 
-@pytest.mark.requirement("S-002-Budget-02")
 async def test_somebody_is_warned_once_a_limit(opened: Open) -> None:
     def due(limit: str, tally: Tally) -> str:
         return limit if tally.scope.kind == "day" and tally.used.tokens >= 30 else ""

@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.fakes.client import connected, http, post_chat, types_of
-from tests.fakes.gateway import Setup, running
-from tests.fakes.model_server import Reply, scripted_server
+from tests.fakes.gateway import Setup, command, running
+from tests.fakes.model_server import Asked, Reply, scripted_server
 
 CALL = ("c", "echo", '{"text": "x"}')
 
@@ -116,3 +117,32 @@ async def test_the_ledger_has_every_request_that_the_service_had(tmp_path: Path)
     assert sum(one["input_tokens"] + one["output_tokens"] for one in records) == day["used"]
     assert {(one["input_tokens"], one["output_tokens"]) for one in told} == {(20, 10), (30, 5)}
     assert all(one["estimated"] for one in records if one["outcome"] == "broken")
+
+
+@pytest.mark.requirement("S-003-Budget-06", "S-003-Budget-07")
+async def test_after_kill_9_the_counters_equal_the_ledger_and_nothing_is_held(
+    tmp_path: Path,
+) -> None:
+    gate = anyio.Event()
+
+    def at_first_for_ever(asked: Asked) -> Reply:
+        return Reply("hi", usage=(20, 10), gate=None if gate.is_set() else anyio.Event())
+
+    async with scripted_server(at_first_for_ever) as model:
+        config = await limited(model.url, "daily = 30000").written(tmp_path)
+        async with command(config) as gateway, connected(gateway.url) as client:
+            for turn in range(12):
+                await client.send("hi", peer=f"p{turn}")
+            await model.wait_for(5)  # each holds 4096 tokens and its prompt: not all fit
+            gateway.kill()
+            await gateway.exit_code()
+        gate.set()
+        async with command(config) as gateway, connected(gateway.url) as client:
+            await client.ask("again", peer="last")
+            records = (await client.call("budget.records", limit=1000))["records"]
+            day, *_ = (await client.call("budget.status"))["budgets"]
+
+    lost = [one for one in records if one["outcome"] == "lost"]
+    assert 5 <= len(lost) <= 8
+    assert day["used"] == sum(one["input_tokens"] + one["output_tokens"] for one in records)
+    assert day["used"] <= 30_000
