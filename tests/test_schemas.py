@@ -90,3 +90,59 @@ def test_any_value_is_answered_and_never_raised(value: object) -> None:
     problem = SchemaChecks().compile(PERSON)(value)
 
     assert problem
+
+
+def nested(levels: int) -> object:
+    value: object = 1
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+_TWICE = [{"$ref": "#"}, {"$ref": "#"}]
+
+
+@pytest.mark.parametrize("how", ["anyOf", "allOf", "oneOf"])
+def test_a_schema_that_comes_back_to_itself_twice_is_no_bomb(how: str) -> None:
+    schema = {"properties": {"a": {how: [*_TWICE, {"type": "array"}]}}}
+    check = SchemaChecks().compile(json.dumps(schema))
+
+    assert check(nested(100)) == "arguments: they are too large, or nested too deep, to be checked"
+
+
+def test_two_definitions_that_lead_to_each_other_are_no_bomb() -> None:
+    schema = {
+        "properties": {"a": {"$ref": "#/$defs/x"}},
+        "$defs": {
+            "x": {"allOf": [{"$ref": "#/$defs/y"}, {"$ref": "#/$defs/y"}]},
+            "y": {"properties": {"a": {"$ref": "#/$defs/x"}}},
+        },
+    }
+
+    assert "nested too deep" in str(SchemaChecks().compile(json.dumps(schema))(nested(100)))
+
+
+def test_a_tree_of_any_depth_is_checked() -> None:
+    schema = {"type": "object", "properties": {"a": {"$ref": "#"}, "b": {"$ref": "#"}}}
+    check = SchemaChecks().compile(json.dumps(schema))
+
+    assert check({"a": {}, "b": {"a": {}}}) is None
+    assert str(check(nested(50))).endswith('1 is not of type "object"')
+
+
+def test_to_say_what_is_wrong_never_costs_more_than_the_check() -> None:
+    schema = {"properties": {"a": {"anyOf": [{"type": "integer"}] * 100}}}
+    problem = SchemaChecks().compile(json.dumps(schema))({"a": ["y"] * 10_000})
+
+    assert problem == "arguments: they do not fit the schema"
+
+
+def test_a_pattern_that_needs_much_work_for_each_character_is_refused() -> None:
+    with pytest.raises(ValueError, match="cannot be used"):
+        SchemaChecks().compile('{"properties": {"a": {"pattern": "(x{1,50}){1,20}y"}}}')
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity"])
+def test_a_schema_that_no_provider_could_read_is_refused(number: str) -> None:
+    with pytest.raises(ValueError, match="not JSON"):
+        SchemaChecks().compile(f'{{"default": {number}}}')

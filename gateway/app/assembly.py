@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import anyio
 from anyio import to_thread
@@ -186,7 +187,7 @@ async def assembled(
         await souls.load()
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
-        gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=from_json, clock=clock)
+        gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
         parts = Parts(version, clock, ids, stores, souls, model, plugins, gate)
         rooms = _wired(config, parts, group)
         for task in (souls.keep_fresh, rooms.sweep, rooms.watch_store):
@@ -265,6 +266,11 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         gate=parts.gate,
         plugins=parts.plugins,
     )
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Without the numbers that are none: a guest's parser, or a provider's, refuses them."""
+    return from_json(text, allow_inf_nan=False)
 
 
 @asynccontextmanager

@@ -1,8 +1,9 @@
 """The sandbox with what host functions need of the other rooms."""
 
+import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from anyio import to_thread
 from pydantic_core import from_json, to_json
@@ -15,6 +16,8 @@ from gateway.host.folder import Folder
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.opening import open_sandbox
 from gateway.sandbox.plugins import Plugins
+
+log = logging.getLogger(__name__)
 
 HOST_FUNCTIONS = "exogate.host_functions"
 
@@ -72,6 +75,17 @@ def host_functions(plugins: Sequence[PluginDef]) -> dict[str, HostFunction]:
     functions: dict[str, HostFunction] = {"folder": Folder(to_json, from_json)}
     wanted = {name for plugin in plugins for name in plugin.functions} - {"clock", "random"}
     for name in wanted - functions.keys():
-        for found in entry_points(group=HOST_FUNCTIONS, name=name):
-            functions[name] = found.load()
+        found = tuple(entry_points(group=HOST_FUNCTIONS, name=name))
+        if not found:
+            log.warning("a host function is not there", extra={"function": name})
+        for one in found:
+            _register(functions, one)
     return functions
+
+
+def _register(functions: dict[str, HostFunction], found: EntryPoint) -> None:
+    try:
+        functions[found.name] = found.load()
+    except Exception:  # a package may fail in any way when it is imported: the rest starts without
+        extra = {"function": found.name, "package": found.value}
+        log.exception("a host function cannot be loaded", extra=extra)

@@ -145,6 +145,17 @@ def souls(config: GatewayConfig) -> Iterator[Finding]:
             yield Finding("soul.long", "warning", path, text, "shorten it")
 
 
+def plugins(config: GatewayConfig) -> Iterator[Finding]:
+    """Each enabled one is loaded for trial, as at a start."""
+    if not any(plugin.is_enabled for plugin in config.plugins):
+        return
+    from gateway.cli.plugin_checking import refusals  # noqa: PLC0415  # the sandbox is slow to import
+
+    for name, why in refusals(config.plugins):
+        fix = f"exogate plugin inspect {name} shows what it needs and has"
+        yield Finding("plugin.refused", "error", f"plugins.{name}", why, fix)
+
+
 CHECKS: Sequence[Check] = (
     claims,
     config_notices,
@@ -156,4 +167,5 @@ CHECKS: Sequence[Check] = (
     keys,
     shadowed,
     souls,
+    plugins,
 )

@@ -1,5 +1,6 @@
 """How a command ends: exit codes that scripts can rely on, one sentence on stderr, no traceback."""
 
+import errno
 import os
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from gateway.domain.errors import Busy, DataDirInUse, GatewayError
 
 FAILED, UNREACHABLE, BUSY, NOT_ALLOWED = 1, 69, 75, 77
 BUSY_CODES = frozenset({"address_in_use"})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 
 class Unreachable(GatewayError):
@@ -41,6 +43,10 @@ def ending_well(*, debug: bool) -> Iterator[None]:
         # Whoever read our output has enough; Python must not complain when it flushes the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
+    except OSError as error:
+        if debug or error.errno not in _NO_ROOM:
+            raise
+        _end(GatewayError(f"the result cannot be written: {error.strerror}"))
 
 
 def _first(group: BaseExceptionGroup[GatewayError]) -> GatewayError:

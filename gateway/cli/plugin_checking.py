@@ -1,11 +1,13 @@
 """What a plugin's file is, found out in a sandbox of this command's own; no gateway has to run."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import anyio
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
@@ -18,7 +20,7 @@ from gateway.sandbox.compiling import Uncompiled
 from gateway.sandbox.grants import missing, needed
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.opening import open_sandbox
-from gateway.sandbox.plugins import Sandbox, info
+from gateway.sandbox.plugins import Plugins, Sandbox, info
 from gateway.schemas import SchemaChecks
 from gateway.store.memory import open_memory
 from gateway.tools.gate import ToolGate
@@ -76,6 +78,19 @@ async def examine(data_dir: Path, given: Given, configured: PluginDef | None = N
             return await _examined(sandbox, given, definition)
         except Uncompiled as error:
             return Examined(given, PluginAccount(info(definition, None)), problems=(str(error),))
+
+
+def refusals(plugins: Sequence[PluginDef]) -> list[tuple[str, str]]:
+    """The plugins that a gateway would refuse at its start, and why. Nothing is kept."""
+
+    async def load(folder: str) -> list[tuple[str, str]]:
+        found = Plugins()
+        async with opened(Path(folder)) as sandbox:
+            await found.load(sandbox, plugins)
+        return [(one.name, one.why or "") for one in found.infos if one.state == "refused"]
+
+    with TemporaryDirectory(prefix="exogate-") as folder:
+        return anyio.run(load, folder)
 
 
 async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Examined:

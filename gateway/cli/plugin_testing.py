@@ -23,7 +23,9 @@ from gateway.sandbox.grants import missing
 from gateway.sandbox.plugins import Loaded, Sandbox
 
 PERSON = "tester"
+LAST_MS = 253_402_300_799_999  # the last one of the year 9999: no clock shows a later one
 _LONGEST_DIFF = 60
+_WHERE = "plugin.toml, or in a case"
 
 
 class _Table(BaseModel):
@@ -85,7 +87,7 @@ class Case(_Table):
     expect: Any = None
     expect_contains: str | None = None
     expect_error: str | None = None
-    clock_ms: int = 0
+    clock_ms: int = Field(0, ge=0, le=LAST_MS)
     http: list[HttpAnswer] = []
     functions: dict[str, list[FunctionAnswer]] = {}
     store: dict[str, dict[str, str]] = {}
@@ -136,7 +138,7 @@ async def try_all(
 ) -> tuple[tuple[Capability, ...], list[Verdict]]:
     """The grants of the run and how each case ended. What one case stores, the next one finds.
 
-    Raises PluginRefused.
+    Raises PluginRefused, and BadPlugin for a grant that nobody names.
     """
     cases = tuple(cases)
     async with opened(data_dir) as sandbox:
@@ -145,6 +147,8 @@ async def try_all(
         lacking = set(missing(plugin, compiled.inspection).values())
         granted = (*plugin.capabilities, *dict.fromkeys(_implied(lacking, cases)))
         plugin = replace(plugin, capabilities=granted)
+        for name, need in missing(plugin, compiled.inspection).items():
+            raise BadPlugin(f"it imports {name}, which needs {need}: name it in {_WHERE}")
         return granted, [await _try(sandbox, plugin, case) for case in cases]
 
 

@@ -81,13 +81,15 @@ def _store(config: GatewayConfig) -> str:
 
 
 def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
-    """Those that run, and the first that cannot: the rest is in `exogate plugin list`."""
+    """Those that run, and those that cannot."""
     loaded = ", ".join(plugin.name for plugin in plugins if plugin.state == "loaded")
     refused = [plugin for plugin in plugins if plugin.state == "refused"]
     lines = [f"{loaded}   (sandboxed)"] if loaded else []
-    if refused:
-        more = f"   (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-        lines.append(f"refused: {refused[0].name}: {str(refused[0].why)[:120]}{more}")
+    if len(refused) == 1:
+        lines.append(f"refused: {refused[0].name}: {refused[0].why}")
+    elif refused:
+        names = ", ".join(plugin.name for plugin in refused)
+        lines.append(f"refused: {names}   (exogate plugin list says why)")
     return lines
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import tomlkit
 
 from gateway.config.document import Document, parse, read_document
-from gateway.config.lists import longer, shorter
+from gateway.config.lists import line_end, longer, shorter
 from gateway.config.placing import Positions, Span, locate, masked
 from gateway.config.problems import KeyPath, choose, quoted
 from gateway.config.reading import interpreted
@@ -42,8 +42,8 @@ def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
     if whole is not None:  # plugins = [{...}]: no header may follow it
         return _proved(longer(source, whole, others, _written(dict(plugin))), document)
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    table = tomlkit.dumps({"plugins": [dict(plugin)]})
-    return _proved(f"{text}{gap}{table}".encode(), document)
+    table = f"{gap}{tomlkit.dumps({'plugins': [dict(plugin)]})}".encode()
+    return _proved(source + table.replace(b"\n", line_end(source)), document)
 
 
 def with_capability(text: str, plugin: str, capability: Capability) -> str:
@@ -221,10 +221,10 @@ class _Table:
         if self.source[table.start : table.start + 1] == b"{":
             return self.spliced(Span(end, end), b", " + pair)
         start = self.source.rfind(b"\n", 0, end) + 1
-        line = self.source[start:].partition(b"\n")[0]
+        line = self.source[start:].partition(b"\n")[0].removesuffix(b"\r")
         indent = line[: len(line) - len(line.lstrip())]
         end = start + len(line)
-        return self.spliced(Span(end, end), b"\n" + indent + pair)
+        return self.spliced(Span(end, end), line_end(self.source) + indent + pair)
 
 
 def _parsed(text: str) -> dict[str, Any]:

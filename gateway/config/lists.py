@@ -11,6 +11,11 @@ _INDENT = re.compile(rb"[ \t]*")
 USUAL = b"    "
 
 
+def line_end(source: bytes) -> bytes:
+    """How the lines of a file end: as its first one does."""
+    return b"\r\n" if source.partition(b"\n")[0].endswith(b"\r") else b"\n"
+
+
 def longer(source: bytes, whole: Span, elements: Sequence[Span], new: bytes) -> bytes:
     """The file with one element more at the end of a list, on a line of its own if others are."""
     end = elements[-1].end if elements else whole.start + 1
@@ -20,8 +25,9 @@ def longer(source: bytes, whole: Span, elements: Sequence[Span], new: bytes) -> 
         return source[:end] + (b", " if elements else b"") + new + source[end:]
     kept = rest.rstrip()
     closing = rest[len(kept) :]
-    line = b"\n" + _indent(source, end if not elements else elements[-1].start) + new + b","
-    closing = closing if b"\n" in closing else b"\n"
+    fresh = line_end(source)
+    line = fresh + _indent(source, end if not elements else elements[-1].start) + new + b","
+    closing = closing if b"\n" in closing else fresh
     comma = b"" if has_comma else b","
     return source[:end] + comma + kept + line + closing + source[whole.end - 1 :]
 

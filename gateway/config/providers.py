@@ -17,7 +17,7 @@ from gateway.config.values import Known, Preset
 from gateway.domain.providers import Price, ProviderDef, Wire
 from gateway.domain.secrets import Secret
 
-_PATIENCE = ("connect_timeout_s", "idle_timeout_s", "max_retries")
+_AS_WRITTEN = ("connect_timeout_s", "idle_timeout_s", "max_retries", "tool_markup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class Providers:
         if key is None and self.key_origins.pop(name, None) is None and preset:
             self._say_what_is_missing(name, preset.key_variable, is_own=own is not None)
         secret = Secret(key) if key else None
-        patience = section.model_dump(include=set(_PATIENCE))
+        others = section.model_dump(include=set(_AS_WRITTEN))
         self.definitions[name] = ProviderDef(
-            name, wire, base_url, secret, headers, **patience, prices=_prices(section)
+            name, wire, base_url, secret, headers, **others, prices=_prices(section)
         )
 
     def _wire(self, name: str, section: ProviderSection, preset: Preset | None) -> Wire | None:

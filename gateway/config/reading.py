@@ -162,15 +162,18 @@ def _add_usual_agent(content: dict[str, Any], around: Surroundings, report: Repo
 
 def _add_usual_plugins(content: dict[str, Any], known: Known) -> None:
     """Behind those of the file, so that a position in the list is one in the file."""
-    taken = _plugin_names(content)
+    own = content.get("plugins", [])
+    if not isinstance(own, list):
+        return  # the schema will say so
+    tables = [one for one in own if isinstance(one, dict)]
+    # Under another name it is the same plugin, whose tools nobody may have twice.
+    taken = [one.get("name") for one in tables] + [one.get("path") for one in tables]
     usual = [
         {"name": name, "path": f"{BUNDLED}{name}", "capabilities": list(plugin.needs)}
         for name, plugin in known.bundled.items()
-        if plugin.is_usual and name not in taken
+        if plugin.is_usual and name not in taken and f"{BUNDLED}{name}" not in taken
     ]
-    own = content.get("plugins", [])
-    if isinstance(own, list):  # else the schema will say so
-        content["plugins"] = [*own, *usual]
+    content["plugins"] = [*own, *usual]
 
 
 def _add_variables(

@@ -19,7 +19,7 @@ from gateway.config.values import (
 from gateway.domain.agents import AgentDef, ContextRules, Limits
 from gateway.domain.ids import AgentId
 from gateway.domain.plugins import PluginLimits
-from gateway.domain.providers import ProviderDef, Wire, base_url_problem
+from gateway.domain.providers import ProviderDef, ToolMarkup, Wire, base_url_problem
 
 SECRET = {"format": "password"}
 _HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
@@ -146,6 +146,9 @@ class ProviderSection(Section):
     idle_timeout_s: Seconds = key(_PROVIDER.idle_timeout_s, "Seconds between two bytes.")
     max_retries: int = key(_PROVIDER.max_retries, "Tries again before any reply.", ge=0, le=10)
     prices: dict[Text, PriceSection] = key({}, "Prices by model; they come before public ones.")
+    tool_markup: ToolMarkup = key(
+        _PROVIDER.tool_markup, "recover: tool calls that a model writes as text are called."
+    )
 
 
 class LimitsSection(Section):

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from gateway.domain.secrets import Secret
 
 Wire = Literal["openai", "anthropic"]
+# Whether tool calls that a model wrote as text are recovered, or are only text.
+ToolMarkup = Literal["off", "recover"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class ProviderDef:
     idle_timeout_s: float = 60.0
     max_retries: int = 3
     prices: Mapping[str, Price] = field(default_factory=dict)  # by model
+    tool_markup: ToolMarkup = "off"
 
 
 def base_url_problem(url: str) -> str | None:

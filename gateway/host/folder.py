@@ -59,7 +59,7 @@ def _batch(
         if content is None:
             continue
         files.append((name, content))
-        room -= len(content)
+        room -= len(content) + len(name)
         if room <= 0:
             return files, name
     return files, None

@@ -1,5 +1,6 @@
 """One reply while it arrives: what was heard, drafts of tool calls, and what it came to."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -20,6 +21,9 @@ from gateway.domain.model import (
     Usage,
 )
 from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
+from gateway.providers.markup import Recovery, counted
+
+log = logging.getLogger(__name__)
 
 # A reply may be longer than what was asked for (servers count differently), but not boundless.
 CHARACTERS_A_TOKEN = 64
@@ -43,18 +47,28 @@ class CallDraft:
         self.id, self.name = id, name
         self.arguments: list[str] = []
         self.extra: object = None  # opaque, goes back to the same provider
+        self.is_recovered = (
+            False  # found in the text; a broken one stays, so that the model is told
+        )
 
     def is_whole(self) -> bool:
         """Whether the arguments so far are one complete JSON object."""
-        return parsed_object("".join(self.arguments)) is not None
+        return self.is_recovered or parsed_object("".join(self.arguments)) is not None
 
 
 class Assembly:
     """Gathers text, thinking and calls; tells `hear` of them once a network read, unless it is
-    flooded. `started` says that text was heard; thinking may be thought again."""
+    flooded. `started` says that text was heard; thinking may be thought again. `recovers`: calls
+    that stand in the text are calls too, and nobody hears their markup."""
 
     def __init__(
-        self, request: ModelRequest, hear: Hear, scrub: Callable[[str], str], sent_bytes: int
+        self,
+        request: ModelRequest,
+        hear: Hear,
+        scrub: Callable[[str], str],
+        sent_bytes: int,
+        *,
+        recovers: bool = False,
     ) -> None:
         self.request, self.provider = request, request.provider
         self.sent_bytes = sent_bytes
@@ -68,20 +82,25 @@ class Assembly:
         self._thinking: list[str] = []
         self._new_text: list[str] = []  # not heard yet
         self._new_thinking: list[str] = []
+        tools = request.tools if recovers else ()
+        self._in_text = Recovery(tools) if tools else None
+        self._in_thinking = Recovery(tools, is_thought=True) if tools else None
 
     def say(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
         if text:
             self.grow(len(text))
-            self._new_text.append(text)
+            if shown := self._in_text.feed(text) if self._in_text else text:
+                self._new_text.append(shown)
 
     def think(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
         if text:
             self.grow(len(text))
-            self._new_thinking.append(text)
+            if shown := self._in_thinking.feed(text) if self._in_thinking else text:
+                self._new_thinking.append(shown)
 
     def begin_call(self, id: str = "", name: str = "") -> CallDraft:
         self.grow(CALL_COST)
@@ -121,6 +140,7 @@ class Assembly:
         """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
         it may be asked for again; of any other all is said."""
         if self.started:
+            self._end()
             self.flush()
         detail = self._scrub(detail)
         if not sent:
@@ -139,8 +159,10 @@ class Assembly:
         Raises ModelFailed, also for one that nothing has finished."""
         if finish is None:
             raise self.failed("truncated", "the stream ended before the reply was complete")
+        self._end()
         self.flush()
         text, thinking = "".join(self._text), "".join(self._thinking)
+        self._recover(text)
         calls = self._finished_calls(finish, reply_id)
         if calls and finish == "stop":
             finish = "tool_calls"  # some servers say "stop" all the same
@@ -158,11 +180,28 @@ class Assembly:
             extras=Extras(self.provider, kept) if kept else None,
         )
 
+    def _end(self) -> None:
+        """No more comes: what was held back, as it might have been markup, is said."""
+        if self._in_text and (text := self._in_text.finish()):
+            self._new_text.append(text)
+        if self._in_thinking and (thinking := self._in_thinking.finish()):
+            self._new_thinking.append(thinking)
+
+    def _recover(self, answer: str) -> None:
+        """Calls that stand in the text or the thinking, unless the wire brought its own."""
+        self.calls = [draft for draft in self.calls if draft.name or draft.arguments]
+        if self.calls or not self._in_text or not self._in_thinking:
+            return
+        for name, arguments, _ in counted(self._in_text, self._in_thinking, answer):
+            draft = self.begin_call(name=name)
+            draft.arguments.append(arguments)
+            draft.is_recovered = True
+            log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
+
     def _finished_calls(self, finish: FinishReason, reply_id: str) -> tuple[ToolCall, ...]:
-        drafts = [draft for draft in self.calls if draft.name or draft.arguments]
+        drafts = self.calls
         if finish == "length":
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]  # else cut off
-        self.calls = drafts
         calls: dict[str, ToolCall] = {}
         for place, draft in enumerate(drafts):
             if not draft.name:

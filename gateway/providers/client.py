@@ -79,6 +79,7 @@ class _Line:
     def __init__(self, definition: ProviderDef, http: Http, clock: Clock) -> None:
         self._http, self._clock = http, clock
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
+        self._recovers = definition.tool_markup == "recover"
         key = definition.api_key.reveal().strip() if definition.api_key else None
         self._key_problem = missing_key(definition) or _unsendable(key)
         self._encoder: Encoder
@@ -105,7 +106,7 @@ class _Line:
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         body = self._encoder.body(request)
-        assembly = Assembly(request, hear, self._scrub, len(body))
+        assembly = Assembly(request, hear, self._scrub, len(body), recovers=self._recovers)
         try:
             return await self._exchange(assembly, body)
         except HttpFailed as error:

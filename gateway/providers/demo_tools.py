@@ -18,8 +18,9 @@ _LONGEST_TITLE = 80
 _LONGEST_SUM = 200
 _LONGEST_QUESTION = 1_000
 _CALL = re.compile(
-    r"(?:call|use) (?:the )?(?P<name>[\w-]+)(?: tool)?(?: with)?\s*(?P<arguments>\{.*\})?$",
-    re.DOTALL,
+    r"(?:please )?(?:call|use) (?:the )?(?P<name>[\w-]+)(?: tool)?(?: with)?\s*"
+    r"(?P<arguments>\{.*\})?$",
+    re.DOTALL | re.IGNORECASE,
 )
 _ECHO = re.compile(r"(?:echo|repeat|say)[:\s]+(?P<text>\S.*)", re.IGNORECASE | re.DOTALL)
 _WRITE = re.compile(
@@ -74,8 +75,9 @@ def wished(text: str, offered: Set[str]) -> Wish | None:
     """The tool that a question is for, offered or not, by the first pattern that fits."""
     text = text.strip()
     asked = _CALL.match(text)
-    if asked and asked["name"] in offered:
-        return Wish(asked["name"], asked["arguments"] or "{}", f"I call {asked['name']}.\n", "")
+    if asked and (asked["name"] in offered or asked["arguments"]):
+        name = asked["name"]
+        return Wish(name, asked["arguments"] or "{}", f"I call {name}.\n", _lacking(name, offered))
     if asked := _ECHO.match(text):
         return _wish("echo", {"text": asked["text"]}, "", asked["text"])
     if asked := _WRITE.match(text):
@@ -120,6 +122,14 @@ def arguments_of(text: str) -> Mapping[str, object]:
 
 def _wish(tool: str, arguments: Mapping[str, object], saying: str, without: str) -> Wish:
     return Wish(tool, to_json(arguments).decode(), saying, without)
+
+
+def _lacking(name: str, offered: Set[str]) -> str:
+    known = ", ".join(sorted(offered)) or "none"
+    return (
+        f"I have no tool {name}. Those that I have: {known}. "
+        "`exogate plugin list` says which plugins are there, and why one is refused."
+    )
 
 
 def _of_notes(text: str) -> Wish | None:

@@ -21,6 +21,8 @@ _SHORT_S = 0.003  # a guest that has computed for longer when the clock ticks gi
 _ASKED_BYTES, _REQUEST_BYTES, _ALL_ASKED_BYTES = 192 * 1024, 1536 * 1024, 16 * 1024 * 1024
 # What a store may hold; composed components need the most (a Python guest has 38 instances).
 _TABLES, _TABLE_ELEMENTS, _INSTANCES, _MEMORIES = 16, 20_000, 64, 4
+_FREELY_SERVED, _PAUSE_S = 2_000, 0.001
+_ELEMENTS = 100_000  # of lists that are no bytes, in one call: each is taken over by itself
 
 Answer = tuple[str, ...]  # "ok", "none" or "err", the text, and of an HTTP answer its body
 Say = Callable[[int, tuple[str, ...]], None]
@@ -51,6 +53,8 @@ class Call:
     _counts: dict[str, int] = field(default_factory=dict)
     _written: dict[str, bytes] = field(default_factory=dict)  # level -> a line that has no end yet
     _asked_bytes: int = 0
+    _elements: int = 0
+    _served: int = 0
 
     @property
     def left_s(self) -> float:
@@ -69,6 +73,20 @@ class Call:
         """From another thread: a waiting host call ends at once, the guest at its next check."""
         self.why = self.why or "cancelled"
         self.answers.put(None)
+
+    def go_easy(self) -> None:
+        """Before a host function of others' languages, of which any number may be called: whoever
+        calls very many would keep Python's lock from the guests beside it."""
+        self._served += 1
+        if self._served > _FREELY_SERVED:
+            time.sleep(_PAUSE_S)
+
+    def takes(self, elements: int) -> bool:
+        """Whether a list may be taken over, which no deadline interrupts; if not, the call ends."""
+        self._elements += elements
+        if self._elements > _ELEMENTS:
+            self.stop("output_too_large")
+        return self.why is None
 
     def give_way(self) -> None:
         """From here on its thread comes after those at short calls. That cannot be taken back: the
@@ -235,6 +253,7 @@ _STOPPED: dict[str, str] = {
     "denied": "it used what it was not granted",
     "host_calls": "it called the host too often",
     "trap": "it ended itself",
+    "output_too_large": "it gave lists with too many elements",
 }
 
 

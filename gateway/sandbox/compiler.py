@@ -14,7 +14,7 @@ from pathlib import Path
 from wasmtime import Module, WasmtimeError
 from wasmtime.component import Component
 
-from gateway.sandbox.confinement import confine
+from gateway.sandbox.confinement import confine, die_with_parent
 from gateway.sandbox.engines import component_engine, core_engine
 from gateway.sandbox.programs import Inspection
 from gateway.sandbox.recognising import Unrecognised, recognise_component, recognise_module
@@ -28,6 +28,7 @@ _NICER_BY = 10  # the gateway and its workers go on while it works on every core
 
 def main() -> None:
     folder, cpu_s = Path(sys.argv[1]), int(sys.argv[2])
+    die_with_parent()
     os.nice(_NICER_BY)
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -35,8 +36,12 @@ def main() -> None:
     confine(writable=[folder])
     try:
         inspection, compiled = compile_guest((folder / GUEST).read_bytes())
-    except (Unrecognised, WasmtimeError) as error:
+    except Unrecognised as error:
         report: dict[str, object] = {"problem": str(error)[:_SAID]}
+    except WasmtimeError as error:
+        said = " ".join(str(error).split())
+        told = f"it is damaged or no valid WebAssembly; build it again ({said}"
+        report = {"problem": f"{told[: _SAID - 1]})"}
     else:
         (folder / COMPILED).write_bytes(compiled)
         report = {"inspection": asdict(inspection)}

@@ -8,7 +8,9 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,6 +26,7 @@ LARGEST_BYTES = 32 * 1024 * 1024
 AT_ONCE = 2
 CPU_S = 60
 _LONGEST_S = 180.0
+_NEW, _ABANDONED_S = "new-", 3600.0
 _LARGEST_REPORT = 1024 * 1024
 
 
@@ -65,6 +68,16 @@ class Compiling:
         # All that a compiled file depends on; the last number counts changes in engines.py.
         self._tag = f"wasmtime-{version('wasmtime')}-{platform.machine()}-1"
         self._slots = anyio.CapacityLimiter(AT_ONCE)
+
+    def tidy(self, now: datetime) -> None:
+        """Removes what was compiled for another runtime, and what a killed process left behind."""
+        for path in self._cache.glob("*-wasmtime-*"):
+            if self._tag not in path.name:
+                path.unlink(missing_ok=True)
+        for folder in self._cache.glob(f"{_NEW}*"):
+            with suppress(FileNotFoundError):  # another process may be tidying too
+                if now.timestamp() - folder.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(folder, ignore_errors=True)
 
     async def compiled(self, file: Path, *, pinned: str | None = None) -> Compiled:
         """Raises Uncompiled; with `pinned`, also if the file's content is another."""
@@ -118,7 +131,7 @@ class Compiling:
                 await to_thread.run_sync(partial(shutil.rmtree, folder, ignore_errors=True))
 
     def _folder(self, wasm: bytes) -> Path:
-        folder = Path(tempfile.mkdtemp(dir=self._cache, prefix="new-"))
+        folder = Path(tempfile.mkdtemp(dir=self._cache, prefix=_NEW))
         (folder / "guest").write_bytes(wasm)
         return folder
 

@@ -8,6 +8,7 @@ import ctypes
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
+_PR_SET_PDEATHSIG = 1
 _EPERM, _ENOSYS = 1, 38
 
 # Refused: new sockets, programs and processes, other processes' memory and signals to them, and what
@@ -85,6 +87,12 @@ def confine(*, readable: Sequence[Path] = (), writable: Sequence[Path] = ()) -> 
         return Confinement(seccomp=False, landlock=0)
     landlock = _restrict_files([(path, _READ) for path in readable], writable)
     return Confinement(seccomp=_filter_calls(platform.machine()), landlock=landlock)
+
+
+def die_with_parent() -> None:
+    """For a child that its parent has no socket to. Where there is no such thing, it ends later."""
+    if sys.platform.startswith("linux"):
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _prctl(option: int, value: int, more: object = 0) -> int:

@@ -85,6 +85,8 @@ class FunctionsGuest:
                 value = function(store, *values) if function is not None else None
             except WasmtimeError as error:
                 return trapped(call, error)
+            if call.why is not None:
+                return trapped(call, WasmtimeError(""))
         if chosen.fails is not None:
             case, _, value = case_of(chosen.fails, value)
             if case == "err":

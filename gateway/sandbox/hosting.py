@@ -3,6 +3,7 @@
 import base64
 import binascii
 import logging
+import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and of an HTTP answer its body
 MOST_RANDOM_BYTES = 64 * 1024
 _STEP_BYTES = 3 * 256 * 1024  # whole groups of three, so that the pieces fit together
+_BEHIND_HOST = re.compile(r"[/?#]")
 LONGEST_WAIT_MS = 600_000  # the call's own end, and that of whoever fetches, come first
 
 
@@ -141,7 +143,7 @@ class Host:
             answer = await self.means.fetch.fetch(ask, leave)
         except Denied as error:
             self.means.ledger.denied(self.plugin.name, f"http:{_place(ask.url)}")
-            raise Denied(f"{self.plugin.name} is {error}") from error
+            raise Denied(f"{self.plugin.name}: {error}") from error
         self.means.ledger.used(self.plugin.name, f"http:{_place(ask.url)}")
         told: dict[str, object] = {"status": answer.status, "headers": dict(answer.headers)}
         try:
@@ -193,7 +195,7 @@ async def _packed(body: bytes) -> str:
 
 
 def _place(url: str) -> str:
-    """For the ledger: no path and no query, which may hold anything."""
-    scheme, _, rest = url[:300].partition("://")
-    host = rest.partition("/")[0].partition("?")[0].rpartition("@")[2]
+    """For the ledger: the same however it is written, and of what may hold anything nothing."""
+    scheme, _, rest = url[:300].lower().partition("://")
+    host = _BEHIND_HOST.split(rest, maxsplit=1)[0].rpartition("@")[2].removesuffix(".")
     return host if scheme == "https" else f"{scheme}://{host}"

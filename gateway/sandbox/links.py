@@ -45,12 +45,18 @@ class Pending:
     done: anyio.Event = field(default_factory=anyio.Event)
     serving: anyio.CancelScope | None = None  # of the host call that the guest waits for
     outcome: Outcome | None = None
+    is_left: bool = False
+
+    def leave(self) -> None:
+        """Nobody waits for it any more: whatever the guest still asks for is not done."""
+        self.is_left = True
+        if self.serving is not None:
+            self.serving.cancel()
 
     def end(self, outcome: Outcome | None) -> None:
         self.outcome = outcome
         self.done.set()
-        if self.serving is not None:
-            self.serving.cancel()
+        self.leave()
         self.release()
 
 
@@ -112,7 +118,7 @@ class Link(asyncio.Protocol):
 
     def _serve(self, frame: Frame) -> None:
         pending = self.pending.get(frame.call)
-        if pending is None:
+        if pending is None or pending.is_left:
             return
         function, *arguments = frame.texts
         if function == "log":

@@ -93,7 +93,8 @@ class Sandbox:
         host = Host(self.means, plugin)
         outcome = await self.pool.call(program, "describe", "", host, timeout_s=DESCRIBE_S)
         if outcome.status != "ok":
-            raise PluginRefused(plugin.name, f"describe gave no answer: {outcome.text}")
+            why = plain(outcome.text[:LONGEST_ERROR])
+            raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
             said = described(plugin, compiled.inspection.kind, outcome.text, self.means.encode)
         except ValueError as error:
@@ -155,7 +156,9 @@ class Plugins:
         loaded = [found[plugin.name] for plugin in plugins if plugin.name in found]
         self._loaded = {one.plugin.name: one for one in loaded if isinstance(one, Loaded)}
         self._ledger = sandbox.means.ledger
-        self.tools = tuple(tool for one in self._loaded.values() for tool in sandbox.tools(one))
+        # Of two tools with one name the gate takes the first: nobody gets a bundled one's.
+        bundled_first = sorted(self._loaded.values(), key=lambda one: not one.plugin.is_bundled)
+        self.tools = tuple(tool for one in bundled_first for tool in sandbox.tools(one))
 
     def account(self, name: str) -> PluginAccount | None:
         """What it can touch and what it did; None if no plugin is configured by this name."""

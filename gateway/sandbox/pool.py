@@ -141,6 +141,7 @@ class Pool:
                 await pending.done.wait()
         finally:
             if not pending.done.is_set():
+                pending.leave()
                 link.send(Kind.CANCEL, number)
                 self._group.start_soon(self._see_it_end, place, link, pending)
         if not pending.done.is_set():

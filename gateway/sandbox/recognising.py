@@ -25,6 +25,7 @@ from gateway.sandbox.worlds import INTERFACES, PACKAGE, VERSION, WORLDS, interfa
 
 # A type may name another many times over; spelled out, such a one has no end.
 LONGEST_TYPE = 16_384
+MOST_NAMES = 1000  # exports, and imports: a worker looks at each when it loads it, and others wait
 
 Worlds = Mapping[PluginKind, Mapping[str, tuple[str, ...]]]  # kind -> export -> its types
 _KINDS: tuple[PluginKind, ...] = ("tool", "channel")
@@ -40,6 +41,7 @@ class Unrecognised(Exception):
 
 def recognise_component(component: Component, engine: Engine) -> Inspection:
     """Raises Unrecognised."""
+    _require_few(len(component.type.exports(engine)), len(component.type.imports(engine)))
     exports = {name: one.ty for name, one in component.type.exports(engine).items()}
     functions = {n: _spelled(n, t) for n, t in exports.items() if isinstance(t, FuncType)}
     imports = {
@@ -56,6 +58,7 @@ def recognise_component(component: Component, engine: Engine) -> Inspection:
 
 def recognise_module(module: Module) -> Inspection:
     """Raises Unrecognised."""
+    _require_few(len(module.exports), len(module.imports))
     imports = [(one.module, one.name or "", one.type) for one in module.imports]
     if not any(name in {EXTISM, EXTISM_USER} for name, _, _ in imports):
         raise Unrecognised(
@@ -68,6 +71,11 @@ def recognise_module(module: Module) -> Inspection:
     functions = {n: spelled_core(t) for n, t in exports.items() if isinstance(t, CoreFunction)}
     kind = _world(functions, _CORE_WORLDS)
     return Inspection("extism", kind, tuple(f"{m}#{n}" for m, n, _ in imports), tuple(exports))
+
+
+def _require_few(exports: int, imports: int) -> None:
+    if max(exports, imports) > MOST_NAMES:
+        raise Unrecognised(f"it has more than {MOST_NAMES} exports or imports")
 
 
 def _require_offered(module: str, function: str, kind: object) -> None:

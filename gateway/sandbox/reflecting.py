@@ -73,7 +73,10 @@ def shape_of(kind: ValType | None) -> Shape:
 
 def shape_of_fields(fields: Iterable[Field]) -> Shape:
     """Of an object; what is read is a list in the fields' order. Raises Inexpressible."""
-    shapes = [(name, shape_of(kind)) for name, kind in fields]
+    return _fields([(name, shape_of(kind)) for name, kind in fields])
+
+
+def _fields(shapes: Sequence[tuple[str, Shape]]) -> Shape:
 
     def read(value: object) -> object:
         if not isinstance(value, dict):
@@ -178,7 +181,7 @@ def _tuple(kind: TupleType) -> Shape:
 
 def _record(kind: RecordType) -> Shape:
     shapes = {name: shape_of(one) for name, one in kind.fields}
-    fields = shape_of_fields(kind.fields)
+    fields = _fields(list(shapes.items()))
 
     def read(value: object) -> object:
         record = Record()
@@ -211,7 +214,7 @@ def _variant(kind: VariantType | ResultType) -> Shape:
         name, _, payload = case_of(kind, value)
         return {name: shapes[name].tell(payload)}
 
-    return Shape({"oneOf": [shape_of_fields([case]).schema for case in _cases(kind)]}, read, tell)
+    return Shape({"oneOf": [_fields([case]).schema for case in shapes.items()]}, read, tell)
 
 
 def _option(kind: OptionType) -> Shape:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gateway.app.assembly import assembled, soul_paths, web_settings
+from gateway.app.assembly import assembled, soul_paths, strict_json, web_settings
 from gateway.cli.known import known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
@@ -105,3 +105,9 @@ async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
             assert soul is not None
             assert soul.content == "I am another."
             assert rooms.health.reasons() == ["the gateway is starting"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+def test_a_number_that_is_none_is_no_json(number: str) -> None:
+    with pytest.raises(ValueError, match="line 1"):
+        strict_json(f'{{"a": {number}}}')

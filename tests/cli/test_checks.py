@@ -19,6 +19,18 @@ def test_a_healthy_installation_has_no_errors(alone: Shell) -> None:
     assert f"of {len(checks.CHECKS)} checks found nothing" in ran.out
 
 
+def test_a_plugin_that_a_start_would_refuse_is_an_error_with_its_reason(alone: Shell) -> None:
+    text = alone.config.read_text(encoding="utf-8")
+    more = f'[[plugins]]\nname = "echo"\npath = "bundled:echo"\nsha256 = "{"0" * 64}"\n'
+    alone.config.write_text(text + more, encoding="utf-8")
+
+    ran = alone("--json", "doctor")
+
+    found = {one["id"]: one for one in ran.json}["plugin.refused"]
+    assert (ran.code, found["path"], found["severity"]) == (1, "plugins.echo", "error")
+    assert "has changed" in found["message"]
+
+
 @pytest.mark.parametrize(
     ("more", "finding"),
     [

@@ -1,5 +1,7 @@
 """How a command ends: one exit code and one sentence for each kind of trouble."""
 
+import errno
+
 import click
 import pytest
 from click.testing import CliRunner
@@ -38,6 +40,18 @@ def test_an_error_is_one_sentence_also_out_of_a_group(*, grouped: bool) -> None:
 
     assert ran.exit_code == 1
     assert ran.output == "exogate: the store is damaged\n"
+
+
+def test_a_result_that_finds_no_room_is_a_sentence() -> None:
+    @click.command()
+    def fails() -> None:
+        with ending_well(debug=False):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    ran = CliRunner().invoke(fails)
+
+    assert ran.exit_code == 1
+    assert ran.output == "exogate: the result cannot be written: No space left on device\n"
 
 
 def test_a_defect_is_not_hidden() -> None:

@@ -15,6 +15,7 @@ import anyio
 import click
 import pytest
 
+from gateway.app.plugins import HOST_FUNCTIONS
 from gateway.cli.main import exogate
 from gateway.cli.plugin_files import About
 from gateway.cli.plugin_testing import Cases
@@ -61,7 +62,8 @@ def test_every_command_of_the_guide_is_one(words: list[str]) -> None:
 
 def test_the_examples_of_the_guide_are_read_as_it_says() -> None:
     said, given, cases = map(json.loads, blocks("json"))
-    (about,) = map(tomllib.loads, blocks("toml"))
+    about, package = map(tomllib.loads, blocks("toml"))
+    assert HOST_FUNCTIONS in package["project"]["entry-points"]
 
     assert ToolPluginSaid.model_validate(said).tools[0].name == "weather"
     assert given.keys() == {"tool", "arguments", "call_id", "session", "config"}

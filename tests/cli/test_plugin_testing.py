@@ -1,6 +1,7 @@
 """Recorded cases run in the real sandbox, in a world made of what they say."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,28 @@ def test_a_case_that_comes_out_otherwise_says_how(data: Path) -> None:
     assert problems[4].startswith("expected an error with 'no clock'\ngot the error ")
     assert problems[5].startswith("it gave no answer (invalid): ")
     assert problems[6] == ""
+
+
+@pytest.mark.parametrize("clock_ms", [-1, 10**18])
+def test_a_moment_that_no_clock_shows_is_refused_as_it_is_read(
+    clock_ms: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "cases.json"
+    case = {"name": "it", "call": CALL, "expect": 1, "clock_ms": clock_ms}
+    file.write_text(json.dumps({"cases": [case]}))
+
+    with pytest.raises(BadPlugin, match=r"cases.0.clock_ms: Input should be"):
+        read_cases(file)
+
+
+def test_a_namespace_that_nobody_names_is_asked_for(data: Path) -> None:
+    source = replace(bundled("notes"), about=None)
+
+    with pytest.raises(ExceptionGroup) as caught:
+        anyio.run(try_all, data, source, [a_case(expect=1)])
+
+    asked = r"which needs store:NAME: name it in plugin.toml, or in a case"
+    assert caught.group_contains(BadPlugin, match=asked)
 
 
 def test_only_recorded_requests_to_granted_hosts_are_answered(data: Path) -> None:

@@ -224,6 +224,18 @@ def test_every_spelling_of_a_capability_is_revoked(array: str) -> None:
     assert not [one for one in _capabilities(after) if "a.example" in one]
 
 
+def test_lines_of_a_file_from_windows_all_end_alike() -> None:
+    text = "[agent]\r\nmodel = 'm'\r\n[[plugins]]\r\nname = 'p'\r\npath = 'q' # c\r\n"
+
+    granted = with_capability(text, "p", STORE)
+    spread = granted.replace('["store:x"]', '[\r\n  "store:x",\r\n]')
+    after = with_tool(with_capability(spread, "p", parse_capability("store:y")), None, "p")
+    after = with_plugin(with_sha256(after, "p", SHA), {"name": "r", "path": "s"})
+
+    assert after.count("\n") == after.count("\r\n") == text.count("\n") + 10
+    assert _capabilities(after) == ["store:x", "store:y"]
+
+
 @pytest.mark.parametrize("place", PLACES)
 def test_a_list_that_is_not_there_is_made(place: str) -> None:
     text = place.replace(", capabilities = {list}", "").replace("capabilities = {list}", "")

@@ -367,12 +367,19 @@ def test_without_an_agent_the_usual_plugins_are_there_with_what_they_need(arena:
 
 
 def test_without_an_agent_every_plugin_of_the_file_is_listed_too(arena: Arena) -> None:
-    off = table(name="'off'", enabled="false")
+    arena.write("wasm", "my.wasm")
+    off = table(name="'off'", path="'my.wasm'", enabled="false")
 
-    config = arena.load(table() + off)
+    config = arena.load(table(path="'my.wasm'") + off)
 
     assert config.agents[0].tools == ("weather", "echo", "time")
     assert [one.name for one in config.plugins] == ["weather", "off", "echo", "time"]
+
+
+def test_a_usual_plugin_that_the_file_names_otherwise_is_not_there_twice(arena: Arena) -> None:
+    config = arena.load(table(name="'says'"))
+
+    assert config.agents[0].tools == ("says", "time")
 
 
 def test_a_plugin_of_the_file_replaces_the_usual_one_of_its_name(arena: Arena) -> None:

@@ -118,6 +118,7 @@ def test_a_provider_of_ones_own_needs_no_key(arena: Arena) -> None:
         "[providers.mine]\nwire = 'openai'\nbase_url = 'http://localhost:8000/v1'\n"
         "headers = { X-Team = 'blue', Authorization = 'Bearer ${env:OWN}' }\n"
         "connect_timeout_s = 3\nidle_timeout_s = 4.5\nmax_retries = 0\n"
+        "tool_markup = 'recover'\n"
     )
 
     provider = replace(arena, environment={"OWN": "mine"}).load(text).providers["mine"]
@@ -133,6 +134,7 @@ def test_a_provider_of_ones_own_needs_no_key(arena: Arena) -> None:
         4.5,
         0,
     )
+    assert provider.tool_markup == "recover"
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_a_provider_of_ones_own_needs_no_key(arena: Arena) -> None:
         ("[providers.openai.headers]\n'a b' = 'x'", "CFG006", 'providers.openai.headers."a b"'),
         ('[providers.openai.headers]\na = "x\\ny"', "CFG006", "providers.openai.headers.a"),
         ("[providers.openai]\nprices = { m = 1 }", "CFG005", "providers.openai.prices.m"),
-        ("[providers.openai]\ntool_markup = 'off'", "CFG002", "providers.openai.tool_markup"),
+        ("[providers.openai]\ntool_markup = 'on'", "CFG003", "providers.openai.tool_markup"),
     ],
 )
 def test_a_wrong_provider_is_refused(arena: Arena, text: str, code: str, key: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from gateway.domain.messages import Message
 from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, ThinkingDelta
 from gateway.domain.ports import Clock, Http
-from gateway.domain.providers import ProviderDef, Wire
+from gateway.domain.providers import ProviderDef, ToolMarkup, Wire
 from gateway.domain.secrets import Secret
 from gateway.providers.assembly import Assembly
 from gateway.providers.client import ProviderClient
@@ -58,6 +58,7 @@ def a_client(
     name: str = "custom",
     max_retries: int = 0,
     idle_timeout_s: float = 5.0,
+    tool_markup: ToolMarkup = "off",
 ) -> ProviderClient:
     definition = ProviderDef(
         name=name,
@@ -67,6 +68,7 @@ def a_client(
         max_retries=max_retries,
         idle_timeout_s=idle_timeout_s,
         connect_timeout_s=5.0,
+        tool_markup=tool_markup,
     )
     return ProviderClient(definition, http, clock or FakeClock(), lambda: 0.5)
 

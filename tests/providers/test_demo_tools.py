@@ -42,9 +42,20 @@ async def test_without_the_tool_it_makes_nothing_up(question: str, sorry: str) -
     assert (reply.text, reply.tool_calls) == (sorry, ())
 
 
+async def test_a_tool_that_it_has_not_is_said_to_be_missing() -> None:
+    reply = await ask('call weather {"city": "Oslo"}', tools=(ToolSpec("other", ""),))
+
+    assert reply.tool_calls == ()
+    assert reply.text.startswith(
+        "I have no tool weather. Those that I have: other. `exogate plugin"
+    )
+
+
 @pytest.mark.parametrize(
     ("question", "tool", "arguments"),
     [
+        ('Call echo {"text": "a"}', "echo", {"text": "a"}),
+        ('please use the echo tool with {"text": "a"}', "echo", {"text": "a"}),
         ("echo what time is it?", "echo", {"text": "what time is it?"}),
         ("Repeat: 2+2", "echo", {"text": "2+2"}),
         ("what is 2+3*4?", "calc", {"expression": "2+3*4"}),

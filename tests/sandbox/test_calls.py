@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -154,3 +155,14 @@ def test_what_it_used_is_told() -> None:
 
     assert float(wall_ms) >= 0
     assert (fuel, calls) == ("7", "1")
+
+
+def test_whoever_calls_the_host_very_often_lets_others_run() -> None:
+    call = call_of([], seconds=60)
+    for _ in range(2_000):
+        call.go_easy()
+    slept_at = time.monotonic()
+    for _ in range(20):
+        call.go_easy()
+
+    assert time.monotonic() - slept_at >= 0.02

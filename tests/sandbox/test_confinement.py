@@ -1,6 +1,7 @@
 """A process that confined itself can do what it needs and nothing that would reach out."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -69,3 +70,22 @@ def test_what_holds_is_not_claimed_falsely(told: dict[str, Any]) -> None:
 
     assert told["kept_in"]["seccomp"] is (done["socket"] == EPERM)
     assert (told["kept_in"]["landlock"] > 0) is (done["/etc/passwd"] != "done")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only its kernel can")
+def test_a_child_without_a_socket_ends_with_its_parent() -> None:
+    child = (
+        "import sys, time; from gateway.sandbox.confinement import die_with_parent;"
+        "die_with_parent(); sys.stderr.write('x'); sys.stderr.flush(); time.sleep(60)"
+    )
+    parent = (
+        "import os, signal, subprocess, sys;"
+        f"child = subprocess.Popen([sys.executable, '-c', {child!r}], stderr=subprocess.PIPE);"
+        "child.stderr.read(1); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    # Its output ends when the last process that has it does.
+    ran = subprocess.run(
+        [sys.executable, "-c", parent], stdout=subprocess.PIPE, check=False, timeout=20
+    )
+
+    assert ran.returncode == -signal.SIGKILL

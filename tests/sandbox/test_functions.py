@@ -128,3 +128,63 @@ def test_plain_functions_are_recognised_and_types_without_end_are_not(engine: En
     assert recognise_component(Component(engine, _WAT), engine).guest == "functions"
     with pytest.raises(Unrecognised, match="the type of f is too large"):
         recognise_component(Component(engine, endless), engine)
+
+
+def _of_type(spelled: str, levels: int) -> str:
+    types = ["(type $t0 u32)"]
+    for number in range(levels):
+        body = spelled.format(f"$t{number}")
+        types.append(
+            f'(type $d{number} {body}) (export $t{number + 1} "t{number}" (type $d{number}))'
+        )
+    types[1] = types[1].replace("$t0)", "u32)")
+    return f"""(component {" ".join(types[1:])}
+      (core module $main (memory (export "memory") 1)
+        (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 0))
+        (func (export "go") (param i32)))
+      (core instance $main (instantiate $main))
+      (alias core export $main "memory" (core memory $m))
+      (alias core export $main "realloc" (core func $realloc))
+      (func (export "go") (param "x" $t{levels})
+        (canon lift (core func $main "go") (memory $m) (realloc $realloc))))"""
+
+
+@pytest.mark.parametrize("spelled", ['(record (field "a" {}))', '(variant (case "a" {}))'])
+def test_a_type_in_a_type_in_a_type_is_loaded_at_once(spelled: str, tmp_path: Path) -> None:
+    engine = component_engine()
+    program = component_program(engine, tmp_path, _of_type(spelled, 60), {}, "functions")
+
+    described = ask(FunctionsGuest(engine, program), function="describe")
+
+    assert described.status == "ok"
+    assert described.text.count('"properties"') == 61
+
+
+def test_a_list_that_takes_long_to_take_over_ends_the_call(tmp_path: Path) -> None:
+    wat = """(component
+      (core module $main (memory (export "memory") 64)
+        (func (export "go") (result i32)
+          (i32.store (i32.const 0) (i32.const 64)) (i32.store (i32.const 4) (i32.const 900000))
+          (i32.const 0)))
+      (core instance $main (instantiate $main))
+      (alias core export $main "memory" (core memory $m))
+      (func (export "go") (result (list u32)) (canon lift (core func $main "go") (memory $m))))"""
+    engine = component_engine()
+    guest = FunctionsGuest(engine, component_program(engine, tmp_path, wat, {}, "functions"))
+
+    answered = ask(guest, json.dumps({"tool": "go", "arguments": {}}))
+
+    assert (answered.status, answered.text) == (
+        "output_too_large",
+        "it gave lists with too many elements",
+    )
+
+
+def test_a_component_of_very_many_exports_is_refused() -> None:
+    exports = " ".join(f'(export "f{number}" (func $f))' for number in range(1001))
+    wat = f"""(component (core module $m (func (export "f"))) (core instance $i (instantiate $m))
+      (func $f (canon lift (core func $i "f"))) {exports})"""
+    engine = component_engine()
+
+    with pytest.raises(Unrecognised, match="more than 1000"):
+        recognise_component(Component(engine, wat), engine)

@@ -232,7 +232,7 @@ async def test_an_odd_request_is_answered_in_words(asked: str) -> None:
 @pytest.mark.parametrize(
     ("said", "text", "denied"),
     [
-        (Denied("not allowed to reach https://x"), "shop is not allowed to reach https://x", 1),
+        (Denied("not allowed to reach https://x"), "shop: not allowed to reach https://x", 1),
         (HttpFailed("network", "example.com is gone"), "example.com is gone", 0),
     ],
 )
@@ -338,3 +338,12 @@ def test_what_a_guest_logs_is_one_plain_line(
     said = vars(record)["said"]
     assert (vars(record)["plugin"], said.isprintable()) == ("shop", True)
     assert "\\x1b[2J\\r\\nERROR b" in said
+
+
+@pytest.mark.parametrize("url", ["https://x#1", "HTTPS://X./?a#b", "https://x/path#/", "https://x"])
+async def test_a_place_is_counted_under_one_name_however_it_is_written(url: str) -> None:
+    given = means()
+
+    assert (await host("http:x", given=given).answer("http.request", [request(url=url)]))[0] == "ok"
+
+    assert given.ledger.of("shop").granted == {"http:x": 1}

@@ -1,6 +1,6 @@
 """What plugins used and were denied is counted, and no plugin can make it large or ugly."""
 
-from gateway.sandbox.ledger import MOST_DENIALS, OTHERS, Ledger
+from gateway.sandbox.ledger import MOST_NAMES, OTHERS, Ledger
 
 
 def test_uses_and_denials_are_counted_for_each_plugin() -> None:
@@ -18,12 +18,12 @@ def test_uses_and_denials_are_counted_for_each_plugin() -> None:
 
 def test_a_plugin_that_tries_everything_fills_nothing() -> None:
     ledger = Ledger()
-    for number in range(10 * MOST_DENIALS):
+    for number in range(10 * MOST_NAMES):
         ledger.denied("a", f"store:{number}" + "x" * 1000)
 
     denied = ledger.of("a").denied
-    assert len(denied) == MOST_DENIALS + 1
-    assert denied[OTHERS] == 9 * MOST_DENIALS
+    assert len(denied) == MOST_NAMES + 1
+    assert denied[OTHERS] == 9 * MOST_NAMES
     assert max(map(len, denied)) <= 200
 
 
@@ -32,3 +32,11 @@ def test_no_control_character_is_kept() -> None:
     ledger.denied("a", "store:\x1b[2J\n\u202e")
 
     assert list(ledger.of("a").denied) == ["store:?[2J??"]
+
+
+def test_what_was_granted_fills_nothing_either() -> None:
+    ledger = Ledger()
+    for number in range(10 * MOST_NAMES):
+        ledger.used("a", f"http:{number}")
+
+    assert len(ledger.of("a").granted) == MOST_NAMES + 1

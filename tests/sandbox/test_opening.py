@@ -1,5 +1,6 @@
 """The cache of compiled code is ours alone."""
 
+import os
 from pathlib import Path
 
 import anyio
@@ -26,3 +27,24 @@ async def test_no_process_is_started_before_it_is_needed(cache: Path, tmp_path: 
     with anyio.fail_after(20):
         async with a_stage(cache, tmp_path) as stage:
             assert stage.sandbox.pool._places[0].process is None
+
+
+async def test_what_another_runtime_or_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+
+    def leave() -> None:
+        for name in ("new-old", "new-young"):
+            (cache / name).mkdir(parents=True)
+        os.utime(cache / "new-old", (0, 0))
+        for name in ("a-wasmtime-1.0.0-x86_64-1.cwasm", "installed.wasm"):
+            (cache / name).write_bytes(b"")
+
+    await to_thread.run_sync(leave)
+    with anyio.fail_after(20):
+        async with a_stage(cache, tmp_path) as stage:
+            await stage.load(ECHO)
+
+    left = await to_thread.run_sync(lambda: {path.name for path in cache.iterdir()})
+    assert {"new-old", "a-wasmtime-1.0.0-x86_64-1.cwasm"}.isdisjoint(left)
+    assert {"new-young", "installed.wasm"} < left
+    assert sum(name.endswith(".cwasm") for name in left) == 1

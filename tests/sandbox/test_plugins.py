@@ -8,9 +8,10 @@ from pathlib import Path
 
 import anyio
 import pytest
+from wasmtime import wat2wasm
 
 from gateway.domain.capabilities import parse_capability
-from gateway.domain.errors import ToolFailed
+from gateway.domain.errors import PluginRefused, ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.plugins import PluginDef, PluginLimits
 from gateway.domain.ports import ToolScope
@@ -180,3 +181,42 @@ async def test_what_cannot_be_loaded_is_told_and_the_rest_works(
     assert infos["again"].capabilities == ("host_function:clock",)
     assert list(tools) == ["good__run", "again__run"]
     assert said["tool"] == "run"
+
+
+async def test_what_a_guest_says_instead_of_describing_itself_reaches_no_terminal(
+    cache: Path, tmp_path: Path
+) -> None:
+    with anyio.fail_after(20):
+        async with a_stage(cache, tmp_path) as stage:
+            with pytest.raises(PluginRefused) as refused:
+                await stage.load(bytes(wat2wasm(_ESCAPES)), name="escapes")
+
+            assert str(refused.value).isprintable()
+
+
+async def test_a_plugin_cannot_get_before_a_bundled_one_with_its_tools_name(
+    cache: Path, tmp_path: Path, configured: list[PluginDef]
+) -> None:
+    good = configured[0]
+    pretender = replace(good, name="run")
+    plugins = Plugins()
+    with anyio.fail_after(20):
+        async with a_stage(cache, tmp_path) as stage:
+            await plugins.load(stage.sandbox, [pretender, replace(good, is_bundled=True)])
+
+    assert [(one.spec.name, one.spec.family) for one in plugins.tools] == [
+        ("run", "good"),
+        ("run", "run"),
+    ]
+
+
+_ESCAPES = """(module
+  (import "extism:host/env" "alloc" (func $alloc (param i64) (result i64)))
+  (import "extism:host/env" "store_u8" (func $store (param i64 i32)))
+  (import "extism:host/env" "error_set" (func $error (param i64)))
+  (func (export "describe") (result i32) (local $at i64)
+    (local.set $at (call $alloc (i64.const 1)))
+    (call $store (local.get $at) (i32.const 27))
+    (call $error (local.get $at))
+    (i32.const 1))
+  (func (export "handle_tool_call") (result i32) (i32.const 0)))"""

@@ -12,8 +12,10 @@ from wasmtime import _ffi as ffi
 from wasmtime.component import Component, ComponentInstanceType, FuncType, ValType
 
 from gateway.sandbox.binding import mend_binding
+from gateway.sandbox.calls import opened_store
 from gateway.sandbox.engines import component_engine
 from gateway.sandbox.reflecting import Inexpressible, Misfit, shape_of
+from tests.fakes.guests import call_of
 
 TypeOf = Callable[[str], ValType]
 
@@ -26,9 +28,8 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def store(engine: Engine) -> Iterator[Store]:
-    made = Store(engine)
-    yield made
-    made.close()
+    with opened_store(engine, call_of([])) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -75,12 +75,17 @@ fn realloc(old: ?[*]u8, old_len: usize, alignment: usize, len: usize) callconv(.
 }
 
 // --------------------------------------------------------------------------------- exports
+/// An empty slice of an allocator's may point anywhere; the host takes no address outside of memory.
+fn inMemory(text: []const u8) [*]const u8 {
+    return if (text.len == 0) "" else text.ptr;
+}
+
 const Text = extern struct {
     ptr: [*]const u8 = "",
     len: usize = 0,
 
     fn of(text: []const u8) Text {
-        return .{ .ptr = text.ptr, .len = text.len };
+        return .{ .ptr = inMemory(text), .len = text.len };
     }
     fn slice(self: Text) []const u8 {
         return self.ptr[0..self.len];
@@ -212,7 +217,7 @@ pub fn log(level: Level, message: []const u8) void {
     const imported = struct {
         extern "exogate:plugin/log@1.0.0" fn write(level: Level, ptr: [*]const u8, len: usize) void;
     };
-    imported.write(level, message.ptr, message.len);
+    imported.write(level, inMemory(message), message.len);
 }
 
 pub const clock = struct {
@@ -239,7 +244,7 @@ pub const http = struct {
     /// The request and its response are JSON texts; a refusal says what the host said.
     pub fn send(json: []const u8) Failed![]const u8 {
         var into: Answer = .{};
-        request(json.ptr, json.len, &into);
+        request(inMemory(json), json.len, &into);
         return outcome(into);
     }
 };
@@ -249,7 +254,7 @@ pub const host = struct {
 
     pub fn ask(name: []const u8, json: []const u8) Failed![]const u8 {
         var into: Answer = .{};
-        call(name.ptr, name.len, json.ptr, json.len, &into);
+        call(inMemory(name), name.len, inMemory(json), json.len, &into);
         return outcome(into);
     }
 };
@@ -267,27 +272,27 @@ pub const store = struct {
 
     pub fn get(namespace: []const u8, key: []const u8) Failed!?[]const u8 {
         var into: Found = .{};
-        imported.get(namespace.ptr, namespace.len, key.ptr, key.len, &into);
+        imported.get(inMemory(namespace), namespace.len, inMemory(key), key.len, &into);
         if (into.tag != 0) return refuse("{s}", .{into.body.problem.slice()});
         return if (into.body.found.tag == 0) null else into.body.found.text.slice();
     }
 
     pub fn set(namespace: []const u8, key: []const u8, value: []const u8) Failed!void {
         var into: Answer = .{};
-        imported.set(namespace.ptr, namespace.len, key.ptr, key.len, value.ptr, value.len, &into);
+        imported.set(inMemory(namespace), namespace.len, inMemory(key), key.len, inMemory(value), value.len, &into);
         if (into.tag != 0) return refuse("{s}", .{into.text.slice()});
     }
 
     pub fn delete(namespace: []const u8, key: []const u8) Failed!void {
         var into: Answer = .{};
-        imported.delete(namespace.ptr, namespace.len, key.ptr, key.len, &into);
+        imported.delete(inMemory(namespace), namespace.len, inMemory(key), key.len, &into);
         if (into.tag != 0) return refuse("{s}", .{into.text.slice()});
     }
 
     /// The keys that begin so.
     pub fn list(namespace: []const u8, prefix: []const u8) Failed![]const Value {
         var into: Answer = .{};
-        imported.list(namespace.ptr, namespace.len, prefix.ptr, prefix.len, &into);
+        imported.list(inMemory(namespace), namespace.len, inMemory(prefix), prefix.len, &into);
         const keys = try parse(try outcome(into));
         return if (keys == .array) keys.array.items else &.{};
     }
