@@ -7,9 +7,10 @@ from typing import Any
 from gateway.agent.job import Job, add_usage
 from gateway.agent.voice import Voice
 from gateway.agent.wishes import Moment
-from gateway.agent.words import STOPS, WARNINGS, Reading, stop_text
+from gateway.agent.words import STOPS, WARNINGS, Reading, spent_reading, stop_text
 from gateway.control.policy import AgentState, warning_at
 from gateway.domain.agents import Limits
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import DoneReason
 from gateway.domain.model import Usage
 from gateway.domain.tokens import BYTES_A_TOKEN
@@ -29,6 +30,7 @@ class Course:
         )
         self.usage = Usage()
         self.context_tokens = 0
+        self.refusal: BudgetExceeded | None = None  # nothing more may be spent
         self.asked = 0  # how often a model was asked
         self._live = 0.0  # tokens of the reply that is being heard, about
         self._shown: int | None = None
@@ -49,9 +51,6 @@ class Course:
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         self._live += size / BYTES_A_TOKEN
         return self._watch_tokens()
-
-    def forget_live(self) -> None:
-        self._live = 0.0
 
     def _watch_tokens(self) -> bool:
         limits, tokens = self.limits, self.usage.total + int(self._live)
@@ -79,7 +78,8 @@ class Course:
         if kind == "max_iterations":
             return Reading(kind, min(state.turn + 1, limits.max_iterations), limits.max_iterations)
         if kind == "token_budget":
-            return Reading(kind, self.usage.total + int(self._live), limits.token_budget)
+            run = Reading(kind, self.usage.total + int(self._live), limits.token_budget)
+            return run if self.refusal is None else spent_reading(self.refusal)
         if kind == "context_window":
             return Reading(kind, self.context_tokens, self._job.agent.context_window)
         if kind == "timeout":
@@ -100,7 +100,9 @@ class Course:
             return
         event, text = WARNINGS[kind]
         reading = self.reading(kind)
-        told = text.format(current=reading.current, limit=reading.limit)
+        self.tell(event, text.format(current=reading.current, limit=reading.limit), reading)
+
+    def tell(self, event: str, told: str, reading: Reading) -> None:
         self._voice.verdict(event, self.state.turn, message=told)
         self._voice.system("limit_warning", told, reading)
         self._voice.event(event, reading.payload(told))
@@ -121,7 +123,7 @@ class Course:
         if reason is None or self._has_told_stop:
             return
         self._has_told_stop = True
-        said, told = STOPS[reason], stop_text(reason, self.limits)
+        said, told = STOPS[reason], stop_text(reason, self.limits, self.refusal)
         reading = self.reading(reason) if said.limit else None
         self._voice.system(said.system_type, told, reading)
         if said.event is not None and reading is not None:

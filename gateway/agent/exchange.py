@@ -12,7 +12,7 @@ from gateway.agent.wishes import AskModel, ModelReplied
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message
-from gateway.domain.model import Delta, ModelReply, TextDelta, Usage
+from gateway.domain.model import ModelReply, TextDelta, ThinkingDelta, Usage
 from gateway.domain.tokens import estimate_tokens
 from gateway.memory.context import message_tokens
 
@@ -67,7 +67,7 @@ class Exchange:
             taken,
         )
 
-    def hear(self, delta: Delta) -> bool:
+    def hear(self, delta: TextDelta | ThinkingDelta) -> bool:
         """A piece of a reply; False if that is more than the budget allows."""
         self._has_begun = True
         if isinstance(delta, TextDelta):

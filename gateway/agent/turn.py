@@ -33,17 +33,28 @@ from gateway.agent.wishes import (
     ToolReturned,
     Wish,
 )
-from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY, stop_text
+from gateway.agent.words import (
+    BROKEN,
+    DEFECT,
+    EMPTY,
+    NO_END,
+    SKIPPED,
+    TAKEN_AWAY,
+    nearly_spent,
+    spent_reading,
+    stop_text,
+)
 from gateway.control.policy import tightened
 from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import DoneReason
 from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.model import Delta
+from gateway.domain.model import BudgetWarning, Delta
 
 log = logging.getLogger(__name__)
 
@@ -137,6 +148,10 @@ class Turn:
 
     def hear(self, ticket: int, delta: Delta) -> None:
         """A piece of a reply. It may stop the turn."""
+        if isinstance(delta, BudgetWarning):
+            if self.end is None:
+                self.course.tell("budget.token.warning", *nearly_spent(delta))
+            return
         found = self.tickets.open.get(ticket)
         if found is None or self.exchange.hear(delta):
             return
@@ -226,11 +241,20 @@ class Turn:
         found = self.tickets.open.pop(told.ticket, None)
         if found is None:
             return
-        failure = told.failure
-        self.exchange.cut(was_sent=failure.started)
         self.failure = told
-        facts = {"kind": failure.kind, "provider": failure.provider}
-        self.voice.event("model.failed", facts)
+        match told.failure:
+            case BudgetExceeded() as refusal:
+                self.exchange.cut(was_sent=False)
+                self.course.refusal = refusal
+                if self.exchange.replies:  # what was done so far is kept
+                    self.course.terminate("token_budget")
+                else:
+                    facts = spent_reading(refusal).payload(str(refusal))
+                    self.voice.event("budget.token.exceeded", facts)
+            case failure:
+                self.exchange.cut(was_sent=failure.started)
+                facts = {"kind": failure.kind, "provider": failure.provider}
+                self.voice.event("model.failed", facts)
         found.pending.complete(False)  # noqa: FBT003  # a leaf's answer
 
     def _returned(self, told: ToolReturned) -> None:
@@ -278,8 +302,12 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
     """A reason to stop comes before the answer, and that before a failure."""
     course = exchange.course
     if course.reason is not None:
-        told = stop_text(course.reason, course.limits)
-        return Finish(course.reason, exchange.heard or exchange.last_text or told, partial=True)
+        text = (
+            exchange.heard
+            or exchange.last_text
+            or stop_text(course.reason, course.limits, course.refusal)
+        )
+        return Finish(course.reason, text, partial=True)
     if broke is not None:
         return _failed(exchange, broke.failure)
     if exchange.is_answered and outcome.reason == "done":
@@ -287,7 +315,10 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
     return _without_end(exchange, outcome)
 
 
-def _failed(exchange: Exchange, failure: ModelFailed) -> Fail:
+def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
+    if isinstance(failure, BudgetExceeded):
+        told = str(failure)
+        return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
     told = BROKEN[failure.kind].format(provider=failure.provider)
     retryable, after = failure.retryable, failure.retry_after_s
     return Fail(told, exchange.heard or told, retryable=retryable, retry_after_s=after)

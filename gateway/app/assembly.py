@@ -2,7 +2,6 @@
 
 import logging
 import os
-import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,8 +16,10 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import SHIPPED, Plans
+from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.rules import Rulebook
+from gateway.budgets.metering import Meter
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DECISION_TREES, DecisionTrees
@@ -38,8 +39,7 @@ from gateway.host.shipped import shipped_folder
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
-from gateway.providers.demo import DemoModel
-from gateway.providers.models import Models
+from gateway.providers.prices import PriceTable
 from gateway.routing import Router
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
@@ -53,6 +53,7 @@ from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
+from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
@@ -112,7 +113,9 @@ class Gateway:
             pid=os.getpid(),
             origin=str(self.config.origin or "none (built-in defaults)"),
         )
+        spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
         methods = (
+            *spending.all(),
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
             *EventMethods(self.bus).all(),
@@ -126,9 +129,11 @@ class Gateway:
                 gate=self.gate,
                 plugins=lambda: self.plugins.infos,
                 account=self.plugins.account,
+                budget=spending.periods,
             ).all(),
         )
-        routes = ChatApi(self.front, to_json, from_json, self.ids).routes()
+        chat = ChatApi(self.front, to_json, from_json, self.ids)
+        routes = (*chat.routes(), *spending.routes())
         return build(
             settings, methods=methods, routes=routes, ready=self.health.reasons, clock=self.clock
         )
@@ -186,7 +191,12 @@ async def assembled(
             )
         )
         await stores.care.probe()
-        model = await stack.enter_async_context(models(config, clock))
+        prices = PriceTable(config.providers)
+        meter = Meter(stores.ledger, config.budgets, prices, clock, ids)
+        lost = await meter.settle_lost()
+        if lost:
+            log.warning("calls of the last run are taken as spent", extra={"calls": lost})
+        model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
@@ -206,6 +216,8 @@ async def assembled(
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         for task in (*followed, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
+        if config.providers:
+            group.start_soon(to_thread.run_sync, prices.warm)
         try:
             yield rooms
         finally:
@@ -310,25 +322,6 @@ def _means(
 def strict_json(text: str | bytes) -> Any:
     """Without the numbers that are none: a guest's parser, or a provider's, refuses them."""
     return from_json(text, allow_inf_nan=False)
-
-
-@asynccontextmanager
-async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
-    """The providers that the configuration defines, and the demo model."""
-    if not config.providers:
-        yield Models({"demo": DemoModel()})
-        return
-    # The HTTP client takes as long to import as all the rest: a start without providers does without.
-    from gateway.outbound.client import open_outbound  # noqa: PLC0415  # see above
-    from gateway.providers.client import ProviderClient  # noqa: PLC0415  # see above
-
-    async with open_outbound() as http:
-        providers: dict[str, Model] = {
-            name: ProviderClient(definition, http, clock, random.random)
-            for name, definition in config.providers.items()
-        }
-        providers.setdefault("demo", DemoModel())
-        yield Models(providers)
 
 
 def usual_agent(config: GatewayConfig) -> AgentDef:

@@ -1,11 +1,30 @@
 """The keys of config.toml with their types and bounds: pydantic at the border, nowhere else."""
 
-import re
-from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from gateway.config.kinds import (
+    Header,
+    HeaderName,
+    Host,
+    Id,
+    Network,
+    Origin,
+    PathText,
+    Plain,
+    PluginName,
+    ProviderName,
+    Scopes,
+    Seconds,
+    SecretName,
+    SecretText,
+    Sha256,
+    StateName,
+    Text,
+    TokenBudget,
+    Url,
+)
 from gateway.config.values import (
     GatewaySettings,
     LogFormat,
@@ -21,58 +40,9 @@ from gateway.domain.events import Severity
 from gateway.domain.ids import AgentId
 from gateway.domain.notices import Point, Priority, To
 from gateway.domain.plugins import PluginLimits
-from gateway.domain.providers import ProviderDef, ToolMarkup, Wire, base_url_problem
+from gateway.domain.providers import ProviderDef, ToolMarkup, Wire
 from gateway.domain.rules import Batch, OncePer
 
-SECRET = {"format": "password"}
-_HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
-_ORIGIN = r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
-
-
-def address(text: str) -> str:
-    if not re.fullmatch(_HOST, text) or text.replace(".", "").isdigit():
-        ip_address(text)
-    return text
-
-
-def origin(text: str) -> str:
-    """As a browser sends it."""
-    found = re.fullmatch(_ORIGIN, text.lower())
-    if found is None or int(found[3] or 0) > 65_535:
-        raise ValueError("this is not scheme://host[:port]")
-    scheme, host, port = found.groups()
-    is_usual = port in {None, {"http": "80", "https": "443"}[scheme]}
-    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
-
-
-def base_url(text: str) -> str:
-    problem = base_url_problem(text) if text.isprintable() else "holds a control character"
-    if problem:
-        raise ValueError(f"this address {problem}")
-    return text.rstrip("/")
-
-
-Text = Annotated[str, Field(min_length=1)]
-SecretText = Annotated[str, Field(min_length=1, json_schema_extra=SECRET)]
-PathText = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
-Host = Annotated[str, AfterValidator(address)]
-Origin = Annotated[str, AfterValidator(origin)]
-Network = Annotated[str, AfterValidator(lambda text: str(ip_network(text, strict=False)))]
-Url = Annotated[str, AfterValidator(base_url)]
-HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
-Header = Annotated[str, Field(json_schema_extra=SECRET)]
-ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-Seconds = Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)]
-TokenBudget = Annotated[int, Field(ge=4_000, le=128_000)] | Literal["auto"]
-Id = Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")]
-Scopes = Annotated[list[Text], Field(min_length=1)]
-PluginName = Annotated[
-    str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(_[a-z0-9-]+)*$", max_length=32)
-]  # a tool is called PLUGIN__TOOL
-SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
-StateName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Plain = str | bool | int | Annotated[float, Field(allow_inf_nan=False)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 _GATEWAY = GatewaySettings()
@@ -134,6 +104,13 @@ class StoreSection(Section):
     journal_days: int = key(_STORE.journal_days, "Days that journals are kept.", ge=1, le=3_650)
 
 
+class PriceSection(Section):
+    """What a model costs."""
+
+    input: float = key(..., "USD for a million tokens that are sent.", ge=0)
+    output: float = key(..., "USD for a million tokens of reply.", ge=0)
+
+
 class ProviderSection(Section):
     """A preset's settings, or a provider of your own."""
 
@@ -144,6 +121,7 @@ class ProviderSection(Section):
     connect_timeout_s: Seconds = key(_PROVIDER.connect_timeout_s, "Seconds for a connection.")
     idle_timeout_s: Seconds = key(_PROVIDER.idle_timeout_s, "Seconds between two bytes.")
     max_retries: int = key(_PROVIDER.max_retries, "Tries again before any reply.", ge=0, le=10)
+    prices: dict[Text, PriceSection] = key({}, "Prices by model; they come before public ones.")
     tool_markup: ToolMarkup = key(
         _PROVIDER.tool_markup, "recover: tool calls that a model writes as text are called."
     )
@@ -230,6 +208,32 @@ class NamedAgentSection(AgentSection):
     """One more agent; a binding leads to it."""
 
     id: Id = key(..., "Its name: letters, digits and hyphens.")
+
+
+class LimitSection(Section):
+    """A limit; 0: nothing is allowed."""
+
+    tokens: int | None = key(None, "Tokens, sent and received.", ge=0, le=2**53)
+    usd: float | None = key(None, "US dollars, as far as prices are known.", ge=0, le=1e9)
+
+
+def _as_limit(value: object) -> object:
+    return {"tokens": value} if isinstance(value, int) else value
+
+
+LimitOrTokens = Annotated[
+    LimitSection, BeforeValidator(_as_limit, json_schema_input_type=int | LimitSection)
+]
+
+
+class BudgetsSection(Section):
+    """Hard limits of what is spent: no model is asked beyond them. Absent: unlimited."""
+
+    session: LimitOrTokens | None = key(None, "Of every session, for ever.")
+    daily: LimitOrTokens | None = key(None, "Of all, a day of UTC.")
+    monthly: LimitOrTokens | None = key(None, "Of all, a month of UTC.")
+    per_agent: LimitOrTokens | None = key(None, "Of every agent, for ever.")
+    agent: dict[Id, LimitOrTokens] = key({}, "Of an agent by its id, instead of per_agent.")
 
 
 class PluginSecretSection(Section):
@@ -379,6 +383,7 @@ class ConfigFile(Section):
     agents: list[NamedAgentSection] = key([], "More agents.")
     limits: LimitsSection = key(LimitsSection, "Bounds of every agent's runs.")
     context: ContextSection = key(ContextSection, "How much every agent's model is shown.")
+    budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")
     plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
     sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from gateway.domain.budgets import Payer, Scope, Unit
 from gateway.domain.messages import Extras, Message, ToolCall
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal", "pause"]
@@ -36,6 +37,7 @@ class ModelRequest:
     thinking: bool = False
     stream: bool = True
     deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
+    payer: Payer | None = None  # who asks always says it; providers do not care
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,17 @@ class ThinkingDelta:
     text: str
 
 
-Delta = TextDelta | ThinkingDelta
+@dataclass(frozen=True, slots=True)
+class BudgetWarning:
+    """Heard once a scope and limit, when most of it is used."""
+
+    scope: Scope
+    unit: Unit
+    used: float
+    limit: float
+
+
+Delta = TextDelta | ThinkingDelta | BudgetWarning
 Hear = Callable[[Delta], None]
 
 

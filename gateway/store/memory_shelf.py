@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
+from gateway.domain.budgets import Reservation, Scope, Tally, TokenRecord
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import JournalNote, RunRecord
@@ -61,6 +62,10 @@ class Shelf:
     settings: dict[str, str] = field(default_factory=dict)
     rule_states: dict[SessionKey, str] = field(default_factory=dict)
     posted: list[Posted] = field(default_factory=list)
+    tallies: dict[Scope, Tally] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    records: list[TokenRecord] = field(default_factory=list)
+    last_day: str = ""
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

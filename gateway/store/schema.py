@@ -163,9 +163,66 @@ ALTER TABLE run RENAME COLUMN token_limit TO limits;
 UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT NULL;
 """
 
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS spend (   -- counters, so that nobody has to add up
+    kind TEXT NOT NULL CHECK (kind IN ('session', 'agent', 'day', 'month', 'model')),
+    name TEXT NOT NULL,
+    calls INTEGER NOT NULL DEFAULT 0,
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    nano_usd INTEGER NOT NULL DEFAULT 0,
+    held_tokens INTEGER NOT NULL DEFAULT 0,
+    held_nano_usd INTEGER NOT NULL DEFAULT 0,
+    since INTEGER NOT NULL,
+    warned TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS reservation (
+    id TEXT PRIMARY KEY,
+    session TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    model TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    day TEXT NOT NULL,
+    input_tokens INTEGER NOT NULL,
+    held_tokens INTEGER NOT NULL,
+    held_nano_usd INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS series (  -- few; so that a page of any of them is one look-up each
+    id INTEGER PRIMARY KEY,
+    agent TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    model TEXT NOT NULL,
+    UNIQUE (agent, provider, model)
+);
+CREATE TABLE IF NOT EXISTS token_record (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    series INTEGER NOT NULL REFERENCES series (id),
+    session TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    day TEXT NOT NULL,               -- that of the reservation, which is what was charged
+    outcome TEXT NOT NULL CHECK (outcome IN ('answered', 'failed', 'broken', 'lost')),
+    input_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    reasoning_tokens INTEGER NOT NULL,
+    nano_usd INTEGER NOT NULL,
+    pricing TEXT NOT NULL CHECK (pricing IN ('provider', 'config', 'table', 'unpriced')),
+    estimated INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS token_record_by_series ON token_record (series, at);
+CREATE INDEX IF NOT EXISTS token_record_by_session ON token_record (session, at);
+CREATE INDEX IF NOT EXISTS token_record_by_time ON token_record (at);
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH + _LEDGER)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)

@@ -19,6 +19,7 @@ from gateway.store.data_dir import Held, Mark, require_all
 from gateway.store.faults import at_opening, damaged, file_faults
 from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
+from gateway.store.ledger import SqliteLedger
 from gateway.store.outbox import SqliteOutbox
 from gateway.store.pen import Pen
 from gateway.store.plugins import SqlitePlugins
@@ -34,6 +35,7 @@ from gateway.store.schema import (
 )
 from gateway.store.sessions import SqliteSessions
 from gateway.store.settings import SqliteSettings
+from gateway.store.spending import SqliteSpending
 from gateway.store.transcript import SqliteTranscript
 from gateway.store.writer import Writer
 
@@ -80,6 +82,8 @@ async def open_sqlite(
                 SqliteSessions(readers),
                 SqliteOutbox(writer, readers),
                 SqlitePlugins(writer, readers),
+                SqliteLedger(writer, readers),
+                SqliteSpending(readers),
                 care,
                 SqliteSettings(writer, readers),
                 SqliteRuleStates(readers),

@@ -11,9 +11,11 @@ from pydantic_core import from_json, to_json
 from gateway.control.bus import Bus
 from gateway.control.rules.engine import RuleSet
 from gateway.domain import chunks
+from gateway.domain.budgets import Budgets
 from gateway.domain.events import KINDS, Event
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
+from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
@@ -39,6 +41,7 @@ def rows(section: str) -> dict[str, str]:
 async def methods() -> list[Method]:
     async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
         about = About("0", 0.0, "memory", 1, "none")
+        budget = BudgetMethods(stage.front, stores.spending, Budgets(), stage.clock)
         return [
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
@@ -53,7 +56,9 @@ async def methods() -> list[Method]:
                 gate=stage.gate,
                 plugins=list,
                 account=lambda _: None,
+                budget=budget.periods,
             ).all(),
+            *budget.all(),
         ]
 
 
@@ -64,7 +69,9 @@ async def test_every_method_is_documented_with_every_parameter_and_no_other() ->
     assert set(documented) == {*real, "auth"}
     for name, method in real.items():
         missing = [
-            field for field in method.params.model_fields if f"`{field}" not in documented[name]
+            name_of
+            for field, how in method.params.model_fields.items()
+            if f"`{(name_of := how.alias or field)}" not in documented[name]
         ]
         assert not missing, f"{name} does not document {missing}"
 
@@ -116,8 +123,10 @@ def test_every_ending_is_documented_and_no_other(line: str, values: tuple[str, .
 
 async def test_every_route_is_documented() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds()).routes()
+        chat = ChatApi(stage.front, to_json, from_json, CountingIds()).routes()
+        budget = BudgetMethods(stage.front, stores.spending, Budgets(), stage.clock).routes()
 
-    for route in routes:
-        path = getattr(route, "path", "")
-        assert f"`POST {path}`" in PROTOCOL
+    for method, routes in (("POST", chat), ("GET", budget)):
+        for route in routes:
+            path = getattr(route, "path", "")
+            assert f"`{method} {path}`" in PROTOCOL
