@@ -11,7 +11,6 @@ from gateway.domain.events import Event
 from gateway.domain.ids import NodeId
 from gateway.domain.inbox import Entry
 from gateway.domain.messages import Message, Node, NodeStatus
-from gateway.domain.model import Usage
 from gateway.domain.notices import Notice
 from gateway.memory.context import message_tokens
 
@@ -25,7 +24,6 @@ class End:
     outcome: str
     nodes: tuple[Node, ...]
     terminal: Chunk
-    usage: Usage
     text: str
     farewell: Event | None = None
     posts: tuple[Notice, ...] = ()
@@ -65,7 +63,7 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
 
 def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer) -> End:
     text, farewell = answer.end.text, answer.farewell
-    return End(outcome, nodes, terminal, answer.usage, text, farewell, answer.posts, answer.kept)
+    return End(outcome, nodes, terminal, text, farewell, answer.posts, answer.kept)
 
 
 def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
@@ -76,7 +74,7 @@ def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, tim
     told_last = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     key, at = entry.new.session_key, timing.finished_at
     farewell = Event("session.end", "info", "sessions", at, key, entry.new.run_id, told_last)
-    return End("failed", nodes, terminal, Usage(), told, farewell)
+    return End("failed", nodes, terminal, told, farewell)
 
 
 def _nodes(

@@ -60,7 +60,8 @@ def _settle(record: TokenRecord, due: Due, pen: Pen) -> Sequence[Tally]:
     if taken is None:
         return ()
     scopes, at = scopes_of(taken.payer.session_key, taken.day), to_micros(record.at)
-    spent = (record.input_tokens, record.output_tokens, record.nano_usd)
+    is_priced = record.pricing != "unpriced"
+    spent = (is_priced, record.input_tokens, record.output_tokens, record.nano_usd)
     db.executemany(_COUNT_USED, [(*spent, scope.kind, scope.name) for scope in scopes])
     db.execute(_COUNT_MODEL, (f"{record.provider}/{record.model}", *spent, at))
     whose = (_series(record, db), str(record.session_key), record.run_id, taken.day)
@@ -147,14 +148,14 @@ UPDATE spend SET held_tokens = held_tokens - ?, held_nano_usd = held_nano_usd - 
 WHERE kind = ? AND name = ?
 """
 _COUNT_USED = """
-UPDATE spend SET calls = calls + 1, input_tokens = input_tokens + ?,
+UPDATE spend SET calls = calls + 1, priced = priced + ?, input_tokens = input_tokens + ?,
     output_tokens = output_tokens + ?, nano_usd = nano_usd + ?
 WHERE kind = ? AND name = ?
 """
 _COUNT_MODEL = """
-INSERT INTO spend (kind, name, calls, input_tokens, output_tokens, nano_usd, since)
-VALUES ('model', ?, 1, ?, ?, ?, ?)
-ON CONFLICT (kind, name) DO UPDATE SET calls = calls + 1,
+INSERT INTO spend (kind, name, calls, priced, input_tokens, output_tokens, nano_usd, since)
+VALUES ('model', ?, 1, ?, ?, ?, ?, ?)
+ON CONFLICT (kind, name) DO UPDATE SET calls = calls + 1, priced = priced + excluded.priced,
     input_tokens = input_tokens + excluded.input_tokens,
     output_tokens = output_tokens + excluded.output_tokens, nano_usd = nano_usd + excluded.nano_usd
 """

@@ -6,6 +6,7 @@ from heapq import nlargest
 
 from gateway.domain.accounts import Decide, Due
 from gateway.domain.budgets import (
+    NANO,
     Amount,
     Grant,
     RecordPage,
@@ -16,6 +17,7 @@ from gateway.domain.budgets import (
     TokenRecord,
     scopes_of,
 )
+from gateway.domain.sessions import SessionRecord
 from gateway.store.memory_shelf import Shelf
 from gateway.store.spending import bounded, moved_on, page, require_query
 
@@ -45,6 +47,8 @@ class MemoryLedger:
         if taken is None:
             return ()
         shelf.records.append(replace(record, seq=len(shelf.records) + 1))
+        if session := shelf.sessions.get(record.session_key):
+            session.record = _counted(session.record, record)
         found: list[Tally] = []
         for scope in scopes_of(taken.payer.session_key, taken.day):
             tally = shelf.tallies[scope]
@@ -95,6 +99,18 @@ class MemorySpending:
             last = records[query.before - 1]
         matching = (one for one in records if _matches(one, query, last))
         return page(nlargest(limit + 1, matching, key=_place), limit)
+
+
+def _counted(session: SessionRecord, record: TokenRecord) -> SessionRecord:
+    cost = session.cost_usd
+    if record.pricing != "unpriced":
+        cost = (cost or 0.0) + record.nano_usd / NANO
+    return replace(
+        session,
+        input_tokens=session.input_tokens + record.input_tokens,
+        output_tokens=session.output_tokens + record.output_tokens,
+        cost_usd=cost,
+    )
 
 
 def _matches(record: TokenRecord, query: RecordQuery, last: TokenRecord | None) -> bool:

@@ -168,6 +168,7 @@ CREATE TABLE IF NOT EXISTS spend (   -- counters, so that nobody has to add up
     kind TEXT NOT NULL CHECK (kind IN ('session', 'agent', 'day', 'month', 'model')),
     name TEXT NOT NULL,
     calls INTEGER NOT NULL DEFAULT 0,
+    priced INTEGER NOT NULL DEFAULT 0, -- calls of which it is known what they cost
     input_tokens INTEGER NOT NULL DEFAULT 0,
     output_tokens INTEGER NOT NULL DEFAULT 0,
     nano_usd INTEGER NOT NULL DEFAULT 0,

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.budgets import (
+    NANO,
     Amount,
     BudgetExceeded,
     Grant,
@@ -27,10 +28,11 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import GatewayError
 from gateway.domain.ports import Stores
+from gateway.domain.sessions import SessionQuery
 from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger import a_record, a_reservation
-from tests.fakes.store import NOON, session_key
+from tests.fakes.store import NOON, an_ending, an_entry, session_key
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 KEY = session_key()
@@ -126,6 +128,26 @@ async def test_of_many_at_once_no_two_see_the_same_tally(opened: Open) -> None:
                 group.start_soon(stores.ledger.reserve, a_reservation(f"r{number}"), decide)
 
         assert sorted(seen) == [100 * number for number in range(50)]
+
+
+@pytest.mark.requirement("S-003-Session-06")
+async def test_a_session_is_listed_with_the_sums_of_its_records(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        await spend(stores, "r1")
+        free = await stores.sessions.find(KEY)
+        await spend(stores, "r2", nano_usd=NANO // 4, pricing="table")
+        await spend(stores, "r3", nano_usd=NANO // 2, pricing="provider")
+        await stores.inbox.finish(an_ending("a"))
+
+        session = await stores.sessions.find(KEY)
+        page = await stores.sessions.list(SessionQuery())
+
+    assert free is not None
+    assert free.cost_usd is None
+    assert session is not None
+    assert page.sessions == (session,)
+    assert (session.input_tokens, session.output_tokens, session.cost_usd) == (30, 15, 0.75)
 
 
 # --- days ---------------------------------------------------------------------------------------

@@ -9,10 +9,12 @@ from typing import Any
 
 import anyio
 
+from gateway.budgets.metering import Meter
 from gateway.control.bus import Bus
 from gateway.control.rules.engine import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
+from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId
 from gateway.domain.inbound import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
@@ -27,6 +29,7 @@ from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.ledger import FixedPrices
 from tests.fakes.plans import shipped_plans
 from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
@@ -73,6 +76,9 @@ class Stage:
         return [event for event in self.heard[run_id] if event["type"] == kind]
 
 
+UNLIMITED = Budgets()
+
+
 @asynccontextmanager
 async def staged(
     model: Model,
@@ -87,6 +93,7 @@ async def staged(
     ids_from: int = 0,
     opened: bool = True,
     rules: RuleSet = NO_RULES,
+    budgets: Budgets = UNLIMITED,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -95,13 +102,14 @@ async def staged(
     episodes, runs = Episodes(stores.transcript), LiveRuns(encode)
     settings = SettingsBook(stores.settings, encode, json.loads)
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
+    meter = Meter(stores.ledger, budgets, FixedPrices(), clock, CountingIds(1_000_000 + ids_from))
     means = Means(
         agents={agent.id: agent for agent in agents},
         inbox=used,
         journal=stores.journal,
         episodes=episodes,
         souls=souls,
-        model=model,
+        model=meter.around(model),
         gate=gate,
         settings=settings,
         clock=clock,
