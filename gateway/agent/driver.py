@@ -10,7 +10,7 @@ from anyio.abc import TaskGroup
 
 from gateway.agent.job import Answer, Emit, Job
 from gateway.agent.leaves import LEAVES
-from gateway.agent.reins import Reins, Stop
+from gateway.agent.reins import Reins, Stop, drop_said
 from gateway.agent.sight import LIMITS
 from gateway.agent.story import Story
 from gateway.agent.turn import Turn
@@ -70,6 +70,9 @@ class Driver:
     async def drive(self) -> Answer:
         """Until the tree is over. Whoever cancels this cancels what it waits for."""
         turn, self.reins.wake = self.turn, self._take_reins
+        self.reins.forget = lambda run_id: any(
+            drop_said(said, run_id) for said in (self._news, turn.exchange.queued)
+        )
         self._recall_said(0)
         self._take_reins()
         async with anyio.create_task_group() as group:

@@ -1,8 +1,9 @@
 """How others reach a run that is at work: they stop it, or say something more to it."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gateway.domain.chunks import DoneReason
 from gateway.domain.ids import RunId
@@ -28,6 +29,7 @@ class Reins:
 
     pulled: deque[Stop | Said] = field(default_factory=deque)
     wake: Callable[[], None] = lambda: None
+    forget: Callable[[RunId], bool] = lambda _run_id: False
     is_loose: bool = False  # nobody listens any more
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
@@ -42,6 +44,19 @@ class Reins:
         self.wake()
         return True
 
+    def unsay(self, run_id: RunId) -> bool:
+        """False if it was taken already."""
+        return drop_said(self.pulled, run_id) or self.forget(run_id)
+
     def let_go(self) -> None:
         """The run has ended and keeps nothing alive."""
-        self.is_loose, self.wake = True, lambda: None
+        self.is_loose, self.wake, self.forget = True, lambda: None, lambda _run_id: False
+
+
+def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
+    """Takes a person's message out of those that wait; False if it is not there."""
+    for one in queue:
+        if isinstance(one, Said) and one.run_id == run_id:
+            queue.remove(one)
+            return True
+    return False

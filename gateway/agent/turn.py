@@ -6,7 +6,7 @@ A turn that was cut short is resumed by telling a new one the same story again.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
@@ -286,7 +286,8 @@ class Turn:
         self.end = _end(self.exchange, self.failure, outcome)
         self.course.tell_stop()
         self.round.tell_sources()
-        self.exchange.said = list(with_last_word(self.exchange.said, self.end.text))
+        *said, last = with_last_word(self.exchange.said, self.end.text)
+        self.exchange.said = [*said, replace(last, notices=tuple(self.voice.shown))]
         self.farewell = self.voice.farewell(farewell(self.end))
 
 

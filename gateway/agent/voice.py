@@ -39,6 +39,7 @@ class Voice:
         self.moment = moment
         self.notices = Notices()
         self.posts: list[Notice] = []  # for other sessions
+        self.shown: list[tuple[str, str]] = []  # what the user was told beside the answer
         self.verdicts: list[Mapping[str, object]] = []
         self.model: str | None = None  # another one, if a rule wants it
         self._without: set[str] = set()  # tools that a rule has taken away
@@ -51,7 +52,11 @@ class Voice:
 
     def system(self, system_type: SystemType, message: str, reading: Reading | None = None) -> None:
         metadata = reading.metadata() if reading else None
-        self._emit(system_chunk(system_type, message, self.moment.wall, metadata))
+        self._show(system_chunk(system_type, message, self.moment.wall, metadata))
+
+    def _show(self, chunk: Chunk) -> None:
+        self._emit(chunk)
+        self.shown.append((str(chunk.data["system_type"]), str(chunk.data["system_message"])))
 
     def verdict(self, kind: str, turn: int, **facts: object) -> None:
         """What was decided about the run, for whoever inspects it."""
@@ -91,7 +96,7 @@ class Voice:
         due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
         for notice in due:
             if notice.to != "model":
-                self._emit(notice_chunk(notice, now))
+                self._show(notice_chunk(notice, now))
         return told_to_model(due)
 
     def allows(self, tool: str) -> bool:
@@ -131,6 +136,6 @@ class Voice:
         if notice.inject_at == "cross_session":
             self.posts.append(notice)
         elif notice.to == "client":
-            self._emit(notice_chunk(notice, self.moment.wall))
+            self._show(notice_chunk(notice, self.moment.wall))
         else:
             self.notices.push(notice, self.moment.wall)

@@ -45,6 +45,7 @@ from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
+from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
@@ -260,6 +261,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         clock=parts.clock,
         ids=parts.ids,
         bounds=Bounds(config.queue.max_pending, config.queue.max_pending_total),
+        manner=Manner(config.queue.mode, config.queue.debounce_ms / 1000),
     )
     front = Front(
         agents=agents,

@@ -1,14 +1,49 @@
 """[budgets], and what limits a start without any agent."""
 
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from gateway.config.environment import DEMO, Choice
+from gateway.config.kinds import Id, Section, key
 from gateway.config.problems import Code, Report, choose, quoted
-from gateway.config.schema import BudgetsSection, LimitSection
 from gateway.domain.budgets import NANO, Budgets, Limit
 
 DEMO_DAILY = 20_000
 USUAL_DAILY = 200_000
+
+
+class PriceSection(Section):
+    """What a model costs."""
+
+    input: float = key(..., "USD for a million tokens that are sent.", ge=0)
+    output: float = key(..., "USD for a million tokens of reply.", ge=0)
+
+
+class LimitSection(Section):
+    """A limit; 0: nothing is allowed."""
+
+    tokens: int | None = key(None, "Tokens, sent and received.", ge=0, le=2**53)
+    usd: float | None = key(None, "US dollars, as far as prices are known.", ge=0, le=1e9)
+
+
+def _as_limit(value: object) -> object:
+    return {"tokens": value} if isinstance(value, int) else value
+
+
+LimitOrTokens = Annotated[
+    LimitSection, BeforeValidator(_as_limit, json_schema_input_type=int | LimitSection)
+]
+
+
+class BudgetsSection(Section):
+    """Hard limits of what is spent: no model is asked beyond them. Absent: unlimited."""
+
+    session: LimitOrTokens | None = key(None, "Of every session, for ever.")
+    daily: LimitOrTokens | None = key(None, "Of all, a day of UTC.")
+    monthly: LimitOrTokens | None = key(None, "Of all, a month of UTC.")
+    per_agent: LimitOrTokens | None = key(None, "Of every agent, for ever.")
+    agent: dict[Id, LimitOrTokens] = key({}, "Of an agent by its id, instead of per_agent.")
 
 
 def add_usual_budget(content: dict[str, Any], choice: Choice) -> None:

@@ -1,10 +1,10 @@
-"""The kinds of values in config.toml, each with what it has to look like."""
+"""What sections of config.toml and the values in them look like."""
 
 import re
 from ipaddress import ip_address, ip_network
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from gateway.domain.providers import base_url_problem
 
@@ -57,3 +57,15 @@ SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
 StateName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
 Plain = str | bool | int | Annotated[float, Field(allow_inf_nan=False)]
 Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
+
+
+def key(default: Any, description: str, **bounds: Any) -> Any:  # as pydantic's Field
+    if isinstance(default, type):
+        return Field(default_factory=default, description=description)
+    if bounds:
+        bounds["allow_inf_nan"] = False
+    return Field(default, description=description, **bounds)
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)

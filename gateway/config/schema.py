@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from gateway.config.budgets import BudgetsSection, PriceSection
 from gateway.config.kinds import (
     Header,
     HeaderName,
@@ -19,11 +20,13 @@ from gateway.config.kinds import (
     Seconds,
     SecretName,
     SecretText,
+    Section,
     Sha256,
     StateName,
     Text,
     TokenBudget,
     Url,
+    key,
 )
 from gateway.config.values import (
     GatewaySettings,
@@ -38,6 +41,7 @@ from gateway.config.values import (
 from gateway.domain.agents import BOUNDS, AgentDef, ContextRules, Limits
 from gateway.domain.events import Severity
 from gateway.domain.ids import AgentId
+from gateway.domain.inbox import QueueMode
 from gateway.domain.notices import Point, Priority, To
 from gateway.domain.plugins import PluginLimits
 from gateway.domain.providers import ProviderDef, ToolMarkup, Wire
@@ -56,18 +60,6 @@ _SANDBOX = SandboxSettings()
 _BATCH = Batch()
 _OBSERVABILITY = ObservabilitySettings()
 _AGENT = AgentDef(AgentId("main"), "", "")
-
-
-def key(default: Any, description: str, **bounds: Any) -> Any:  # as pydantic's Field
-    if isinstance(default, type):
-        return Field(default_factory=default, description=description)
-    if bounds:
-        bounds["allow_inf_nan"] = False
-    return Field(default, description=description, **bounds)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class GatewaySection(Section):
@@ -102,13 +94,6 @@ class StoreSection(Section):
 
     url: StoreUrl = key(_STORE.url, "embedded: SQLite under data_dir; memory: gone at the end.")
     journal_days: int = key(_STORE.journal_days, "Days that journals are kept.", ge=1, le=3_650)
-
-
-class PriceSection(Section):
-    """What a model costs."""
-
-    input: float = key(..., "USD for a million tokens that are sent.", ge=0)
-    output: float = key(..., "USD for a million tokens of reply.", ge=0)
 
 
 class ProviderSection(Section):
@@ -208,32 +193,6 @@ class NamedAgentSection(AgentSection):
     """One more agent; a binding leads to it."""
 
     id: Id = key(..., "Its name: letters, digits and hyphens.")
-
-
-class LimitSection(Section):
-    """A limit; 0: nothing is allowed."""
-
-    tokens: int | None = key(None, "Tokens, sent and received.", ge=0, le=2**53)
-    usd: float | None = key(None, "US dollars, as far as prices are known.", ge=0, le=1e9)
-
-
-def _as_limit(value: object) -> object:
-    return {"tokens": value} if isinstance(value, int) else value
-
-
-LimitOrTokens = Annotated[
-    LimitSection, BeforeValidator(_as_limit, json_schema_input_type=int | LimitSection)
-]
-
-
-class BudgetsSection(Section):
-    """Hard limits of what is spent: no model is asked beyond them. Absent: unlimited."""
-
-    session: LimitOrTokens | None = key(None, "Of every session, for ever.")
-    daily: LimitOrTokens | None = key(None, "Of all, a day of UTC.")
-    monthly: LimitOrTokens | None = key(None, "Of all, a month of UTC.")
-    per_agent: LimitOrTokens | None = key(None, "Of every agent, for ever.")
-    agent: dict[Id, LimitOrTokens] = key({}, "Of an agent by its id, instead of per_agent.")
 
 
 class PluginSecretSection(Section):
@@ -353,8 +312,14 @@ class RuleSection(Section):
 
 
 class QueueSection(Section):
-    """How much may wait; beyond it a message is refused, never dropped."""
+    """Messages that come while a turn is at work; beyond the bounds refused, never dropped."""
 
+    mode: QueueMode = key(
+        _QUEUE.mode, "A turn each, one for all that wait, said to the one at work, or stopping it."
+    )
+    debounce_ms: int = key(
+        _QUEUE.debounce_ms, "How long a first message waits for more.", ge=0, le=60_000
+    )
     max_pending: int = key(_QUEUE.max_pending, "Messages in one session.", ge=1, le=1_000_000)
     max_pending_total: int = key(_QUEUE.max_pending_total, "In all.", ge=1, le=100_000_000)
     max_running: int = key(_QUEUE.max_running, "Turns at work at a time.", ge=1, le=100_000)
@@ -389,7 +354,7 @@ class ConfigFile(Section):
     bindings: list[BindingSection] = key([], "Which agent answers where.")
     rules: list[RuleSection] = key([], "What is done when something happens in a run.")
     rules_dir: PathText | None = key(None, "A folder with more rules, in files *.toml.")
-    queue: QueueSection = key(QueueSection, "How much may wait.")
+    queue: QueueSection = key(QueueSection, "Messages that come while a turn is at work.")
     observability: ObservabilitySection = key(ObservabilitySection, "What is told about the work.")
 
 

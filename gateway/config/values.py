@@ -9,6 +9,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Binding
 from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId
+from gateway.domain.inbox import QueueMode
 from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
 from gateway.domain.rules import RefusedRules, RuleDef, RuleProblem
@@ -52,6 +53,8 @@ class StoreSettings:
 
 @dataclass(frozen=True, slots=True)
 class QueueSettings:
+    mode: QueueMode = "followup"
+    debounce_ms: int = 0
     max_pending: int = 1_000
     max_pending_total: int = 100_000
     max_running: int = 256

@@ -15,6 +15,7 @@ from gateway.domain.notices import Notice
 # to be written to know where to go on.
 SEQ_A_ATTEMPT = 10_000_000
 
+QueueMode = Literal["followup", "collect", "steer", "interrupt"]
 EntryState = Literal["queued", "running", "done", "dead"]
 EndState = Literal["done", "dead"]
 
@@ -79,8 +80,18 @@ class NewDelivery:
 
 
 @dataclass(frozen=True, slots=True)
+class Merged:
+    """A run whose question another run of its session answers; `log` and `summary` as in Ending."""
+
+    run_id: RunId
+    log: bytes
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
-    """How a run ends, written in ONE commit: nodes into the tree, HEAD, sums, outbox, inbox done.
+    """How a run ends, written in ONE commit: nodes into the tree, HEAD, sums, outbox, inbox done;
+    and with it the runs that it `merged`.
 
     `nodes` are in order, each the parent of the next; the first one's parent is `grown_from`.
     HEAD moves to the last node only if it still is `grown_from`, or if `take_head` is set.
@@ -101,6 +112,7 @@ class Ending:
     person: str = ""  # whose run it was
     posts: tuple[Notice, ...] = ()  # for other sessions of this agent and person
     rule_state: str | None = None  # JSON object, of this session; None: as it was
+    merged: tuple[Merged, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

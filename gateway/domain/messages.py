@@ -48,6 +48,7 @@ class Message:
     result: ToolResult | None = None
     thinking: str = ""
     extras: Extras | None = None
+    notices: tuple[tuple[str, str], ...] = ()  # type and text: told beside it, and no model sees it
     # What a wire made of this message, kept so that it is encoded once in its life.
     kept: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 

@@ -100,7 +100,8 @@ class Inbox(Protocol):
         ...
 
     async def finish(self, ending: Ending) -> bool:
-        """ONE durable commit; True if HEAD moved. Finishing a finished run changes nothing."""
+        """ONE durable commit; True if HEAD moved. Finishing a finished run changes nothing. Raises
+        NotFound or Conflict, and changes nothing, if a run that it merged is not open."""
         ...
 
     async def unfinished(self) -> Sequence[Entry]:

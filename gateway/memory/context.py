@@ -1,5 +1,6 @@
 """Packs what a model is shown, in a stable order, within the agent's allowance. Pure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.domain.agents import AgentDef
@@ -11,7 +12,8 @@ from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The parts that a model may be shown, each with its estimated tokens."""
+    """The parts that a model may be shown, each with its estimated tokens. Questions that are
+    answered together are the end of `history`, and counted with the last one."""
 
     system: str
     history: tuple[Message, ...]
@@ -54,16 +56,27 @@ def pack(
     window: tuple[Node, ...],
     question: Message,
     tools: tuple[ToolSpec, ...],
+    *,
+    earlier: Sequence[Message] = (),
 ) -> Context:
-    """Soul, instructions, recent exchanges, question. The question is never left out; exchanges
-    are shown whole or not at all, newest first until one does not fit."""
+    """Soul, instructions, recent exchanges, question, and `earlier` ones that are answered along
+    with it. Questions are never left out; exchanges are shown whole or not at all, newest first
+    until one does not fit."""
     system = system_text(agent, soul)
-    fixed = (estimate_tokens(system), message_tokens(question), sum(map(_tool_tokens, tools)))
+    asked = message_tokens(question) + sum(map(message_tokens, earlier))
+    fixed = (estimate_tokens(system), asked, sum(map(_tool_tokens, tools)))
     allowance = min(agent.context.token_budget, agent.context_window - agent.max_tokens)
     shown, tokens = _fitting(window, allowance - sum(fixed), agent.context.recent_turns)
-    history = paired(tuple(node.message for node in shown))
+    history = (*paired(tuple(node.message for node in shown)), *earlier)
     system_tokens, question_tokens, tools_tokens = fixed
     return Context(system, history, question, system_tokens, tokens, question_tokens, tools_tokens)
+
+
+def begins_exchange(nodes: Sequence[Node], place: int) -> bool:
+    """A question right after an answer: what follows another question, or the result of a tool, was
+    answered together with what is before it."""
+    before = nodes[place - 1].message.role if place else "assistant"
+    return nodes[place].message.role == "user" and before == "assistant"
 
 
 def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
@@ -93,7 +106,7 @@ def _fitting(window: tuple[Node, ...], room: int, turns: int) -> tuple[tuple[Nod
         pending += window[index].token_count
         if used + pending > room or taken == turns:
             break
-        if window[index].message.role == "user":
+        if begins_exchange(window, index):
             start, used, pending, taken = index, used + pending, 0, taken + 1
     return window[start:], used
 

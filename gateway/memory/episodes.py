@@ -7,6 +7,7 @@ from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.ports import Transcript
+from gateway.memory.context import begins_exchange
 
 PAGE = 64  # nodes a read
 SLACK_TURNS = 4  # a long session is cut now and then, not with every turn
@@ -86,7 +87,7 @@ def _needed(nodes: tuple[Node, ...], rules: ContextRules) -> tuple[Node, ...]:
     turns = tokens = 0
     for place in range(len(nodes) - 1, -1, -1):
         tokens += nodes[place].token_count
-        if nodes[place].message.role == "user":
+        if begins_exchange(nodes, place):
             turns += 1
             if place and (turns >= rules.recent_turns or tokens > rules.token_budget):
                 return nodes[place:]
@@ -95,7 +96,7 @@ def _needed(nodes: tuple[Node, ...], rules: ContextRules) -> tuple[Node, ...]:
 
 def _episode(head: NodeId | None, nodes: tuple[Node, ...]) -> Episode:
     """Without the rest of an exchange whose question was cut off."""
-    starts = [place for place, node in enumerate(nodes) if node.message.role == "user"]
+    starts = [place for place in range(len(nodes)) if begins_exchange(nodes, place)]
     whole = nodes[starts[0] :] if starts else ()
     return Episode(head, whole, len(starts), _weight(whole))
 

@@ -1,15 +1,15 @@
 """How a run ends: its nodes, its terminal chunk and its record, put together for one commit. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from gateway.agent.job import Answer
 from gateway.agent.wishes import Finish
 from gateway.domain.chunks import Chunk
 from gateway.domain.events import Event
-from gateway.domain.ids import NodeId
-from gateway.domain.inbox import Entry
+from gateway.domain.ids import NodeId, RunId
+from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node, NodeStatus
 from gateway.domain.notices import Notice
 from gateway.memory.context import message_tokens
@@ -36,7 +36,15 @@ class Timing:
     execution_ms: float
 
 
-def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing) -> End:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """The messages that a run answers, its own the last; and those that it took on its way."""
+
+    entries: Sequence[Entry]
+    taken: Sequence[Entry] = ()
+
+
+def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing) -> End:
     """The end of a run that was driven, whether it was answered, stopped or broken off."""
     end = answer.end
     status: NodeStatus = "complete"
@@ -44,7 +52,7 @@ def answered(entry: Entry, answer: Answer, parent: NodeId | None, timing: Timing
         status = "cancelled" if end.reason == "cancelled" else "partial"
     elif not isinstance(end, Finish):
         status = "error" if end.text == end.told else "partial"
-    nodes = _nodes(entry, answer.said, parent, timing, status=status, model=answer.model)
+    nodes = _nodes(asked, answer.said, parent, timing, status=status, model=answer.model)
     if isinstance(end, Finish):
         data = _done(end, answer, nodes[-1].id, timing)
         done = Chunk("done", data)
@@ -66,19 +74,36 @@ def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer)
     return End(outcome, nodes, terminal, text, farewell, answer.posts, answer.kept)
 
 
-def refused(entry: Entry, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
+def refused(asked: Asked, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
     """The end of a run that no model was asked for, or that a defect of ours broke off."""
     said = (Message("assistant", told),)
-    nodes = _nodes(entry, said, parent, timing, status="error", model=None)
+    nodes = _nodes(asked, said, parent, timing, status="error", model=None)
     terminal = _error(error_type, told, nodes[-1].id, timing, retryable=False)
     told_last = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
-    key, at = entry.new.session_key, timing.finished_at
-    farewell = Event("session.end", "info", "sessions", at, key, entry.new.run_id, told_last)
+    new, at = asked.entries[-1].new, timing.finished_at
+    farewell = Event("session.end", "info", "sessions", at, new.session_key, new.run_id, told_last)
     return End("failed", nodes, terminal, told, farewell)
 
 
+def merged(into: RunId, answer: NodeId, timing: Timing) -> Chunk:
+    """How a run ends whose question another run answered."""
+    data = {
+        "reason": "merged",
+        "merged_into": into,
+        "message_id": answer,
+        "context_id": answer,
+        "response": "",  # it was told once, by the run that made it
+        "tokens_used": 0,
+        "model": None,
+        "execution_time_ms": timing.execution_ms,
+        "partial": False,
+        "timestamp": timing.finished_at,
+    }
+    return Chunk("done", data)
+
+
 def _nodes(
-    entry: Entry,
+    asked: Asked,
     said: tuple[Message, ...],
     parent: NodeId | None,
     timing: Timing,
@@ -86,25 +111,41 @@ def _nodes(
     status: NodeStatus,
     model: str | None,
 ) -> tuple[Node, ...]:
-    """The question and all that was said after it, each the parent of the next."""
-    new = entry.new
-    question = Message("user", new.content)
+    """The questions and all that was said after them, each the parent of the next."""
     nodes: list[Node] = []
-    for place, message in enumerate((question, *said)):
-        node_id = NodeId(new.message_id if place == 0 else f"{new.message_id}.{place}")
+    for node_id, run_id, at, message in _placed(asked, said, timing):
         node = Node(
             id=node_id,
             parent_id=parent,
-            run_id=new.run_id,
+            run_id=run_id,
             message=message,
-            created_at=new.accepted_at if place == 0 else timing.finished_at,
+            created_at=at,
             token_count=message_tokens(message),
-            status=status if place == len(said) else "complete",
             model=model if message.role == "assistant" else None,
         )
         nodes.append(node)
         parent = node_id
-    return tuple(nodes)
+    return (*nodes[:-1], replace(nodes[-1], status=status))
+
+
+def _placed(
+    asked: Asked, said: Sequence[Message], timing: Timing
+) -> Iterator[tuple[NodeId, RunId, datetime, Message]]:
+    """A question keeps the id of its message and the run that it was accepted with."""
+    own, taken = asked.entries[-1].new, iter(asked.taken)
+    for entry in asked.entries:
+        yield _question(entry.new, Message("user", entry.new.content))
+    for place, message in enumerate(said, 1):
+        its = next(taken, None) if message.role == "user" else None
+        if its is not None:
+            yield _question(its.new, message)
+        else:
+            node_id = NodeId(f"{own.message_id}.{place}")
+            yield node_id, own.run_id, timing.finished_at, message
+
+
+def _question(new: NewEntry, message: Message) -> tuple[NodeId, RunId, datetime, Message]:
+    return NodeId(new.message_id), new.run_id, new.accepted_at, message
 
 
 def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mapping[str, object]:

@@ -51,8 +51,9 @@ class Front:
         return record
 
     def abort(self, run: LiveRun, *, at_once: bool) -> None:
-        """Stops a run; one that is still waiting ends as soon as its turn comes."""
-        run.reins.stop("cancelled", at_once=at_once)
+        """Stops a run; one that is still waiting ends as soon as its turn comes, and one that a
+        turn answers together with others stops that turn."""
+        self.reception.lines.stop(run, at_once=at_once)
 
     async def node(self, key: SessionKey, node_id: str) -> Node:
         """A node of this session by id or label; raises NotFound."""

@@ -2,7 +2,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
@@ -47,6 +48,10 @@ class Lanes:
         self._queues[key] = deque([work])
         self._waiting.append(key)
         self._fill()
+
+    def beside(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Something that takes no slot, and must not fail."""
+        self._group.start_soon(task)
 
     def pause(self) -> None:
         """Starts nothing more; what is at work goes on."""

@@ -3,8 +3,8 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import anyio
 
@@ -16,11 +16,10 @@ from gateway.domain.inbox import Accepted, Entry, EntryState, NewEntry
 from gateway.domain.ports import Clock, Ids, Inbox
 from gateway.routing import Router
 from gateway.sessions.lanes import Lanes
-from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.lines import Lines, Manner, Waiting, WorkOn
+from gateway.sessions.runs import LiveRuns
 
 log = logging.getLogger(__name__)
-
-WorkOn = Callable[[Entry, LiveRun], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,15 @@ class Reception:
     clock: Clock
     ids: Ids
     bounds: Bounds = Bounds()
+    manner: Manner = Manner()
+    lines: Lines = field(init=False)
     _pending: Counter[SessionKey] = field(default_factory=Counter)
     _total: int = 0
     _about_to_start: int = 0
     _refusal: str | None = "the gateway is starting; send it again in a moment"
+
+    def __post_init__(self) -> None:
+        self.lines = Lines(self.lanes, self.work, self.clock, self.manner)
 
     def close(self) -> None:
         """From now on every message is refused with Busy: the gateway is about to restart."""
@@ -89,7 +93,7 @@ class Reception:
             self._pending[entry.new.session_key] += 1
             self._total += 1
             # The attempt of the process that died is counted; the next one is counted anew.
-            self._line_up(replace(entry, state="queued"))
+            self._line_up(replace(entry, state="queued"), wait=False)
         self.open()
         if entries:
             log.info("taking up unfinished messages", extra={"count": len(entries)})
@@ -99,7 +103,11 @@ class Reception:
         """Counts the first attempt along with the accept if the message will start at once."""
         key = entry.session_key
         alone = self._pending[key] == 1
-        begin = alone and self.lanes.is_idle(key, spoken_for=self._about_to_start)
+        begin = (
+            alone
+            and not self.manner.debounce_s
+            and self.lanes.is_idle(key, spoken_for=self._about_to_start)
+        )
         self._about_to_start += begin
         try:
             return await self.inbox.accept(entry, begin=begin)
@@ -141,15 +149,9 @@ class Reception:
             limits=inbound.limits,
         )
 
-    def _line_up(self, entry: Entry) -> None:
+    def _line_up(self, entry: Entry, *, wait: bool = True) -> None:
         new = entry.new
         opened = self.clock.monotonic()
         run = self.runs.open(new.run_id, new.session_key, new.accepted_at, opened)
-
-        async def work() -> None:
-            try:
-                await self.work(entry, run)
-            finally:
-                self._release(new.session_key)
-
-        self.lanes.submit(new.session_key, work)
+        waiting = Waiting(entry, run, partial(self._release, new.session_key))
+        self.lines.join(waiting, wait=wait)

@@ -1,4 +1,4 @@
-"""What a lane does with one message: start, drive the agent, end it in one commit, tell the end."""
+"""What a lane does with a message: start, drive the agent, end it in one commit, tell the end."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.ids import AgentId, SessionKey, encode_part
-from gateway.domain.inbox import Ending, Entry, NewDelivery, NewEntry
+from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
     Clock,
@@ -38,7 +38,8 @@ from gateway.domain.settings import as_wished
 from gateway.memory.context import pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.souls import Souls
-from gateway.sessions.endings import End, Timing, answered, refused
+from gateway.sessions.endings import Asked, End, Timing, answered, merged, refused
+from gateway.sessions.lines import Batch, Waiting
 from gateway.sessions.runs import LiveRun, LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.tools.gate import ToolGate
@@ -79,23 +80,24 @@ class Work:
         self._means = means
         self._runs = runs
 
-    async def __call__(self, entry: Entry, run: LiveRun) -> None:
-        """Brings one accepted message to its one end. Only cancellation gets out of here, and then
-        the message is still in the inbox."""
-        means = self._means
+    async def __call__(self, batch: Batch) -> None:
+        """Brings accepted messages to their one end, those that are merged along with the one that
+        carries them. Only cancellation gets out of here, and then all are still in the inbox."""
+        means, entry, run = self._means, batch.entry, batch.run
         attempt = entry.attempts
         if entry.state == "queued":
             attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
         run.start(attempt, means.clock.now(), means.clock.monotonic())
         try:
-            end = await self._bring_to_its_end(entry, run)
+            end = await self._bring_to_its_end(batch)
         except anyio.get_cancelled_exc_class():
             await self._forgive(run)
             raise
         finally:
             run.let_go()
-        self._runs.close(run.run_id)
-        run.publish()
+        for ended in (*(one.run for one in batch.merged), run):
+            self._runs.close(ended.run_id)
+            ended.publish()
         if end.farewell is not None:
             means.bus.publish(end.farewell)
 
@@ -104,24 +106,28 @@ class Work:
         with anyio.move_on_after(LAST_WORDS_S, shield=True), contextlib.suppress(GatewayError):
             await self._means.journal.forgive(run.run_id)
 
-    async def _bring_to_its_end(self, entry: Entry, run: LiveRun) -> End:
+    async def _bring_to_its_end(self, batch: Batch) -> End:
+        entry, run = batch.entry, batch.run
         agent = self._means.agents.get(entry.new.session_key.agent)
         try:
             episode = await self._recall(entry, agent)
         except Exception:
             log.exception("a conversation cannot be read", extra={"run": run.run_id})
             episode = Episode(None)
-            end = refused(entry, "internal_error", DEFECT, None, self._timing(run))
+            end = refused(_asked(batch), "internal_error", DEFECT, None, self._timing(run))
         else:
-            end = await self._end(entry, run, agent, episode)
+            end = await self._end(batch, agent, episode)
         try:
-            await self._commit(entry, run, episode, end)
+            await self._commit(batch, episode, end)
         except GatewayError:
             # Something in the answer cannot be kept; the question can, and an honest word.
             log.exception("an answer cannot be stored", extra={"run": run.run_id})
-            run.unseal()
-            sorry = refused(entry, "internal_error", DEFECT, episode.head, self._timing(run))
-            await self._commit(entry, run, episode, sorry)
+            for sealed in (run, *(one.run for one in batch.merged)):
+                sealed.unseal()
+            batch.taken = ()
+            asked = _asked(batch)
+            sorry = refused(asked, "internal_error", DEFECT, episode.head, self._timing(run))
+            await self._commit(batch, episode, sorry)
             return sorry
         return end
 
@@ -136,36 +142,33 @@ class Work:
             log.warning("the place to go on from is gone", extra={"node": upto})
             return await until_stored(means.clock, lambda: recall(key, rules))
 
-    async def _end(
-        self,
-        entry: Entry,
-        run: LiveRun,
-        agent: AgentDef | None,
-        episode: Episode,
-    ) -> End:
+    async def _end(self, batch: Batch, agent: AgentDef | None, episode: Episode) -> End:
+        entry, run, asked = batch.entry, batch.run, _asked(batch)
+
         def timing() -> Timing:
             return self._timing(run)
 
         if _is_poison(entry, run):
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            return refused(entry, "internal_error", told, episode.head, timing())
+            return refused(asked, "internal_error", told, episode.head, timing())
         if agent is None:
             told = f"The agent {entry.new.session_key.agent!r} is no longer configured."
-            return refused(entry, "config_error", told, episode.head, timing())
+            return refused(asked, "config_error", told, episode.head, timing())
         try:
-            answer = await self._drive(entry, run, agent, episode)
+            answer = await self._drive(batch, agent, episode)
         except Exception:
             log.exception("a run failed", extra={"run": run.run_id})
-            return refused(entry, "internal_error", DEFECT, episode.head, timing())
-        return answered(entry, answer, episode.head, timing())
+            return refused(asked, "internal_error", DEFECT, episode.head, timing())
+        batch.take(answer.taken)
+        return answered(_asked(batch), answer, episode.head, timing())
 
     def _timing(self, run: LiveRun) -> Timing:
         clock = self._means.clock
         # The wall clock may jump; how long it took may not.
         return Timing(clock.now(), round((clock.monotonic() - run.began) * 1000, 3))
 
-    async def _drive(self, entry: Entry, run: LiveRun, agent: AgentDef, episode: Episode) -> Answer:
-        means, new = self._means, entry.new
+    async def _drive(self, batch: Batch, agent: AgentDef, episode: Episode) -> Answer:
+        means, new, run = self._means, batch.entry.new, batch.run
         person = person_of(new)
         settings = await until_stored(means.clock, lambda: means.settings.of(person))
         agent = as_wished(agent, settings, new.limits)
@@ -180,7 +183,8 @@ class Work:
         )
         tools = means.gate.offered(agent)
         soul = means.souls.of(agent.id)
-        context = pack(agent, soul, episode.nodes, Message("user", new.content), tools)
+        *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
+        context = pack(agent, soul, episode.nodes, question, tools, earlier=earlier)
         scope = ToolScope(new.session_key, new.run_id, person)
         job = Job(
             agent=agent,
@@ -216,8 +220,9 @@ class Work:
             kept = means.decode(text) if text else None
         return RunRules(rules, only=agent.rules, kept=kept if isinstance(kept, dict) else {})
 
-    async def _commit(self, entry: Entry, run: LiveRun, episode: Episode, end: End) -> None:
-        means, new = self._means, entry.new
+    async def _commit(self, batch: Batch, episode: Episode, end: End) -> None:
+        means, entry, run = self._means, batch.entry, batch.run
+        new = entry.new
         log_bytes = run.seal(end.terminal)
         run.state = "ended"
         summary = {**run.summary(means.clock), "termination_reason": end.outcome}
@@ -236,6 +241,7 @@ class Work:
             person=person_of(new),
             posts=end.posts,
             rule_state=means.encode(end.kept).decode() if end.kept is not None else None,
+            merged=tuple(self._merged(one, run, end) for one in batch.merged),
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         agent = means.agents.get(new.session_key.agent)
@@ -244,12 +250,25 @@ class Work:
         else:
             means.episodes.forget(new.session_key)
 
+    def _merged(self, one: Waiting, into: LiveRun, end: End) -> Merged:
+        means, its = self._means, one.run
+        its.start(max(1, one.entry.attempts), means.clock.now(), means.clock.monotonic())
+        log_bytes = its.seal(merged(into.run_id, end.nodes[-1].id, self._timing(its)))
+        its.state = "ended"
+        ended = {"termination_reason": "merged", "merged_into": into.run_id}
+        summary = means.encode({**its.summary(means.clock), **ended}).decode()
+        return Merged(its.run_id, log_bytes, summary)
+
     def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
         key = entry.new.session_key
         if key.channel not in self._means.channels:
             return ()
         delivery_id = f"d_{entry.new.message_id}"
         return (NewDelivery(delivery_id, key.channel, key.account, key.peer, None, end.text),)
+
+
+def _asked(batch: Batch) -> Asked:
+    return Asked([one.entry for one in batch.asked], [one.entry for one in batch.taken])
 
 
 def _is_poison(entry: Entry, run: LiveRun) -> bool:

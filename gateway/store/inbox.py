@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
+from gateway.domain.inbox import Accepted, Ending, Entry, Merged, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.store.aftermath import leave, pack_notice
 from gateway.store.pen import Pen, SessionRow
@@ -65,6 +65,8 @@ def require_ending(ending: Ending) -> None:
     """Raises TextRefused before anything is written."""
     require_text("the run's record", ending.run_id, ending.outcome, ending.summary)
     require_text("what the run leaves", ending.person, ending.rule_state)
+    for one in ending.merged:
+        require_text("the run's record", one.run_id, one.summary)
     for node in ending.nodes:
         require_text("an answer", node.id, node.run_id, node.model, node.label)
         require_text("an answer", *message_texts(node.message))
@@ -151,17 +153,33 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     parent = pen.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
-    said = (ending.outcome, ending.summary, ending.log)
-    end = (ending.state, to_micros(ending.finished_at), *said, ending.run_id, session.id)
-    if pen.db.execute(_END_RUN, end).rowcount == 0:
+    if ending.merged and _is_open(ending.run_id, session, pen.db):
+        _require_open(ending.merged, session, pen.db)
+    at = to_micros(ending.finished_at)
+    end = (ending.state, at, ending.outcome, ending.summary, ending.log)
+    if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
         _require_ended(ending.run_id, session, pen.db)
         return False
+    for one in ending.merged:
+        end = ("done", at, "merged", one.summary, one.log)
+        pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     _append(ending.nodes, parent, session, pen.db)
     _add_deliveries(ending, session, pen.db)
     leave(ending, session, pen.db)
     _count(ending, session, pen, moves=moves)
     return moves
+
+
+def _require_open(merged: Sequence[Merged], session: SessionRow, db: sqlite3.Connection) -> None:
+    for one in merged:
+        if not _is_open(one.run_id, session, db):
+            _require_ended(one.run_id, session, db)
+            raise Conflict(f"run {one.run_id} has ended")
+
+
+def _is_open(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> bool:
+    return db.execute(_IS_OPEN, (run_id, session.id)).fetchone() is not None
 
 
 def _require_ended(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> None:
@@ -245,6 +263,7 @@ INSERT INTO run (run_id, message_id, session, seq, state, attempts, accepted_at,
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 """
+_IS_OPEN = "SELECT 1 FROM run WHERE run_id = ? AND session = ? AND finished_at IS NULL"
 _HAS_RUN = "SELECT 1 FROM run WHERE run_id = ?"
 _FIND_EARLIER = """
 SELECT r.message_id, r.run_id, s.key, r.matched_by, r.seq, r.attempts, r.digest

@@ -2,10 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import RunId
-from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
+from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.inbox import (
+    Accepted,
+    Ending,
+    EndState,
+    Entry,
+    JournalNote,
+    NewEntry,
+    RunRecord,
+)
 from gateway.domain.outbox import Delivery
 from gateway.domain.sessions import SessionRecord
 from gateway.store.commits import OperationFailed
@@ -75,11 +84,13 @@ class MemoryInbox:
             raise NotFound(f"session {ending.session_key}")
         if ending.grown_from is not None and ending.grown_from not in session.nodes:
             raise NotFound(f"message {ending.grown_from}")
-        run = self._shelf.runs.get(ending.run_id)
-        if run is None or run.record.entry.new.session_key != ending.session_key:
-            raise NotFound(f"run {ending.run_id}")
+        self._require_run(ending.run_id, ending.session_key)
         if ending.run_id not in self._shelf.open_runs:
             return False
+        for one in ending.merged:
+            self._require_run(one.run_id, ending.session_key)
+            if one.run_id not in self._shelf.open_runs:
+                raise Conflict(f"run {one.run_id} has ended")
         self._require_new(ending)
         moves = bool(ending.nodes) and (
             ending.take_head or session.record.head == ending.grown_from
@@ -88,11 +99,24 @@ class MemoryInbox:
         self._add_deliveries(ending)
         leave(ending, self._shelf)
         session.record = self._counted(session.record, ending, moves=moves)
-        entry = replace(run.record.entry, state=ending.state)
         said = (ending.outcome, ending.log, ending.summary)
-        run.record = RunRecord(entry, *said, ending.finished_at)
-        del self._shelf.open_runs[ending.run_id]
+        self._end(ending.run_id, ending.state, said, ending.finished_at)
+        for one in ending.merged:
+            self._end(one.run_id, "done", ("merged", one.log, one.summary), ending.finished_at)
         return moves
+
+    def _require_run(self, run_id: RunId, key: SessionKey) -> None:
+        run = self._shelf.runs.get(run_id)
+        if run is None or run.record.entry.new.session_key != key:
+            raise NotFound(f"run {run_id}")
+
+    def _end(
+        self, run_id: RunId, state: EndState, said: tuple[str, bytes, str], at: datetime
+    ) -> None:
+        run = self._shelf.runs[run_id]
+        entry = replace(run.record.entry, state=state)
+        run.record = RunRecord(entry, *said, at)
+        self._shelf.open_runs.pop(run_id, None)
 
     def _require_new(self, ending: Ending) -> None:
         ids = [node.id for node in ending.nodes]

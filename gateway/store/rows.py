@@ -66,7 +66,8 @@ class Stamps:
 
 def pack_message(message: Message) -> bytes | None:
     """What a message holds besides its role and text; None for most."""
-    if not (message.tool_calls or message.result or message.thinking or message.extras):
+    beside = message.thinking or message.extras or message.notices
+    if not (message.tool_calls or message.result or beside):
         return None
     return to_json(
         [
@@ -74,6 +75,7 @@ def pack_message(message: Message) -> bytes | None:
             _pack_result(message.result),
             message.thinking,
             [message.extras.provider, message.extras.json] if message.extras else None,
+            *([message.notices] if message.notices else []),
         ]
     )
 
@@ -87,7 +89,7 @@ def _pack_result(result: ToolResult | None) -> list[object] | None:
 def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
     if packed is None:
         return Message(role, text)
-    calls, result, thinking, extras = from_json(packed)
+    calls, result, thinking, extras, *notices = from_json(packed)
     return Message(
         role,
         text,
@@ -95,6 +97,7 @@ def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
         ToolResult(*result) if result else None,
         thinking,
         Extras(*extras) if extras else None,
+        tuple((kind, told) for kind, told in notices[0]) if notices else (),
     )
 
 
@@ -107,6 +110,7 @@ def message_texts(message: Message) -> Sequence[str | None]:
         texts += (message.result.call_id, message.result.name, message.result.content)
     if message.extras is not None:
         texts += (message.extras.provider, message.extras.json)
+    texts += (told for _, told in message.notices)
     return texts
 
 

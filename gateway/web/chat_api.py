@@ -136,6 +136,7 @@ class ChatApi:
             "model": end["model"],
             "execution_time_ms": end["execution_time_ms"],
             "reason": end["reason"],
+            **({"merged_into": end["merged_into"]} if "merged_into" in end else {}),
             "partial": end["partial"],
             "tool_calls_made": _tool_calls(events),
         }

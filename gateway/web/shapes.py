@@ -47,6 +47,10 @@ def message(node: Node, most: int) -> dict[str, object]:
         shown["name"] = said.result.name
         shown["is_error"] = said.result.is_error
         shown["duration_ms"] = said.result.duration_ms
+    if said.notices:
+        shown["notices"] = [
+            {"system_type": kind, "system_message": told} for kind, told in said.notices
+        ]
     if room < 0:
         shown["truncated"] = True
     return shown

@@ -200,7 +200,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
         "[delegation]",
         "[[schedules]]",
         "[context]\nfacts = 12",
-        "[queue]\nmode = 'collect'",
         "[agent]\nsubagents = []",
         "[store]\nnamespace = 'x'",
         "[observability]\nmetrics = true",

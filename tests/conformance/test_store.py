@@ -259,6 +259,48 @@ async def test_finishing_again_changes_nothing(opened: Open) -> None:
         assert (await ids(stores, limit=9))[0] == ["a-1", "a-2"]
 
 
+@pytest.mark.requirement("S-004-Flow-03")
+async def test_merged_runs_end_in_the_same_commit(opened: Open) -> None:
+    async with opened() as stores:
+        for name in "abc":
+            await stores.inbox.accept(an_entry(name), begin=False)
+
+        assert await stores.inbox.finish(an_ending("c", merged=["a", "b"]))
+
+        assert await stores.inbox.unfinished() == []
+        for name in "ab":
+            record = await stores.runs.find(RunId(f"run-{name}"))
+            assert record is not None
+            assert (record.entry.state, record.outcome, record.log, record.summary) == (
+                "done",
+                "merged",
+                b"merged",
+                '{"merged_into":"c"}',
+            )
+            assert record.finished_at == NOON + timedelta(seconds=1)
+        again = an_ending("c", nodes=an_exchange("other"), merged=["a", "b"])
+        assert await stores.inbox.finish(again) is False
+
+
+@pytest.mark.parametrize(
+    ("other", "error"), [("a", Conflict), ("x", NotFound), ("z", NotFound)], ids=["ended", "x", "z"]
+)
+async def test_nothing_ends_with_a_run_that_is_not_open(
+    opened: Open, other: str, error: type[Exception]
+) -> None:
+    async with opened() as stores:
+        await exchange(stores, "a")
+        for name in "bc":
+            await stores.inbox.accept(an_entry(name), begin=False)
+        await stores.inbox.accept(an_entry("x", session_key("other")), begin=False)
+
+        with pytest.raises(error):
+            await stores.inbox.finish(an_ending("c", grown_from="a-2", merged=["b", other]))
+
+        assert len(await stores.inbox.unfinished()) == 3
+        assert (await ids(stores, limit=9))[0] == ["a-1", "a-2"]
+
+
 async def test_a_dead_run_without_nodes_leaves_head_where_it_is(opened: Open) -> None:
     async with opened() as stores:
         await exchange(stores, "a")
@@ -449,7 +491,7 @@ async def test_a_message_comes_back_as_it_was_given(opened: Open) -> None:
         Message("assistant", "", calls, thinking=HOSTILE, extras=Extras("p", '{"s":"é"}')),
         Message("tool", result=ToolResult("t1", "clock", HOSTILE, True, 1.5)),
         Message("tool", result=ToolResult("t2", "x", "")),
-        Message("assistant", "done"),
+        Message("assistant", "done", notices=(("notice", HOSTILE), ("limit_warning", "soon"))),
     ]
     nodes = tuple(
         Node(

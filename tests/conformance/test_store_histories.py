@@ -57,6 +57,7 @@ def finishes(draw: st.DrawFn) -> Step:
         state=draw(st.sampled_from(["done", "dead"])),
         deliveries=deliveries if draw(st.booleans()) else (),
         after_s=draw(seconds),
+        merged=draw(st.lists(runs.filter(lambda other: other != name), max_size=2, unique=True)),
     )
     return lambda stores: stores.inbox.finish(ending)
 

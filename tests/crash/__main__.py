@@ -5,9 +5,11 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import anyio
 
+from gateway.domain.inbox import QueueMode
 from tests.crash.harness import Plan, run
 from tests.crash.stages import STAGES
 
@@ -17,9 +19,11 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--messages", type=int, default=2_000, help="accepted ones, at least")
     parser.add_argument("--seed", type=int, default=1, help="of everything that is left to chance")
+    parser.add_argument("--mode", choices=get_args(QueueMode), default="followup")
     parser.add_argument("--folder", type=Path, help="keep configuration, data and log here")
     args = parser.parse_args()
-    plan = Plan(args.kills, args.messages, args.seed)
+    queue = f'[queue]\nmode = "{args.mode}"'
+    plan = Plan(args.kills, args.messages, args.seed, queue)
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

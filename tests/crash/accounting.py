@@ -1,11 +1,14 @@
 """What became of every message: attempted, acknowledged, answered, lost, told or done twice. Pure."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+# Of a call that was not made: if the gateway is killed before it has written down what was said
+# instead, the call is made after all.
+SKIPPED = "Skipped due to queued user message."
 TERMINAL = frozenset({"done", "error"})
 Event = Mapping[str, Any]
 
@@ -49,12 +52,13 @@ class Record:
             self.text = ""  # what counts as the answer is what is said after the last tool
         if event["type"] == "content":
             self.text += event["content"]
-        if event["type"] == "tool_result":
+        if event["type"] == "tool_result" and event["tool_call"]["result"] != SKIPPED:
             call = event["tool_call"]
             self.tools.setdefault(call["id"], []).append((call["result"], call["duration_ms"]))
         if event["type"] in TERMINAL:
             self.ends.append(event)
-            if event["type"] == "done" and event["response"] != self.text:
+            is_whole = event["type"] == "done" and not event.get("partial")
+            if is_whole and event["response"] != self.text:
                 self.problems.append("what was heard is not the answer that is kept")
 
 
@@ -73,6 +77,8 @@ class Account:
     attempted: int
     acknowledged: int
     answered: int
+    merged: int  # of these: together with another
+    superseded: int
     recovered: int
     lost: Sequence[str]
     duplicated: Sequence[str]
@@ -91,6 +97,8 @@ class Account:
             "attempted": self.attempted,
             "acknowledged": self.acknowledged,
             "answered": self.answered,
+            "of these, merged into another": self.merged,
+            "superseded by a newer one": self.superseded,
             "recovered (accepted, acknowledgement lost)": self.recovered,
             "lost": len(self.lost),
             "duplicated": len(self.duplicated),
@@ -119,20 +127,38 @@ def account(
         for message in history
         if message["role"] == "user"
     )
-    answered = [one for one in tried if _answer_of(one, audits)]
+    ends = {run: event for run, event in map(_only_end, audits.values()) if event is not None}
+    answered = [one for one in tried if _is_answered(one, ends)]
+    superseded = [one for one in tried if _reason(one, ends) == "superseded"]
+    merged = {one.name for one in answered if _reason(one, ends) == "merged"}
     known = {one.name for one in tried}
     return Account(
         attempted=len(tried),
         acknowledged=len(acknowledged),
         answered=len(answered),
+        merged=len(merged),
+        superseded=len(superseded),
         recovered=sum(one.recovered for one in tried),
-        lost=[one.name for one in acknowledged if one not in answered or not kept[one.name]],
+        lost=[
+            one.name
+            for one in acknowledged
+            if (one not in answered and one not in superseded) or not kept[one.name]
+        ],
         duplicated=[one.name for one in tried if _is_double(one, audits, kept)],
         unexpected=[name for name in kept if name not in known],
         problems=[
             *(f"{one.name}: {problem}" for one in tried for problem in one.problems),
-            *(problem for peer, history in histories.items() for problem in _shape(peer, history)),
+            *(
+                problem
+                for peer, history in histories.items()
+                for problem in _shape(peer, history, merged)
+            ),
             *(problem for problem in _order(tried, histories)),
+            *(
+                f"{one.name}: nothing came after it"
+                for one in superseded
+                if _is_last(one, histories)
+            ),
         ],
         tools_told_again=sum(len(told) > 1 for one in tried for told in one.tools.values()),
         tools_run_again=[
@@ -144,12 +170,27 @@ def account(
     )
 
 
-def _answer_of(record: Record, audits: Mapping[str, Audit]) -> str | None:
-    """The answer to this message, to no other."""
-    audit = audits.get(record.name)
-    ends = [event for event in audit.log if event["type"] == "done"] if audit else []
-    texts = {str(end["response"]) for end in ends if str(end["response"]).endswith(record.name)}
-    return texts.pop() if len(texts) == 1 else None
+def _only_end(audit: Audit) -> tuple[str, Event | None]:
+    ends = [event for event in audit.log if event["type"] in TERMINAL]
+    return audit.ids[1], ends[0] if len(ends) == 1 else None
+
+
+def _reason(record: Record, ends: Mapping[str, Event]) -> str | None:
+    end = ends.get(str(record.run_id))
+    return None if end is None else end.get("reason", "answered")
+
+
+def _is_answered(record: Record, ends: Mapping[str, Event]) -> bool:
+    """By an answer to this message; it names all that it answers, and no other."""
+    end = ends.get(str(record.run_id))
+    if end is not None and "merged_into" in end:
+        end = ends.get(str(end["merged_into"]))
+    return end is not None and record.name in str(end.get("response")).split()
+
+
+def _is_last(record: Record, histories: Mapping[str, Sequence[Mapping[str, Any]]]) -> bool:
+    questions = [m["content"] for m in histories.get(record.peer, ()) if m["role"] == "user"]
+    return questions[-1:] == [record.name]
 
 
 def _is_double(record: Record, audits: Mapping[str, Audit], kept: Counter[str]) -> bool:
@@ -164,17 +205,20 @@ def _end(event: Event) -> tuple[object, ...]:
     return event["type"], event["seq"], event.get("response"), event.get("message_id")
 
 
-def _shape(peer: str, history: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Every question is followed by its answer; every call has one result."""
+def _shape(peer: str, history: Sequence[Mapping[str, Any]], merged: Collection[str]) -> list[str]:
+    """Every question is followed by its answer, but for those that were answered together; every
+    call has one result."""
     problems: list[str] = []
     roles = [message["role"] for message in history]
     following = {
-        "user": {"assistant"},
+        "user": {"user", "assistant"},
         "assistant": {"user", "tool"},
-        "tool": {"tool", "assistant"},
+        "tool": {"tool", "user", "assistant"},
     }
     for place, (role, after) in enumerate(pairwise(roles)):
-        if after not in following[role]:
+        pair = {message["content"] for message in history[place : place + 2]}
+        is_within = after == "user" and role != "assistant"
+        if after not in following[role] or (is_within and pair.isdisjoint(merged)):
             problems.append(f"{peer}: {after} follows {role} at {place}")
     if roles[:1] not in ([], ["user"]) or roles[-1:] not in ([], ["assistant"]):
         problems.append(f"{peer}: begins or ends in the middle of an exchange")

@@ -26,6 +26,7 @@ SESSIONS, WORKERS = 8, 3  # conversations, and messages of one that are on their
 TOOL_EVERY = 4
 LONG_S = 30.0  # for what has to come: the machine may be busy
 STARTING_S = 0.7
+LULL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,10 @@ class Harness:
     _early: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
     _is_over: bool = False
 
+    @property
+    def acknowledged(self) -> int:
+        return sum(one.acked_at is not None for one in self.records)
+
     def __post_init__(self) -> None:
         self.trigger = Trigger(self._kill, self.chance)
 
@@ -122,7 +127,8 @@ class Harness:
                 await self._killed_while_starting(config)
             else:
                 async with self.started(config) as site:
-                    await self._accepted(int(each * (number + 1)))
+                    # From here on: what three kills in a row hit would be set aside.
+                    await self._accepted(max(self.acknowledged, int(each * number)) + int(each))
                     await self._strike(stage)
                     assert await site.exit_code() == -9, "it ended by itself"
             self.kills[stage] += 1
@@ -138,7 +144,7 @@ class Harness:
 
     async def _accepted(self, count: int) -> None:
         with anyio.fail_after(LONG_S):
-            while sum(one.acked_at is not None for one in self.records) < count:
+            while self.acknowledged < count:
                 self._progress = anyio.Event()
                 await self._progress.wait()
 
@@ -203,6 +209,8 @@ class Harness:
                 await client.call("chat.resume", run_id=run_id, after_seq=record.last_seq)
             if not record.ends:
                 await client.ended(run_id)
+            if record.ends[-1].get("reason") == "superseded":
+                await anyio.sleep(self.chance.uniform(0, LULL_S))  # or nobody is ever answered
         except RpcError as error:
             record.problems.append(f"refused: {error}")
         except TimeoutError:
@@ -272,12 +280,14 @@ class Harness:
     # the model
 
     def answer(self, asked: Asked) -> Reply:
-        name = next(m["content"] for m in reversed(asked.body["messages"]) if m["role"] == "user")
+        names = _unanswered(asked.body["messages"])
+        name = names[-1]
         record = self._by_name[name]
-        if any(event["type"] == "done" for event in record.ends):
+        # A request may still be on its way when its message is superseded.
+        if any(event.get("reason", "error") in {"answered", "merged"} for event in record.ends):
             self.asked_after_done += 1
         is_told = asked.body["messages"][-1]["role"] == "tool"
-        if is_told:
+        if _follows_a_tool(asked.body["messages"]):
             self.trigger.pull("S7")
         self.trigger.pull("S5")
         if name.startswith("tool") and not is_told:
@@ -286,7 +296,7 @@ class Harness:
             if self.trigger.armed == stage:
                 self.group.start_soon(self._pull_at_end, stage, asked)
         # Each answer is another one, so that two to one message can be told apart.
-        pieces = [f"answer {asked.number} ", "to the message ", "called ", name]
+        pieces = [f"answer {asked.number} ", "to the message ", "called ", " ".join(names)]
         gates = {3: anyio.Event()} if self.trigger.armed == "S6" else {}
         return Reply(pieces, gates=gates)
 
@@ -296,6 +306,23 @@ class Harness:
             self.trigger.pull(stage)
         else:
             self.trigger.pull_soon(stage, self.group)
+
+
+def _unanswered(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The questions since the last answer."""
+    names: list[str] = []
+    for message in reversed(messages):
+        if message["role"] == "assistant" and not message.get("tool_calls"):
+            break
+        if message["role"] == "user":
+            names.insert(0, message["content"])
+    return names
+
+
+def _follows_a_tool(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Others may have said something between what came of it and now."""
+    rest = itertools.takewhile(lambda m: m["role"] != "assistant", reversed(messages))
+    return any(message["role"] == "tool" for message in rest)
 
 
 def _params(record: Record) -> dict[str, object]:

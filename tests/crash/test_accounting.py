@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.crash.accounting import Account, Audit, Record, account
+from tests.crash.accounting import SKIPPED, Account, Audit, Record, account
 
 Message = dict[str, Any]
 
@@ -206,3 +206,83 @@ def test_a_finished_tool_that_is_told_again_is_fine_and_one_that_ran_again_is_no
 
     assert closed.tools_told_again == 2
     assert closed.tools_run_again == ["b: d"]
+
+
+def together(*names: str, into: str = "c") -> tuple[list[Record], dict[str, Audit], list[Message]]:
+    """Messages that one answer names, told by the run of `into`."""
+    said = f"answer 1 to {' '.join(names)}"
+    records, audits = [], {}
+    for number, name in enumerate(names):
+        record = answered(name, sent_at=2 * number, acked_at=2 * number + 1)
+        end = event(
+            "done", 1, reason="merged", response="", merged_into=f"r-{into}", message_id="m"
+        )
+        if name == into:
+            end = event("done", 1, reason="answered", response=said, message_id="m")
+        record.ends = [end]
+        records.append(record)
+        audits[name] = Audit([end], (f"m-{name}", f"r-{name}"))
+    questions = [exchange(name)[0] for name in names]
+    return records, audits, [*questions, exchange(names[-1])[1]]
+
+
+def test_messages_that_one_answer_names_are_answered() -> None:
+    records, audits, history = together("a", "b", "c")
+
+    closed = books(*records, audits=audits, history=history)
+
+    assert closed.is_valid
+    assert (closed.answered, closed.merged) == (3, 2)
+
+
+def test_a_merged_message_that_the_answer_does_not_name_is_lost() -> None:
+    records, audits, history = together("a", "b", "c")
+    forgets = {**audits["c"].log[0], "response": "answer 1 to b c"}
+    audits["c"] = replace(audits["c"], log=[forgets])
+    records[2].ends = [forgets]
+
+    assert books(*records, audits=audits, history=history).lost == ["a"]
+
+
+def test_a_message_that_was_merged_into_nothing_is_lost() -> None:
+    records, audits, history = together("a", "b", into="x")
+
+    assert books(*records, audits=audits, history=history).lost == ["a", "b"]
+
+
+def superseded(name: str) -> tuple[Record, Audit]:
+    record = answered(name)
+    end = event("done", 1, reason="superseded", response="stopped", message_id="m", partial=True)
+    record.ends = [end]
+    return record, Audit([end], (f"m-{name}", f"r-{name}"))
+
+
+def test_a_superseded_message_with_a_newer_one_behind_it_is_not_lost() -> None:
+    record, its = superseded("a")
+    newer = answered("b", sent_at=2, acked_at=3)
+
+    closed = books(record, newer, audits={"a": its})
+
+    assert closed.is_valid
+    assert (closed.answered, closed.superseded) == (1, 1)
+
+
+def test_a_message_that_nothing_superseded_is_a_broken_promise() -> None:
+    record, its = superseded("a")
+
+    assert books(record, audits={"a": its}).problems == ["a: nothing came after it"]
+
+
+def test_two_questions_in_a_row_are_a_broken_promise_unless_they_were_merged() -> None:
+    history = [exchange("a")[0], *exchange("b")]
+
+    assert books(answered("a"), answered("b", sent_at=2, acked_at=3), history=history).problems
+
+
+def test_a_call_that_was_skipped_and_is_made_after_all_has_run_once() -> None:
+    record = Record("a", "p")
+    for result in (SKIPPED, "noon"):
+        made = {"id": "c", "result": result, "duration_ms": 0.1}
+        record.hear(event("tool_result", record.last_seq + 1, tool_call=made))
+
+    assert record.tools == {"c": [("noon", 0.1)]}

@@ -22,7 +22,21 @@ async def test_killed_at_every_stage_no_message_is_lost_and_none_is_answered_twi
     assert outcome.is_valid, outcome.report()
     assert set(outcome.kills) == set(STAGES)
     assert outcome.account.acknowledged >= plan.messages
+    assert outcome.account.merged == outcome.account.superseded == 0
     assert outcome.account.recovered  # or no acknowledgement was ever lost on its way
+
+
+@pytest.mark.requirement("S-003-Session-08", "S-004-Flow-03")
+@pytest.mark.parametrize("mode", ["collect", "steer", "interrupt"])
+async def test_killed_while_messages_meet_each_has_one_end(mode: str, tmp_path: Path) -> None:
+    plan = Plan(kills=len(STAGES), messages=300, configuration=f'[queue]\nmode = "{mode}"')
+
+    outcome = await run(plan, tmp_path)
+
+    sys.stdout.write(outcome.report())
+    assert outcome.is_valid, outcome.report()
+    assert bool(outcome.account.merged) == (mode != "interrupt")
+    assert bool(outcome.account.superseded) == (mode == "interrupt")
 
 
 async def test_a_store_that_keeps_nothing_is_found_out(tmp_path: Path) -> None:

@@ -43,6 +43,45 @@ class ScriptedModel:
         return step
 
 
+class GatedModel:
+    """Says its deltas, then answers a question only when it is let: `to` and the questions since
+    the last answer; or, if the newest says `use`, with a call of `echo`."""
+
+    def __init__(self, *deltas: Delta) -> None:
+        self.deltas = deltas
+        self.questions: list[list[str]] = []  # since the last answer, of each request
+        self.seen: list[list[str]] = []  # all of what each request holds
+        self._asked = anyio.Event()
+        self._let = anyio.Semaphore(0)
+
+    def let(self, count: int = 1) -> None:
+        for _ in range(count):
+            self._let.release()
+
+    async def until_asked(self, count: int) -> None:
+        while len(self.questions) < count:
+            self._asked = anyio.Event()
+            await self._asked.wait()
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        self.seen.append([message.text for message in request.messages])
+        asked: list[str] = []
+        for message in reversed(request.messages):
+            if message.role != "user":
+                break
+            asked.insert(0, message.text)
+        self.questions.append(asked)
+        self._asked.set()
+        for delta in self.deltas:
+            hear(delta)
+        await self._let.acquire()
+        text = " ".join(["to", *asked])
+        if asked and asked[-1].startswith("use"):
+            return says("", ToolCall(f"c{len(self.seen)}", "echo"))
+        hear(TextDelta(text))
+        return says(text)
+
+
 class StallingModel:
     """Says its deltas, then never finishes; `reached` tells when it got there."""
 

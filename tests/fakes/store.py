@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Ending, EndState, NewDelivery, NewEntry
+from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace
 from gateway.store.memory import open_memory
@@ -70,8 +70,9 @@ def an_ending(
     state: EndState = "done",
     deliveries: Sequence[NewDelivery] = (),
     after_s: float = 1.0,
+    merged: Sequence[str] = (),
 ) -> Ending:
-    """How `run-NAME` ends: an exchange that grows from `grown_from`."""
+    """How `run-NAME` ends: an exchange that grows from `grown_from`, with the runs `merged`."""
     return Ending(
         RunId(f"run-{name}"),
         key or session_key(),
@@ -84,4 +85,7 @@ def an_ending(
         '{"turn":1}',
         NOON + timedelta(seconds=after_s),
         tuple(deliveries),
+        merged=tuple(
+            Merged(RunId(f"run-{one}"), b"merged", f'{{"merged_into":"{name}"}}') for one in merged
+        ),
     )

@@ -127,6 +127,16 @@ def test_all_that_may_be_shown_is_recalled_whether_it_is_read_or_kept_warm(
     assert reads <= 2 + max((len(turn) for turn in turns), default=0) * RULES.recent_turns // PAGE
 
 
+async def test_questions_that_were_answered_together_are_one_exchange() -> None:
+    together = [node("q1"), node("q2"), node("call", "assistant"), node("r", "tool"), node("q3")]
+    book = OneBook(*together, node("a", "assistant"), node("q4"), node("b", "assistant"))
+
+    episode = await Episodes(book).recall(KEY, RULES)
+
+    assert episode.turns == 2
+    assert len(episode.nodes) == 8
+
+
 async def test_what_is_kept_warm_is_bounded_and_the_oldest_goes_first() -> None:
     book = OneBook(node("q"))
     episodes = Episodes(book, kept_tokens=250)

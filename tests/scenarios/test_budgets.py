@@ -9,8 +9,6 @@ from tests.fakes.client import connected, http, post_chat, types_of
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
-CALL = ("c", "echo", '{"text": "x"}')
-
 
 def limited(url: str, budgets: str, **more: object) -> Setup:
     return Setup(url, rest=f"[budgets]\n{budgets}\n", **more)  # type: ignore[arg-type]  # by name
@@ -45,8 +43,9 @@ async def test_a_spent_budget_is_refused_before_a_byte_leaves(tmp_path: Path) ->
 async def test_a_budget_for_three_calls_stops_the_fourth_and_keeps_the_rest(
     tmp_path: Path,
 ) -> None:
-    def round_of(asked: object) -> Reply:
-        return Reply("so far", calls=[CALL], usage=(50, 350))
+    def round_of(_asked: object) -> Reply:
+        call = ("c", "echo", f'{{"text": "{len(model.requests)}"}}')
+        return Reply("so far", calls=[call], usage=(50, 350))
 
     async with scripted_server(round_of) as model:
         setup = limited(model.url, "session = 1500", tools=("echo",))

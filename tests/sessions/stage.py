@@ -23,6 +23,7 @@ from gateway.memory.souls import Souls
 from gateway.routing import Router
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
+from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
@@ -36,7 +37,7 @@ from tests.fakes.tools import FakeTool, NoSchemas
 
 NO_RULES = load_rules(())
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
-ROOMY = Bounds()
+ROOMY, USUAL = Bounds(), Manner()
 Events = list[dict[str, Any]]
 
 
@@ -72,6 +73,24 @@ class Stage:
         if run is not None:
             run.listen(lambda event, _last: events.append(json.loads(event)), after_seq=after_seq)
 
+    def abort(self, run_id: str) -> None:
+        run = self.front.live.find(run_id)
+        assert run is not None
+        self.front.abort(run, at_once=True)
+
+    def crash(self) -> None:
+        """As far as the rooms can tell: nothing of theirs gets another word."""
+        self.lanes._group.cancel_scope.cancel()
+
+    async def until_idle(self) -> None:
+        """Until every accepted message has ended."""
+        await self.until_pending(0)
+
+    async def until_pending(self, count: int) -> None:
+        """Until so many messages wait or are at work."""
+        while self.front.reception.pending != count:
+            await anyio.lowlevel.checkpoint()
+
     def said(self, run_id: str, kind: str) -> Events:
         return [event for event in self.heard[run_id] if event["type"] == kind]
 
@@ -91,6 +110,7 @@ async def staged(
     inbox: Inbox | None = None,
     channels: frozenset[str] = frozenset(),
     ids_from: int = 0,
+    manner: Manner = USUAL,
     opened: bool = True,
     rules: RuleSet = NO_RULES,
     budgets: Budgets = UNLIMITED,
@@ -135,6 +155,7 @@ async def staged(
                 clock=clock,
                 ids=CountingIds(ids_from),
                 bounds=bounds,
+                manner=manner,
             )
             if opened:
                 reception.open()

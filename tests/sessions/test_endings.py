@@ -10,12 +10,12 @@ from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult
 from gateway.domain.model import Usage
-from gateway.sessions.endings import SHOWN_TEXT, Timing, answered, refused
+from gateway.sessions.endings import SHOWN_TEXT, Asked, Timing, answered, merged, refused
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
 ENTRY = Entry(NewEntry(MessageId("m"), RunId("r"), KEY, "hi", AT), 1, "running", 1)
-TIMING = Timing(AT, 12.5)
+ASKED, TIMING = Asked([ENTRY]), Timing(AT, 12.5)
 SAID = (
     Message("assistant", "look", (ToolCall("1", "t"),)),
     Message("tool", result=ToolResult("1", "t", "ok")),
@@ -28,7 +28,7 @@ def answer(end: Finish | Fail, *said: Message) -> Answer:
 
 
 def test_each_message_is_the_parent_of_the_next() -> None:
-    end = answered(ENTRY, answer(Finish("answered", "done"), *SAID), NodeId("before"), TIMING)
+    end = answered(ASKED, answer(Finish("answered", "done"), *SAID), NodeId("before"), TIMING)
 
     assert [node.id for node in end.nodes] == ["m", "m.1", "m.2", "m.3"]
     assert [node.parent_id for node in end.nodes] == ["before", "m", "m.1", "m.2"]
@@ -50,7 +50,7 @@ def test_each_message_is_the_parent_of_the_next() -> None:
 def test_the_last_message_has_the_status_of_the_end(
     finish: Finish | Fail, outcome: str, status: NodeStatus
 ) -> None:
-    end = answered(ENTRY, answer(finish), None, TIMING)
+    end = answered(ASKED, answer(finish), None, TIMING)
 
     assert (end.outcome, end.nodes[-1].status) == (outcome, status)
     assert end.nodes[0].status == "complete"
@@ -58,7 +58,7 @@ def test_the_last_message_has_the_status_of_the_end(
 
 
 def test_a_refusal_keeps_the_question_and_says_why() -> None:
-    end = refused(ENTRY, "config_error", "gone", None, TIMING)
+    end = refused(ASKED, "config_error", "gone", None, TIMING)
 
     assert [node.message.text for node in end.nodes] == ["hi", "gone"]
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
@@ -67,8 +67,38 @@ def test_a_refusal_keeps_the_question_and_says_why() -> None:
 def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:
     text = "x" * (SHOWN_TEXT + 1)
 
-    end = answered(ENTRY, answer(Finish("answered", text)), None, TIMING)
+    end = answered(ASKED, answer(Finish("answered", text)), None, TIMING)
 
     assert end.terminal.data["truncated"] is True
     assert len(str(end.terminal.data["response"])) == SHOWN_TEXT
     assert end.nodes[-1].message.text == text
+
+
+def an_entry(name: str) -> Entry:
+    new = NewEntry(MessageId(f"m-{name}"), RunId(f"r-{name}"), KEY, name, AT)
+    return Entry(new, 1, "queued", 0)
+
+
+def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
+    asked = Asked([an_entry("a"), an_entry("b")], [an_entry("c")])
+    said = (*SAID[:2], Message("user", "c"), Message("assistant", "done"))
+
+    end = answered(asked, answer(Finish("answered", "done"), *said), None, TIMING)
+
+    shown = [(node.id, node.run_id, node.message.role) for node in end.nodes]
+    assert shown == [
+        ("m-a", "r-a", "user"),
+        ("m-b", "r-b", "user"),
+        ("m-b.1", "r-b", "assistant"),
+        ("m-b.2", "r-b", "tool"),
+        ("m-c", "r-c", "user"),
+        ("m-b.4", "r-b", "assistant"),
+    ]
+    assert [node.parent_id for node in end.nodes[1:]] == [node.id for node in end.nodes[:-1]]
+
+
+def test_a_merged_run_says_which_one_answered_it() -> None:
+    data = merged(RunId("r-b"), NodeId("m-b.1"), TIMING).data
+
+    assert (data["reason"], data["merged_into"], data["message_id"]) == ("merged", "r-b", "m-b.1")
+    assert data["response"] == ""

@@ -13,12 +13,13 @@ from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.sessions.lines import Manner
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
-from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.running import running
 
@@ -57,6 +58,33 @@ async def test_an_answer_has_the_promised_fields_and_its_conversation_goes_on() 
     }
     assert (first.json["response"], first.json["tokens_used"]) == ("one", ECHO_TOKENS)
     assert second.json["conversation_id"] == first.json["conversation_id"]
+
+
+async def test_who_is_answered_together_with_a_later_message_is_told_by_which_run() -> None:
+    model = GatedModel()
+    answers: dict[str, HttpAnswer] = {}
+
+    async def ask(url: str, text: str) -> None:
+        answers[text] = await post_chat(url, text, conversation_id="c")
+
+    collect = Manner("collect")
+    async with open_memory() as stores, staged(model, stores, manner=collect) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with (
+            running(WebSettings(port=0), routes=routes) as site,
+            anyio.create_task_group() as group,
+        ):
+            for waiting, text in enumerate("123"):
+                group.start_soon(ask, f"http://{site.address}", text)
+                await stage.until_pending(waiting + 1)
+            await model.until_asked(1)
+            model.let(2)
+
+    merged, last = answers["2"].json, answers["3"].json
+    assert (merged["reason"], merged["response"]) == ("merged", "")
+    assert merged["merged_into"] == last["run_id"]
+    assert merged["message_id"] == last["message_id"]
+    assert (last["reason"], last["response"]) == ("answered", "to 2 3")
 
 
 async def test_a_repeated_key_gives_the_stored_answer_until_it_is_swept() -> None:

@@ -228,3 +228,25 @@ async def test_reading_everything_is_not_a_right_to_change_it() -> None:
         await call(chat(stage), "chat.resume", by=reader, run_id=run_id)
         await call(chat(stage), "chat.abort", run_id=run_id)
         await stage.lanes.rest()
+
+
+@pytest.mark.requirement("S-001-System-02", "S-001-System-03")
+async def test_what_was_told_beside_an_answer_is_in_the_history_and_no_model_sees_it() -> None:
+    model = ScriptedModel(StallingModel(TextDelta("half")).reply, says("whole"))
+    async with open_memory() as stores, staged(model, stores) as stage:
+        first = await stage.say("hi")
+        await anyio.wait_all_tasks_blocked()
+        run = stage.front.live.find(first)
+        assert run is not None
+        stage.front.abort(run, at_once=True)
+        await stage.lanes.rest()
+        await stage.say("again")
+        await stage.lanes.rest()
+        history = await call(chat(stage), "chat.history", session_key="a:websocket:p:main")
+
+    cut = history["messages"][1]
+    assert (cut["content"], cut["status"]) == ("half", "cancelled")
+    told = [{"system_type": "notice", "system_message": "Cancelled by user"}]
+    assert cut["notices"] == told
+    assert "notices" not in history["messages"][3]
+    assert [said.text for said in model.asked[1].messages] == ["hi", "half", "again"]
