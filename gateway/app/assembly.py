@@ -7,7 +7,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from importlib.metadata import entry_points
 from typing import Any
 
 import anyio
@@ -15,14 +14,16 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-from gateway.agent.plans import SHIPPED, Plans
+from gateway.agent.plans import Plans
+from gateway.app.authority import note_start
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.rules import Rulebook
+from gateway.app.trees import decision_trees, tree_paths
 from gateway.budgets.metering import Meter
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
-from gateway.control.policy import DECISION_TREES, DecisionTrees
+from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.events import Event, kind_named
@@ -54,6 +55,7 @@ from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
+from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
@@ -61,6 +63,7 @@ from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
+from gateway.web.metrics import Metrics
 from gateway.web.settings import TokenDef, WebSettings
 
 log = logging.getLogger(__name__)
@@ -104,6 +107,7 @@ class Gateway:
     plugins: Plugins
     bus: Bus
     rules: Rulebook
+    meter: Meter
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -117,6 +121,7 @@ class Gateway:
         spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
         methods = (
             *spending.all(),
+            *AuditMethods(self.stores.audit).all(),
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
             *EventMethods(self.bus).all(),
@@ -134,7 +139,16 @@ class Gateway:
             ).all(),
         )
         chat = ChatApi(self.front, to_json, from_json, self.ids)
-        routes = (*chat.routes(), *spending.routes())
+        metrics = Metrics(
+            self.front,
+            self.stores.spending,
+            self.meter.refusals,
+            spending.everything,
+            self.health.reasons,
+            self.version,
+        ).routes()
+        is_told = self.config.observability.metrics
+        routes = (*chat.routes(), *spending.routes(), *(metrics if is_told else ()))
         return build(
             settings, methods=methods, routes=routes, ready=self.health.reasons, clock=self.clock
         )
@@ -193,7 +207,7 @@ async def assembled(
         )
         await stores.care.probe()
         prices = PriceTable(config.providers)
-        meter = Meter(stores.ledger, config.budgets, prices, clock, ids)
+        meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
         lost = await meter.settle_lost()
         if lost:
             log.warning("calls of the last run are taken as spent", extra={"calls": lost})
@@ -208,10 +222,23 @@ async def assembled(
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
+        await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         decisions = await to_thread.run_sync(decision_trees)
         parts = Parts(
-            version, clock, bus, ids, stores, souls, plans, decisions, model, plugins, gate, rules
+            version,
+            clock,
+            bus,
+            ids,
+            stores,
+            souls,
+            plans,
+            decisions,
+            model,
+            plugins,
+            gate,
+            rules,
+            meter,
         )
         rooms = _wired(config, parts, group)
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
@@ -241,6 +268,7 @@ class Parts:
     plugins: Plugins
     gate: ToolGate
     rules: Rulebook
+    meter: Meter
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -290,6 +318,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         plugins=parts.plugins,
         bus=bus,
         rules=parts.rules,
+        meter=parts.meter,
     )
 
 
@@ -344,20 +373,6 @@ def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, ob
     kind = kind_named(type_)
     severity = kind.severity if kind else "info"
     bus.publish(Event(type_, severity, "gateway", clock.now(), None, None, payload))
-
-
-def decision_trees() -> DecisionTrees:
-    """Ours, and those of packages that were installed beside the gateway."""
-    found = entry_points(group=DECISION_TREES)
-    return DecisionTrees({point.name: point.load() for point in found})
-
-
-def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
-    """A file of the operator's own, or a tree that ships with the gateway."""
-    return {
-        agent.id: agent.tree if agent.tree.endswith(".bt") else str(SHIPPED / f"{agent.tree}.bt")
-        for agent in agents
-    }
 
 
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:

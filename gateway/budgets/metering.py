@@ -1,7 +1,9 @@
 """The meter before every provider: nothing is asked without a reservation, all of it is recorded."""
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -10,9 +12,11 @@ from anyio.lowlevel import checkpoint
 
 from gateway.budgets.estimates import Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
-from gateway.domain.accounts import Ledger, Prices
+from gateway.domain.accounts import Audit, Ledger, Prices
+from gateway.domain.audit import Deed
 from gateway.domain.budgets import (
     NANO,
+    BudgetExceeded,
     Budgets,
     Grant,
     Outcome,
@@ -51,7 +55,9 @@ class Meter:
     prices: Prices
     clock: Clock
     ids: Ids
+    audit: Audit
     estimates: Estimates = field(default_factory=Estimates)
+    refusals: Counter[str] = field(default_factory=Counter)  # by scope
     _unwritten: dict[str, TokenRecord | None] = field(default_factory=dict)  # None: to be released
 
     def around(self, model: Model) -> Model:
@@ -96,10 +102,24 @@ class Meter:
             with CancelScope(shield=True):
                 await self._write_what_waits()
                 reserved = await self.ledger.reserve(wanted, decide)
+        except BudgetExceeded as refusal:
+            await self._note(refusal, wanted)
+            raise
         except StoreUnavailable as error:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
         return reserved
+
+    async def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
+        self.refusals[refusal.scope.partition(":")[0]] += 1
+        detail = {
+            **{name: refusal.facts[name] for name in ("scope", "used", "limit", "unit")},
+            "run_id": wanted.payer.run_id,
+            "model": f"{wanted.provider}/{wanted.model}",
+        }
+        deed = Deed(wanted.at, "budget.refused", str(wanted.payer.session_key), detail)
+        with suppress(StoreUnavailable):  # it is refused all the same
+            await self.audit.append(deed)
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
         provider, model, now = reservation.provider, reservation.model, self.clock.now()

@@ -86,7 +86,7 @@ class TokenSection(Section):
 
     name: TokenName = key(..., "Whose token it is: letters, digits, dot, hyphen, underscore.")
     token: SecretText = key(..., "The token itself, best as a reference.")
-    scopes: Scopes = key(["chat"], "Out of chat, read, admin, impersonate, agent:ID.")
+    scopes: Scopes = key(["chat"], "Out of chat, read, admin, impersonate, metrics, agent:ID.")
 
 
 class StoreSection(Section):
@@ -332,6 +332,7 @@ class ObservabilitySection(Section):
     log_format: LogFormat = key(
         _OBSERVABILITY.log_format, "auto: console on a terminal, else json."
     )
+    metrics: bool = key(_OBSERVABILITY.metrics, "Whether GET /metrics answers.")
 
 
 class ConfigFile(Section):

@@ -72,6 +72,7 @@ class SandboxSettings:
 class ObservabilitySettings:
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
+    metrics: bool = True
 
 
 @dataclass(frozen=True, slots=True)

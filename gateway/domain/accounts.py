@@ -4,8 +4,10 @@ from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Protocol
 
+from gateway.domain.audit import AuditEntry, Deed, DeedKind
 from gateway.domain.budgets import (
     Grant,
+    ModelSum,
     Pricing,
     RecordPage,
     RecordQuery,
@@ -58,4 +60,26 @@ class Spending(Protocol):
         """A day or month is moved on as in `Ledger.reserve`."""
         ...
 
+    async def models(self, limit: int) -> Sequence[ModelSum]:
+        """Those that were asked most often first."""
+        ...
+
     async def records(self, query: RecordQuery) -> RecordPage: ...
+
+
+class Audit(Protocol):
+    """Entries are added and never changed."""
+
+    async def append(self, deed: Deed) -> None:
+        """Raises StoreUnavailable. Committed without an fsync of its own."""
+        ...
+
+    async def newest(
+        self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
+    ) -> Sequence[AuditEntry]:
+        """Newest first; `before` is a `seq`."""
+        ...
+
+    async def after(self, seq: int, *, limit: int) -> Sequence[AuditEntry]:
+        """Oldest first."""
+        ...

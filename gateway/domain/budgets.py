@@ -175,6 +175,18 @@ class TokenRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelSum:
+    """All calls of a model so far."""
+
+    provider: str
+    model: str
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    nano_usd: int
+
+
+@dataclass(frozen=True, slots=True)
 class RecordQuery:
     """Newest first; None means any. `before` is the `seq` of the last one of the page before."""
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from gateway.domain.accounts import Ledger, Spending
+from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
@@ -267,6 +267,7 @@ class Stores:
     plugins: PluginStore
     ledger: Ledger
     spending: Spending
+    audit: Audit
     care: StoreCare
     settings: SettingsStore
     rule_states: RuleStates

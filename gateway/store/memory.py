@@ -12,6 +12,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
+from gateway.store.memory_audit import MemoryAudit
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
@@ -35,6 +36,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryPlugins(shelf),
             MemoryLedger(shelf),
             MemorySpending(shelf),
+            MemoryAudit(shelf),
             MemoryCare(shelf),
             MemorySettings(shelf),
             MemoryRuleStates(shelf),

@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from heapq import nlargest
+from operator import add
 
 from gateway.domain.accounts import Decide, Due
 from gateway.domain.budgets import (
     NANO,
     Amount,
     Grant,
+    ModelSum,
     RecordPage,
     RecordQuery,
     Reservation,
@@ -87,6 +89,16 @@ class MemorySpending:
         await self._shelf.ready()
         moved = [moved_on(scope, self._shelf.last_day) for scope in scopes]
         return [self._shelf.tallies.get(scope) or Tally(scope) for scope in moved]
+
+    async def models(self, limit: int) -> Sequence[ModelSum]:
+        await self._shelf.ready()
+        sums: dict[tuple[str, str], tuple[int, ...]] = {}
+        for one in self._shelf.records:
+            more = (1, one.input_tokens, one.output_tokens, one.nano_usd)
+            before = sums.get((one.provider, one.model), (0, 0, 0, 0))
+            sums[one.provider, one.model] = tuple(map(add, before, more))
+        found = [ModelSum(*name, *counts) for name, counts in sums.items()]
+        return sorted(found, key=lambda one: (-one.calls, one.provider, one.model))[: max(0, limit)]
 
     async def records(self, query: RecordQuery) -> RecordPage:
         require_query(query)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
+from gateway.domain.audit import AuditEntry
 from gateway.domain.budgets import Reservation, Scope, Tally, TokenRecord
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
@@ -66,6 +67,7 @@ class Shelf:
     reservations: dict[str, Reservation] = field(default_factory=dict)
     records: list[TokenRecord] = field(default_factory=list)
     last_day: str = ""
+    audit: list[AuditEntry] = field(default_factory=list)
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

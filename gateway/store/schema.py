@@ -221,9 +221,25 @@ CREATE INDEX IF NOT EXISTS token_record_by_session ON token_record (session, at)
 CREATE INDEX IF NOT EXISTS token_record_by_time ON token_record (at);
 """
 
+_AUDIT = """
+CREATE TABLE IF NOT EXISTS audit (
+    seq INTEGER PRIMARY KEY,         -- 1, 2, 3, …: a gap is a loss
+    at INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    detail TEXT NOT NULL,            -- JSON
+    hash TEXT NOT NULL               -- over this entry and the hash of the one before
+);
+CREATE INDEX IF NOT EXISTS audit_by_kind ON audit (kind, seq);
+CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
+CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH + _LEDGER)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH + _LEDGER + _AUDIT)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)

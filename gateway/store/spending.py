@@ -7,7 +7,7 @@ from functools import partial
 from heapq import nlargest
 from typing import Any
 
-from gateway.domain.budgets import RecordPage, RecordQuery, Scope, Tally, TokenRecord
+from gateway.domain.budgets import ModelSum, RecordPage, RecordQuery, Scope, Tally, TokenRecord
 from gateway.domain.ids import SessionKey
 from gateway.store.ledger import latest_day, tally_of
 from gateway.store.reader import Readers
@@ -25,6 +25,9 @@ class SqliteSpending:
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
         return await self._readers.read(partial(_tallies, scopes))
+
+    async def models(self, limit: int) -> Sequence[ModelSum]:
+        return await self._readers.read(partial(_models, limit))
 
     async def records(self, query: RecordQuery) -> RecordPage:
         require_query(query)
@@ -55,6 +58,11 @@ def bounded(limit: int) -> int:
 def _tallies(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]:
     latest = latest_day(db)
     return [tally_of(moved_on(scope, latest), db) for scope in scopes]
+
+
+def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:
+    rows = db.execute(_MODELS, (max(0, limit),)).fetchall()
+    return [ModelSum(*name.split("/", 1), *sums) for name, *sums in rows]
 
 
 def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
@@ -110,6 +118,10 @@ def _to_record(row: _Row) -> TokenRecord:
     return replace(record, estimated=bool(estimated), seq=seq)
 
 
+_MODELS = """
+SELECT name, calls, input_tokens, output_tokens, nano_usd FROM spend
+WHERE kind = 'model' ORDER BY calls DESC, name LIMIT ?
+"""
 _PAGE = """
 SELECT r.seq, r.id, r.at, r.session, r.run_id, s.provider, s.model, r.outcome, r.input_tokens,
        r.output_tokens, r.cached_tokens, r.reasoning_tokens, r.nano_usd, r.pricing, r.estimated

@@ -13,6 +13,7 @@ from anyio import CancelScope, to_thread
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ports import Clock, Stores
 from gateway.store.aftermath import SqliteNotices, SqliteRuleStates
+from gateway.store.audit import SqliteAudit
 from gateway.store.care import SqliteCare
 from gateway.store.commits import Commits
 from gateway.store.data_dir import Held, Mark, require_all
@@ -84,6 +85,7 @@ async def open_sqlite(
                 SqlitePlugins(writer, readers),
                 SqliteLedger(writer, readers),
                 SqliteSpending(readers),
+                SqliteAudit(writer, readers),
                 care,
                 SqliteSettings(writer, readers),
                 SqliteRuleStates(readers),

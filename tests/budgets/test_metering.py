@@ -1,5 +1,6 @@
 """No provider is asked without a reservation, and what it took is in the ledger, whatever happens."""
 
+import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -9,7 +10,8 @@ import anyio
 import pytest
 
 from gateway.budgets.metering import Meter
-from gateway.domain.accounts import Decide, Due, Ledger
+from gateway.domain.accounts import Audit, Decide, Due, Ledger
+from gateway.domain.audit import Deed
 from gateway.domain.budgets import (
     NANO,
     Amount,
@@ -79,7 +81,9 @@ async def bench(
     with anyio.fail_after(5):
         async with open_memory() as stores:
             clock, prices = FakeClock(), FixedPrices(price)
-            meter = Meter(stores.ledger, budgets or Budgets(), prices, clock, CountingIds())
+            meter = Meter(
+                stores.ledger, budgets or Budgets(), prices, clock, CountingIds(), stores.audit
+            )
             yield Bench(stores, clock, meter)
 
 
@@ -242,6 +246,39 @@ async def test_a_new_day_has_a_new_budget_and_an_old_one_none() -> None:
         at.clock.set_wall(noon + timedelta(days=1))
         await at.ask(most)
         at.clock.set_wall(noon)
+        with pytest.raises(BudgetExceeded):
+            await at.ask(says("hi"))
+
+
+async def test_a_refusal_is_noted_in_the_audit_and_counted() -> None:
+    async with bench(Budgets(per_agent=Limit(100))) as at:
+        with pytest.raises(BudgetExceeded):
+            await at.ask(says("hi"))
+        (entry,) = await at.stores.audit.newest(limit=9)
+
+        assert (entry.kind, entry.actor) == ("budget.refused", str(PAYER.session_key))
+        assert json.loads(entry.detail) == {
+            "scope": f"agent:{PAYER.session_key.agent}",
+            "used": 0,
+            "limit": 100,
+            "unit": "tokens",
+            "run_id": "run-1",
+            "model": "fake/fake-1",
+        }
+        assert at.meter.refusals == {"agent": 1}
+
+
+async def test_what_cannot_be_noted_is_refused_all_the_same() -> None:
+    class AwayAudit:
+        def __init__(self, inner: Audit) -> None:
+            self.newest, self.after = inner.newest, inner.after
+
+        async def append(self, deed: Deed) -> None:
+            raise StoreUnavailable("the disk is full")
+
+    async with bench(Budgets(daily=Limit(100))) as at:
+        at.meter.audit = AwayAudit(at.stores.audit)
+
         with pytest.raises(BudgetExceeded):
             await at.ask(says("hi"))
 

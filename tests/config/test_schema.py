@@ -202,7 +202,7 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
         "[context]\nfacts = 12",
         "[agent]\nsubagents = []",
         "[store]\nnamespace = 'x'",
-        "[observability]\nmetrics = true",
+        "[observability]\notlp_endpoint = 'http://x'",
     ],
 )
 def test_what_is_not_built_is_not_configurable(arena: Arena, text: str) -> None:

@@ -15,6 +15,7 @@ from gateway.domain.budgets import Budgets
 from gateway.domain.events import KINDS, Event
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
+from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
@@ -59,6 +60,7 @@ async def methods() -> list[Method]:
                 budget=budget.periods,
             ).all(),
             *budget.all(),
+            *AuditMethods(stores.audit).all(),
         ]
 
 
@@ -78,9 +80,10 @@ async def test_every_method_is_documented_with_every_parameter_and_no_other() ->
 
 async def test_every_method_needs_the_scopes_that_are_documented() -> None:
     needs = PROTOCOL.split("does not exist. ", 1)[1].split(".\n\n", 1)[0]
-    talk, route, _rest = needs.split(" need", 2)
+    talk, route, audit, _rest = needs.split(" need", 3)
     named = dict.fromkeys(re.findall(r"`(\w+\.\w+)`", talk), ("chat",))
     named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", route), ("read",))
+    named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", audit), ("admin",))
 
     for method in await methods():
         assert method.scope == named.pop(method.name, ("chat", "read")), method.name

@@ -36,6 +36,7 @@ async def test_a_spent_budget_is_refused_before_a_byte_leaves(tmp_path: Path) ->
         *(0, 100),
     )
     assert told["resets_at"] == end["resets_at"]
+    assert 0 < int(answer.headers["Retry-After"]) <= 86_400
     assert model.requests == []
 
 

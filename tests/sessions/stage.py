@@ -122,7 +122,8 @@ async def staged(
     episodes, runs = Episodes(stores.transcript), LiveRuns(encode)
     settings = SettingsBook(stores.settings, encode, json.loads)
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
-    meter = Meter(stores.ledger, budgets, FixedPrices(), clock, CountingIds(1_000_000 + ids_from))
+    ids = CountingIds(1_000_000 + ids_from)
+    meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
     means = Means(
         agents={agent.id: agent for agent in agents},
         inbox=used,

@@ -153,3 +153,13 @@ def test_a_column_that_is_missing_is_noticed() -> None:
 
     assert whole == newest_columns()
     assert newest_columns() - columns_of(db) == {("run", "forgiven")}
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM audit", "UPDATE audit SET kind = ''"])
+def test_the_audit_is_only_appended_to(change: str) -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    db.execute("INSERT INTO audit VALUES (1, 0, 'k', 'a', '{}', 'h')")
+
+    with pytest.raises(sqlite3.IntegrityError, match="only appended to"):
+        db.execute(change)

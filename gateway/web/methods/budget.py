@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from gateway.domain.accounts import Spending
-from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of, scopes_of
+from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock
 from gateway.sessions.front import Front
@@ -64,22 +64,27 @@ class BudgetMethods:
 
     async def periods(self) -> Sequence[object]:
         """The rows of the day and the month."""
-        day = day_of(self.clock.now())
-        return await self._rows([Scope("day", day), Scope("month", day[:7])])
+        return await self._rows(self._scopes())
 
-    async def _rows(self, scopes: Sequence[Scope]) -> Sequence[object]:
+    async def everything(self) -> Sequence[Mapping[str, object]]:
+        """With those of each agent."""
+        return await self._rows(self._scopes(self.front.agents))
+
+    def _scopes(self, agents: Iterable[str] = ()) -> list[Scope]:
+        day = day_of(self.clock.now())
+        own = [Scope("agent", name) for name in sorted(agents)]
+        return [Scope("day", day), Scope("month", day[:7]), *own]
+
+    async def _rows(self, scopes: Sequence[Scope]) -> Sequence[Mapping[str, object]]:
         """A row for each scope and unit that has a limit; without one, its tokens."""
         tallies = await self.spending.tallies(scopes)
         return [row for tally in tallies for row in budget(tally, self.budgets.limit(tally.scope))]
 
     async def status(self, call: Call, params: Status) -> object:
-        day = day_of(self.clock.now())
-        scopes = [Scope("day", day), Scope("month", day[:7])]
-        agents = sorted(self.front.agents)
-        scopes += [Scope("agent", name) for name in agents if may_use(call.principal, name)]
+        scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
         if params.session_key is not None:
             key = visible_key(call.principal, params.session_key)
-            scopes.insert(0, scopes_of(key, day)[0])
+            scopes.insert(0, Scope("session", str(key)))
         return {"budgets": await self._rows(scopes)}
 
     async def records(self, call: Call, params: Records) -> object:
