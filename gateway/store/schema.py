@@ -217,7 +217,7 @@ CREATE TABLE IF NOT EXISTS token_record (
     estimated INTEGER NOT NULL
 );
 CREATE INDEX IF NOT EXISTS token_record_by_series ON token_record (series, at);
-CREATE INDEX IF NOT EXISTS token_record_by_session ON token_record (session, at);
+CREATE INDEX IF NOT EXISTS token_record_by_session ON token_record (session, series, at);
 CREATE INDEX IF NOT EXISTS token_record_by_time ON token_record (at);
 """
 

@@ -97,18 +97,22 @@ def _times(query: RecordQuery, db: sqlite3.Connection) -> Sequence[_Term] | None
 
 def _lanes(query: RecordQuery, db: sqlite3.Connection) -> Iterator[Sequence[_Term]]:
     """Conditions that one index serves each; together they find everything once."""
-    names = {"agent": query.agent, "provider": query.provider, "model": query.model}
-    given = {f"{name} = ?": value for name, value in names.items() if value is not None}
     session: list[_Term] = []
+    agent = query.agent
     if query.session_key is not None:
         session = [("r.session = ?", (str(query.session_key),))]
+        own = str(query.session_key.agent)
+        if agent not in {None, own}:
+            return
+        agent = own
+    names = {"agent": agent, "provider": query.provider, "model": query.model}
+    given = {f"{name} = ?": value for name, value in names.items() if value is not None}
     if not given:
-        yield session
+        yield []
         return
     ids = db.execute(f"SELECT id FROM series WHERE {' AND '.join(given)}", (*given.values(),))
     for (series,) in ids.fetchall():
-        # The plus keeps a session's own index in use: its records are fewer.
-        yield [*session, ("+r.series = ?" if session else "r.series = ?", (series,))]
+        yield [*session, ("r.series = ?", (series,))]
 
 
 def _to_record(row: _Row) -> TokenRecord:
