@@ -1,11 +1,16 @@
 """Budgets over real sockets: what does not fit is not asked for, and everybody is told alike."""
 
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from tests.fakes.client import connected, http, post_chat, types_of
+from gateway.domain.tokens import estimate_tokens
+from tests.fakes.client import Client, connected, http, post_chat, texts_of, types_of
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
@@ -87,36 +92,152 @@ async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
     assert wrong.status == 422
 
 
-@pytest.mark.requirement("S-003-Budget-08", "S-003-Record-01")
-async def test_the_ledger_has_every_request_that_the_service_had(tmp_path: Path) -> None:
-    ways = (
-        Reply("fine", usage=(20, 10)),
-        Reply(status=503, headers={"retry-after": "0"}),
-        Reply("broken off here", stop_after=2, ending="reset"),
-        Reply("fine again", usage=(30, 5)),
-    )
-    number = 0
+EXCESS = 40  # tokens that the service counts beyond what it was allowed
 
-    def mixed(asked: object) -> Reply:
-        nonlocal number
-        number += 1
-        return ways[number % len(ways)]
+
+def spent(records: Sequence[Mapping[str, Any]]) -> int:
+    return sum(one["input_tokens"] + one["output_tokens"] for one in records)
+
+
+def counting_too_much(asked: Asked) -> Reply:
+    return Reply("hi", usage=(20, asked.body["max_tokens"] + EXCESS))
+
+
+@pytest.mark.requirement("S-003-Budget-06")
+async def test_of_fifty_turns_at_once_as_many_are_asked_as_fit(tmp_path: Path) -> None:
+    async with scripted_server(counting_too_much) as model:
+        setup = limited(model.url, "daily = 10000", agent="max_tokens = 600")
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            sent = [await client.send("hi", peer=f"p{turn}") for turn in range(50)]
+            ends = [(await client.ended(one["run_id"]))[-1] for one in sent]
+            records = (await client.call("budget.records", limit=1000))["records"]
+            day, *_ = (await client.call("budget.status"))["budgets"]
+            refused = (await client.call("audit.tail", limit=100))["entries"]
+
+    told = Counter(end.get("error_type", end["type"]) for end in ends)
+    assert told == {"done": len(model.requests), "budget_exceeded": 50 - len(model.requests)}
+    assert 12 <= len(records) == len(model.requests)
+    assert day["used"] == spent(records) <= 10_000 + EXCESS * len(records)
+    assert day["reserved"] == 0
+    assert sum(one["kind"] == "budget.refused" for one in refused) == told["budget_exceeded"]
+
+
+@pytest.mark.requirement("S-003-Budget-06", "S-003-Budget-07")
+async def test_fifty_turns_and_kill_9_in_their_middle_pass_no_limit(tmp_path: Path) -> None:
+    def half_answered(asked: Asked) -> Reply:
+        reply = counting_too_much(asked)
+        return reply if asked.number % 2 or has_died else replace(reply, gates={1: anyio.Event()})
+
+    has_died = False
+    async with scripted_server(half_answered) as model:
+        setup = limited(model.url, "daily = 10000", agent="max_tokens = 600")
+        config = await setup.written(tmp_path)
+        async with command(config) as gateway, connected(gateway.url) as client:
+            sent = [await client.send("hi", peer=f"p{turn}") for turn in range(50)]
+            await model.wait_for(12)
+            gateway.kill()
+            await gateway.exit_code()
+        has_died = True
+        async with command(config) as gateway, connected(gateway.url) as client:
+            for one in sent:
+                await client.call("chat.resume", run_id=one["run_id"])
+            ends = [(await client.ended(one["run_id"]))[-1] for one in sent]
+            records = (await client.call("budget.records", limit=1000))["records"]
+            day, *_ = (await client.call("budget.status"))["budgets"]
+
+    outcomes = Counter(one["outcome"] for one in records)
+    assert len(records) >= len(model.requests)
+    assert outcomes["lost"] >= 1
+    assert day["used"] == spent(records) <= 10_000 + EXCESS * outcomes["answered"]
+    assert day["reserved"] == 0
+    assert all(end["type"] in {"done", "error"} for end in ends)
+
+
+@dataclass
+class Service:
+    """A model service that does as it is told, and keeps its own account."""
+
+    answered: Counter[tuple[int, int]] = field(default_factory=Counter)
+    refused: int = 0
+    broken: Counter[int] = field(default_factory=Counter)  # by the tokens that were sent
+    _seen: Counter[str] = field(default_factory=Counter)
+
+    def __call__(self, asked: Asked) -> Reply:
+        what = asked.last_text.split()[0]
+        self._seen[asked.last_text] += 1
+        is_first = self._seen[asked.last_text] == 1
+        if is_first and what == "overloaded":
+            self.refused += 1
+            return Reply(status=503, headers={"retry-after": "0"})
+        if is_first and what == "fallback":
+            self.refused += 1
+            return Reply(status=400)
+        if is_first and what == "silent":
+            self.broken[0] += 1
+            return Reply(PIECES, stop_after=1, ending="reset")
+        if what in {"broken", "cancelled"}:
+            self.broken[sum(map(estimate_tokens, PIECES[:2]))] += 1
+            never = {3: anyio.Event()} if what == "cancelled" else {}
+            return Reply(PIECES, stop_after=3, ending="reset", gates=never)
+        usage = (20 + asked.number % 7, 1 + asked.number % 11)
+        self.answered[usage] += 1
+        return Reply("fine", usage=usage)
+
+
+PIECES = ("some text is here, ", "more of it, ", "and the end")
+WAYS = ("fine", "overloaded", "fallback", "silent", "broken", "cancelled", "fine", "fine")
+
+
+@pytest.mark.requirement("S-003-Budget-08", "S-003-Record-01", "S-003-Record-02")
+async def test_the_ledger_equals_the_services_own_account(tmp_path: Path) -> None:
+    service, asked, at_once = Service(), iter(range(800)), 16
+    fallback = '[agent.fallback]\nprovider = "fake"\nmodel = "m2"'
+
+    async def ask(client: Client, peer: int) -> None:
+        for number in asked:
+            way = WAYS[number % len(WAYS)]
+            sent = await client.send(f"{way} {number}", peer=f"p{peer}")
+            if way == "cancelled":
+                await client.until(sent["run_id"], lambda seen: texts_of(seen) == PIECES_HEARD)
+                await client.call("chat.abort", run_id=sent["run_id"])
+            await client.ended(sent["run_id"])
 
     async with (
-        scripted_server(mixed) as model,
-        running(Setup(model.url), tmp_path) as site,
+        scripted_server(service) as model,
+        running(Setup(model.url, agent=fallback), tmp_path) as site,
         connected(site.url) as client,
     ):
-        for turn in range(24):
-            await client.ask("hi", peer=f"p{turn % 3}")
-        records = (await client.call("budget.records", limit=1000))["records"]
+        async with anyio.create_task_group() as group:
+            for peer in range(at_once):
+                group.start_soon(ask, client, peer)
+        records = [one async for one in every_record(client)]
         day, *_ = (await client.call("budget.status"))["budgets"]
 
-    told = [one for one in records if one["outcome"] == "answered"]
-    assert len(records) == len(model.requests)
-    assert sum(one["input_tokens"] + one["output_tokens"] for one in records) == day["used"]
-    assert {(one["input_tokens"], one["output_tokens"]) for one in told} == {(20, 10), (30, 5)}
-    assert all(one["estimated"] for one in records if one["outcome"] == "broken")
+    by = {outcome: [one for one in records if one["outcome"] == outcome] for outcome in OUTCOMES}
+    assert len(records) == len(model.requests) >= 1000
+    assert service.answered == Counter(
+        (one["input_tokens"], one["output_tokens"]) for one in by["answered"]
+    )
+    assert service.broken == Counter(one["output_tokens"] for one in by["broken"])
+    assert (service.refused, spent(by["failed"])) == (len(by["failed"]), 0)
+    assert {one["estimated"] for one in by["answered"]} == {False}
+    assert {one["estimated"] for one in by["broken"]} == {True}
+    assert (day["used"], day["reserved"]) == (spent(records), 0)
+
+
+OUTCOMES = ("answered", "broken", "failed")
+PIECES_HEARD = "".join(PIECES[:2])
+
+
+async def every_record(client: Client) -> AsyncIterator[Mapping[str, Any]]:
+    more: dict[str, object] = {}
+    while True:
+        page = await client.call("budget.records", limit=1000, **more)
+        for one in page["records"]:
+            yield one
+        if not page["more"]:
+            return
+        more = {"before": page["records"][-1]["seq"]}
 
 
 @pytest.mark.requirement("S-003-Budget-06", "S-003-Budget-07")
