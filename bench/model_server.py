@@ -161,7 +161,9 @@ class Plan:
     latency_s: float
     tokens: int
     interval_s: float
-    tool_every: int  # 0: never
+    tool_every: int = 0  # 0: never
+    tool_calls: int = 0  # asks for a tool until a request holds so many results
+    arguments: str = "{}"  # of a tool call
 
 
 class Answers:
@@ -256,10 +258,9 @@ class ModelProtocol(asyncio.Protocol):
             self._answer(answer)
 
     def _chosen(self, wire: bytes, body: bytes, number: int) -> bytes | list[bytes]:
-        every = self._plan.tool_every
         streamed = b'"stream":true' in body or b'"stream": true' in body
-        if every and number % every == 0 and not _after_tool(body):
-            call = _tool_call(body, number)
+        if _is_tool_due(self._plan, body, number):
+            call = _tool_call(body, number, self._plan.arguments)
             if call:
                 return _asks_tool(wire, call, streamed=streamed)
         if not streamed:
@@ -303,18 +304,25 @@ def _content_length(head: bytes) -> int:
     return int(head[at + 17 :].split(b"\r\n", 1)[0])
 
 
+def _is_tool_due(plan: Plan, body: bytes, number: int) -> bool:
+    if plan.tool_calls:
+        results = body.count(b'"role":"tool"') + body.count(b'"type":"tool_result"')
+        return results < plan.tool_calls
+    return plan.tool_every > 0 and number % plan.tool_every == 0 and not _after_tool(body)
+
+
 def _after_tool(body: bytes) -> bool:
     """Whether the last message is a tool's result: then the model has to answer."""
     result = max(body.rfind(b'"role":"tool"'), body.rfind(b'"type":"tool_result"'))
     return result > max(body.rfind(b'"role":"user","content":"'), body.rfind(b'"type":"text"'))
 
 
-def _tool_call(body: bytes, number: int) -> Call | None:
+def _tool_call(body: bytes, number: int, arguments: str) -> Call | None:
     tools = json.loads(body).get("tools")
     if not tools:
         return None
     name = tools[0].get("name") or tools[0]["function"]["name"]
-    return f"call_{number}", name, "{}"
+    return f"call_{number}", name, arguments
 
 
 def _asks_tool(wire: bytes, call: Call, *, streamed: bool) -> bytes:
@@ -345,12 +353,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=20, help="words in a reply")
     parser.add_argument("--chunk-interval-ms", type=float, default=0.0, help="between two words")
     parser.add_argument("--tool-every", type=int, default=0, help="every N-th reply calls a tool")
+    parser.add_argument("--tool-calls", type=int, default=0, help="tool calls before each answer")
+    parser.add_argument("--arguments", default="{}", help="of a tool call")
     args = parser.parse_args()
     plan = Plan(
         latency_s=args.latency_ms / 1000,
         tokens=args.tokens,
         interval_s=args.chunk_interval_ms / 1000,
         tool_every=args.tool_every,
+        tool_calls=args.tool_calls,
+        arguments=args.arguments,
     )
     uvloop.run(serve(plan, args.host, args.port))
 

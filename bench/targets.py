@@ -43,12 +43,15 @@ class ModelPlan:
     tokens: int = 20
     latency_ms: float = 0.0
     interval_ms: float = 0.0
+    tool_calls: int = 0  # before each answer
+    arguments: str = "{}"  # of each
 
 
 @contextmanager
 def model(plan: ModelPlan) -> Iterator[Started]:
     command = [sys.executable, "-m", "bench.model_server", "--tokens", str(plan.tokens)]
     command += ["--latency-ms", str(plan.latency_ms), "--chunk-interval-ms", str(plan.interval_ms)]
+    command += ["--tool-calls", str(plan.tool_calls), "--arguments", plan.arguments]
     with started(command, find_port=_port_in_json) as server:
         yield server
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.agent.job import Job, add_usage
-from gateway.agent.voice import Voice
+from gateway.agent.voice import Voice, warn
 from gateway.agent.wishes import Moment
 from gateway.agent.words import STOPS, WARNINGS, Reading, spent_reading, stop_text
 from gateway.control.policy import AgentState, warning_at
@@ -32,9 +32,12 @@ class Course:
         self.context_tokens = 0
         self.refusal: BudgetExceeded | None = None  # nothing more may be spent
         self.asked = 0  # how often a model was asked
+        self.stop_after: DoneReason | None = None  # once the turn that is at work is over
         self._live = 0.0  # tokens of the reply that is being heard, about
+        self._calm = 0.0  # so many of them change nothing
         self._shown: int | None = None
         self._has_told_stop = False
+        self.why = ""  # it is stopped, in words
 
     def at(self, moment: Moment) -> None:
         self.change(now=max(moment.at, self.state.now))
@@ -50,15 +53,16 @@ class Course:
         """More of a reply; False if it is more than the budget allows."""
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
         self._live += size / BYTES_A_TOKEN
-        return self._watch_tokens()
+        return self._live < self._calm or self._watch_tokens()
 
     def _watch_tokens(self) -> bool:
-        limits, tokens = self.limits, self.usage.total + int(self._live)
-        if "token_budget" not in self.state.warnings and tokens >= warning_at(
-            limits.token_budget, limits.token_warning_percent
-        ):
+        most, used = self.limits.token_budget, self.usage.total
+        warns_at = warning_at(most, self.limits.token_warning_percent)
+        tokens = used + int(self._live)
+        if tokens >= warns_at:
             self.warn("token_budget")
-        return tokens < limits.token_budget
+        self._calm = (warns_at if tokens < warns_at else most) - used
+        return tokens < most
 
     def show_context(self) -> None:
         """Tells how full the window is, if that is another number than before."""
@@ -100,17 +104,14 @@ class Course:
             return
         event, text = WARNINGS[kind]
         reading = self.reading(kind)
-        self.tell(event, text.format(current=reading.current, limit=reading.limit), reading)
+        told = text.format(current=reading.current, limit=reading.limit)
+        warn(self._voice, event, self.state.turn, told, reading)
 
-    def tell(self, event: str, told: str, reading: Reading) -> None:
-        self._voice.verdict(event, self.state.turn, message=told)
-        self._voice.system("limit_warning", told, reading)
-        self._voice.event(event, reading.payload(told))
-
-    def terminate(self, reason: DoneReason) -> None:
-        """The first reason counts."""
+    def terminate(self, reason: DoneReason, why: str | None = None) -> None:
+        """The first reason counts; `why` is what is said of it, if that is not the usual."""
         if not self.state.is_terminal:
             self.change(termination_reason=reason)
+            self.why = why or stop_text(reason, self.limits)
             self._voice.verdict("stop", self.state.turn, reason=reason)
 
     @property
@@ -123,11 +124,18 @@ class Course:
         if reason is None or self._has_told_stop:
             return
         self._has_told_stop = True
-        said, told = STOPS[reason], stop_text(reason, self.limits, self.refusal)
+        said, told = STOPS[reason], self.why
         reading = self.reading(reason) if said.limit else None
         self._voice.system(said.system_type, told, reading)
         if said.event is not None and reading is not None:
             self._voice.event(said.event, reading.payload(told))
+
+    @property
+    def exhausted(self) -> DoneReason | None:
+        """The limit that no policy and no tree goes beyond."""
+        if self.asked >= self.limits.max_iterations:
+            return "max_iterations"
+        return "token_budget" if self.usage.total >= self.limits.token_budget else None
 
     # -- as others see it
 

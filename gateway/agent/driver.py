@@ -1,15 +1,15 @@
 """Grants a turn's wishes through ports: the only place where an agent waits."""
 
 import logging
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.agent.job import Answer, Emit, Job
+from gateway.agent.job import Answer, Emit, Gate, Job
 from gateway.agent.leaves import LEAVES
+from gateway.agent.pace import News, Pace
 from gateway.agent.reins import Reins, Stop, drop_said
 from gateway.agent.sight import LIMITS
 from gateway.agent.story import Story
@@ -32,7 +32,6 @@ from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Model
-from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
@@ -46,14 +45,14 @@ class Driver:
 
     job: Job
     model: Model
-    gate: ToolGate
+    gate: Gate
     story: Story
     clock: Clock
     emit: Emit
     reins: Reins = field(default_factory=Reins)
+    pace: Pace = field(default_factory=Pace)
     turn: Turn = field(init=False)
-    _news: deque[Told] = field(default_factory=deque)
-    _has_news: anyio.Event = field(default_factory=anyio.Event)
+    _news: News = field(default_factory=News)
     _scopes: dict[int, anyio.CancelScope] = field(default_factory=dict)
     _slots: anyio.CapacityLimiter = field(init=False)
     _last: tuple[str, str] = ("", "")  # provider and model of the last reply
@@ -71,7 +70,7 @@ class Driver:
         """Until the tree is over. Whoever cancels this cancels what it waits for."""
         turn, self.reins.wake = self.turn, self._take_reins
         self.reins.forget = lambda run_id: any(
-            drop_said(said, run_id) for said in (self._news, turn.exchange.queued)
+            drop_said(said, run_id) for said in (self._news.items, turn.exchange.queued)
         )
         self._recall_said(0)
         self._take_reins()
@@ -120,8 +119,7 @@ class Driver:
         return Moment(self.clock.now(), self.clock.monotonic())
 
     def _tell(self, told: Told) -> None:
-        self._news.append(told)
-        self._has_news.set()
+        self._news.put(told)
 
     def _take_reins(self) -> None:
         pulled = self.reins.pulled
@@ -133,8 +131,10 @@ class Driver:
                 self._tell(one)
 
     def _hand_over(self) -> None:
-        while self._news:
-            self.turn.on(self._news.popleft(), self._moment())
+        items = self._news.items
+        self.pace.tells(items)
+        while items:
+            self.turn.on(items.popleft(), self._moment())
 
     def _recall_said(self, step: int) -> None:
         """What the attempt before had taken at this step is there again."""
@@ -143,16 +143,13 @@ class Driver:
 
     async def _wait(self) -> None:
         """For news, or for a time that the tree or the run waits for."""
-        if self._news:
-            return
-        self._has_news = anyio.Event()
         is_ending = self.turn.course.reason is not None or self.turn.run.is_ending
         if is_ending and self._ending_until is None:
             self._ending_until = self.clock.monotonic() + ENDING_S
         deadline = self._ending_until or self._deadline
         tree = self.turn.run.next_deadline()
-        with anyio.move_on_after(min(deadline, tree or deadline) - self.clock.monotonic()):
-            await self._has_news.wait()
+        seconds = min(deadline, tree or deadline) - self.clock.monotonic()
+        if await self.pace.wait(self._news, seconds):
             return
         if self.clock.monotonic() < deadline:
             self._tell(Ticked())
@@ -214,7 +211,7 @@ class Driver:
         def hear(delta: Delta) -> None:
             self.turn.hear(wish.ticket, delta)
             if wish.ticket not in self.turn.tickets.open:
-                self._has_news.set()  # it has stopped the turn
+                self._news.came.set()  # it has stopped the turn
 
         while True:
             try:
@@ -237,6 +234,7 @@ class Driver:
             temperature=agent.temperature,
             thinking=agent.thinking,
             stream=agent.stream,
+            idle_timeout_s=wish.idle_timeout_s,
             deadline_s=max(0.0, self._deadline - self.clock.monotonic()),
             payer=Payer(self.job.scope.session_key, self.job.scope.run_id),
         )

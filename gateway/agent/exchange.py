@@ -7,12 +7,13 @@ from gateway.agent.job import Job, usage_chunk, with_distinct_ids
 from gateway.agent.judge import Judge
 from gateway.agent.reins import Said
 from gateway.agent.round import Round
-from gateway.agent.voice import Voice
+from gateway.agent.voice import Voice, warn
 from gateway.agent.wishes import AskModel, ModelReplied
+from gateway.agent.words import nearly_spent
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message
-from gateway.domain.model import ModelReply, TextDelta, ThinkingDelta, Usage
+from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec, Usage
 from gateway.domain.tokens import estimate_tokens
 from gateway.memory.context import message_tokens
 
@@ -60,14 +61,22 @@ class Exchange:
             self.replies,
             self.system,
             tuple(self.messages),
-            tuple(tool for tool in self.job.tools if self.voice.allows(tool.name)),
+            self._tools(call),
             model,
             budget,
             number(call, "timeout"),
+            number(call, "idle-timeout"),
             taken,
         )
 
-    def hear(self, delta: TextDelta | ThinkingDelta) -> bool:
+    def _tools(self, call: Call) -> tuple[ToolSpec, ...]:
+        """Of the agent's, those that the leaf names and no rule has taken away."""
+        named = call.options.get("tools")
+        wanted = named if isinstance(named, list) else [tool.name for tool in self.job.tools]
+        tools = (tool for tool in self.job.tools if tool.name in wanted)
+        return tuple(tool for tool in tools if self.voice.allows(tool.name))
+
+    def hear(self, delta: Delta) -> bool:
         """A piece of a reply; False if that is more than the budget allows."""
         self._has_begun = True
         if isinstance(delta, TextDelta):
@@ -97,6 +106,9 @@ class Exchange:
         )
         self.voice.chunk("usage", usage_chunk(reply).data)
         self.course.spend(reply.usage)
+        for warning in reply.warnings:
+            turn = self.course.state.turn
+            warn(self.voice, "budget.token.warning", turn, *nearly_spent(warning))
         self.round.open(reply.tool_calls, self.course.limits.max_tool_calls_per_turn)
         if not reply.tool_calls:
             self.voice.event("agent.turn.ended", {"turn": self.course.state.turn})

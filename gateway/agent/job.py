@@ -17,8 +17,19 @@ from gateway.domain.model import ModelReply, ToolSpec, Usage
 from gateway.domain.notices import Notice
 from gateway.domain.ports import Decode, ToolScope
 from gateway.memory.context import Context
+from gateway.tools.sources import Listed
 
 Emit = Callable[[Chunk], None]
+
+
+class Gate(Protocol):
+    """What a run needs of the gate in front of the tools."""
+
+    def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]: ...
+
+    async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult: ...
+
+    def listed(self, result: ToolResult) -> Listed: ...
 
 
 class Rules(Protocol):

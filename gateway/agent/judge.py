@@ -1,32 +1,43 @@
 """Asks the policy of a run, and looks whether the run goes in circles."""
 
 import logging
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TypeVar, cast
 
 from gateway.agent.course import Course
 from gateway.agent.job import Job
 from gateway.agent.voice import Voice
 from gateway.agent.words import STOPS
 from gateway.control.loops import Asked, digest, looked_at, signature
-from gateway.control.policy import DecisionTree
-from gateway.domain.errors import GatewayError
+from gateway.control.policy import AgentState, DecisionTree
+from gateway.control.trees.calls import TreeAbort
+from gateway.domain.chunks import DoneReason
 from gateway.domain.messages import ToolCall, ToolResult
 
 log = logging.getLogger(__name__)
 
 
-class PolicyBroke(GatewayError):
-    """A decision tree raised something; the run ends, and says so."""
+# Of a state, what is a policy's to change; the rest is what really happened.
+OWN = ("recent_actions", "consecutive_errors", "judged", "circles", "extensions")
+
+Answer = TypeVar("Answer")
 
 
-def asked(policy: DecisionTree, method: str, *given: object) -> Any:
+class PolicyBroke(TreeAbort):
+    """A decision tree raised something, or gave what it cannot; the run ends, and says so."""
+
+
+def asked(policy: DecisionTree, method: str, kind: type[Answer], *given: object) -> Answer:
     """Raises PolicyBroke."""
     try:
-        return getattr(policy, method)(*given)
+        answer = getattr(policy, method)(*given)
     except Exception as error:  # a policy may be anybody's code
         log.exception("a decision tree failed", extra={"method": method})
         raise PolicyBroke(f"the decision tree failed in {method}") from error
+    if not isinstance(answer, kind):
+        name = type(answer).__name__
+        raise PolicyBroke(f"the decision tree gave a {name} in {method}, not a {kind.__name__}")
+    return answer
 
 
 class Judge:
@@ -36,21 +47,49 @@ class Judge:
         self._job, self._policy, self._course, self._voice = job, policy, course, voice
 
     def may_continue(self) -> bool:
-        may, reason = asked(self._policy, "should_continue", self._course.state)
-        if not may:
-            self._course.terminate(reason if reason in STOPS else "cancelled")
-        return bool(may)
+        """Of what it asks for to stop, a cancelling comes first; of what it does not, the limits."""
+        course = self._course
+        answer = asked(self._policy, "should_continue", tuple, course.state)
+        match answer:
+            case (bool() as may, str() as reason):
+                pass
+            case _:
+                raise PolicyBroke(f"the decision tree gave {answer!r:.100} in should_continue")
+        if course.stop_after is not None:
+            course.terminate(course.stop_after)
+        elif not may:
+            self._stop(reason)
+        elif course.exhausted is not None:
+            course.terminate(course.exhausted)
+        return course.reason is None
 
-    def find_reason(self, *, is_over: bool) -> None:
-        """A loop that ended without an answer may have come to a limit by its own count."""
-        if not is_over and self._course.reason is None:
-            self.may_continue()
+    def _stop(self, reason: str) -> None:
+        """A reason that only this policy has is told in its own words."""
+        if reason in STOPS:
+            self._course.terminate(cast(DoneReason, reason))
+        else:
+            self._course.terminate("cancelled", reason)
+
+    def _judged(self, method: str, *given: object) -> None:
+        before = self._course.state
+        after = asked(self._policy, method, AgentState, before, *given)
+        changes = {name: getattr(after, name) for name in OWN}
+        self._course.change(**changes, warnings=before.warnings | after.warnings)
+        for kind in sorted(after.warnings - before.warnings):
+            self._course.tell_warning(kind)
+        if after.termination_reason is not None:
+            self._stop(after.termination_reason)
+
+    def find_reason(self, failure: Mapping[str, object] | None, *, is_over: bool) -> None:
+        """A loop that ended without an answer may have come to a limit: of the run, or one that the
+        tree counts itself. `failure` is what failed last in the tree."""
+        if is_over or self._course.reason is not None:
+            return
+        if self.may_continue() and failure is not None and failure["type"] == "limit":
+            self._course.terminate("max_iterations")
 
     def start_turn(self) -> None:
-        before = self._course.state.warnings
-        self._course.state = asked(self._policy, "on_turn_start", self._course.state)
-        for kind in sorted(self._course.state.warnings - before):
-            self._course.tell_warning(kind)
+        self._judged("on_turn_start")
         self._voice.event("agent.turn.started", {"turn": self._course.state.turn})
 
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
@@ -64,7 +103,7 @@ class Judge:
                 "is_error": result.is_error,
             }
             if not self._course.state.is_terminal:
-                self._course.state = asked(self._policy, "on_tool_result", self._course.state, told)
+                self._judged("on_tool_result", told)
                 self._tell_repeat(str(told["signature"]), call.name)
         self._voice.event("agent.turn.ended", {"turn": self._course.state.turn})
         self._course.change(turn=self._course.state.turn + 1)
@@ -75,6 +114,8 @@ class Judge:
     def refused(self, calls: Sequence[ToolCall]) -> frozenset[str]:
         """Looks whether the calls of a turn go in circles, and tells it; gives those that are not
         to be executed again. Stops a run that does not take the hint."""
+        if not calls:
+            return frozenset()
         limits = self._course.limits
         calls_asked = [Asked(call.id, self.signature(call)) for call in calls]
         circles, finding = looked_at(

@@ -180,7 +180,8 @@ def yield_sources(turn: Turn, _: Call) -> None:
 @_leaf("oracle.emit_termination")
 def emit_termination(turn: Turn, _: Call) -> None:
     turn.exchange.close_round()
-    turn.judge.find_reason(is_over=turn.exchange.is_answered or turn.failure is not None)
+    is_over = turn.exchange.is_answered or turn.failure is not None
+    turn.judge.find_reason(turn.run.ground.failure, is_over=is_over)
     turn.course.tell_stop()
 
 

@@ -23,6 +23,13 @@ class Stop:
     at_once: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Unsaid:
+    """It was taken back before the run took it."""
+
+    run_id: RunId
+
+
 @dataclass(slots=True)
 class Reins:
     """What is pulled before the run is at work reaches it when it begins."""
@@ -30,27 +37,35 @@ class Reins:
     pulled: deque[Stop | Said] = field(default_factory=deque)
     wake: Callable[[], None] = lambda: None
     forget: Callable[[RunId], bool] = lambda _run_id: False
+    heard: Callable[[Stop | Said | Unsaid], None] = lambda one: None
     is_loose: bool = False  # nobody listens any more
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
-        self.pulled.append(Stop(reason, at_once))
-        self.wake()
+        self._pull(Stop(reason, at_once))
 
     def say(self, said: Said) -> bool:
         """False if it takes nothing more: it is over, or about to end."""
         if self.is_loose:
             return False
-        self.pulled.append(said)
-        self.wake()
+        self._pull(said)
         return True
+
+    def _pull(self, one: Stop | Said) -> None:
+        self.heard(one)
+        self.pulled.append(one)
+        self.wake()
 
     def unsay(self, run_id: RunId) -> bool:
         """False if it was taken already."""
-        return drop_said(self.pulled, run_id) or self.forget(run_id)
+        was_there = drop_said(self.pulled, run_id) or self.forget(run_id)
+        if was_there:
+            self.heard(Unsaid(run_id))
+        return was_there
 
     def let_go(self) -> None:
         """The run has ended and keeps nothing alive."""
         self.is_loose, self.wake, self.forget = True, lambda: None, lambda _run_id: False
+        self.heard = lambda one: None
 
 
 def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:

@@ -56,10 +56,10 @@ class Sight(Mapping[str, object]):
 
 def views(job: Job, course: Course, calls: Round) -> Mapping[str, View]:
     """Under each of ROOTS, what is true now."""
-    key = job.scope.session_key
-
-    def limits() -> dict[str, object]:
-        return {name: getattr(course.limits, name) for name in LIMITS}
+    key, agent = job.scope.session_key, job.agent
+    limits = {name: getattr(course.limits, name) for name in LIMITS}
+    said = {"agent": agent.id, "model": agent.model, "provider": agent.provider}
+    config = {**limits, **said, "tree": job.plan.name}
 
     def usage() -> dict[str, object]:
         used = course.usage
@@ -71,7 +71,7 @@ def views(job: Job, course: Course, calls: Round) -> Mapping[str, View]:
         }
 
     def context() -> dict[str, object]:
-        tokens, most = course.context_tokens, job.agent.context_window
+        tokens, most = course.context_tokens, agent.context_window
         return {"tokens": tokens, "max_tokens": most, "percent": 100 * tokens / most}
 
     def turn() -> dict[str, object]:
@@ -81,19 +81,14 @@ def views(job: Job, course: Course, calls: Round) -> Mapping[str, View]:
             "tools_done": [call.name for call in calls.calls if calls.result(call.id)],
         }
 
-    def config() -> dict[str, object]:
-        agent = job.agent
-        said = {"agent": agent.id, "model": agent.model, "provider": agent.provider}
-        return {**limits(), **said, "tree": job.plan.name}
-
     return {
         "state": course.view,
-        "limits": limits,
+        "limits": lambda: limits,
         "usage": usage,
         "context": context,
         "turn": turn,
         "history": lambda: {"messages": len(job.context.history)},
         "user": lambda: {"id": job.scope.principal, "channel": key.channel, "peer": key.peer},
         "project": lambda: {"id": course.state.project_id},
-        "config": config,
+        "config": lambda: config,
     }

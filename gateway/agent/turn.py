@@ -33,28 +33,19 @@ from gateway.agent.wishes import (
     ToolReturned,
     Wish,
 )
-from gateway.agent.words import (
-    BROKEN,
-    DEFECT,
-    EMPTY,
-    NO_END,
-    SKIPPED,
-    TAKEN_AWAY,
-    nearly_spent,
-    spent_reading,
-    stop_text,
-)
+from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY, spent_reading
 from gateway.control.policy import tightened
+from gateway.control.trees.blackboard import BadWrite
 from gateway.control.trees.calls import Call, Pending
 from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
+from gateway.domain.agents import Limits
 from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.chunks import DoneReason
 from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.model import BudgetWarning, Delta
+from gateway.domain.model import Delta
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +87,7 @@ class Turn:
     def __init__(self, job: Job, emit: Emit, moment: Moment, leaves: Leaves) -> None:
         self.job, self.moment = job, moment
         policy = job.decision(job.agent.limits)
-        limits = tightened(job.agent.limits, asked(policy, "get_config"))
+        limits = tightened(job.agent.limits, asked(policy, "get_config", Limits))
         sight = Sight()
         self.voice = Voice(job, emit, sight, self._stop_by_rule, moment)
         self.course = Course(job, self.voice, limits, moment)
@@ -109,7 +100,6 @@ class Turn:
         self.end: End | None = None
         self.farewell: Event | None = None  # to be told once the end is durable
         self.failure: ModelBroke | None = None
-        self._stop_after: DoneReason | None = None
         host = Host(
             now=lambda: self.moment.at,
             roots=sight,
@@ -148,10 +138,6 @@ class Turn:
 
     def hear(self, ticket: int, delta: Delta) -> None:
         """A piece of a reply. It may stop the turn."""
-        if isinstance(delta, BudgetWarning):
-            if self.end is None:
-                self.course.tell("budget.token.warning", *nearly_spent(delta))
-            return
         found = self.tickets.open.get(ticket)
         if found is None or self.exchange.hear(delta):
             return
@@ -171,11 +157,8 @@ class Turn:
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
         self.exchange.close_round()
-        course, reason = self.course, self._stop_after
-        if course.asked >= course.limits.max_iterations:
-            reason = reason or "max_iterations"
-        if course.usage.total >= course.limits.token_budget:
-            reason = reason or "token_budget"
+        course = self.course
+        reason = course.stop_after or course.exhausted
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:
@@ -190,11 +173,10 @@ class Turn:
         known = self.round.result(wanted.id)
         if known is None and self.course.reason is not None:
             return leaf.failed(f"the run ends: {self.course.reason}", "stopped")
+        if known is None and any(one.wanted == wanted for one in self.tickets.open.values()):
+            return leaf.failed("this call is at work already", "busy")
         step = self.exchange.replies - 1
-        if known is None and self.exchange.queued and self.job.known(step, wanted) is None:
-            known = self.round.refuse(wanted, SKIPPED)
-        if known is None and not self.voice.allows(wanted.name):
-            known = self.round.refuse(wanted, TAKEN_AWAY)
+        known = known or _refused(self, step, wanted)
         if known is not None:
             return _given(leaf, known)
         self.round.begin(wanted)
@@ -231,10 +213,13 @@ class Turn:
         if found is None:
             return
         self.exchange.take(told)
-        found.leaf.write("tool_calls", self.round.as_data())
         keys = found.leaf.options.get("stream-to")
-        for key in keys if isinstance(keys, list) else ():
-            found.leaf.write(key, told.reply.text)
+        try:
+            found.leaf.write("tool_calls", self.round.as_data())
+            for key in keys if isinstance(keys, list) else ():
+                found.leaf.write(key, told.reply.text)
+        except BadWrite as error:  # a text where the tree keeps a number
+            found.pending.complete(error)
         found.pending.complete()
 
     def _broke(self, told: ModelBroke) -> None:
@@ -247,7 +232,7 @@ class Turn:
                 self.exchange.cut(was_sent=False)
                 self.course.refusal = refusal
                 if self.exchange.replies:  # what was done so far is kept
-                    self.course.terminate("token_budget")
+                    self.course.terminate("token_budget", str(refusal))
                 else:
                     facts = spent_reading(refusal).payload(str(refusal))
                     self.voice.event("budget.token.exceeded", facts)
@@ -268,21 +253,23 @@ class Turn:
             self.course.terminate(told.reason)
             self.run.ground.wake()
         else:
-            self._stop_after = self._stop_after or told.reason
+            self.course.stop_after = self.course.stop_after or told.reason
+            self.course.change(is_cancelled=True)
 
     def _stop_by_rule(self, why: str) -> None:
-        self.voice.system("notice", why)
-        self._stopped(Stopped("cancelled"))
+        if self.end is None:
+            self.course.terminate("cancelled", why)
+            self.run.ground.wake()
 
     def _ended(self, outcome: Outcome) -> None:
         try:
             self.exchange.close_round()
+            if self.course.stop_after is not None:
+                self.course.terminate(self.course.stop_after)
             is_over = self.exchange.is_answered or self.failure is not None
-            self.judge.find_reason(is_over=is_over)
+            self.judge.find_reason(self.run.ground.failure, is_over=is_over)
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
-        if self._stop_after is not None and self.exchange.is_answered:
-            self.course.terminate(self._stop_after)
         self.end = _end(self.exchange, self.failure, outcome)
         self.course.tell_stop()
         self.round.tell_sources()
@@ -303,12 +290,8 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
     """A reason to stop comes before the answer, and that before a failure."""
     course = exchange.course
     if course.reason is not None:
-        text = (
-            exchange.heard
-            or exchange.last_text
-            or stop_text(course.reason, course.limits, course.refusal)
-        )
-        return Finish(course.reason, text, partial=True)
+        said = exchange.heard or exchange.last_text or course.why
+        return Finish(course.reason, said, partial=True)
     if broke is not None:
         return _failed(exchange, broke.failure)
     if exchange.is_answered and outcome.reason == "done":
@@ -347,11 +330,25 @@ def _inputs(job: Job, exchange: Exchange) -> Mapping[str, object]:
         "messages": exchange.messages,
         "tools": [tool.name for tool in job.tools],
     }
-    allowed = set(job.plan.inputs or job.plan.schema) & job.plan.schema.keys()
-    return {key: value for key, value in given.items() if key in allowed}
+    schema = job.plan.schema
+    allowed = set(job.plan.inputs or schema) & schema.keys()  # one of another type is its own
+    return {
+        key: value
+        for key, value in given.items()
+        if key in allowed and schema[key].type.accepts(value)
+    }
 
 
 def _given(leaf: Call, result: ToolResult) -> bool:
     """The answer of a leaf that has a result."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
     return not result.is_error
+
+
+def _refused(turn: Turn, step: int, wanted: ToolCall) -> ToolResult | None:
+    """Why a call is not begun; one that has run in an attempt before keeps its result."""
+    if turn.exchange.queued and turn.job.known(step, wanted) is None:
+        return turn.round.refuse(wanted, SKIPPED)
+    if not turn.voice.allows(wanted.name):
+        return turn.round.refuse(wanted, TAKEN_AWAY)
+    return None

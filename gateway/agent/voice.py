@@ -139,3 +139,10 @@ class Voice:
             self._show(notice_chunk(notice, self.moment.wall))
         else:
             self.notices.push(notice, self.moment.wall)
+
+
+def warn(voice: Voice, event: str, turn: int, told: str, reading: Reading) -> None:
+    """Tells everybody what comes near its limit."""
+    voice.verdict(event, turn, message=told)
+    voice.system("limit_warning", told, reading)
+    voice.event(event, reading.payload(told))

@@ -33,6 +33,7 @@ class AskModel:
     model: str | None = None  # another than the agent's
     max_tokens: int | None = None
     timeout_s: float | None = None
+    idle_timeout_s: float | None = None  # between two pieces of the reply
     taken: tuple[Said, ...] = ()
 
 

@@ -115,22 +115,20 @@ STOPS: Mapping[DoneReason, Stopping] = {
 WARNINGS: Mapping[str, tuple[str, str]] = {
     "max_iterations": (
         "budget.iteration.warning",
-        "Approaching iteration limit ({current:g}/{limit:g}). Consider wrapping up.",
+        "Approaching iteration limit ({current}/{limit}). Consider wrapping up.",
     ),
     "token_budget": (
         "budget.token.warning",
-        "Approaching token budget ({current:g}/{limit:g}). Consider wrapping up.",
+        "Approaching token budget ({current}/{limit}). Consider wrapping up.",
     ),
     "context_window": (
         "context.approaching_limit",
-        "Approaching the model's context window ({current:g}/{limit:g} tokens).",
+        "Approaching the model's context window ({current}/{limit} tokens).",
     ),
 }
 
 
-def stop_text(reason: DoneReason, limits: Limits, refusal: BudgetExceeded | None) -> str:
-    if refusal is not None and reason == "token_budget":
-        return str(refusal)
+def stop_text(reason: DoneReason, limits: Limits) -> str:
     said = STOPS[reason]
     return said.text.format(limit=getattr(limits, said.limit) if said.limit else "")
 
@@ -142,7 +140,7 @@ def spent_reading(refusal: BudgetExceeded) -> Reading:
 
 def nearly_spent(warning: BudgetWarning) -> tuple[str, Reading]:
     """What the user reads, and what programs do."""
-    facts = {"scope": str(warning.scope), "unit": warning.unit}
+    facts = {"scope": warning.scope, "unit": warning.unit}
     reading = Reading(f"budget.{warning.scope}", warning.used, warning.limit, facts)
     unit = "tokens" if warning.unit == "tokens" else "USD"
     told = f"{reading.percent:g} % of the {warning.scope} budget is used"

@@ -15,11 +15,12 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
+from gateway.app.agents import decision_trees, soul_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
+from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
-from gateway.app.trees import decision_trees, tree_paths
 from gateway.budgets.metering import Meter
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
@@ -36,7 +37,6 @@ from gateway.domain.ports import (
 )
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
-from gateway.host.shipped import shipped_folder
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
@@ -48,6 +48,7 @@ from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
@@ -60,6 +61,7 @@ from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
@@ -108,6 +110,7 @@ class Gateway:
     bus: Bus
     rules: Rulebook
     meter: Meter
+    replays: Replays
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -127,6 +130,7 @@ class Gateway:
             *EventMethods(self.bus).all(),
             *SettingsMethods(self.settings, usual_agent(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
+            *ReplayMethods(self.front, self.replays).all(),
             *InsightMethods(
                 self.front,
                 about,
@@ -217,14 +221,15 @@ async def assembled(
         await souls.load()
         bus = Bus()
         tell = partial(tell_of_gateway, bus, clock)
-        plans = Plans(FileTexts(clock), tree_paths(config.agents), tell)
+        decisions = await to_thread.run_sync(decision_trees)
+        paths_of_trees = tree_paths(config.agents)
+        plans = Plans(FileTexts(clock), paths_of_trees, tell, decisions=decisions)
         await plans.load()
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
-        decisions = await to_thread.run_sync(decision_trees)
         parts = Parts(
             version,
             clock,
@@ -319,6 +324,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         bus=bus,
         rules=parts.rules,
         meter=parts.meter,
+        replays=replays(config, means, parts.stores),
     )
 
 
@@ -353,19 +359,6 @@ def _means(
 def strict_json(text: str | bytes) -> Any:
     """Without the numbers that are none: a guest's parser, or a provider's, refuses them."""
     return from_json(text, allow_inf_nan=False)
-
-
-def usual_agent(config: GatewayConfig) -> AgentDef:
-    """The default agent, or else the first; a configuration may have none at all."""
-    nobody = AgentDef(AgentId("main"), "", "")
-    first = next(iter(config.agents), nobody)
-    return next((agent for agent in config.agents if agent.id == config.default_agent), first)
-
-
-def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
-    """An agent's own soul, or the one that ships with the gateway."""
-    shipped = str(shipped_folder("souls") / "default.md")
-    return {agent.id: agent.soul_path or shipped for agent in agents}
 
 
 def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, object]) -> None:

@@ -34,8 +34,6 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
-    TextDelta,
-    ThinkingDelta,
     Usage,
 )
 from gateway.domain.ports import Clock, Ids, Model
@@ -69,7 +67,7 @@ class Meter:
         for one in lost:
             output = max(0, one.held.tokens - one.input_tokens)
             usage = Usage(one.input_tokens, output, estimated=True)
-            await self.ledger.settle(self.record(one, "lost", usage), self._due)
+            await self.ledger.settle(self.record(one, "lost", usage), _never)
         return len(lost)
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
@@ -146,10 +144,12 @@ class Meter:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
 
     async def settle(self, record: TokenRecord) -> Sequence[BudgetWarning]:
-        """A store that is away gets it later; the reservation holds until then."""
+        """A store that is away gets it later; the reservation holds until then. A warning that
+        nobody would hear is left to a call that is answered."""
+        due = self._due if record.outcome == "answered" else _never
         try:
             with CancelScope(shield=True):
-                due_now = await self.ledger.settle(record, self._due)
+                due_now = await self.ledger.settle(record, due)
         except StoreUnavailable as error:
             self._wait(record.id, record, error)
             return ()
@@ -172,7 +172,7 @@ class Meter:
             if record is None:
                 await self.ledger.release(id_)
             else:
-                await self.ledger.settle(record, self._due)
+                await self.ledger.settle(record, _never)
             self._unwritten.pop(id_, None)
 
     def _due(self, tally: Tally) -> str:
@@ -181,7 +181,11 @@ class Meter:
     def _warning(self, tally: Tally) -> BudgetWarning:
         unit, used, limit = fullest(self.budgets, tally)
         log.warning("a budget is nearly spent", extra={"scope": str(tally.scope), "used": used})
-        return BudgetWarning(tally.scope, unit, shown(unit, used), shown(unit, limit))
+        return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
+
+
+def _never(_tally: Tally) -> str:
+    return ""
 
 
 @dataclass(slots=True)
@@ -192,8 +196,7 @@ class _Ear:
     tokens: int = 0
 
     def __call__(self, delta: Delta) -> None:
-        if isinstance(delta, TextDelta | ThinkingDelta):
-            self.tokens += estimate_tokens(delta.text)
+        self.tokens += estimate_tokens(delta.text)
         self.hear(delta)
 
 
@@ -219,28 +222,26 @@ class Metered:
             end = _end_of(failed, ear)
             raise
         finally:
-            record = await self._close(reservation, end, ear)
+            record, warnings = await self._close(reservation, end, ear)
         usage = reply.usage
         if not usage.estimated:
             meter.estimates.learn(
                 raw, reservation.payer.session_key, request.model, usage.input_tokens
             )
-        if usage.cost_usd is not None or record is None or record.pricing == "unpriced":
-            return reply
-        return replace(reply, usage=replace(usage, cost_usd=record.nano_usd / NANO))
+        if usage.cost_usd is None and record is not None and record.pricing != "unpriced":
+            usage = replace(usage, cost_usd=record.nano_usd / NANO)
+        return replace(reply, usage=usage, warnings=tuple(warnings))
 
     async def _close(
         self, reservation: Reservation, end: _End | None, ear: _Ear
-    ) -> TokenRecord | None:
+    ) -> tuple[TokenRecord | None, Sequence[BudgetWarning]]:
         if end is None:
             await self._meter.release(reservation)
-            return None
+            return None, ()
         outcome, usage = end
         heard = Usage(reservation.input_tokens, ear.tokens, estimated=True)
         record = self._meter.record(reservation, outcome, usage or heard)
-        for warning in await self._meter.settle(record):
-            ear.hear(warning)
-        return record
+        return record, await self._meter.settle(record)
 
 
 def _end_of(failed: ModelFailed, ear: _Ear) -> _End | None:

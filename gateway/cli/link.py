@@ -23,8 +23,8 @@ _KINDS: dict[int, type[GatewayError]] = {-32001: NotAllowed, -32002: NotAllowed,
 class Link:
     """Calls methods one after another; events that arrive meanwhile wait for `events`."""
 
-    def __init__(self, socket: ClientConnection) -> None:
-        self._socket = socket
+    def __init__(self, socket: ClientConnection, answer_s: float) -> None:
+        self._socket, self._answer_s = socket, answer_s
         self._count = 0
         self._events: list[dict[str, Any]] = []
 
@@ -35,7 +35,7 @@ class Link:
         request = {"jsonrpc": "2.0", "id": self._count, "method": method, "params": given}
         self._socket.send(json.dumps(request))
         while True:
-            answer = self._next(ANSWER_S)
+            answer = self._next(self._answer_s)
             if answer.get("id") == self._count:
                 break
             self._events.append(answer)
@@ -84,7 +84,7 @@ def _error(error: Mapping[str, Any]) -> GatewayError:
 
 
 @contextmanager
-def linked(context: CliContext) -> Iterator[Link]:
+def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
     """A link to the gateway that owns the data directory.
 
     Raises Unreachable with what to do about it, NotAllowed.
@@ -107,4 +107,4 @@ def linked(context: CliContext) -> Iterator[Link]:
     except OSError as error:
         raise Unreachable(f"{url} (process {owner.pid}) does not answer: {error}") from error
     with socket:
-        yield Link(socket)
+        yield Link(socket, answer_s)

@@ -22,6 +22,7 @@ VERBS = {
     "doctor": ("gateway.cli.doctor", "doctor"),
     "plugin": ("gateway.cli.plugin", "plugin"),
     "provider": ("gateway.cli.provider", "provider"),
+    "replay": ("gateway.cli.replay", "replay"),
     "route": ("gateway.cli.route", "route"),
     "rule": ("gateway.cli.rule", "rule"),
     "session": ("gateway.cli.session", "session"),

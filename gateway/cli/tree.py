@@ -123,8 +123,8 @@ def _refuse(context: CliContext, file: Path, error: TreeInvalid) -> NoReturn:
         click.echo(json.dumps(shown))
     else:
         click.echo(error)
-        more = f", and {error.left_out} more" if error.left_out else ""
-        click.echo(f"{file}: {len(error.problems)} problems{more}")
+        more, count = f", and {error.left_out} more" if error.left_out else "", len(error.problems)
+        click.echo(f"{file}: {count} problem{'s' if count > 1 else ''}{more}")
     raise SystemExit(1)
 
 

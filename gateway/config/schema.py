@@ -270,7 +270,7 @@ class ActionSection(Section):
     emit: Text | None = key(None, "An event of this type.")
     interrupt: Text | None = key(None, "Stop the run; the text says why.")
     set_model: Text | None = key(None, "Ask this model from now on.")
-    add_tool: Text | None = key(None, "A tool that the model has from now on.")
+    add_tool: Text | None = key(None, "A tool that a rule took away: the model has it again.")
     remove_tool: Text | None = key(None, "A tool that it has no more.")
     inject_at: Point | None = key(None, "Of notify: where in the run.")
     priority: Priority | None = key(None, "Of notify: critical ones are told first.")

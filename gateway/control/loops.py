@@ -15,7 +15,7 @@ def digest(text: str) -> str:
 def signature(tool: str, arguments: str, decode: Decode) -> str:
     """The same for the same tool with the same arguments, however they are written."""
     try:
-        value = decode(arguments or "{}")
+        value = decode(arguments.strip() or "{}")
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError):
         canonical = arguments.strip()

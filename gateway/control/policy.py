@@ -38,8 +38,11 @@ class AgentState:
 
     def __post_init__(self) -> None:
         is_sound = self.turn >= 0 and self.tokens_used >= 0 and self.started <= self.now
-        if not is_sound or len(self.recent_actions) > RECENT_ACTIONS:
+        is_whole = isinstance(self.config, AgentConfig)
+        if not is_sound or not is_whole or len(self.recent_actions) > RECENT_ACTIONS:
             raise ValueError(f"no run can be in this state: {self!r}")
+        if not isinstance(self.extensions, MappingProxyType):  # and whoever gave it may change it
+            object.__setattr__(self, "extensions", MappingProxyType(dict(self.extensions)))
 
     def evolve(self, **changes: Any) -> "AgentState":
         """Raises ValueError for a run that has ended already."""
@@ -140,8 +143,12 @@ def _errors(state: AgentState, *, is_error: bool) -> dict[str, Any]:
 
 def tightened(limits: Limits, wanted: Limits) -> Limits:
     """No looser than the limits, whatever a policy wants."""
-    least = {name: min(getattr(limits, name), getattr(wanted, name)) for name in Limits.__slots__}
-    return Limits(**least)
+
+    def stricter(name: str) -> Any:
+        pick = max if name == "loop_window" else min  # the longer it is, the more loops it shows
+        return pick(getattr(limits, name), getattr(wanted, name))
+
+    return Limits(**{name: stricter(name) for name in Limits.__slots__})
 
 
 DECISION_TREES = "exogate.decision_trees"  # the entry points under which others offer theirs
@@ -161,6 +168,10 @@ class DecisionTrees:
     @property
     def names(self) -> tuple[str, ...]:
         return ("default", *sorted(self.others.keys() - {"default"}))
+
+    def chosen(self, by_agent: str, by_tree: str | None) -> str:
+        """What the tree says holds for an agent that says nothing else."""
+        return by_tree or by_agent if by_agent == "default" else by_agent
 
     def named(self, name: str) -> MakeDecisionTree:
         """Raises UnknownDecisionTree."""

@@ -218,6 +218,7 @@ class BudgetExceeded(GatewayError):
     def __init__(self, tally: Tally, unit: Unit, limit: int) -> None:
         used = shown(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd)
         self.scope, self.unit = str(tally.scope), unit
+        self.tally, self.bound = tally, limit
         self.used, self.limit = used, shown(unit, limit)
         self.resets_at = tally.scope.resets_at
         self.retryable = self.resets_at is not None

@@ -113,6 +113,7 @@ class Ending:
     posts: tuple[Notice, ...] = ()  # for other sessions of this agent and person
     rule_state: str | None = None  # JSON object, of this session; None: as it was
     merged: tuple[Merged, ...] = ()
+    tape: bytes = b""  # what replaying it needs
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,12 @@
 """A model call: what is asked, what is heard while it streams, what it came to."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from gateway.domain.budgets import Payer, Scope, Unit
+from gateway.domain.budgets import Payer, Unit
 from gateway.domain.messages import Extras, Message, ToolCall
+from gateway.domain.tape import Record
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal", "pause"]
 
@@ -36,8 +37,10 @@ class ModelRequest:
     temperature: float | None = None
     thinking: bool = False
     stream: bool = True
+    idle_timeout_s: float | None = None  # a tighter one than the provider's own
     deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
     payer: Payer | None = None  # who asks always says it; providers do not care
+    record: Record | None = field(default=None, compare=False, repr=False)  # takes down the bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +55,15 @@ class ThinkingDelta:
 
 @dataclass(frozen=True, slots=True)
 class BudgetWarning:
-    """Heard once a scope and limit, when most of it is used."""
+    """Told once a scope and limit, when most of it is used."""
 
-    scope: Scope
+    scope: str
     unit: Unit
     used: float
     limit: float
 
 
-Delta = TextDelta | ThinkingDelta | BudgetWarning
+Delta = TextDelta | ThinkingDelta
 Hear = Callable[[Delta], None]
 
 
@@ -92,3 +95,4 @@ class ModelReply:
     usage: Usage = Usage()
     finish: FinishReason = "stop"
     extras: Extras | None = None
+    warnings: tuple[BudgetWarning, ...] = ()  # of the meter

@@ -124,6 +124,10 @@ class Journal(Protocol):
 class Runs(Protocol):
     async def find(self, run_id: RunId) -> RunRecord | None: ...
 
+    async def tape(self, run_id: RunId) -> bytes:
+        """What replaying an ended run needs; empty if it is not there, or no more."""
+        ...
+
 
 class Transcript(Protocol):
     async def path(

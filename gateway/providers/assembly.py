@@ -272,7 +272,7 @@ def object_of(arguments: str) -> Mapping[str, Any]:
 
 def without_messages(request: ModelRequest) -> ModelRequest:
     """What stays the same for every call of an agent."""
-    return replace(request, messages=(), deadline_s=0.0, payer=None)
+    return replace(request, messages=(), deadline_s=0.0, payer=None, record=None)
 
 
 def json_bytes(value: object) -> bytes:

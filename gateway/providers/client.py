@@ -11,6 +11,7 @@ from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
 from gateway.domain.providers import ProviderDef
+from gateway.domain.times import to_micros
 from gateway.providers.assembly import Assembly
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.presets import missing_key
@@ -18,6 +19,7 @@ from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, read_who
 from gateway.providers.reply_anthropic import AnthropicReading
 from gateway.providers.reply_openai import OpenAiReading
 from gateway.providers.retries import Retries
+from gateway.providers.taping import Recording
 from gateway.providers.wire_anthropic import AnthropicEncoder
 from gateway.providers.wire_openai import OpenAiEncoder
 
@@ -54,8 +56,10 @@ class ProviderClient:
         clock: Clock,
         random: Callable[[], float],
         metered: Callable[[Model], Model] = lambda model: model,
+        *,
+        encoder: Encoder | None = None,
     ) -> None:
-        self._line = _Line(definition, http, clock)
+        self._line = _Line(definition, http, clock, encoder)
         self._metered = metered(self._line)
         self._retries = Retries(definition.max_retries, clock, random)
 
@@ -76,7 +80,9 @@ class ProviderClient:
 class _Line:
     """Implements the Model port: one request, one answer."""
 
-    def __init__(self, definition: ProviderDef, http: Http, clock: Clock) -> None:
+    def __init__(
+        self, definition: ProviderDef, http: Http, clock: Clock, encoder: Encoder | None
+    ) -> None:
         self._http, self._clock = http, clock
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
         self._recovers = definition.tool_markup == "recover"
@@ -88,13 +94,15 @@ class _Line:
             self._encoder, self._new_reading = OpenAiEncoder(definition), OpenAiReading
         else:
             self._encoder, self._new_reading = AnthropicEncoder(definition), AnthropicReading
+        self._encoder = encoder or self._encoder
         self._url = definition.base_url.rstrip("/") + self._encoder.path
         own = {name.lower(): value for name, value in definition.headers.items()}
         # Compressed bytes would be held back, and swell to any size.
         plain = {"user-agent": "exogate", "accept-encoding": "identity"}
         self._headers = {**plain, **self._encoder.headers(key), **own}
         secrets = ([key] if key else []) + [v for v in own.values() if len(v) >= _LEAST_SECRET]
-        self._scrub = Scrub(tuple(secrets))
+        self._secrets = tuple(secrets)
+        self._scrub = Scrub(self._secrets)
 
     def require_key(self, request: ModelRequest) -> None:
         if self._key_problem:
@@ -106,6 +114,8 @@ class _Line:
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         body = self._encoder.body(request)
+        if request.record is not None:
+            request.record.hide(*self._secrets)
         assembly = Assembly(request, hear, self._scrub, len(body), recovers=self._recovers)
         try:
             return await self._exchange(assembly, body)
@@ -114,14 +124,21 @@ class _Line:
             raise assembly.failed(kind, str(error), sent=error.sent) from error
 
     async def _exchange(self, assembly: Assembly, body: bytes) -> ModelReply:
-        call = HttpCall("POST", self._url, self._headers, body, *self._timeouts_s)
-        async with self._http.send(call) as answer:
+        connect_s, idle_s = self._timeouts_s
+        idle_s = min(idle_s, assembly.request.idle_timeout_s or idle_s)
+        call = HttpCall("POST", self._url, self._headers, body, connect_s, idle_s)
+        record, http = assembly.request.record, self._http
+        if record is not None:
+            http = Recording(http, record, BREATH_BYTES)
+        async with http.send(call) as answer:
             status, headers = answer.status, answer.headers
             encoding = headers.get("content-encoding", "identity").strip().lower()
             is_plain = encoding in {"", "identity"}
             if not 200 <= status < 300:
                 said = await _read_upto(answer, ERROR_BODY_CAP) if is_plain else b""
                 now = self._clock.now()
+                if record is not None:
+                    record("now", to_micros(now))
                 raise refused(assembly.provider, status, headers, said, scrub=self._scrub, now=now)
             if not is_plain:
                 raise assembly.failed("protocol", f"the answer is encoded ({encoding}), unasked")

@@ -11,6 +11,7 @@ from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node, NodeStatus
+from gateway.domain.model import Usage
 from gateway.domain.notices import Notice
 from gateway.memory.context import message_tokens
 
@@ -24,6 +25,7 @@ class End:
     outcome: str
     nodes: tuple[Node, ...]
     terminal: Chunk
+    usage: Usage
     text: str
     farewell: Event | None = None
     posts: tuple[Notice, ...] = ()
@@ -71,7 +73,7 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
 
 def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer) -> End:
     text, farewell = answer.end.text, answer.farewell
-    return End(outcome, nodes, terminal, text, farewell, answer.posts, answer.kept)
+    return End(outcome, nodes, terminal, answer.usage, text, farewell, answer.posts, answer.kept)
 
 
 def refused(asked: Asked, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
@@ -82,7 +84,7 @@ def refused(asked: Asked, error_type: str, told: str, parent: NodeId | None, tim
     told_last = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     new, at = asked.entries[-1].new, timing.finished_at
     farewell = Event("session.end", "info", "sessions", at, new.session_key, new.run_id, told_last)
-    return End("failed", nodes, terminal, told, farewell)
+    return End("failed", nodes, terminal, Usage(), told, farewell)
 
 
 def merged(into: RunId, answer: NodeId, timing: Timing) -> Chunk:

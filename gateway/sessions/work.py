@@ -3,13 +3,14 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 
 import anyio
 
 from gateway.agent.driver import Driver
-from gateway.agent.job import Answer, Job
+from gateway.agent.job import Answer, Gate, Job
+from gateway.agent.pace import Pace
 from gateway.agent.patience import until_stored
 from gateway.agent.plans import Plans
 from gateway.agent.story import Json, Story
@@ -42,7 +43,15 @@ from gateway.sessions.endings import Asked, End, Timing, answered, merged, refus
 from gateway.sessions.lines import Batch, Waiting
 from gateway.sessions.runs import LiveRun, LiveRuns
 from gateway.sessions.settings import SettingsBook
-from gateway.tools.gate import ToolGate
+from gateway.sessions.taping import (
+    Recorder,
+    TapedClock,
+    TapedGate,
+    TapedModel,
+    TapedPace,
+    TapedStore,
+    packed_aside,
+)
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +70,7 @@ class Means:
     episodes: Episodes
     souls: Souls
     model: Model
-    gate: ToolGate
+    gate: Gate
     settings: SettingsBook
     clock: Clock
     bus: Bus
@@ -73,23 +82,46 @@ class Means:
     notices: NoticeBoard
     decisions: DecisionTrees = DecisionTrees()
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
+    pace: Pace = field(default_factory=Pace)
+
+    def fresh_rules(self) -> RuleSet:
+        """The same rules, whose failures count nowhere else."""
+        rules = self.rules()
+        return RuleSet(rules.rules, rules.refused)
+
+    def through(self, recorder: Recorder) -> "Means":
+        """The same, with a recorder in front of all that a run is told by."""
+        store = TapedStore(self.journal, self.rule_states, self.notices, recorder)
+        return replace(
+            self,
+            model=TapedModel(self.model, recorder),
+            gate=TapedGate(self.gate, recorder),
+            clock=TapedClock(self.clock, recorder),
+            journal=store,
+            rule_states=store,
+            notices=store,
+            pace=TapedPace(recorder),
+        )
 
 
 class Work:
     def __init__(self, means: Means, runs: LiveRuns) -> None:
-        self._means = means
+        self.means = means
         self._runs = runs
 
     async def __call__(self, batch: Batch) -> None:
         """Brings accepted messages to their one end, those that are merged along with the one that
         carries them. Only cancellation gets out of here, and then all are still in the inbox."""
-        means, entry, run = self._means, batch.entry, batch.run
+        means, entry, run = self.means, batch.entry, batch.run
         attempt = entry.attempts
         if entry.state == "queued":
             attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
-        run.start(attempt, means.clock.now(), means.clock.monotonic())
+        recorder = Recorder([one.entry.new.run_id for one in batch.asked])
+        recorder.listen(run.reins)
+        taped = Work(means.through(recorder), self._runs)
+        run.start(attempt, taped.means.clock.now(), taped.means.clock.monotonic())
         try:
-            end = await self._bring_to_its_end(batch)
+            end = await taped.bring_to_its_end(batch, recorder)
         except anyio.get_cancelled_exc_class():
             await self._forgive(run)
             raise
@@ -104,11 +136,11 @@ class Work:
     async def _forgive(self, run: LiveRun) -> None:
         """We are cut off in good order: that must not count against the message."""
         with anyio.move_on_after(LAST_WORDS_S, shield=True), contextlib.suppress(GatewayError):
-            await self._means.journal.forgive(run.run_id)
+            await self.means.journal.forgive(run.run_id)
 
-    async def _bring_to_its_end(self, batch: Batch) -> End:
+    async def bring_to_its_end(self, batch: Batch, recorder: Recorder) -> End:
         entry, run = batch.entry, batch.run
-        agent = self._means.agents.get(entry.new.session_key.agent)
+        agent = self.means.agents.get(entry.new.session_key.agent)
         try:
             episode = await self._recall(entry, agent)
         except Exception:
@@ -116,9 +148,10 @@ class Work:
             episode = Episode(None)
             end = refused(_asked(batch), "internal_error", DEFECT, None, self._timing(run))
         else:
-            end = await self._end(batch, agent, episode)
+            end = await self.end_of(batch, agent, episode)
+        tape = await packed_aside(recorder, self.means.encode)
         try:
-            await self._commit(batch, episode, end)
+            await self._commit(batch, episode, end, tape)
         except GatewayError:
             # Something in the answer cannot be kept; the question can, and an honest word.
             log.exception("an answer cannot be stored", extra={"run": run.run_id})
@@ -127,14 +160,14 @@ class Work:
             batch.taken = ()
             asked = _asked(batch)
             sorry = refused(asked, "internal_error", DEFECT, episode.head, self._timing(run))
-            await self._commit(batch, episode, sorry)
+            await self._commit(batch, episode, sorry, tape)
             return sorry
         return end
 
     async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
         rules = agent.context if agent else ContextRules()
         key, upto = entry.new.session_key, entry.new.context_id
-        means = self._means
+        means = self.means
         recall = means.episodes.recall
         try:
             return await until_stored(means.clock, lambda: recall(key, rules, upto=upto))
@@ -142,7 +175,8 @@ class Work:
             log.warning("the place to go on from is gone", extra={"node": upto})
             return await until_stored(means.clock, lambda: recall(key, rules))
 
-    async def _end(self, batch: Batch, agent: AgentDef | None, episode: Episode) -> End:
+    async def end_of(self, batch: Batch, agent: AgentDef | None, episode: Episode) -> End:
+        """How it ends when it goes on from there."""
         entry, run, asked = batch.entry, batch.run, _asked(batch)
 
         def timing() -> Timing:
@@ -163,12 +197,12 @@ class Work:
         return answered(_asked(batch), answer, episode.head, timing())
 
     def _timing(self, run: LiveRun) -> Timing:
-        clock = self._means.clock
+        clock = self.means.clock
         # The wall clock may jump; how long it took may not.
         return Timing(clock.now(), round((clock.monotonic() - run.began) * 1000, 3))
 
     async def _drive(self, batch: Batch, agent: AgentDef, episode: Episode) -> Answer:
-        means, new, run = self._means, batch.entry.new, batch.run
+        means, new, run = self.means, batch.entry.new, batch.run
         person = person_of(new)
         settings = await until_stored(means.clock, lambda: means.settings.of(person))
         agent = as_wished(agent, settings, new.limits)
@@ -181,18 +215,20 @@ class Work:
             means.clock,
             lambda: means.notices.claim(person, key, new.run_id, now=means.clock.now()),
         )
-        tools = means.gate.offered(agent)
+        tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
         context = pack(agent, soul, episode.nodes, question, tools, earlier=earlier)
         scope = ToolScope(new.session_key, new.run_id, person)
+        plan = means.plans.of(agent.id)
+        agent = replace(agent, decision=means.decisions.chosen(agent.decision, plan.decision))
         job = Job(
             agent=agent,
-            plan=means.plans.of(agent.id),
+            plan=plan,
             context=context,
             tools=tools,
             scope=scope,
-            rules=await self._rules(agent, key),
+            rules=RunRules(rules, only=agent.rules, kept=await self._kept(rules, key)),
             publish=means.bus.publish,
             decode=means.decode,
             decision=means.decisions.named(agent.decision),
@@ -208,20 +244,31 @@ class Work:
             clock=means.clock,
             emit=run.emit,
             reins=run.reins,
+            pace=means.pace,
         )
         run.progress = driver.progress
-        return await driver.drive()
+        await means.pace.begins(job, self._scene(agent, rules))
+        try:
+            return await driver.drive()
+        finally:
+            means.pace.ends()
 
-    async def _rules(self, agent: AgentDef, key: SessionKey) -> RunRules:
-        means, rules = self._means, self._means.rules()
+    def _scene(self, agent: AgentDef, rules: RuleSet) -> dict[str, object]:
+        """What decides over a run besides what it is shown and told."""
+        tree = {"name": agent.tree, "text": self.means.plans.digest(agent.id)}
+        limits, rules_ = asdict(agent.limits), dict(rules.digests)
+        return {"limits": limits, "tree": tree, "decision": agent.decision, "rules": rules_}
+
+    async def _kept(self, rules: RuleSet, key: SessionKey) -> Mapping[str, object]:
+        means = self.means
         kept: object = None
         if rules.keeps_state:
             text = await until_stored(means.clock, lambda: means.rule_states.of(key))
             kept = means.decode(text) if text else None
-        return RunRules(rules, only=agent.rules, kept=kept if isinstance(kept, dict) else {})
+        return kept if isinstance(kept, dict) else {}
 
-    async def _commit(self, batch: Batch, episode: Episode, end: End) -> None:
-        means, entry, run = self._means, batch.entry, batch.run
+    async def _commit(self, batch: Batch, episode: Episode, end: End, tape: bytes) -> None:
+        means, entry, run = self.means, batch.entry, batch.run
         new = entry.new
         log_bytes = run.seal(end.terminal)
         run.state = "ended"
@@ -238,9 +285,10 @@ class Work:
             summary=means.encode(summary).decode(),
             finished_at=means.clock.now(),
             deliveries=self._deliveries(entry, end),
+            tape=tape,
             person=person_of(new),
             posts=end.posts,
-            rule_state=means.encode(end.kept).decode() if end.kept is not None else None,
+            rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
@@ -251,7 +299,7 @@ class Work:
             means.episodes.forget(new.session_key)
 
     def _merged(self, one: Waiting, into: LiveRun, end: End) -> Merged:
-        means, its = self._means, one.run
+        means, its = self.means, one.run
         its.start(max(1, one.entry.attempts), means.clock.now(), means.clock.monotonic())
         log_bytes = its.seal(merged(into.run_id, end.nodes[-1].id, self._timing(its)))
         its.state = "ended"
@@ -261,7 +309,7 @@ class Work:
 
     def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
         key = entry.new.session_key
-        if key.channel not in self._means.channels:
+        if key.channel not in self.means.channels:
             return ()
         delivery_id = f"d_{entry.new.message_id}"
         return (NewDelivery(delivery_id, key.channel, key.account, key.peer, None, end.text),)

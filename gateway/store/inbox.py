@@ -51,6 +51,9 @@ class SqliteRuns:
     async def find(self, run_id: RunId) -> RunRecord | None:
         return await self._readers.read(partial(_find, run_id))
 
+    async def tape(self, run_id: RunId) -> bytes:
+        return await self._readers.read(partial(_tape, run_id))
+
 
 def require_entry(entry: NewEntry) -> None:
     """Raises TextRefused before anything is written."""
@@ -163,6 +166,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     for one in ending.merged:
         end = ("done", at, "merged", one.summary, one.log)
         pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
+    _add_tape(ending, pen.db)
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     _append(ending.nodes, parent, session, pen.db)
     _add_deliveries(ending, session, pen.db)
@@ -180,6 +184,11 @@ def _require_open(merged: Sequence[Merged], session: SessionRow, db: sqlite3.Con
 
 def _is_open(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> bool:
     return db.execute(_IS_OPEN, (run_id, session.id)).fetchone() is not None
+
+
+def _add_tape(ending: Ending, db: sqlite3.Connection) -> None:
+    if ending.tape:
+        db.execute(_ADD_TAPE, (ending.run_id, ending.tape))
 
 
 def _require_ended(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> None:
@@ -243,6 +252,11 @@ def _find(run_id: RunId, db: sqlite3.Connection) -> RunRecord | None:
     )
 
 
+def _tape(run_id: RunId, db: sqlite3.Connection) -> bytes:
+    row = db.execute("SELECT data FROM tape WHERE run_id = ?", (run_id,)).fetchone()
+    return row[0] if row else b""
+
+
 def _to_entry(row: Sequence[Any]) -> Entry:
     message_id, run_id, key, content, at, *more = row[:11]
     more[-1] = from_json(more[-1]) if more[-1] else {}
@@ -279,6 +293,7 @@ _END_RUN = """
 UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, log = ?
 WHERE run_id = ? AND session = ? AND finished_at IS NULL
 """
+_ADD_TAPE = "INSERT INTO tape (run_id, data) VALUES (?, ?)"
 _ADD_NODE = """
 INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens, model, created_at,
                   label)

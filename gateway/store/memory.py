@@ -150,6 +150,7 @@ class MemoryCare:
             run.swept = True
             run.record = replace(run.record, log=b"")
             self._shelf.journal.pop(run.record.entry.new.run_id, None)
+            self._shelf.tapes.pop(run.record.entry.new.run_id, None)
         return min(len(old), max(0, limit))
 
     async def close(self) -> None:

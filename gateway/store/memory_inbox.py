@@ -98,6 +98,7 @@ class MemoryInbox:
         self._append(session, ending)
         self._add_deliveries(ending)
         leave(ending, self._shelf)
+        self._shelf.tapes[ending.run_id] = ending.tape
         session.record = self._counted(session.record, ending, moves=moves)
         said = (ending.outcome, ending.log, ending.summary)
         self._end(ending.run_id, ending.state, said, ending.finished_at)
@@ -170,6 +171,10 @@ class MemoryRuns:
         await self._shelf.ready()
         run = self._shelf.runs.get(run_id)
         return None if run is None else run.record
+
+    async def tape(self, run_id: RunId) -> bytes:
+        await self._shelf.ready()
+        return self._shelf.tapes.get(run_id, b"")
 
 
 class MemoryJournal:

@@ -58,6 +58,7 @@ class Shelf:
     seen: dict[tuple[str, str, str], RunId] = field(default_factory=dict)
     node_ids: set[NodeId] = field(default_factory=set)
     journal: dict[RunId, list[JournalNote]] = field(default_factory=dict)
+    tapes: dict[RunId, bytes] = field(default_factory=dict)
     deliveries: dict[str, Delivery] = field(default_factory=dict)
     spaces: dict[PluginSpace, Space] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)

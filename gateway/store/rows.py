@@ -1,7 +1,6 @@
 """Values as columns and back: times, texts, messages."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -9,9 +8,8 @@ from pydantic_core import from_json, to_json
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
-
-EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
+from gateway.domain.times import to_micros as to_micros  # a row's times
+from gateway.domain.times import to_time as to_time
 
 
 class TextRefused(GatewayError):
@@ -35,14 +33,6 @@ def require_text(what: str, *texts: str | None) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise TextRefused(what) from error
-
-
-def to_micros(at: datetime) -> int:
-    return (at - EPOCH) // _MICROSECOND
-
-
-def to_time(micros: int) -> datetime:
-    return EPOCH + timedelta(microseconds=micros)
 
 
 _SET_BACK_US = 60_000_000

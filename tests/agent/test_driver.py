@@ -11,10 +11,12 @@ import pytest
 
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Job
+from gateway.agent.reins import Said
 from gateway.agent.story import Json, Story
 from gateway.agent.wishes import Fail, Finish
 from gateway.agent.words import INTERRUPTED
 from gateway.control.rules.engine import RunRules, load_rules
+from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.chunks import Chunk
@@ -34,6 +36,7 @@ from gateway.domain.ports import Model, ToolScope
 from gateway.domain.rules import RuleDef
 from gateway.memory.context import message_tokens, pack
 from gateway.tools.gate import ToolGate
+from tests.agent.paper import EXECUTE, SHIPPED, is_valid_for_a_model, tree
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, StallingModel, says
@@ -59,6 +62,7 @@ class Stage:
         agent: AgentDef = AGENT,
         journal: FakeJournal | None = None,
         rules: tuple[RuleDef, ...] = (),
+        plan: TreePlan | None = None,
     ) -> None:
         clock = FakeClock()
         gate = ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=clock)
@@ -70,7 +74,7 @@ class Stage:
         self.events: list[Event] = []
         job = Job(
             agent=agent,
-            plan=shipped(),
+            plan=plan or shipped(),
             context=context,
             tools=offered,
             scope=SCOPE,
@@ -425,6 +429,108 @@ async def test_a_tool_that_ended_before_the_run_was_stopped_keeps_its_result() -
     assert [shown["tool_call"]["id"] for shown in stage.of("tool_result")] == ["1", "2"]
 
 
+class Remembering:
+    """Replies by how much was said already, so that it says the same to the same."""
+
+    def __init__(self) -> None:
+        self.asked: list[ModelRequest] = []
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        self.asked.append(request)
+        step = sum(message.role == "assistant" for message in request.messages)
+        if step == 3:
+            return says("done")
+        names = ("echo", "other", "unheard of")
+        calls = [ToolCall(f"{step}.{n}", names[n], f'{{"n":{n}}}') for n in range(step + 1)]
+        return says(f"step {step}", *calls)
+
+
+@pytest.mark.requirement("S-003-Message-06", "S-000-ToolCall-05")
+@pytest.mark.parametrize("name", SHIPPED)
+async def test_a_run_that_was_cut_off_anywhere_goes_on_as_if_it_had_not(name: str) -> None:
+    whole, plan = FakeJournal(), shipped(name)
+    tools = (FakeTool("echo"), FakeTool("other"))
+    first = await Stage(Remembering(), *tools, journal=whole, plan=plan).drive()
+    notes = whole.kept[SCOPE.run_id]
+    count = [len(tool.calls) for tool in tools]
+
+    for upto in range(len(notes) + 1):
+        journal = FakeJournal()
+        journal.kept[SCOPE.run_id] = notes[:upto]
+        again = (FakeTool("echo"), FakeTool("other"))
+        model = Remembering()
+        stage = Stage(model, *again, journal=journal, plan=plan)
+
+        answer = await stage.drive()
+
+        assert (answer.end, answer.said, answer.usage) == (first.end, first.said, first.usage)
+        assert journal.kept[SCOPE.run_id][:upto] == notes[:upto]
+        assert sorted(map(str, journal.kept[SCOPE.run_id])) == sorted(map(str, notes))
+        known = [json.loads(note.payload) for note in notes[:upto] if "result" in note.kind]
+        for tool, before in zip(again, count, strict=True):
+            had = sum(result["name"] == tool.spec.name for result in known)
+            assert len(tool.calls) == before - had
+        assert all(is_valid_for_a_model(request.messages) for request in model.asked)
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+async def test_what_people_added_is_there_again_where_it_was_taken(name: str) -> None:
+    journal, plan = FakeJournal(), shipped(name)
+    stage: Stage
+
+    async def act(arguments: Mapping[str, object]) -> str:
+        if len(echo.calls) == 1:
+            stage.driver.reins.say(Said(RunId("r_2"), "faster"))
+        return "ok"
+
+    echo = FakeTool("echo", act)
+    stage = Stage(Remembering(), echo, journal=journal, plan=plan)
+    first = await stage.drive()
+    notes = journal.kept[SCOPE.run_id]
+    taken = [note.kind for note in notes].index("said:r_2")
+    assert first.taken == (RunId("r_2"),)
+
+    for upto in range(taken + 1, len(notes) + 1):
+        kept = FakeJournal()
+        kept.kept[SCOPE.run_id] = notes[:upto]
+        answer = await Stage(Remembering(), FakeTool("echo"), journal=kept, plan=plan).drive()
+
+        assert [m.text for m in answer.said if m.role == "user"] == ["faster"]
+        assert answer.taken == (RunId("r_2"),)
+        assert [m.role for m in answer.said] == [m.role for m in first.said]
+
+
+@pytest.mark.requirement("S-002-BT-08")
+async def test_a_model_that_is_slower_than_its_tree_allows_has_failed() -> None:
+    model = StallingModel(TextDelta("half"))
+    stage = Stage(model, plan=tree("(llm-call :timeout 0s)"))
+
+    answer = await stage.drive()
+
+    assert model.cancelled
+    assert isinstance(answer.end, Fail)
+    assert answer.end.text == "half"
+    assert "did not answer in time" in answer.end.told
+
+
+@pytest.mark.requirement("S-002-BT-08")
+async def test_a_tool_that_is_slower_than_its_tree_allows_has_an_error_for_a_result() -> None:
+    async def stalls(arguments: Mapping[str, object]) -> str:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    execute = EXECUTE.replace("$call)", "$call :timeout 0s)")
+    plan = tree(f"(sequence (llm-call) {execute} (llm-call))")
+    model = ScriptedModel(says("", ToolCall("1", "echo")), says("done"))
+
+    answer = await Stage(model, FakeTool("echo", stalls), plan=plan).drive()
+
+    assert answer.said[1].result is not None
+    assert answer.said[1].result.content == "echo did not answer within 0 s."
+    assert answer.said[1].result.is_error
+    assert answer.end == Finish("answered", "done")
+
+
 # --- budgets that are for more than this run ------------------------------------------------------
 
 DAY = Tally(Scope("day", "2026-01-01"), used=Amount(900))
@@ -470,11 +576,9 @@ async def test_a_budget_that_ends_in_the_middle_keeps_what_was_done() -> None:
 
 
 async def test_a_budget_that_is_nearly_spent_is_told_to_client_model_and_listeners() -> None:
-    async def warns(_request: ModelRequest, hear: Hear) -> ModelReply:
-        hear(BudgetWarning(DAY.scope, "tokens", 900, 1000))
-        return says("look", ToolCall("1", "echo"))
-
-    model = ScriptedModel(warns, says("done"))
+    warned = (BudgetWarning("daily", "tokens", 900, 1000),)
+    look = replace(says("look", ToolCall("1", "echo")), warnings=warned)
+    model = ScriptedModel(look, says("done"))
     stage = Stage(model, FakeTool(), rules=core_definitions())
 
     await stage.drive()
@@ -486,12 +590,3 @@ async def test_a_budget_that_is_nearly_spent_is_told_to_client_model_and_listene
         ("limit_warning", told)
     ]
     assert told in model.asked[1].messages[-1].text
-
-
-async def test_a_warning_after_the_end_is_told_to_nobody() -> None:
-    stage = Stage(ScriptedModel(says("hello")))
-    await stage.drive()
-
-    stage.driver.turn.hear(1, BudgetWarning(DAY.scope, "tokens", 900, 1000))
-
-    assert stage.of("system") == []

@@ -1,6 +1,6 @@
 """Reins: what was said can be taken back until the run has taken it, and a loose run hears nothing."""
 
-from gateway.agent.reins import Reins, Said, drop_said
+from gateway.agent.reins import Reins, Said, Stop, drop_said
 from gateway.domain.ids import RunId
 
 ONE, TWO = Said(RunId("r1"), "one"), Said(RunId("r2"), "two")
@@ -33,3 +33,25 @@ def test_a_loose_run_takes_nothing_and_forgets_nothing() -> None:
 
     assert not reins.say(ONE)
     assert not reins.unsay(ONE.run_id)
+
+
+def test_what_is_pulled_before_the_run_is_there_when_it_begins() -> None:
+    reins = Reins()
+
+    reins.stop("cancelled", at_once=False)
+    reins.say(ONE)
+
+    assert list(reins.pulled) == [Stop("cancelled", at_once=False), ONE]
+
+
+def test_the_run_is_woken_each_time_until_it_is_over() -> None:
+    woken: list[int] = []
+    reins = Reins()
+    reins.wake = lambda: woken.append(len(reins.pulled))
+
+    reins.stop("timeout", at_once=True)
+    reins.say(ONE)
+    reins.let_go()
+    reins.stop("cancelled", at_once=True)
+
+    assert woken == [1, 2]

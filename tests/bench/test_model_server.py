@@ -79,3 +79,27 @@ async def test_calls_that_wait_are_open_together() -> None:
         counted = await stats(http, url)
 
     assert counted == {"requests": 20, "open": 0, "open_max": 20}
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+async def test_so_many_tool_calls_come_before_each_answer(wire: Wire) -> None:
+    tools, arguments = (ToolSpec("echo", ""),), '{"text":"hello"}'
+    question = a_request(tools=tools)
+    async with serving(Plan(0.0, 3, 0.0, tool_calls=1, arguments=arguments)) as (url, http):
+        client = a_client(http, url=url, wire=wire)
+        asking = await client.reply(question, Heard())
+        [call] = asking.tool_calls
+        result = ToolResult(call.id, call.name, "hello")
+        after = a_request(
+            tools=tools,
+            messages=(
+                *question.messages,
+                Message("assistant", "", asking.tool_calls),
+                Message("tool", result=result),
+            ),
+        )
+        answer = await client.reply(after, Heard())
+
+    assert call.arguments == arguments
+    assert answer.text == TEXT
+    assert not answer.tool_calls

@@ -360,12 +360,26 @@ async def test_what_a_dead_process_held_is_taken_as_spent() -> None:
 
 async def test_the_call_that_passes_80_percent_tells_it_once() -> None:
     async with bench(Budgets(daily=Limit(10_000))) as at:
-        heard = Heard()
-        for tokens in (7_000, 1_000, 500):
-            await at.ask(says("hi", tokens=tokens), hear=heard)
+        told = [await at.ask(says("hi", tokens=tokens)) for tokens in (7_000, 1_000, 500)]
 
-    warnings = [delta for delta in heard.deltas if isinstance(delta, BudgetWarning)]
-    assert [(str(w.scope), w.used, w.limit) for w in warnings] == [("daily", 8_000, 10_000)]
+    assert [reply.warnings for reply in told] == [
+        (),
+        (BudgetWarning("daily", "tokens", 8_000, 10_000),),
+        (),
+    ]
+
+
+async def test_a_warning_waits_for_a_reply_that_somebody_hears() -> None:
+    async def breaks(_request: ModelRequest, hear: Hear) -> ModelReply:
+        hear(TextDelta("x" * 26_000))
+        raise failed(started=True)
+
+    async with bench(Budgets(daily=Limit(10_000))) as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(breaks)
+        reply = await at.ask(says("hi", tokens=10))
+
+    assert [one.scope for one in reply.warnings] == ["daily"]
 
 
 async def test_estimates_learn_from_what_is_reported() -> None:

@@ -851,7 +851,8 @@ async def test_a_sweep_forgets_journals_and_logs_and_keeps_the_rest(opened: Open
         for number, name in enumerate("abc"):
             await stores.inbox.accept(an_entry(name), begin=True)
             await stores.journal.note(RunId(f"run-{name}"), JournalNote(1, "reply", "{}"))
-            await stores.inbox.finish(an_ending(name, grown_from=parent, after_s=number))
+            ending = an_ending(name, grown_from=parent, after_s=number)
+            await stores.inbox.finish(replace(ending, tape=f"of {name}".encode()))
             parent = f"{name}-2"
         await stores.inbox.accept(an_entry("open"), begin=True)
         await stores.journal.note(RunId("run-open"), JournalNote(1, "reply", "{}"))
@@ -862,6 +863,8 @@ async def test_a_sweep_forgets_journals_and_logs_and_keeps_the_rest(opened: Open
         assert swept == [1, 1, 0]
         for name, is_kept in {"a": False, "b": False, "c": True, "open": True}.items():
             assert bool(await stores.journal.notes(RunId(f"run-{name}"))) is is_kept
+        tapes = [await stores.runs.tape(RunId(f"run-{name}")) for name in ("a", "c", "open")]
+        assert tapes == [b"", b"of c", b""]
         record = await stores.runs.find(RunId("run-a"))
         assert record is not None
         assert (record.log, record.outcome, record.summary) == (b"", "answered", '{"turn":1}')

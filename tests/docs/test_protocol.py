@@ -3,16 +3,20 @@
 import re
 from dataclasses import fields
 from pathlib import Path
-from typing import get_args
+from typing import cast, get_args
 
 import pytest
 from pydantic_core import from_json, to_json
 
+from gateway.agent.words import STOPS, WARNINGS, Reading, Stopping, stop_text
 from gateway.control.bus import Bus
 from gateway.control.rules.engine import RuleSet
 from gateway.domain import chunks
+from gateway.domain.agents import Limits
 from gateway.domain.budgets import Budgets
+from gateway.domain.chunks import DoneReason
 from gateway.domain.events import KINDS, Event
+from gateway.domain.ids import RunId
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.methods.audit import AuditMethods
@@ -20,6 +24,7 @@ from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
@@ -49,6 +54,7 @@ async def methods() -> list[Method]:
             *EventMethods(Bus()).all(),
             *SettingsMethods(stage.settings, AGENT).all(),
             *RuleMethods(lambda: RuleSet(())).all(),
+            *ReplayMethods(stage.front, stage.replays).all(),
             *InsightMethods(
                 stage.front,
                 about,
@@ -122,6 +128,53 @@ def test_every_ending_is_documented_and_no_other(line: str, values: tuple[str, .
     text = PROTOCOL.split(line, 1)[1].split(".", 1)[0]
 
     assert set(re.findall(r"`(\w+)`", text)) == set(values)
+
+
+def test_every_limit_is_documented_with_what_is_said_at_it_and_no_other() -> None:
+    limits = Limits()
+    stops: dict[str, Stopping] = {reason: said for reason, said in STOPS.items() if said.limit}
+    documented = {
+        name: [cell.strip() for cell in rest.strip("|").split("|")]
+        for name, rest in rows("Limits").items()
+        if name != "limit_type"
+    }
+
+    assert set(documented) == {*WARNINGS, *stops}
+    for name, (warning, stop) in documented.items():
+        said = stops.get(name)
+        told = f"`{said.system_type}`: {stop_text(cast(DoneReason, name), limits)}" if said else ""
+        assert stop == told
+        assert re.sub(r"\d+", "#", warning) == WARNINGS.get(name, ("", ""))[1].format(
+            current=0, limit=0
+        ).replace("0", "#")
+    for reason in (reason for reason in STOPS if reason not in stops):
+        assert f"`{stop_text(reason, limits)}`" in PROTOCOL
+
+
+@pytest.mark.parametrize("kind", sorted(WARNINGS))
+def test_a_warning_tells_large_numbers_in_all_their_digits_as_documented(kind: str) -> None:
+    _, text = WARNINGS[kind]
+
+    assert "(734003/1048576" in text.format(current=734_003, limit=1_048_576)
+
+
+def test_every_kind_of_system_event_and_its_metadata_are_documented() -> None:
+    said = rows("Events")["system"].split("(", 1)[1].split(")", 1)[0]
+    metadata = PROTOCOL.split("whose `metadata` is\n`{", 1)[1].split("}`", 1)[0]
+
+    assert tuple(re.findall(r'"(\w+)"', said)) == get_args(chunks.SystemType)
+    assert set(metadata.split(", ")) == set(Reading("max_iterations", 1, 2).metadata())
+
+
+async def test_every_field_of_a_run_is_documented_and_no_other() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("hi")), stores) as stage:
+        run_id = await stage.say("hello")
+        await stage.until_idle()
+        record = await stores.runs.find(RunId(run_id))
+    assert record is not None
+    documented = rows("WebSocket")["run.inspect"].split("{", 1)[1].split("}", 1)[0]
+
+    assert sorted(documented.split(", ")) == sorted(from_json(record.summary))
 
 
 async def test_every_route_is_documented() -> None:

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from gateway.agent.sight import ROOTS as KEYS
 from gateway.config.rules import OPTIONS
 from gateway.config.schema import RuleSection
 from gateway.control.expressions import FUNCTIONS
@@ -54,6 +55,8 @@ def test_every_name_and_function_of_expressions_is_documented() -> None:
     listed = PAGE.split("and these functions:", 1)[1].split("There is nothing else", 1)[0]
 
     assert list(rows("Expressions")) == list(ROOTS)
+    for name in KEYS.keys() - {"limits", "config"}:
+        assert set(re.findall(r"`(\w+)`", rows("Expressions")[name][0])) == set(KEYS[name]), name
     assert re.findall(r"`(\w+)`", listed) == list(FUNCTIONS)
 
 

@@ -46,8 +46,8 @@ class Slot:
 
 
 class Client:
-    """`frames` are all that came, in order; `events` those of runs by run; `told` what
-    `events.subscribe` asked for."""
+    """`frames` are all that came, in order; `events` the chunks of each run; `told` what came of
+    `events.subscribe`."""
 
     def __init__(self, socket: ClientConnection, *, wait_s: float = WAIT_S) -> None:
         self.socket = socket
@@ -59,7 +59,7 @@ class Client:
         self._wait_s = wait_s
         self._numbers = itertools.count(1)
         self._slots: dict[object, Slot] = {}
-        self._news: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)
+        self._news: defaultdict[str, anyio.Event] = defaultdict(anyio.Event)  # "": of `told`
 
     async def listen(self) -> None:
         """Takes in frames until the socket ends."""
@@ -79,14 +79,11 @@ class Client:
 
     def _take(self, frame: Any) -> None:
         self.frames.append(frame)
-        if frame.get("method") == "event":
-            self.told.append(frame["params"])
-        elif "method" in frame:
-            event = frame["params"]
-            run_id = event["run_id"]
-            self.events[run_id].append(event)
-            if run_id in self._news:
-                self._news.pop(run_id).set()
+        if "method" in frame:
+            event, of_a_run = frame["params"], frame["method"] == "chat.event"
+            (self.events[event["run_id"]] if of_a_run else self.told).append(event)
+            if news := self._news.pop(event["run_id"] if of_a_run else "", None):
+                news.set()
         elif slot := self._slots.get(frame["id"]):
             slot.answer = frame
             slot.done.set()
@@ -131,12 +128,20 @@ class Client:
 
     async def until(self, run_id: str, enough: Callable[[Sequence[Event]], object]) -> list[Event]:
         """The events of a run as soon as they are enough. Raises Disconnected."""
+        await self._heard(run_id, lambda: enough(self.events[run_id]))
+        return self.events[run_id]
+
+    async def until_told(self, enough: Callable[[Sequence[Event]], object]) -> list[Event]:
+        """What was subscribed to, as soon as it is enough. Raises Disconnected."""
+        await self._heard("", lambda: enough(self.told))
+        return self.told
+
+    async def _heard(self, where: str, enough: Callable[[], object]) -> None:
         with anyio.fail_after(self._wait_s):
-            while not enough(self.events[run_id]):
+            while not enough():
                 if self.closed.is_set():
                     raise Disconnected
-                await self._news[run_id].wait()
-        return self.events[run_id]
+                await self._news[where].wait()
 
     async def ended(self, run_id: str) -> list[Event]:
         """The events of a run once it has ended."""

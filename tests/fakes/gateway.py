@@ -5,9 +5,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
@@ -29,13 +29,15 @@ ROOT = Path(__file__).parents[2]
 @dataclass(frozen=True)
 class Setup:
     """What a configuration file says; each text goes into its section, `rest` to the end. The agent
-    has these bundled plugins as its `tools`."""
+    has these bundled plugins as its `tools`; `grants` are what they may do besides the usual."""
 
     model_url: str
+    wire: str = "openai"
     gateway: str = ""
     provider: str = ""
     agent: str = ""
     tools: tuple[str, ...] = ()
+    grants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     rest: str = ""
     key: str = "sk-of-the-test"
 
@@ -47,7 +49,7 @@ data_dir = "{folder / "data"}"
 {self.gateway}
 
 [providers.fake]
-wire = "openai"
+wire = "{self.wire}"
 base_url = "{self.model_url}"
 api_key = "{self.key}"
 {self.provider}
@@ -60,7 +62,7 @@ soul_path = "{folder / "soul.md"}"
 tools = {json.dumps(self.tools)}
 {self.agent}
 
-{"".join(map(_bundled, self.tools))}
+{"".join(_bundled(name, self.grants.get(name, ())) for name in self.tools)}
 {self.rest}
 """
 
@@ -72,12 +74,12 @@ tools = {json.dumps(self.tools)}
         return path
 
 
-def _bundled(name: str) -> str:
+def _bundled(name: str, more: tuple[str, ...]) -> str:
     return f'''
 [[plugins]]
 name = "{name}"
 path = "bundled:{name}"
-capabilities = {json.dumps(BUNDLED[name])}
+capabilities = {json.dumps([*BUNDLED[name], *more])}
 '''
 
 

@@ -4,6 +4,7 @@ import gzip
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -245,6 +246,16 @@ async def test_silence_before_the_first_byte_is_a_timeout() -> None:
         await server.requests[0].disconnected.wait()
 
     assert (failed.value.kind, failed.value.started) == ("timeout", False)
+
+
+async def test_a_request_may_be_less_patient_than_its_provider() -> None:
+    script = [Reply(["a", "b"], gates={2: anyio.Event()})]
+    async with asking(script, idle_timeout_s=60) as (server, client):
+        with pytest.raises(ModelFailed) as failed, anyio.fail_after(5):
+            await client.reply(replace(a_request(), idle_timeout_s=0.2), Heard())
+        await server.requests[0].disconnected.wait()
+
+    assert failed.value.kind == "timeout"
 
 
 async def test_silence_between_two_chunks_is_a_timeout() -> None:

@@ -11,6 +11,7 @@ import anyio
 
 from gateway.budgets.metering import Meter
 from gateway.control.bus import Bus
+from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
@@ -25,17 +26,21 @@ from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.replayed import Reel
+from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices
+from tests.fakes.model import ScriptedModel, says
 from tests.fakes.plans import shipped_plans
 from tests.fakes.texts import FakeTexts
 from tests.fakes.tools import FakeTool, NoSchemas
 
 NO_RULES = load_rules(())
+OURS = DecisionTrees()
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY, USUAL = Bounds(), Manner()
 Events = list[dict[str, Any]]
@@ -58,6 +63,7 @@ class Stage:
     stores: Stores
     gate: ToolGate
     settings: SettingsBook
+    replays: Replays
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -98,6 +104,11 @@ class Stage:
 UNLIMITED = Budgets()
 
 
+def _unwired(_reel: Reel) -> Model:
+    """Here nothing has bytes."""
+    return ScriptedModel(says(""))
+
+
 @asynccontextmanager
 async def staged(
     model: Model,
@@ -114,6 +125,8 @@ async def staged(
     opened: bool = True,
     rules: RuleSet = NO_RULES,
     budgets: Budgets = UNLIMITED,
+    decisions: DecisionTrees = OURS,
+    bus: Bus | None = None,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -134,7 +147,7 @@ async def staged(
         gate=gate,
         settings=settings,
         clock=clock,
-        bus=Bus(),
+        bus=bus or Bus(),
         encode=encode,
         decode=json.loads,
         plans=await shipped_plans(agents),
@@ -142,6 +155,7 @@ async def staged(
         rule_states=stores.rule_states,
         notices=stores.notices,
         channels=channels,
+        decisions=decisions,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id)
     with anyio.fail_after(5):
@@ -173,4 +187,5 @@ async def staged(
                 plans=means.plans,
                 clock=clock,
             )
-            yield Stage(front, lanes, clock, stores, gate, settings)
+            replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
+            yield Stage(front, lanes, clock, stores, gate, settings, replays)

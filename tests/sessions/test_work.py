@@ -9,9 +9,18 @@ from datetime import timedelta
 import anyio
 import pytest
 
+from gateway.control.bus import Bus
+from gateway.control.policy import (
+    AgentState,
+    DecisionTrees,
+    DefaultDecisionTree,
+    MakeDecisionTree,
+)
+from gateway.domain.agents import Limits
 from gateway.domain.bindings import Address
 from gateway.domain.budgets import Amount, Budgets, Limit, Scope, day_of
 from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable, ToolFailed
+from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
@@ -486,6 +495,85 @@ async def test_a_run_that_has_ended_is_gone_without_a_look_for_garbage() -> None
         gc.enable()
 
     assert left is None
+
+
+def broken(method: str) -> MakeDecisionTree:
+    """A policy whose method raises."""
+
+    def raising(*_: object) -> object:
+        raise RuntimeError("secret")
+
+    return type("Broken", (Own,), {method: raising})
+
+
+class Own(DefaultDecisionTree):
+    """One of somebody's own."""
+
+
+@pytest.mark.requirement("S-001-Tree-07", "S-002-Query-12")
+@pytest.mark.parametrize("tree", ["default", "oracle-agent"])
+@pytest.mark.parametrize(
+    "method", ["get_config", "should_continue", "on_turn_start", "on_tool_result"]
+)
+async def test_a_policy_that_fails_ends_its_run_and_the_next_one_begins(
+    method: str, tree: str
+) -> None:
+    agent = replace(AGENT, tree=tree, decision="broken")
+    trees = DecisionTrees({"broken": broken(method)})
+    ends: list[Event] = []
+    bus = Bus()
+    bus.subscribe(ends.append, types=frozenset({"session.end"}))
+    model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")))
+    async with open_memory() as stores:
+        async with staged(model, stores, agents=(agent,), decisions=trees, bus=bus) as stage:
+            runs = [await stage.say("hi"), await stage.say("hi again")]
+        path = await stores.transcript.path(KEY, limit=20)
+
+    for run in runs:
+        [end] = [event for event in stage.heard[run] if event["type"] in {"done", "error"}]
+        assert (end["type"], end["error_type"]) == ("error", "internal_error")
+        assert "secret" not in str(stage.heard[run])
+    assert [event.run_id for event in ends] == runs
+    assert [one.message.text for one in path.nodes if one.message.role == "user"] == [
+        "hi",
+        "hi again",
+    ]
+
+
+@pytest.mark.requirement("S-001-Tree-06")
+async def test_an_agent_is_judged_by_the_policy_that_it_names() -> None:
+    class Impatient(DefaultDecisionTree):
+        def should_continue(self, state: AgentState) -> tuple[bool, str]:
+            return state.turn < 1, "timeout"
+
+    agents = (replace(AGENT, decision="impatient"), replace(AGENT, id=AgentId("b")))
+    model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("done"))
+    trees = DecisionTrees({"impatient": Impatient})
+    async with (
+        open_memory() as stores,
+        staged(model, stores, agents=agents, decisions=trees) as stage,
+    ):
+        first = await stage.say("hi")
+        second = await stage.say("hi", requested_agent="b")
+
+    assert stage.heard[first][-1]["reason"] == "timeout"
+    assert stage.heard[second][-1]["reason"] == "answered"
+
+
+@pytest.mark.requirement("S-002-Query-01", "S-002-Cancel-02")
+@pytest.mark.parametrize("tree", ["default", "oracle-agent"])
+async def test_a_run_after_one_that_was_warned_and_stopped_starts_clean(tree: str) -> None:
+    agent = replace(AGENT, tree=tree, limits=Limits(max_iterations=1))
+    model = ScriptedModel(says("look", ToolCall("1", "echo", "{}")), says("done"))
+    async with open_memory() as stores, staged(model, stores, agents=(agent,)) as stage:
+        first = await stage.say("hi")
+        second = await stage.say("hi again")
+
+    assert [event["reason"] for event in stage.said(first, "done")] == ["max_iterations"]
+    assert [event["reason"] for event in stage.said(second, "done")] == ["answered"]
+    warnings = [len(stage.said(run, "system")) for run in (first, second)]
+    assert warnings == [2, 1]
+    assert model.asked[1].messages[-2].result is None
 
 
 # --- budgets -----------------------------------------------------------------------------------

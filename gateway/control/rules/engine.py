@@ -1,8 +1,11 @@
 """Rules at work: events of a run go in, what is to be done comes out. Nothing here waits."""
 
+import json
 import logging
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property
+from hashlib import blake2b
 from types import MappingProxyType
 
 from gateway.control.expressions import ExpressionFailed
@@ -47,6 +50,11 @@ class RuleSet:
         self._hearing: dict[str, tuple[Rule, ...]] = {}
         self.keeps_state = any(rule.definition.keeps_state for rule in self.rules)
 
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """Of each rule by its id: another one for every other rule."""
+        return {rule.definition.id: _digest(rule.definition) for rule in self.rules}
+
     def hearing(self, event_type: str) -> tuple[Rule, ...]:
         found = self._hearing.get(event_type)
         if found is None:
@@ -71,6 +79,20 @@ class RuleSet:
             one = rule.definition
             if one.id in old and replace(old[one.id], source=one.source) == one:
                 self.faults[one.id] = before.faults[one.id]
+
+
+def _digest(definition: RuleDef) -> str:
+    """The same in every process, wherever the rule stands."""
+    text = json.dumps(replace(definition, source=""), default=_plain, sort_keys=True)
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return sorted(value) if isinstance(value, Set) else str(value)
 
 
 def load_rules(definitions: Iterable[RuleDef], refused: tuple[RefusedRules, ...] = ()) -> RuleSet:

@@ -171,6 +171,11 @@ class Loop(Node):
                 return self.done(SUCCESS)
             if self._gives_way(was):
                 return RUNNING
+        return self._done_at_limit()
+
+    def _done_at_limit(self) -> Status:
+        if self.at_limit is FAILURE and self.plan.kind == "repeat":
+            self.ground.note(self.plan, "limit", f"not done after {self.count} rounds")
         return self.done(self.at_limit)
 
     def _limit(self) -> float:

@@ -1,0 +1,121 @@
+"""What a run was told, mark by mark, in order: enough to tell it again without anybody else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+MarkKind = Literal[
+    "begin",  # the driver begins: limits, tree and the like, and what is known of the request
+    "earlier",  # what the journal held of an earlier attempt
+    "kept",  # what rules had kept of the session
+    "waiting",  # notices from other sessions
+    "told",  # the turn was told these, at once
+    "late",  # the time came that it waited for
+    "ask",  # a model is asked: digests of the request's parts
+    "sent",  # a request of so many bytes went out
+    "head",  # its answer began: status, and the headers that decoding needs
+    "bytes",  # one read of it
+    "end",  # how it ended: complete, cut (by us), or a network's failure with its words
+    "text",  # heard of a model that has no bytes
+    "thinking",
+    "reply",  # the model's reply is there; the reply itself only where there are no bytes
+    "failed",  # the same of a failure
+    "refused",  # a budget was spent: scope, unit, used and limit
+    "metered",  # before a reply: what it cost, and the warnings that came with it
+    "result",  # of a tool: the id, name and arguments of the call; content, is_error, duration_ms
+    "slow",  # a tool that was given up: the id of its call, and the result that stands for its own
+    "noted",  # the journal has it
+    "stop",  # somebody stopped it: the reason, and whether at once
+    "said",  # somebody said more: the run that it came with, and the text
+    "unsaid",  # and took it back
+    "now",  # the clocks, each time they were read; the first in microseconds since 1970
+    "tick",
+    "over",  # the driver has ended
+]
+
+# What each kind holds. Whatever does not fit was not written by us.
+_SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
+    "begin": (dict, dict),
+    "earlier": (list,),
+    "kept": ((str, type(None)),),
+    "waiting": (list,),
+    "told": (list,),
+    "late": (),
+    "ask": (dict,),
+    "sent": (int,),
+    "head": (int, dict),
+    "bytes": (str,),
+    "end": (str, str),
+    "text": (str,),
+    "thinking": (str,),
+    "reply": ((dict, type(None)),),
+    "failed": ((dict, type(None)),),
+    "refused": (str, str, str, int, int),
+    "metered": ((float, int, type(None)), list),
+    "result": (str, str, str, str, bool, (float, int)),
+    "slow": (str, str),
+    "noted": (int, str),
+    "stop": (str, bool),
+    "said": (str, str),
+    "unsaid": (str,),
+    "now": (int,),
+    "tick": ((float, int),),
+    "over": (),
+}
+
+
+_NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One thing that a run was told, in its place among all others. `values` are plain; bytes of a
+    network are text, a character a byte."""
+
+    kind: MarkKind
+    values: tuple[Any, ...] = ()
+
+
+class Record(Protocol):
+    """Takes down what happens. It never waits and never fails."""
+
+    def __call__(self, kind: MarkKind, *values: object) -> None: ...
+
+    def hide(self, *secrets: str) -> None:
+        """Texts that must not stand on the tape, whoever says them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """All marks of one attempt; `asked` are the runs whose messages it answers, its own the last.
+    One that grew too long is cut, and holds none."""
+
+    marks: tuple[Mark, ...] = ()
+    is_cut: bool = False
+    asked: tuple[str, ...] = ()
+
+
+def to_plain(tape: Tape) -> dict[str, object]:
+    marks = [[mark.kind, *mark.values] for mark in tape.marks]
+    return {"version": 1, "cut": tape.is_cut, "asked": list(tape.asked), "marks": marks}
+
+
+def from_plain(plain: object) -> Tape:
+    """Raises ValueError for what `to_plain` never gives."""
+    match plain:
+        case {"version": 1, "cut": bool(is_cut), "asked": list(asked), "marks": list(marks)}:
+            return Tape(tuple(map(_mark, marks)), is_cut, tuple(map(str, asked)))
+        case _:
+            raise ValueError("its form is not known")
+
+
+def _mark(plain: object) -> Mark:
+    match plain:
+        case ["now", int(micros)] if not 0 <= micros <= _NO_TIME:
+            pass
+        case [str(kind), *values] if kind in _SHAPES:
+            types = _SHAPES[kind]
+            if len(values) == len(types) and all(map(isinstance, values, types)):
+                return Mark(kind, tuple(values))  # type: ignore[arg-type]  # one of the table's
+    raise ValueError("it holds a mark that is none")

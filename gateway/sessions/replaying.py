@@ -1,0 +1,176 @@
+"""Drives a run that has ended once more, from its tape, and says where it goes another way now."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import anyio
+
+from gateway.control.bus import Bus
+from gateway.domain.agents import AgentDef, ContextRules
+from gateway.domain.errors import Conflict, NotFound
+from gateway.domain.ids import NodeId, RunId
+from gateway.domain.inbox import RunRecord
+from gateway.domain.ports import Model, Runs, Transcript
+from gateway.domain.tape import Tape
+from gateway.memory.episodes import Episode
+from gateway.sessions.asked import Difference
+from gateway.sessions.lines import Batch, Waiting
+from gateway.sessions.player import Player
+from gateway.sessions.replayed import (
+    Reel,
+    ReplayedGate,
+    ReplayedModel,
+    ReplayedStore,
+)
+from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.taping import MOST_BYTES, TapeUnreadable, unpacked
+from gateway.sessions.work import Means, Work
+
+LONGEST_S = 60.0
+_SHOWN = 500  # bytes of an event
+
+Wired = Callable[[Reel], Model]  # the real clients of all providers, over a reel
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """`divergence` is the first; None: all events are the same, byte for byte."""
+
+    divergence: Difference | None
+    chunks: int
+    calls: int
+    response: str | None = None  # of another model that was asked, with the tokens that it took
+    tokens_used: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Replays:
+    means: Means
+    runs: Runs
+    transcript: Transcript
+    wired: Wired
+    providers: frozenset[str]
+
+    async def replay(self, record: RunRecord) -> Replayed:
+        """With the agent, soul, tools and limits of today, and what it was told then. Raises
+        Conflict, NotFound, TapeUnreadable."""
+        tape = await self.tape(record)
+        batch = await self.batch(record, tape)
+        episode = await self.episode(batch)
+        means, new, run = self.means, record.entry.new, batch.run
+        agent = means.agents.get(new.session_key.agent)
+        soul = means.souls.of(new.session_key.agent)
+        scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
+        parting = _Parting(record, scope)
+        player = Player(tape, run.reins, parting, soul.loaded_from if soul else "none")
+        run.listen(lambda event, _last: parting.hear(event))
+        model, store = ReplayedModel(player, self.wired), ReplayedStore(player)
+        played = replace(
+            means,
+            model=model,
+            gate=ReplayedGate(player, means.gate, means.decode),
+            clock=player.clock,
+            journal=store,
+            rule_states=store,
+            notices=store,
+            rules=means.fresh_rules,
+            pace=player,
+            bus=Bus(),  # whoever subscribes has heard of it before
+        )
+        run.start(record.entry.attempts, player.clock.now(), player.clock.monotonic())
+        with scope:
+            work = Work(played, LiveRuns(means.encode))
+            end = await work.end_of(batch, agent, episode)
+            parting.end(run.seal(end.terminal).split(b"\n"))
+        run.let_go()
+        if parting.found is None and scope.cancelled_caught:
+            raise Conflict(f"the replay did not end within {LONGEST_S:g} s")
+        if isinstance(parting.found, TapeUnreadable):
+            raise parting.found
+        return Replayed(parting.found, parting.heard, model.calls)
+
+    def other(self, agent: AgentDef, model: str) -> AgentDef:
+        """The agent with another model: of another provider if its name stands in front of a `/`."""
+        provider, slash, rest = model.partition("/")
+        if slash and provider in self.providers:
+            return replace(agent, provider=provider, model=rest, fallback=None)
+        return replace(agent, model=model, fallback=None)
+
+    async def tape(self, record: RunRecord) -> Tape:
+        run_id = record.entry.new.run_id
+        if record.finished_at is None:
+            raise Conflict("the run has not ended yet")
+        if record.outcome == "merged":
+            raise Conflict("another run answered it: its last event names that one")
+        data = await self.runs.tape(run_id)
+        if not data or not record.log:
+            raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
+        tape = unpacked(data, self.means.decode)
+        if tape.is_cut:
+            most = MOST_BYTES // 1024 // 1024
+            raise TapeUnreadable(f"the run was told more than the {most} MiB that are recorded")
+        return tape
+
+    async def batch(self, record: RunRecord, tape: Tape) -> Batch:
+        """What it answered, and what was said to it on its way."""
+        before = [await self._waiting(run_id) for run_id in tape.asked[:-1]]
+        said = [mark.values[0] for mark in tape.marks if mark.kind == "said"]
+        behind = [one for run_id in said if (one := await self._waiting(run_id))]
+        asked = [one for one in before if one is not None]
+        return Batch([*asked, self._as_waiting(record)], lambda: behind)
+
+    async def _waiting(self, run_id: str) -> Waiting | None:
+        record = await self.runs.find(RunId(run_id))
+        return None if record is None else self._as_waiting(record)
+
+    def _as_waiting(self, record: RunRecord) -> Waiting:
+        new = record.entry.new
+        run = LiveRun(new.run_id, new.session_key, self.means.encode, new.accepted_at)
+        return Waiting(record.entry, run, lambda: None)
+
+    async def episode(self, batch: Batch) -> Episode:
+        """The conversation as far as it had come."""
+        means, new = self.means, batch.asked[0].entry.new
+        question = await self.transcript.node(new.session_key, NodeId(new.message_id))
+        if question is None:
+            raise NotFound(f"the question of run {new.run_id[:64]!r}")
+        if question.parent_id is None:
+            return Episode(None)
+        agent = means.agents.get(new.session_key.agent)
+        rules = agent.context if agent else ContextRules()
+        return await means.episodes.recall(new.session_key, rules, upto=question.parent_id)
+
+
+class _Parting:
+    """Keeps the first place where the run parts from its record, and ends the replay there."""
+
+    def __init__(self, record: RunRecord, scope: anyio.CancelScope) -> None:
+        self._events, self._first = record.log.split(b"\n"), record.first_seq
+        self._scope = scope
+        self.found: Difference | TapeUnreadable | None = None
+        self.heard = 0
+
+    def __call__(self, found: Difference | TapeUnreadable) -> None:
+        self.found = self.found or found
+        self._scope.cancel()
+
+    def hear(self, event: bytes) -> None:
+        self._compare(self.heard, event)
+        self.heard += 1
+
+    def end(self, events: list[bytes]) -> None:
+        """With the last event, which nobody is told."""
+        self._compare(len(events) - 1, events[-1])
+        self.heard = len(events)
+        if len(events) < len(self._events):
+            self._compare(len(events), b"")
+
+    def _compare(self, place: int, event: bytes) -> None:
+        recorded = self._events[place] if place < len(self._events) else b""
+        if recorded != event and self.found is None:
+            seq = self._first + place
+            self(Difference(f"event {seq}", _text(recorded), _text(event), seq))
+
+
+def _text(event: bytes) -> str | None:
+    return event[:_SHOWN].decode("utf-8", "replace") or None

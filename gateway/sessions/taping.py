@@ -1,0 +1,285 @@
+"""Takes down what a run is told, through ports that stand around the real ones."""
+
+import logging
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime
+from typing import Any
+
+from anyio import to_thread
+
+from gateway.agent.job import Gate, Job
+from gateway.agent.pace import News, Pace
+from gateway.agent.reins import Reins, Said, Stop, Unsaid
+from gateway.agent.wishes import Told
+from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.errors import GatewayError, ModelFailed
+from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.inbox import JournalNote
+from gateway.domain.messages import ToolCall, ToolResult
+from gateway.domain.model import Delta, Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.notices import Notice
+from gateway.domain.ports import (
+    Clock,
+    Decode,
+    Encode,
+    Journal,
+    Model,
+    NoticeBoard,
+    RuleStates,
+    ToolScope,
+)
+from gateway.domain.tape import Mark, MarkKind, Record, Tape, from_plain, to_plain
+from gateway.domain.times import to_micros
+from gateway.sessions.asked import Parts, parts_at, parts_of
+
+log = logging.getLogger(__name__)
+
+MOST_BYTES = 8 * 1024 * 1024
+_LONG = 256 * 1024
+_A_MARK = 32  # bytes that a mark takes besides its texts
+
+
+class TapeUnreadable(GatewayError):
+    """A recording cannot be played; the text says why."""
+
+    code = "tape_unreadable"
+
+
+class Recorder:
+    """Implements the Record port. A tape that grows beyond `most` bytes is thrown away."""
+
+    def __init__(self, asked: Sequence[str] = (), *, most: int = MOST_BYTES) -> None:
+        self._marks: list[tuple[MarkKind, tuple[Any, ...]]] = []
+        self._asked = tuple(asked)
+        self.left = most
+        self._secrets: set[bytes] = set()
+        self.parts = Parts()  # of what was asked last
+        self.results: set[str] = set()  # calls whose tools have answered
+        self.has_sent = False  # something went over a network since a model was asked
+
+    def __call__(self, kind: MarkKind, *values: object) -> None:
+        if self.left < 0:
+            return
+        self.left -= _A_MARK
+        for one in values:
+            if isinstance(one, bytes | str):
+                self.left -= len(one)
+        if kind in {"ask", "sent"}:
+            self.has_sent = kind == "sent"
+        self._marks.append((kind, values))
+        if self.left < 0:
+            self._marks.clear()
+
+    def listen(self, reins: Reins) -> None:
+        """To what others do with a run, from before it began."""
+
+        def heard(one: Stop | Said | Unsaid) -> None:
+            match one:
+                case Stop(reason, at_once):
+                    self("stop", reason, at_once)
+                case Said(run_id, text):
+                    self("said", run_id, text)
+                case Unsaid(run_id):
+                    self("unsaid", run_id)
+
+        for one in reins.pulled:
+            heard(one)
+        reins.heard = heard
+
+    def hide(self, *secrets: str) -> None:
+        self._secrets.update(secret.encode() for secret in secrets)
+
+    def tape(self) -> Tape:
+        """With every secret blotted out, also one that came in two pieces."""
+        if self.left < 0:
+            return Tape(is_cut=True)
+        whole = b"".join(values[0] for kind, values in self._marks if kind == "bytes")
+        for secret in self._secrets:
+            whole = whole.replace(secret, b"*" * len(secret))
+        marks, place = [], 0
+        for kind, values in self._marks:
+            if kind == "bytes":
+                size = len(values[0])
+                values = (whole[place : place + size].decode("latin-1"),)
+                place += size
+            marks.append(Mark(kind, values))
+        return Tape(tuple(marks), asked=self._asked)
+
+
+async def packed_aside(recorder: Recorder, encode: Encode) -> bytes:
+    """A long one in a thread: everybody else has to go on. Empty if it has no form: a run ends all
+    the same."""
+    try:
+        if recorder.left > MOST_BYTES - _LONG:
+            return packed(recorder.tape(), encode)
+        return await to_thread.run_sync(lambda: packed(recorder.tape(), encode))
+    except ValueError as error:
+        log.warning("a run cannot be recorded", extra={"why": str(error)})
+        return b""
+
+
+def packed(tape: Tape, encode: Encode) -> bytes:
+    return zlib.compress(encode(to_plain(tape)), 1)
+
+
+def unpacked(data: bytes, decode: Decode) -> Tape:
+    """Raises TapeUnreadable, also for what would swell beyond what is ever recorded."""
+    reader = zlib.decompressobj()
+    try:
+        text = reader.decompress(data, 6 * MOST_BYTES)  # JSON escapes
+        if not reader.eof:
+            raise ValueError("its end is missing")
+        return from_plain(decode(text))
+    except (zlib.error, ValueError) as error:
+        raise damaged(error) from error
+
+
+def damaged(error: Exception) -> TapeUnreadable:
+    return TapeUnreadable(f"the recording is damaged: {error}")
+
+
+class TapedClock:
+    """Implements the Clock port."""
+
+    def __init__(self, clock: Clock, record: Record) -> None:
+        self._clock, self._record = clock, record
+
+    def now(self) -> datetime:
+        now = self._clock.now()
+        self._record("now", to_micros(now))
+        return now
+
+    def monotonic(self) -> float:
+        seconds = self._clock.monotonic()
+        self._record("tick", seconds)
+        return seconds
+
+    async def sleep(self, seconds: float) -> None:
+        await self._clock.sleep(seconds)
+
+
+class TapedModel:
+    """Implements the Model port."""
+
+    def __init__(self, model: Model, recorder: Recorder) -> None:
+        self._model, self._recorder = model, recorder
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        record = self._recorder
+        parts = parts_of(request)
+        record("ask", parts.since(record.parts))
+        record.parts = parts
+
+        def heard(delta: Delta) -> None:
+            if not record.has_sent:
+                record("text" if isinstance(delta, TextDelta) else "thinking", delta.text)
+            hear(delta)
+
+        try:
+            reply = await self._model.reply(replace(request, record=record), heard)
+        except ModelFailed as failed:
+            record("failed", None if record.has_sent else failure_values(failed))
+            raise
+        except BudgetExceeded as refusal:
+            record("refused", *refusal_values(refusal))
+            raise
+        if record.has_sent and (reply.warnings or reply.usage.cost_usd is not None):
+            record("metered", reply.usage.cost_usd, [asdict(one) for one in reply.warnings])
+        record("reply", None if record.has_sent else asdict(reply))
+        return reply
+
+
+def failure_values(failed: ModelFailed) -> dict[str, object]:
+    names = ("provider", "kind", "detail", "started", "status", "retry_after_s")
+    return {name: getattr(failed, name) for name in names}
+
+
+def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
+    tally, unit = refusal.tally, refusal.unit
+    used = tally.used.tokens if unit == "tokens" else tally.used.nano_usd
+    return tally.scope.kind, tally.scope.name, unit, used, refusal.bound
+
+
+class TapedGate:
+    """Implements the Gate port."""
+
+    def __init__(self, gate: Gate, record: Recorder) -> None:
+        self._gate, self._record = gate, record
+        self.offered, self.listed = gate.offered, gate.listed
+
+    async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
+        result = await self._gate.call(agent, call, scope)
+        self._record.results.add(call.id)
+        told = (result.content, result.is_error, result.duration_ms)
+        self._record("result", call.id, call.name, call.arguments, *told)
+        return result
+
+
+class TapedPace(Pace):
+    """Notes what a turn is told, and when its time had come."""
+
+    def __init__(self, record: Recorder) -> None:
+        self._record = record
+
+    async def begins(self, job: Job, scene: Mapping[str, object]) -> None:
+        self._record.parts = parts_at(job)
+        self._record("begin", scene, self._record.parts.since(Parts()))
+
+    async def wait(self, news: News, seconds: float) -> bool:
+        if await super().wait(news, seconds):
+            return True
+        self._record("late")
+        return False
+
+    def tells(self, told: Sequence[Told]) -> None:
+        self._record("told", names(told))
+
+    def ends(self) -> None:
+        self._record("over")
+
+
+def names(told: Sequence[Told]) -> list[str]:
+    return [type(one).__name__ for one in told]
+
+
+class TapedStore:
+    """Implements the ports Journal, RuleStates and NoticeBoard."""
+
+    def __init__(
+        self, journal: Journal, states: RuleStates, board: NoticeBoard, recorder: Recorder
+    ) -> None:
+        self._journal, self._states, self._board = journal, states, board
+        self._record = recorder
+        self.forgive = journal.forgive
+
+    async def note(self, run_id: RunId, note: JournalNote) -> None:
+        await self._journal.note(run_id, note)
+        what, _, call_id = note.kind.partition(":")
+        if what == "result" and call_id not in self._record.results:
+            self._record("slow", call_id, note.payload)
+        self._record("noted", note.step, note.kind)
+
+    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
+        notes = await self._journal.notes(run_id)
+        self._record("earlier", [[note.step, note.kind, note.payload] for note in notes])
+        return notes
+
+    async def of(self, key: SessionKey) -> str | None:
+        kept = await self._states.of(key)
+        self._record("kept", kept)
+        return kept
+
+    async def claim(
+        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
+    ) -> Sequence[Notice]:
+        notices = await self._board.claim(person, session_key, run_id, now=now)
+        self._record("waiting", [_plain(notice) for notice in notices])
+        return notices
+
+
+def _plain(notice: Notice) -> dict[str, object]:
+    until = notice.expires_at
+    return {**asdict(notice), "expires_at": None if until is None else to_micros(until)}

@@ -1,0 +1,53 @@
+"""run.replay: a run that has ended, told once more what it was told."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from pydantic import BaseModel, ConfigDict
+
+from gateway.domain.errors import Conflict
+from gateway.sessions.comparing import compare
+from gateway.sessions.front import Front
+from gateway.sessions.replaying import Replayed, Replays
+from gateway.sessions.runs import LiveRun
+from gateway.web.identity import READS
+from gateway.web.methods.chat import Text, find_run, key_of, require_own
+from gateway.web.rpc import Call, Method
+
+
+class Replay(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    run_id: Text
+    model: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayMethods:
+    front: Front
+    replays: Replays
+
+    def all(self) -> Sequence[Method]:
+        return (Method("run.replay", Replay, READS, self.replay),)
+
+    async def replay(self, call: Call, params: Replay) -> object:
+        run = await find_run(self.front, call.principal, params.run_id)
+        if isinstance(run, LiveRun):
+            raise Conflict("the run has not ended yet")
+        if params.model is None:
+            return self._shown(params, await self.replays.replay(run))
+        require_own(call.principal, key_of(run))  # it costs
+        return self._shown(params, await compare(self.replays, run, params.model))
+
+    def _shown(self, params: Replay, replayed: Replayed) -> dict[str, object]:
+        parted = replayed.divergence
+        shown: dict[str, object] = {
+            "run_id": params.run_id,
+            "identical": parted is None,
+            "divergence": None if parted is None else asdict(parted),
+            "chunks": replayed.chunks,
+            "calls": replayed.calls,
+        }
+        if params.model is not None:
+            shown |= {"response": replayed.response, "tokens_used": replayed.tokens_used}
+        return shown

@@ -1,0 +1,145 @@
+"""What a run has used is counted, warned of once, and shown."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain.agents import ContextRules, Limits
+from gateway.domain.messages import Message
+from gateway.domain.model import Usage
+from tests.agent.paper import AGENT, SHIPPED, Paper, call
+
+SMALL = replace(AGENT, context_window=100)
+
+
+@pytest.mark.requirement("S-002-Budget-05", "S-002-Budget-06")
+@pytest.mark.parametrize("plan", SHIPPED)
+def test_a_window_that_fills_up_is_warned_of_once_and_ends_nothing(plan: str) -> None:
+    paper = Paper(plan, agent=SMALL).begin().round(call("0"))
+
+    paper.reply("", call("1")).give("1", "x" * 200)
+    paper.reply("", call("2")).give("2", "x" * 200)
+    paper.reply("done")
+
+    [warning] = paper.of("system")
+    assert warning["system_type"] == "limit_warning"
+    assert warning["system_message"].startswith("Approaching the model's context window (")
+    assert warning["metadata"]["limit_type"] == "context_window"
+    [told] = paper.told_of("context.approaching_limit")
+    assert told["max"] == 100
+    assert told["current"] >= 70
+    assert told["message"] == warning["system_message"]
+    assert paper.reason == "answered"
+
+
+@pytest.mark.requirement("S-002-Budget-07")
+@pytest.mark.parametrize(("percent", "is_warned"), [(27, True), (28, False)])
+def test_when_the_window_is_warned_of_is_configured(percent: int, *, is_warned: bool) -> None:
+    agent = replace(SMALL, context=ContextRules(warning_percent=percent))
+
+    paper = Paper(agent=agent).begin()
+
+    assert bool(paper.told_of("context.approaching_limit")) == is_warned
+
+
+@pytest.mark.requirement("S-002-Budget-02", "S-001-System-06")
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+def test_tokens_are_warned_of_once_when_they_reach_their_share(pieces: list[int]) -> None:
+    """In the middle of replies or at their end, however they come."""
+    paper = Paper(limits=Limits(token_budget=100, max_iterations=50)).begin()
+
+    for number, tokens in enumerate(pieces):
+        before = paper.turn.course.usage.total
+        if paper.turn.end is None:
+            paper.round(call(str(number)), tokens=tokens)
+            after = paper.turn.course.usage.total
+            assert (before < 80 <= after) == (len(paper.told_of("budget.token.warning")) == 1) or (
+                before >= 80
+            )
+    assert len(paper.told_of("budget.token.warning")) <= 1
+    assert (paper.reason == "token_budget") == (sum(pieces) >= 100)
+    assert len(paper.told_of("budget.token.exceeded")) == (sum(pieces) >= 100)
+
+
+@pytest.mark.parametrize("text", ["x" * 32, "é" * 16, "😀" * 8, "\ud800" * 11])
+def test_what_is_heard_counts_by_its_bytes(text: str) -> None:
+    paper = Paper(limits=Limits(token_budget=10)).begin()
+
+    paper.hear(text)
+
+    assert paper.reason == "token_budget"
+
+
+def test_an_estimate_gives_way_to_what_the_provider_says() -> None:
+    paper = Paper(limits=Limits(token_budget=100)).begin().hear("x" * 250)
+
+    paper.reply("", call("0"), tokens=20)
+
+    assert paper.turn.course.usage == Usage(10, 10)
+    assert paper.turn.course.reading("token_budget").current == 20
+
+
+def test_time_never_goes_back() -> None:
+    paper = Paper().begin()
+    paper.pass_time(5.0)
+
+    paper.pass_time(-3.0)
+
+    assert paper.turn.course.state.elapsed_seconds == 5.0
+
+
+@pytest.mark.requirement("S-001-Config-05")
+def test_a_policy_sees_the_time_that_has_passed() -> None:
+    paper = Paper(limits=Limits(timeout_seconds=10)).begin().reply("", call("0"))
+
+    paper.at = 10.0
+    paper.give_all()
+
+    assert paper.reason == "timeout"
+    assert paper.system == ["Time limit reached. Saving partial response."]
+
+
+@pytest.mark.requirement("S-001-State-07")
+def test_how_far_a_run_is_can_be_seen() -> None:
+    paper = Paper(limits=Limits(max_iterations=4, token_budget=100)).begin()
+    paper.at = 1.5
+
+    paper.round(call("0"), tokens=25, is_error=True).round(call("1"), tokens=5)
+
+    view = dict(paper.turn.course.view())
+    actions = view.pop("recent_actions")
+    assert isinstance(actions, list)
+    assert len(actions) == 2
+    assert view == {
+        "turn": 2,
+        "tokens_used": 30,
+        "iteration_percent": 50.0,
+        "token_percent": 30.0,
+        "elapsed_seconds": 1.5,
+        "consecutive_errors": 0,
+        "warned": ["max_iterations"],
+        "reason": None,
+    }
+
+
+def test_verdicts_are_kept_for_whoever_inspects_the_run() -> None:
+    paper = Paper(limits=Limits(max_iterations=3)).begin()
+
+    for number in range(3):
+        paper.reply("", call(str(number), "{}")).give_all("same")
+
+    assert [(one["kind"], one["turn"]) for one in paper.turn.voice.verdicts] == [
+        ("budget.iteration.warning", 1),
+        ("agent.loop.detected", 2),
+        ("stop", 3),
+    ]
+
+
+def test_a_history_counts_into_the_window() -> None:
+    history = [Message("user", "a"), Message("assistant", "b")]
+
+    paper = Paper(history=history).begin()
+
+    assert paper.of("context_update")[0]["context_tokens"] == 47

@@ -1,0 +1,205 @@
+"""Trees are read at start, and exchanged between runs: one that cannot be used changes nothing."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+import anyio
+import pytest
+
+from gateway.agent.plans import SHIPPED, Plans
+from gateway.control.policy import DecisionTrees, DefaultDecisionTree
+from gateway.control.trees.problems import TreeInvalid
+from gateway.domain.errors import SoulUnreadable
+from gateway.domain.ids import AgentId
+from tests.agent.paper import Paper, call
+from tests.fakes.plans import TEXTS
+from tests.fakes.texts import FakeTexts
+
+ME, YOU = AgentId("me"), AgentId("you")
+ONCE = '(tree "once" (llm-call))'
+TWICE = '(tree "twice" (sequence (llm-call) (llm-call)))'
+BAD = {
+    "no tree": "(",
+    "an unknown function": '(tree "t" (action x :fn "rm.rf"))',
+    "an unknown subtree": '(tree "t" (subtree nowhere))',
+    "an unknown root": '(tree "t" (check "secrets.key == 1"))',
+    "nothing": "",
+}
+
+
+async def loaded(texts: FakeTexts, told: list[str] | None = None) -> Plans:
+    def tell(type_: str, payload: Mapping[str, object]) -> None:
+        if told is not None:
+            told.append(f"{type_} {payload['path']} {payload.get('tree', '')}".strip())
+
+    plans = Plans(texts, {ME: "mine.bt", YOU: "yours.bt"}, tell)
+    await plans.load()
+    return plans
+
+
+def two(mine: str = ONCE) -> FakeTexts:
+    return FakeTexts(**{"mine.bt": mine, "yours.bt": ONCE})
+
+
+@pytest.mark.requirement("S-002-BT-11")
+async def test_a_run_that_is_at_work_ends_under_the_tree_that_it_began_with() -> None:
+    texts = two(TWICE)
+    plans = await loaded(texts)
+    running = Paper(plans.of(ME)).begin()
+
+    texts.texts["mine.bt"] = ONCE
+    await plans.refresh("mine.bt")
+    running.reply("first")
+
+    assert running.turn.end is None
+    assert running.reply("second").turn.job.plan.name == "twice"
+    assert Paper(plans.of(ME)).begin().reply("done").reason == "answered"
+    assert plans.of(ME).name == "once"
+
+
+@pytest.mark.requirement("S-002-BT-11")
+@pytest.mark.parametrize("text", [*BAD.values(), None], ids=[*BAD, "no file"])
+async def test_a_version_that_cannot_be_used_changes_nothing_and_is_told(
+    text: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = two()
+    plans = await loaded(texts)
+    before = plans.of(ME)
+    if text is None:
+        del texts.texts["mine.bt"]
+    else:
+        texts.texts["mine.bt"] = text
+
+    await plans.refresh("mine.bt")
+
+    assert plans.of(ME) is before
+    [problem] = plans.problems
+    assert "mine.bt" in problem
+    assert problem.endswith("the version before stays in use")
+    assert "tree not reloaded" in caplog.messages
+
+
+@pytest.mark.requirement("S-002-BT-11")
+async def test_a_version_that_is_mended_is_used_again() -> None:
+    texts, told = two(), list[str]()
+    plans = await loaded(texts, told)
+    texts.texts["mine.bt"] = "("
+    await plans.refresh("mine.bt")
+    texts.texts["mine.bt"] = TWICE
+
+    await plans.refresh("mine.bt")
+
+    assert plans.problems == ()
+    assert told == ["tree.refused mine.bt", "tree.reloaded mine.bt twice"]
+    assert plans.of(ME).name == "twice"
+    assert plans.of(YOU).name == "once"
+
+
+async def test_the_files_are_followed_as_long_as_the_gateway_runs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    texts = two()
+    plans = await loaded(texts)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(plans.keep_fresh)
+            await texts.watching.wait()
+            await texts.write("mine.bt", TWICE)
+            group.cancel_scope.cancel()
+
+    assert plans.of(ME).name == "twice"
+    assert "tree reloaded" in caplog.messages
+
+
+@pytest.mark.requirement("S-002-BT-12")
+@pytest.mark.parametrize("text", BAD.values(), ids=BAD)
+async def test_a_tree_that_cannot_be_used_is_refused_at_start(text: str) -> None:
+    with pytest.raises(TreeInvalid, match="mine.bt:1"):
+        await loaded(two(text))
+
+
+async def test_a_file_that_is_not_there_is_refused_at_start() -> None:
+    with pytest.raises(SoulUnreadable, match="yours.bt"):
+        await loaded(FakeTexts(**{"mine.bt": ONCE}))
+
+
+async def test_warnings_of_a_tree_are_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    await loaded(two('(tree "t" :blackboard-schema {:unread 1} (llm-call))'))
+
+    said = [str(vars(one).get("why", "")) for one in caplog.records]
+    assert any("mine.bt:1" in why and ":unread is never read" in why for why in said)
+
+
+async def test_agents_with_one_file_share_one_tree() -> None:
+    reads: list[str] = []
+
+    class Counting:
+        async def read(self, path: str) -> str:
+            reads.append(path)
+            return ONCE
+
+        async def watch(self, paths: object, changed: Callable[[str], Awaitable[None]]) -> None:
+            await anyio.sleep_forever()
+
+    plans = Plans(Counting(), {ME: "one.bt", YOU: "one.bt"})
+    await plans.load()
+
+    assert plans.of(ME) is plans.of(YOU)
+    assert reads == ["one.bt"]
+
+
+@pytest.mark.parametrize("name", sorted(TEXTS))
+async def test_the_shipped_trees_can_be_used(name: str) -> None:
+    path = str(SHIPPED / f"{name}.bt")
+    plans = Plans(FakeTexts(**{path: TEXTS[name]}), {ME: path})
+    await plans.load()
+
+    paper = Paper(plans.of(ME)).begin().round(call("0")).reply("done")
+
+    assert plans.of(ME).name == name
+    assert paper.reason == "answered"
+
+
+async def test_another_text_has_another_digest() -> None:
+    texts = two()
+    plans = await loaded(texts)
+    before = plans.digest(ME)
+    texts.texts["mine.bt"] = ONCE + "; a remark\n"
+    await plans.refresh("mine.bt")
+
+    assert before == plans.digest(YOU)
+    assert before != plans.digest(ME)
+
+
+async def test_a_tree_that_names_a_policy_which_nobody_offers_is_refused_with_its_place() -> None:
+    text = '(tree "t"\n  :decision "thrifty"\n  (llm-call))'
+    plans = Plans(FakeTexts(**{"mine.bt": text}), {ME: "mine.bt"})
+    knowing = Plans(
+        FakeTexts(**{"mine.bt": text}),
+        {ME: "mine.bt"},
+        decisions=DecisionTrees({"thrifty": DefaultDecisionTree}),
+    )
+
+    with pytest.raises(TreeInvalid, match='mine.bt:2:3: error BT027: no decision tree .*"thrifty"'):
+        await plans.load()
+    await knowing.load()
+
+    assert knowing.of(ME).decision == "thrifty"
+
+
+@pytest.mark.parametrize(
+    ("by_agent", "by_tree", "chosen"),
+    [
+        ("default", None, "default"),
+        ("default", "default", "default"),
+        ("default", "thrifty", "thrifty"),
+        ("strict", "thrifty", "strict"),
+        ("strict", None, "strict"),
+    ],
+)
+def test_what_a_tree_says_of_its_policy_holds_unless_the_agent_says_otherwise(
+    by_agent: str, by_tree: str | None, chosen: str
+) -> None:
+    assert DecisionTrees().chosen(by_agent, by_tree) == chosen
