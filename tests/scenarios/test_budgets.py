@@ -267,3 +267,35 @@ async def test_after_kill_9_the_counters_equal_the_ledger_and_nothing_is_held(
     assert 5 <= len(lost) <= 8
     assert day["used"] == sum(one["input_tokens"] + one["output_tokens"] for one in records)
     assert day["used"] <= 30_000
+
+
+async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path: Path) -> None:
+    def answers(asked: Asked) -> Reply:
+        if asked.last_text.startswith("long"):
+            return Reply("never told", stop_after=1, ending="reset")
+        call = ("c", "echo", f'{{"text": "{asked.number}"}}')
+        return Reply("so far", calls=[call], usage=(50, 1_350))
+
+    async with scripted_server(answers) as model:
+        prices = "prices = { m = { input = 1, output = 2 } }"
+        setup = limited(model.url, "session = 4300", provider=prices, tools=("echo",))
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            ends = {
+                "refused a retry": await client.ask("long " * 2_000, peer="q"),
+                "cut in the middle": await client.ask("hi", peer="p"),
+                "refused at once": await client.ask("hi", peer="p"),
+            }
+            runs = [end["run_id"] for end in ends.values()]
+            told = [await client.call("run.replay", run_id=run_id) for run_id in runs]
+
+    assert {name: end["type"] for name, end in ends.items()} == {
+        "refused a retry": "error",
+        "cut in the middle": "done",
+        "refused at once": "error",
+    }
+    assert {end.get("error_type", "") for end in ends.values()} == {"", "budget_exceeded"}
+    assert len(model.requests) == 4
+    events = client.events[runs[1]]
+    assert [one["cost_usd"] for one in events if one["type"] == "usage"] == [0.00275] * 3
+    assert "limit_warning" in [one.get("system_type") for one in events]
+    assert [one["divergence"] for one in told] == [None] * 3
