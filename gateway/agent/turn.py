@@ -230,10 +230,11 @@ class Turn:
         match told.failure:
             case BudgetExceeded() as refusal:
                 self.exchange.cut(was_sent=False)
+                is_first = self.course.refusal is None
                 self.course.refusal = refusal
                 if self.exchange.replies:  # what was done so far is kept
                     self.course.terminate("token_budget", str(refusal))
-                else:
+                elif is_first:
                     facts = spent_reading(refusal).payload(str(refusal))
                     self.voice.event("budget.token.exceeded", facts)
             case failure:
