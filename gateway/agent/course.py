@@ -5,11 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.agent.job import Job, add_usage
-from gateway.agent.voice import Voice
+from gateway.agent.voice import Voice, warn
 from gateway.agent.wishes import Moment
-from gateway.agent.words import STOPS, WARNINGS, Reading, stop_text
+from gateway.agent.words import STOPS, WARNINGS, Reading, spent_reading, stop_text
 from gateway.control.policy import AgentState, warning_at
 from gateway.domain.agents import Limits
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import DoneReason
 from gateway.domain.model import Usage
 from gateway.domain.tokens import BYTES_A_TOKEN
@@ -29,6 +30,7 @@ class Course:
         )
         self.usage = Usage()
         self.context_tokens = 0
+        self.refusal: BudgetExceeded | None = None  # nothing more may be spent
         self.asked = 0  # how often a model was asked
         self.stop_after: DoneReason | None = None  # once the turn that is at work is over
         self._live = 0.0  # tokens of the reply that is being heard, about
@@ -80,7 +82,8 @@ class Course:
         if kind == "max_iterations":
             return Reading(kind, min(state.turn + 1, limits.max_iterations), limits.max_iterations)
         if kind == "token_budget":
-            return Reading(kind, self.usage.total + int(self._live), limits.token_budget)
+            run = Reading(kind, self.usage.total + int(self._live), limits.token_budget)
+            return run if self.refusal is None else spent_reading(self.refusal)
         if kind == "context_window":
             return Reading(kind, self.context_tokens, self._job.agent.context_window)
         if kind == "timeout":
@@ -102,9 +105,7 @@ class Course:
         event, text = WARNINGS[kind]
         reading = self.reading(kind)
         told = text.format(current=reading.current, limit=reading.limit)
-        self._voice.verdict(event, self.state.turn, message=told)
-        self._voice.system("limit_warning", told, reading)
-        self._voice.event(event, reading.payload(told))
+        warn(self._voice, event, self.state.turn, told, reading)
 
     def terminate(self, reason: DoneReason, why: str | None = None) -> None:
         """The first reason counts; `why` is what is said of it, if that is not the usual."""

@@ -27,6 +27,7 @@ from gateway.agent.wishes import (
     ToolReturned,
 )
 from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest
@@ -185,6 +186,10 @@ class Driver:
             try:
                 with anyio.fail_after(wish.timeout_s):
                     reply = await self._first_that_answers(wish)
+            except BudgetExceeded as refusal:
+                log.warning("budget exceeded", extra={"scope": refusal.scope, "why": str(refusal)})
+                self._tell(ModelBroke(wish.ticket, refusal))
+                return
             except ModelFailed as failure:
                 log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
                 self._tell(ModelBroke(wish.ticket, failure))
@@ -232,6 +237,7 @@ class Driver:
             stream=agent.stream,
             idle_timeout_s=wish.idle_timeout_s,
             deadline_s=max(0.0, self._deadline - self.clock.monotonic()),
+            payer=Payer(self.job.scope.session_key, self.job.scope.run_id),
         )
 
     async def _call(self, wish: CallTool, scope: anyio.CancelScope) -> None:

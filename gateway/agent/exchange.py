@@ -7,8 +7,9 @@ from gateway.agent.job import Job, usage_chunk, with_distinct_ids
 from gateway.agent.judge import Judge
 from gateway.agent.reins import Said
 from gateway.agent.round import Round
-from gateway.agent.voice import Voice
+from gateway.agent.voice import Voice, warn
 from gateway.agent.wishes import AskModel, ModelReplied
+from gateway.agent.words import nearly_spent
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message
@@ -105,6 +106,9 @@ class Exchange:
         )
         self.voice.chunk("usage", usage_chunk(reply).data)
         self.course.spend(reply.usage)
+        for warning in reply.warnings:
+            turn = self.course.state.turn
+            warn(self.voice, "budget.token.warning", turn, *nearly_spent(warning))
         self.round.open(reply.tool_calls, self.course.limits.max_tool_calls_per_turn)
         if not reply.tool_calls:
             self.voice.event("agent.turn.ended", {"turn": self.course.state.turn})

@@ -8,7 +8,7 @@ from gateway.agent.reins import Said
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import JournalNote
 from gateway.domain.messages import Extras, ToolCall, ToolResult
-from gateway.domain.model import ModelReply, Usage
+from gateway.domain.model import BudgetWarning, ModelReply, Usage
 from gateway.domain.ports import Clock, Decode, Encode, Journal
 
 
@@ -81,11 +81,14 @@ class Story:
 def reply_from(value: dict[str, object]) -> ModelReply:
     calls = value.pop("tool_calls")
     usage, extras = value.pop("usage"), value.pop("extras")
+    warnings = value.pop("warnings", ())
     assert isinstance(calls, list)
     assert isinstance(usage, dict)
+    assert isinstance(warnings, list | tuple)
     return ModelReply(
         **value,  # type: ignore[arg-type]  # written by note_reply, from the same fields
         tool_calls=tuple(ToolCall(**call) for call in calls),
         usage=Usage(**usage),
         extras=Extras(**extras) if isinstance(extras, dict) else None,
+        warnings=tuple(BudgetWarning(**one) for one in warnings),
     )

@@ -33,7 +33,7 @@ from gateway.agent.wishes import (
     ToolReturned,
     Wish,
 )
-from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY
+from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY, spent_reading
 from gateway.control.policy import tightened
 from gateway.control.trees.blackboard import BadWrite
 from gateway.control.trees.calls import Call, Pending
@@ -41,6 +41,7 @@ from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
 from gateway.domain.agents import Limits
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
@@ -225,11 +226,21 @@ class Turn:
         found = self.tickets.open.pop(told.ticket, None)
         if found is None:
             return
-        failure = told.failure
-        self.exchange.cut(was_sent=failure.started)
         self.failure = told
-        facts = {"kind": failure.kind, "provider": failure.provider}
-        self.voice.event("model.failed", facts)
+        match told.failure:
+            case BudgetExceeded() as refusal:
+                self.exchange.cut(was_sent=False)
+                is_first = self.course.refusal is None
+                self.course.refusal = refusal
+                if self.exchange.replies:  # what was done so far is kept
+                    self.course.terminate("token_budget", str(refusal))
+                elif is_first:
+                    facts = spent_reading(refusal).payload(str(refusal))
+                    self.voice.event("budget.token.exceeded", facts)
+            case failure:
+                self.exchange.cut(was_sent=failure.started)
+                facts = {"kind": failure.kind, "provider": failure.provider}
+                self.voice.event("model.failed", facts)
         found.pending.complete(False)  # noqa: FBT003  # a leaf's answer
 
     def _returned(self, told: ToolReturned) -> None:
@@ -289,7 +300,10 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
     return _without_end(exchange, outcome)
 
 
-def _failed(exchange: Exchange, failure: ModelFailed) -> Fail:
+def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
+    if isinstance(failure, BudgetExceeded):
+        told = str(failure)
+        return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
     told = BROKEN[failure.kind].format(provider=failure.provider)
     retryable, after = failure.retryable, failure.retry_after_s
     return Fail(told, exchange.heard or told, retryable=retryable, retry_after_s=after)

@@ -142,3 +142,10 @@ class Voice:
             self.notices.push(notice, now)
         elif self.notices.is_news(notice, now):
             self._show(notice_chunk(notice, now))
+
+
+def warn(voice: Voice, event: str, turn: int, told: str, reading: Reading) -> None:
+    """Tells everybody what comes near its limit."""
+    voice.verdict(event, turn, message=told)
+    voice.system("limit_warning", told, reading)
+    voice.event(event, reading.payload(told))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gateway.agent.reins import Said
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import DoneReason, ErrorType
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import Message, ToolCall, ToolResult
@@ -67,10 +68,10 @@ class ModelReplied:
 
 @dataclass(frozen=True, slots=True)
 class ModelBroke:
-    """No complete reply."""
+    """No complete reply; of a spent budget: nobody was asked."""
 
     ticket: int
-    failure: ModelFailed
+    failure: ModelFailed | BudgetExceeded
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +117,7 @@ class Fail:
     error_type: ErrorType = "provider_error"
     retryable: bool = False
     retry_after_s: float | None = None
+    refusal: BudgetExceeded | None = None
 
 
 End = Finish | Fail

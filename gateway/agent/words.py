@@ -1,12 +1,14 @@
 """What a user reads when a run warns, stops or breaks: the same words everywhere."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from gateway.domain.agents import Limits
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import Chunk, DoneReason, SystemType
 from gateway.domain.errors import FailureKind
+from gateway.domain.model import BudgetWarning
 
 EMPTY = "The model gave an empty answer."
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
@@ -29,6 +31,7 @@ BROKEN: Mapping[FailureKind, str] = {
     "bad_request": "The model service ({provider}) refused the request.",
     "context_overflow": "This conversation is too long for the model ({provider}).",
     "not_found": "The model service ({provider}) does not know the model. The operator has to check it.",
+    "unmetered": "The model service ({provider}) was not asked: the accounts cannot be kept. Try again later.",
     "refused_key": "There is no key for the model service ({provider}). The operator has to add it.",
 }
 
@@ -40,6 +43,7 @@ class Reading:
     limit_type: str
     current: float
     limit: float
+    facts: Mapping[str, object] = field(default_factory=dict)  # more that is told of it
 
     @property
     def percent(self) -> float:
@@ -53,6 +57,7 @@ class Reading:
             "percent": self.percent,
             "message": message,
             "limit_type": self.limit_type,
+            **self.facts,
         }
 
     def metadata(self) -> Mapping[str, object]:
@@ -62,6 +67,7 @@ class Reading:
             "limit_value": self.limit,
             "percent": self.percent,
             "limit_type": self.limit_type,
+            **self.facts,
         }
 
 
@@ -125,6 +131,20 @@ WARNINGS: Mapping[str, tuple[str, str]] = {
 def stop_text(reason: DoneReason, limits: Limits) -> str:
     said = STOPS[reason]
     return said.text.format(limit=getattr(limits, said.limit) if said.limit else "")
+
+
+def spent_reading(refusal: BudgetExceeded) -> Reading:
+    """Of a budget that is for more than one run."""
+    return Reading(f"budget.{refusal.scope}", refusal.used, refusal.limit, refusal.facts)
+
+
+def nearly_spent(warning: BudgetWarning) -> tuple[str, Reading]:
+    """What the user reads, and what programs do."""
+    facts = {"scope": warning.scope, "unit": warning.unit}
+    reading = Reading(f"budget.{warning.scope}", warning.used, warning.limit, facts)
+    unit = "tokens" if warning.unit == "tokens" else "USD"
+    told = f"{reading.percent:g} % of the {warning.scope} budget is used"
+    return f"{told} ({warning.used}/{warning.limit} {unit}).", reading
 
 
 def system_chunk(

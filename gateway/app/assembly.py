@@ -2,7 +2,6 @@
 
 import logging
 import os
-import random
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,11 +14,15 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-from gateway.agent.plans import SHIPPED, Plans
+from gateway.agent.plans import Plans
+from gateway.app.agents import soul_paths, tree_paths, usual_agent
+from gateway.app.authority import note_start
 from gateway.app.decisions import decision_trees
+from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
+from gateway.budgets.metering import Meter
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -35,12 +38,10 @@ from gateway.domain.ports import (
 )
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
-from gateway.host.shipped import shipped_folder
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
-from gateway.providers.demo import DemoModel
-from gateway.providers.models import Models
+from gateway.providers.prices import PriceTable
 from gateway.routing import Router
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
@@ -56,6 +57,8 @@ from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
+from gateway.web.methods.audit import AuditMethods
+from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
@@ -63,6 +66,7 @@ from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
+from gateway.web.metrics import Metrics
 from gateway.web.settings import TokenDef, WebSettings
 
 log = logging.getLogger(__name__)
@@ -106,6 +110,7 @@ class Gateway:
     plugins: Plugins
     bus: Bus
     rules: Rulebook
+    meter: Meter
     replays: Replays
     health: Health = field(default_factory=Health)
 
@@ -117,7 +122,10 @@ class Gateway:
             pid=os.getpid(),
             origin=str(self.config.origin or "none (built-in defaults)"),
         )
+        spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
         methods = (
+            *spending.all(),
+            *AuditMethods(self.stores.audit).all(),
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
             *EventMethods(self.bus).all(),
@@ -132,9 +140,20 @@ class Gateway:
                 gate=self.gate,
                 plugins=lambda: self.plugins.infos,
                 account=self.plugins.account,
+                budget=spending.periods,
             ).all(),
         )
-        routes = ChatApi(self.front, to_json, from_json, self.ids).routes()
+        chat = ChatApi(self.front, to_json, from_json, self.ids)
+        metrics = Metrics(
+            self.front,
+            self.stores.spending,
+            self.meter.refusals,
+            spending.everything,
+            self.health.reasons,
+            self.version,
+        ).routes()
+        is_told = self.config.observability.metrics
+        routes = (*chat.routes(), *spending.routes(), *(metrics if is_told else ()))
         return build(
             settings, methods=methods, routes=routes, ready=self.health.reasons, clock=self.clock
         )
@@ -192,7 +211,12 @@ async def assembled(
             )
         )
         await stores.care.probe()
-        model = await stack.enter_async_context(models(config, clock))
+        prices = PriceTable(config.providers)
+        meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
+        lost = await meter.settle_lost()
+        if lost:
+            log.warning("calls of the last run are taken as spent", extra={"calls": lost})
+        model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
@@ -206,14 +230,29 @@ async def assembled(
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
+        await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         parts = Parts(
-            version, clock, bus, ids, stores, souls, plans, decisions, model, plugins, gate, rules
+            version,
+            clock,
+            bus,
+            ids,
+            stores,
+            souls,
+            plans,
+            decisions,
+            model,
+            plugins,
+            gate,
+            rules,
+            meter,
         )
         rooms = _wired(config, parts, group)
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         for task in (*followed, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
+        if config.providers:
+            group.start_soon(to_thread.run_sync, prices.warm)
         try:
             yield rooms
         finally:
@@ -236,6 +275,7 @@ class Parts:
     plugins: Plugins
     gate: ToolGate
     rules: Rulebook
+    meter: Meter
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -285,6 +325,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         plugins=parts.plugins,
         bus=bus,
         rules=parts.rules,
+        meter=parts.meter,
         replays=replays(config, means, parts.stores),
     )
 
@@ -322,51 +363,11 @@ def strict_json(text: str | bytes) -> Any:
     return from_json(text, allow_inf_nan=False)
 
 
-@asynccontextmanager
-async def models(config: GatewayConfig, clock: Clock) -> AsyncIterator[Model]:
-    """The providers that the configuration defines, and the demo model."""
-    if not config.providers:
-        yield Models({"demo": DemoModel()})
-        return
-    # The HTTP client takes as long to import as all the rest: a start without providers does without.
-    from gateway.outbound.client import open_outbound  # noqa: PLC0415  # see above
-    from gateway.providers.client import ProviderClient  # noqa: PLC0415  # see above
-
-    async with open_outbound() as http:
-        providers: dict[str, Model] = {
-            name: ProviderClient(definition, http, clock, random.random)
-            for name, definition in config.providers.items()
-        }
-        providers.setdefault("demo", DemoModel())
-        yield Models(providers)
-
-
-def usual_agent(config: GatewayConfig) -> AgentDef:
-    """The default agent, or else the first; a configuration may have none at all."""
-    nobody = AgentDef(AgentId("main"), "", "")
-    first = next(iter(config.agents), nobody)
-    return next((agent for agent in config.agents if agent.id == config.default_agent), first)
-
-
-def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
-    """An agent's own soul, or the one that ships with the gateway."""
-    shipped = str(shipped_folder("souls") / "default.md")
-    return {agent.id: agent.soul_path or shipped for agent in agents}
-
-
 def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, object]) -> None:
     """Something that belongs to no run."""
     kind = kind_named(type_)
     severity = kind.severity if kind else "info"
     bus.publish(Event(type_, severity, "gateway", clock.now(), None, None, payload))
-
-
-def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
-    """A file of the operator's own, or a tree that ships with the gateway."""
-    return {
-        agent.id: agent.tree if agent.tree.endswith(".bt") else str(SHIPPED / f"{agent.tree}.bt")
-        for agent in agents
-    }
 
 
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from gateway.app.assembly import soul_paths
+from gateway.app.agents import soul_paths
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import StoreRefused, StoreUnavailable
 from gateway.domain.providers import is_loopback

@@ -15,6 +15,8 @@ VERBS = {
     "run": ("gateway.cli.run", "run"),
     "chat": ("gateway.cli.chat", "chat"),
     "status": ("gateway.cli.status", "status"),
+    "budget": ("gateway.cli.budget", "budget"),
+    "audit": ("gateway.cli.audit", "audit"),
     "agent": ("gateway.cli.agent", "agent"),
     "config": ("gateway.cli.config", "config"),
     "doctor": ("gateway.cli.doctor", "doctor"),

@@ -9,9 +9,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from gateway.cli.known import known
+from gateway.config.kinds import PluginName
 from gateway.config.plugins import BUNDLED
 from gateway.config.problems import choose, quoted
-from gateway.config.schema import PluginName
 from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
 from gateway.domain.plugins import PluginDef, PluginKind

@@ -90,12 +90,12 @@ def install(
 ) -> None:
     """Check a plugin, show what it asks for, and add it to the configuration if you agree."""
     plan = _planned(context, given(source).called(name), extra, agent)
-    _tell(context, _shown(plan))
+    tell(context, _shown(plan))
     name = plan.found.given.name
     if not plan.is_done:
-        _agreed("Install it, with these capabilities?", yes=yes)
+        agreed("Install it, with these capabilities?", yes=yes)
         _installed(context, plan)
-        _tell(context, [f"{name} is in {plan.place.name}. {_effect(context)}"])
+        tell(context, [f"{name} is in {plan.place.name}. {effect(context)}"])
     if context.json:
         told = {
             "name": name,
@@ -113,7 +113,7 @@ def _planned(
     context: CliContext, source: Given, extra: Iterable[Capability], agent: str | None
 ) -> _Plan:
     """Raises BadPlugin for what would be refused at load, CannotEdit; ends with 78."""
-    place = _place(context)
+    place = place_of(context)
     table = _configured(place.text, source)
     granted = tuple(_parsed(table.get("capabilities", ()))) if table else ()
     wanted = tuple(dict.fromkeys((*source.asked, *extra)))
@@ -214,12 +214,12 @@ def _installed(context: CliContext, plan: _Plan) -> None:
     """The file first, then the configuration; if that fails, the file goes again."""
     copy = plan.copy
     if copy is None:
-        _save(context, plan.place, plan.after)
+        save(context, plan.place, plan.after)
         return
     is_fresh = not copy.exists()
     try:
         _copied(plan.found.given.file, copy, plan.found.sha256)
-        _save(context, plan.place, plan.after)
+        save(context, plan.place, plan.after)
     except BaseException:
         if is_fresh:
             copy.unlink(missing_ok=True)
@@ -269,43 +269,43 @@ def _change(
     *,
     yes: bool,
 ) -> None:
-    place = _place(context)
+    place = place_of(context)
     after = edit(place.text, name, capability)
     is_changed = after != place.text
     if is_changed:
-        _tell(
+        tell(
             context, [*asked_lines([capability]), editing.difference(place.text, after, place.name)]
         )
-        _agreed(question, yes=yes)
-        _save(context, place, after)
-        _tell(context, [f"{place.name} is written. {_effect(context)}"])
+        agreed(question, yes=yes)
+        save(context, place, after)
+        tell(context, [f"{place.name} is written. {effect(context)}"])
     else:
-        _tell(context, [f"{name} is granted {capability} already; nothing changes"])
+        tell(context, [f"{name} is granted {capability} already; nothing changes"])
     if context.json:
         told = {"name": name, "capability": str(capability), "config": str(place.path)}
         click.echo(json.dumps({**told, "changed": is_changed}))
 
 
-def _place(context: CliContext) -> Place:
+def place_of(context: CliContext) -> Place:
     try:
         return config_place(context)
     except ConfigInvalid as error:
         refuse(context, error)
 
 
-def _save(context: CliContext, place: Place, after: str) -> None:
+def save(context: CliContext, place: Place, after: str) -> None:
     try:
         editing.save(place.path, place.text, after, place.around)
     except ConfigInvalid as error:
         refuse(context, error)
 
 
-def _tell(context: CliContext, lines: Iterable[str]) -> None:
+def tell(context: CliContext, lines: Iterable[str]) -> None:
     """For whoever reads: with --json, stdout is for programs."""
     click.echo("\n".join(lines), err=context.json)
 
 
-def _agreed(question: str, *, yes: bool) -> None:
+def agreed(question: str, *, yes: bool) -> None:
     """Raises NotAgreed."""
     if yes:
         return
@@ -315,7 +315,7 @@ def _agreed(question: str, *, yes: bool) -> None:
         raise NotAgreed("nothing was written")
 
 
-def _effect(context: CliContext) -> str:
+def effect(context: CliContext) -> str:
     owner = read_owner(data_dir(context))
     if owner is None:
         return "It counts from the next `exogate run`."

@@ -7,7 +7,7 @@ from dataclasses import replace
 import anyio
 import click
 
-from gateway.app import assembly as app
+from gateway.app.models import models
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.cli.ending import FAILED
 from gateway.config.values import GatewayConfig
@@ -15,6 +15,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError, ModelFailed
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest
+from gateway.domain.ports import Model
 from gateway.host.clock import SystemClock
 
 QUESTION = "Answer with the single word: ready"
@@ -96,6 +97,11 @@ def _agent_of(config: GatewayConfig, name: str | None) -> AgentDef:
     raise NothingToTest(f"no agent uses the provider {name!r}; `exogate provider list` shows them")
 
 
+def _unmetered(model: Model) -> Model:
+    """The operator's own test call needs no store, and says itself what it took."""
+    return model
+
+
 async def _ask(config: GatewayConfig, agent: AgentDef) -> ModelReply:
     request = ModelRequest(
         provider=agent.provider,
@@ -107,7 +113,7 @@ async def _ask(config: GatewayConfig, agent: AgentDef) -> ModelReply:
         deadline_s=WITHIN_S,
     )
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
-    async with app.models(replace(config, providers=once), SystemClock()) as model:
+    async with models(replace(config, providers=once), SystemClock(), _unmetered) as model:
         with anyio.move_on_after(WITHIN_S):
             return await model.reply(request, lambda _delta: None)
     raise ModelFailed(agent.provider, "timeout", f"no complete reply within {WITHIN_S:g} s")

@@ -54,6 +54,9 @@ def banner(running: app.Running) -> list[str]:
         *(f"  Agent      {line}" for line in _agents(config)),
         *(f"  Plugins    {line}" for line in _plugins(running.plugins)),
     ]
+    daily = config.budgets.daily.tokens
+    if daily is not None and len(config.agents) < 3:
+        lines.append(f"  Budget     {daily:,} tokens a day   (exogate budget set daily N)")
     if running.resumed:
         lines.append(f"  Resumed    {running.resumed} unfinished messages of the last run")
     return [

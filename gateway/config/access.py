@@ -13,7 +13,7 @@ from gateway.config.values import GatewaySettings, Surroundings, TokenGrant
 from gateway.domain.providers import is_loopback
 from gateway.domain.secrets import Secret
 
-SCOPES = ("chat", "read", "admin", "impersonate")
+SCOPES = ("chat", "read", "admin", "impersonate", "metrics")
 RESERVED = ("local", "operator")  # principals that are not made by a token of the file
 
 

@@ -5,7 +5,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gateway.config.values import Surroundings
 from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
 
+_BUDGETS = ("session", "daily", "monthly", "per_agent")
 OWNERS_ALONE = 0o600  # the mode of a new file
 
 
@@ -93,6 +94,20 @@ def with_tool(text: str, agent: str | None, plugin: str) -> str:
     return found.with_element("tools", plugin)
 
 
+def with_budget(text: str, scope: str, tokens: int) -> str:
+    """Limits session, daily, monthly, per_agent or agent:ID; a limit in USD stays as it is."""
+    found, key = _Table.of_budget(text, scope)
+    if isinstance(found.table.get(key), dict):
+        below = replace(found, table=found.table[key], path=(*found.path, key))
+        return below.with_value("tokens", tokens)
+    if "table" in found.positions.places.get(found.path, {}) or found.place(key) is not None:
+        return found.with_value(key, tokens)
+    found.table[key] = tokens
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    header, pair = ".".join(map(str, found.path)), _written({key: tokens}).decode().strip("{} ")
+    return _proved(f"{text}{gap}[{header}]\n{pair}\n".encode(), found.document)
+
+
 def difference(before: str, after: str, name: str) -> str:
     """A unified diff to be shown: no secret is in it. Empty if nothing differs."""
     old, new = masked(before.encode()), masked(after.encode())
@@ -153,6 +168,25 @@ class _Table:
         if id_ is None:
             raise CannotEdit(f"there is no default agent; say which: {', '.join(ids.values())}")
         raise CannotEdit(f"no agent has id {quoted(id_)}; {choose(id_, ids.values())}")
+
+    @staticmethod
+    def of_budget(text: str, scope: str) -> "tuple[_Table, str]":
+        """The table of a limit, made if there is none, and its key there."""
+        kind, _, agent = scope.partition(":")
+        if (kind == "agent") != bool(agent) or kind not in {*_BUDGETS, "agent"}:
+            there_are = ", ".join((*_BUDGETS, "agent:ID"))
+            raise CannotEdit(f"{quoted(scope)} is no scope; there are: {there_are}")
+        path: KeyPath = ("budgets", "agent") if agent else ("budgets",)
+        document = _parsed(text)
+        table: Any = document
+        for part in path:
+            table = table.setdefault(part, {})
+            if not isinstance(table, dict):
+                raise CannotEdit(
+                    "the file is not as it should be; `exogate config validate` says why"
+                )
+        source = text.encode()
+        return _Table(source, document, table, path, locate(source)), agent or kind
 
     def place(self, key: str) -> Span | None:
         return self.positions.value((*self.path, key))

@@ -13,6 +13,7 @@ from gateway.domain.plugins import PluginDef
 from gateway.domain.secrets import Secret
 
 LISTS = {"tokens", "agents", "plugins", "bindings", "rules"}  # of tables
+_LISTS = {(name,) for name in LISTS}
 NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "rules", "limits", "context"}
 
 
@@ -44,6 +45,7 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield from (("agent", agent) for agent in config.agents[:has_default])
     yield "agents", config.agents[has_default:]
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
+    yield "budgets", sections.budgets.model_dump()
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
     yield from (("sandbox", config.sandbox), ("bindings", config.bindings))
     yield "rules", tuple(rule.model_dump(exclude_none=True) for rule in sections.rules)
@@ -79,7 +81,7 @@ def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
     elif items := _items(path, value):
         for name, item in items:
             yield from _values((*path, name), item)
-    elif not isinstance(value, Mapping) and path[-1] not in LISTS:
+    elif not isinstance(value, Mapping) and path not in _LISTS:
         plain = str(value) if isinstance(value, Path) else value
         yield path, list(plain) if isinstance(plain, tuple) else plain
 
@@ -122,7 +124,7 @@ def _origin(path: KeyPath, loaded: Loaded, positions: Positions) -> str:
     match path:
         case ("providers", str(name), "wire" | "base_url"):
             return f"preset {name}"
-        case ("plugins", int(), "secrets", str(), "value"):
+        case ("plugins", int(), "secrets", str(), "value") | ("budgets", _, *_, "tokens"):
             elsewhere = path[:-1]
         case ("agent", "limits" | "context", _):
             elsewhere = path[1:]

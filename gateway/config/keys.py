@@ -51,7 +51,9 @@ def pattern_of(path: KeyPath) -> KeyPath:
 
 def _has_own_names(path: KeyPath) -> bool:
     """Whether the operator chooses what the keys below are called."""
-    return path == ("providers",) or (path[:1] == ("plugins",) and path[2:] == ("secrets",))
+    if path in {("providers",), ("budgets", "agent")}:
+        return True
+    return (path[:1], path[2:]) in {(("plugins",), ("secrets",)), (("providers",), ("prices",))}
 
 
 def field_at(path: KeyPath) -> FieldInfo | None:

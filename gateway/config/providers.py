@@ -14,7 +14,7 @@ from gateway.config.problems import Code, KeyPath, Report, quoted
 from gateway.config.schema import ProviderSection
 from gateway.config.secrets import SecretSource
 from gateway.config.values import Known, Preset
-from gateway.domain.providers import ProviderDef, Wire
+from gateway.domain.providers import Price, ProviderDef, Wire
 from gateway.domain.secrets import Secret
 
 _AS_WRITTEN = ("connect_timeout_s", "idle_timeout_s", "max_retries", "tool_markup")
@@ -56,7 +56,9 @@ class Providers:
             self._say_what_is_missing(name, preset.key_variable, is_own=own is not None)
         secret = Secret(key) if key else None
         others = section.model_dump(include=set(_AS_WRITTEN))
-        self.definitions[name] = ProviderDef(name, wire, base_url, secret, headers, **others)
+        self.definitions[name] = ProviderDef(
+            name, wire, base_url, secret, headers, **others, prices=_prices(section)
+        )
 
     def _wire(self, name: str, section: ProviderSection, preset: Preset | None) -> Wire | None:
         path = ("providers", name, "wire")
@@ -117,3 +119,7 @@ class Providers:
             message = f'no key for provider "{name}": {variable} is not set'
             fix = f"set {variable}, or write the key into {self.source.folder}/{name}_api_key"
             self.report.wrong(Code.NO_KEY, self.used[name], message, f"{fix} (chmod 600)")
+
+
+def _prices(section: ProviderSection) -> dict[str, Price]:
+    return {model: Price(price.input, price.output) for model, price in section.prices.items()}

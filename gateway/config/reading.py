@@ -7,6 +7,7 @@ from typing import Any
 
 from gateway.config.access import Access
 from gateway.config.agents import Agents, resolve_bindings
+from gateway.config.budgets import add_usual_budget, resolve_budgets
 from gateway.config.checking import check
 from gateway.config.document import Document, read_document
 from gateway.config.environment import AGENT_KEYS, DEMO, TOKEN, Choice, usual_choice, value_of
@@ -135,6 +136,7 @@ class _Reading:
             bindings=bindings,
             rules=tuple(rules.values()),
             rule_folder=rule_folder,
+            budgets=resolve_budgets(sections.budgets, names.agents, report),
             store=StoreSettings(**dict(sections.store)),
             queue=QueueSettings(**dict(sections.queue)),
             observability=ObservabilitySettings(**dict(sections.observability)),
@@ -172,6 +174,7 @@ def _add_usual_agent(content: dict[str, Any], around: Surroundings, report: Repo
     choice = usual_choice(around.environment, around.known)
     if "agent" not in content and "agents" not in content:
         _add_usual_plugins(content, around.known)
+        add_usual_budget(content, choice)
         names = _plugin_names(content).items()
         tools = [name for name, is_enabled in names if name and is_enabled]
         content["agent"] = {"id": choice.agent_id, "tools": tools}

@@ -1,11 +1,33 @@
 """The keys of config.toml with their types and bounds: pydantic at the border, nowhere else."""
 
-import re
-from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
+from gateway.config.budgets import BudgetsSection, PriceSection
+from gateway.config.kinds import (
+    Header,
+    HeaderName,
+    Host,
+    Id,
+    Network,
+    Origin,
+    PathText,
+    Plain,
+    PluginName,
+    ProviderName,
+    Scopes,
+    Seconds,
+    SecretName,
+    SecretText,
+    Section,
+    Sha256,
+    StateName,
+    Text,
+    TokenBudget,
+    Url,
+    key,
+)
 from gateway.config.values import (
     GatewaySettings,
     LogFormat,
@@ -22,58 +44,9 @@ from gateway.domain.ids import AgentId
 from gateway.domain.inbox import QueueMode
 from gateway.domain.notices import Point, Priority, To
 from gateway.domain.plugins import PluginLimits
-from gateway.domain.providers import ProviderDef, ToolMarkup, Wire, base_url_problem
+from gateway.domain.providers import ProviderDef, ToolMarkup, Wire
 from gateway.domain.rules import Batch, OncePer
 
-SECRET = {"format": "password"}
-_HOST = r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_-]+)*"
-_ORIGIN = r"(https?)://([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?"
-
-
-def address(text: str) -> str:
-    if not re.fullmatch(_HOST, text) or text.replace(".", "").isdigit():
-        ip_address(text)
-    return text
-
-
-def origin(text: str) -> str:
-    """As a browser sends it."""
-    found = re.fullmatch(_ORIGIN, text.lower())
-    if found is None or int(found[3] or 0) > 65_535:
-        raise ValueError("this is not scheme://host[:port]")
-    scheme, host, port = found.groups()
-    is_usual = port in {None, {"http": "80", "https": "443"}[scheme]}
-    return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
-
-
-def base_url(text: str) -> str:
-    problem = base_url_problem(text) if text.isprintable() else "holds a control character"
-    if problem:
-        raise ValueError(f"this address {problem}")
-    return text.rstrip("/")
-
-
-Text = Annotated[str, Field(min_length=1)]
-SecretText = Annotated[str, Field(min_length=1, json_schema_extra=SECRET)]
-PathText = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
-Host = Annotated[str, AfterValidator(address)]
-Origin = Annotated[str, AfterValidator(origin)]
-Network = Annotated[str, AfterValidator(lambda text: str(ip_network(text, strict=False)))]
-Url = Annotated[str, AfterValidator(base_url)]
-HeaderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$")]
-Header = Annotated[str, Field(json_schema_extra=SECRET)]
-ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")]
-Seconds = Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)]
-TokenBudget = Annotated[int, Field(ge=4_000, le=128_000)] | Literal["auto"]
-Id = Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")]
-Scopes = Annotated[list[Text], Field(min_length=1)]
-PluginName = Annotated[
-    str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(_[a-z0-9-]+)*$", max_length=32)
-]  # a tool is called PLUGIN__TOOL
-SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]{0,63}$")]
-StateName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,63}$")]
-Plain = str | bool | int | Annotated[float, Field(allow_inf_nan=False)]
-Sha256 = Annotated[str, Field(pattern=r"^[0-9A-Fa-f]{64}$")]
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 
 _GATEWAY = GatewaySettings()
@@ -87,18 +60,6 @@ _SANDBOX = SandboxSettings()
 _BATCH = Batch()
 _OBSERVABILITY = ObservabilitySettings()
 _AGENT = AgentDef(AgentId("main"), "", "")
-
-
-def key(default: Any, description: str, **bounds: Any) -> Any:  # as pydantic's Field
-    if isinstance(default, type):
-        return Field(default_factory=default, description=description)
-    if bounds:
-        bounds["allow_inf_nan"] = False
-    return Field(default, description=description, **bounds)
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
 
 
 class GatewaySection(Section):
@@ -125,7 +86,7 @@ class TokenSection(Section):
 
     name: TokenName = key(..., "Whose token it is: letters, digits, dot, hyphen, underscore.")
     token: SecretText = key(..., "The token itself, best as a reference.")
-    scopes: Scopes = key(["chat"], "Out of chat, read, admin, impersonate, agent:ID.")
+    scopes: Scopes = key(["chat"], "Out of chat, read, admin, impersonate, metrics, agent:ID.")
 
 
 class StoreSection(Section):
@@ -145,6 +106,7 @@ class ProviderSection(Section):
     connect_timeout_s: Seconds = key(_PROVIDER.connect_timeout_s, "Seconds for a connection.")
     idle_timeout_s: Seconds = key(_PROVIDER.idle_timeout_s, "Seconds between two bytes.")
     max_retries: int = key(_PROVIDER.max_retries, "Tries again before any reply.", ge=0, le=10)
+    prices: dict[Text, PriceSection] = key({}, "Prices by model; they come before public ones.")
     tool_markup: ToolMarkup = key(
         _PROVIDER.tool_markup, "recover: tool calls that a model writes as text are called."
     )
@@ -370,6 +332,7 @@ class ObservabilitySection(Section):
     log_format: LogFormat = key(
         _OBSERVABILITY.log_format, "auto: console on a terminal, else json."
     )
+    metrics: bool = key(_OBSERVABILITY.metrics, "Whether GET /metrics answers.")
 
 
 class ConfigFile(Section):
@@ -386,6 +349,7 @@ class ConfigFile(Section):
     agents: list[NamedAgentSection] = key([], "More agents.")
     limits: LimitsSection = key(LimitsSection, "Bounds of every agent's runs.")
     context: ContextSection = key(ContextSection, "How much every agent's model is shown.")
+    budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")
     plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
     sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")

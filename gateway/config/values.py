@@ -7,6 +7,7 @@ from typing import Literal
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Binding
+from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import QueueMode
 from gateway.domain.plugins import PluginDef
@@ -71,6 +72,7 @@ class SandboxSettings:
 class ObservabilitySettings:
     log_level: LogLevel = "info"
     log_format: LogFormat = "auto"
+    metrics: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class GatewayConfig:
     bindings: tuple[Binding, ...] = ()
     rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file
     rule_folder: RuleFolder | None = None
+    budgets: Budgets = field(default_factory=Budgets)
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)

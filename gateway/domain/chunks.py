@@ -28,7 +28,7 @@ DoneReason = Literal[
     "superseded",
 ]
 SystemType = Literal["limit_warning", "limit_reached", "no_progress", "error_limit", "notice"]
-ErrorType = Literal["provider_error", "config_error", "internal_error"]
+ErrorType = Literal["provider_error", "budget_exceeded", "config_error", "internal_error"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,6 +151,7 @@ FailureKind = Literal[
     "context_overflow",  # the prompt is longer than the model can read
     "not_found",  # unknown model or wrong address
     "refused_key",  # no key is configured
+    "unmetered",  # the ledger cannot be written, so nothing was asked
 ]
 
 
@@ -163,10 +164,12 @@ class ModelFailed(GatewayError):
     """A provider call that gave no complete reply.
 
     `started` says that text of this reply was already heard, so nobody may try it again unseen.
-    Thinking that was heard does not count: another attempt may think again.
+    Thinking that was heard does not count: another attempt may think again. `sent` says that the
+    provider may have begun to work, and to count tokens.
     """
 
     code = "provider_error"
+    sent = True
 
     def __init__(
         self,
@@ -182,3 +185,9 @@ class ModelFailed(GatewayError):
         self.provider, self.kind, self.detail = provider, kind, detail
         self.started, self.status, self.retry_after_s = started, status, retry_after_s
         self.retryable = kind in RETRYABLE
+
+
+class NeverSent(ModelFailed):
+    """Nothing of the call reached the provider."""
+
+    sent = False

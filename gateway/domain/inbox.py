@@ -8,7 +8,6 @@ from typing import Literal
 from gateway.domain.bindings import MatchedBy
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
-from gateway.domain.model import Usage
 from gateway.domain.notices import Notice
 
 # A run that starts again after a crash numbers its chunks above everything that the attempt before
@@ -106,7 +105,6 @@ class Ending:
     nodes: tuple[Node, ...]
     grown_from: NodeId | None
     take_head: bool
-    usage: Usage
     log: bytes
     summary: str  # JSON object: what `run.inspect` shows of a finished run
     finished_at: datetime

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gateway.domain.budgets import Payer, Unit
 from gateway.domain.messages import Extras, Message, ToolCall
 from gateway.domain.tape import Record
 
@@ -38,6 +39,7 @@ class ModelRequest:
     stream: bool = True
     idle_timeout_s: float | None = None  # a tighter one than the provider's own
     deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
+    payer: Payer | None = None  # who asks always says it; providers do not care
     record: Record | None = field(default=None, compare=False, repr=False)  # takes down the bytes
 
 
@@ -49,6 +51,16 @@ class TextDelta:
 @dataclass(frozen=True, slots=True)
 class ThinkingDelta:
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetWarning:
+    """Told once a scope and limit, when most of it is used."""
+
+    scope: str
+    unit: Unit
+    used: float
+    limit: float
 
 
 Delta = TextDelta | ThinkingDelta
@@ -83,3 +95,4 @@ class ModelReply:
     usage: Usage = Usage()
     finish: FinishReason = "stop"
     extras: Extras | None = None
+    warnings: tuple[BudgetWarning, ...] = ()  # of the meter

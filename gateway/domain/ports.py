@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
@@ -268,6 +269,9 @@ class Stores:
     sessions: Sessions
     outbox: Outbox
     plugins: PluginStore
+    ledger: Ledger
+    spending: Spending
+    audit: Audit
     care: StoreCare
     settings: SettingsStore
     rule_states: RuleStates
@@ -321,9 +325,10 @@ class HttpCall:
 class HttpFailed(Exception):
     """The network did not bring an answer, or broke it off."""
 
-    def __init__(self, kind: str, detail: str) -> None:
+    def __init__(self, kind: str, detail: str, *, sent: bool = True) -> None:
         super().__init__(detail)
         self.kind = kind  # "network" or "timeout"
+        self.sent = sent  # False: there was not even a connection
 
 
 class Http(Protocol):

@@ -14,6 +14,14 @@ ToolMarkup = Literal["off", "recover"]
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """USD for a million tokens."""
+
+    input: float
+    output: float
+
+
+@dataclass(frozen=True, slots=True)
 class ProviderDef:
     """One provider. `headers` are sent as they are and may hold secrets: they are never shown."""
 
@@ -25,6 +33,7 @@ class ProviderDef:
     connect_timeout_s: float = 10.0
     idle_timeout_s: float = 60.0
     max_retries: int = 3
+    prices: Mapping[str, Price] = field(default_factory=dict)  # by model
     tool_markup: ToolMarkup = "off"
 
 

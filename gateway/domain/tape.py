@@ -20,6 +20,8 @@ MarkKind = Literal[
     "thinking",
     "reply",  # the model's reply is there; the reply itself only where there are no bytes
     "failed",  # the same of a failure
+    "refused",  # a budget was spent: scope, unit, used and limit
+    "metered",  # before a reply: what it cost, and the warnings that came with it
     "result",  # of a tool: the id, name and arguments of the call; content, is_error, duration_ms
     "slow",  # a tool that was given up: the id of its call, and the result that stands for its own
     "noted",  # the journal has it
@@ -48,6 +50,8 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "thinking": (str,),
     "reply": ((dict, type(None)),),
     "failed": ((dict, type(None)),),
+    "refused": (str, str, str, int, int),
+    "metered": ((float, int, type(None)), list),
     "result": (str, str, str, str, bool, (float, int)),
     "slow": (str, str),
     "noted": (int, str),

@@ -126,12 +126,12 @@ def _failed(error: Exception, call: HttpCall) -> HttpFailed:
     """Says where and what, without the address's query, without headers, without the body."""
     host = _place(call.url)
     if isinstance(error, aiohttp.ConnectionTimeoutError):
-        return HttpFailed(
-            "timeout", f"{host} could not be connected within {call.connect_timeout_s:g} s"
-        )
+        told = f"{host} could not be connected within {call.connect_timeout_s:g} s"
+        return HttpFailed("timeout", told, sent=False)
     if isinstance(error, TimeoutError):
         return HttpFailed("timeout", f"{host} sent nothing for {call.idle_timeout_s:g} s")
-    return HttpFailed("network", f"{host} {what_failed(error)}")
+    sent = not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.InvalidURL))
+    return HttpFailed("network", f"{host} {what_failed(error)}", sent=sent)
 
 
 def _place(url: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from gateway.domain.errors import FailureKind, ModelFailed
+from gateway.domain.errors import FailureKind, ModelFailed, NeverSent
 from gateway.domain.messages import Extras, ToolCall
 from gateway.domain.model import (
     FinishReason,
@@ -136,13 +136,16 @@ class Assembly:
             self.started = True
             self._hear(TextDelta(text))
 
-    def failed(self, kind: FailureKind, detail: str) -> ModelFailed:
+    def failed(self, kind: FailureKind, detail: str, *, sent: bool = True) -> ModelFailed:
         """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
         it may be asked for again; of any other all is said."""
         if self.started:
             self._end()
             self.flush()
-        return ModelFailed(self.provider, kind, self._scrub(detail), started=self.started)
+        detail = self._scrub(detail)
+        if not sent:
+            return NeverSent(self.provider, kind, detail)
+        return ModelFailed(self.provider, kind, detail, started=self.started)
 
     def reply(
         self,
@@ -269,7 +272,7 @@ def object_of(arguments: str) -> Mapping[str, Any]:
 
 def without_messages(request: ModelRequest) -> ModelRequest:
     """What stays the same for every call of an agent."""
-    return replace(request, messages=(), deadline_s=0.0, record=None)
+    return replace(request, messages=(), deadline_s=0.0, payer=None, record=None)
 
 
 def json_bytes(value: object) -> bytes:

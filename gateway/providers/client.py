@@ -9,7 +9,7 @@ from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import FailureKind, ModelFailed
 from gateway.domain.model import Hear, ModelReply, ModelRequest
-from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed
+from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
 from gateway.domain.providers import ProviderDef
 from gateway.domain.times import to_micros
 from gateway.providers.assembly import Assembly
@@ -47,7 +47,7 @@ class Encoder(Protocol):
 
 
 class ProviderClient:
-    """Implements the Model port for one provider."""
+    """Implements the Model port for one provider: its retries, each of which is metered."""
 
     def __init__(
         self,
@@ -55,13 +55,37 @@ class ProviderClient:
         http: Http,
         clock: Clock,
         random: Callable[[], float],
+        metered: Callable[[Model], Model] = lambda model: model,
         *,
         encoder: Encoder | None = None,
+    ) -> None:
+        self._line = _Line(definition, http, clock, encoder)
+        self._metered = metered(self._line)
+        self._retries = Retries(definition.max_retries, clock, random)
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        self._line.require_key(request)
+
+        async def attempt() -> ModelReply:
+            try:
+                return await self._metered.reply(request, hear)
+            except ModelFailed as failed:
+                if failed.kind != "bad_request" or not self._line.adapt(failed.detail):
+                    raise
+                return await self._metered.reply(request, hear)
+
+        return await self._retries.run(attempt, request.deadline_s)
+
+
+class _Line:
+    """Implements the Model port: one request, one answer."""
+
+    def __init__(
+        self, definition: ProviderDef, http: Http, clock: Clock, encoder: Encoder | None
     ) -> None:
         self._http, self._clock = http, clock
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
         self._recovers = definition.tool_markup == "recover"
-        self._retries = Retries(definition.max_retries, clock, random)
         key = definition.api_key.reveal().strip() if definition.api_key else None
         self._key_problem = missing_key(definition) or _unsendable(key)
         self._encoder: Encoder
@@ -80,31 +104,24 @@ class ProviderClient:
         self._secrets = tuple(secrets)
         self._scrub = Scrub(self._secrets)
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+    def require_key(self, request: ModelRequest) -> None:
         if self._key_problem:
             raise ModelFailed(request.provider, "refused_key", self._key_problem)
+
+    def adapt(self, refusal: str) -> bool:
+        """Whether, after these words, the same request would be encoded in another way."""
+        return self._encoder.adapt(refusal)
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         body = self._encoder.body(request)
         if request.record is not None:
             request.record.hide(*self._secrets)
-
-        async def attempt() -> ModelReply:
-            nonlocal body
-            try:
-                return await self._attempt(request, body, hear)
-            except ModelFailed as failed:
-                if failed.kind != "bad_request" or not self._encoder.adapt(failed.detail):
-                    raise
-                body = self._encoder.body(request)
-                return await self._attempt(request, body, hear)
-
-        return await self._retries.run(attempt, request.deadline_s)
-
-    async def _attempt(self, request: ModelRequest, body: bytes, hear: Hear) -> ModelReply:
         assembly = Assembly(request, hear, self._scrub, len(body), recovers=self._recovers)
         try:
             return await self._exchange(assembly, body)
         except HttpFailed as error:
-            raise assembly.failed(_kind(error, "network"), str(error)) from error
+            kind = _kind(error, "network")
+            raise assembly.failed(kind, str(error), sent=error.sent) from error
 
     async def _exchange(self, assembly: Assembly, body: bytes) -> ModelReply:
         connect_s, idle_s = self._timeouts_s

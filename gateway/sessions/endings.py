@@ -61,9 +61,14 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
         done = Chunk("done", data)
         return _end(end.reason, nodes, done, answer)
     terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
-    if end.retry_after_s is not None:
-        after = {"retry_after_s": end.retry_after_s}
-        terminal = Chunk("error", {**terminal.data, **after})
+    more, after = {}, end.retry_after_s
+    if end.refusal is not None:
+        more, resets = dict(end.refusal.facts), end.refusal.resets_at
+        if resets is not None:
+            after = max(0.0, (resets - timing.finished_at).total_seconds())
+    if after is not None:
+        more["retry_after_s"] = after
+    terminal = Chunk("error", {**terminal.data, **more})
     return _end("failed", nodes, terminal, answer)
 
 

@@ -24,7 +24,7 @@ _CLOCKS = frozenset({"now", "tick"})
 _UNREAD = frozenset({"bytes", "end"})  # of an answer that nobody read to its end
 # What may be left over in front of a mark: it is not asked for any more.
 _LEFT: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("sent", "reply", "failed"), _UNREAD),
+    **dict.fromkeys(("sent", "metered", "reply", "failed", "refused"), _UNREAD),
     "begin": frozenset({"kept"}),
 }
 OTHERS = frozenset({"stop", "said", "unsaid"})  # what others did to the run

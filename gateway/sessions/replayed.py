@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from datetime import datetime
 from itertools import takewhile
 from math import inf
@@ -10,13 +11,22 @@ from typing import Any
 from gateway.agent.job import Gate
 from gateway.agent.story import reply_from
 from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import JournalNote
 from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, ThinkingDelta
+from gateway.domain.model import (
+    BudgetWarning,
+    Hear,
+    ModelReply,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+)
 from gateway.domain.notices import Batching, Notice
 from gateway.domain.ports import Decode, HttpAnswer, HttpCall, HttpFailed, Model, ToolScope
+from gateway.domain.tape import Mark
 from gateway.domain.times import to_time
 from gateway.sessions.asked import Difference, parts_of
 from gateway.sessions.player import OTHERS, Player
@@ -92,7 +102,7 @@ class Reel:
         return b""
 
 
-_ENDS = frozenset({"reply", "failed"})
+_ENDS = frozenset({"reply", "failed", "refused"})
 _TURNS = _ENDS | {"sent", "ask", "over"}
 _WORDS = ("text", "thinking")
 
@@ -144,18 +154,41 @@ class ReplayedModel:
         try:
             reply = await self._wired.reply(request, hear)
         except ModelFailed:
-            await player.reach("failed")
+            mark = await player.reach("failed", "refused")
+            if mark.kind == "refused":  # a retry, or another that nobody paid for
+                raise await self._refusal(mark) from None
             raise
+        within = takewhile(lambda mark: mark.kind not in _TURNS, player.coming())
+        if any(mark.kind == "metered" for mark in within):
+            reply = await self._metered(reply)
         await player.reach("reply")
         return reply
+
+    async def _metered(self, reply: ModelReply) -> ModelReply:
+        cost_usd, warned = (await self._player.reach("metered")).values
+        try:
+            warnings = tuple(BudgetWarning(**one) for one in warned)
+        except TypeError as error:
+            await self._player.leave(damaged(error))
+        return replace(reply, usage=replace(reply.usage, cost_usd=cost_usd), warnings=warnings)
+
+    async def _refusal(self, mark: Mark) -> BudgetExceeded:
+        kind, name, unit, used, limit = mark.values
+        spent = Amount(used) if unit == "tokens" else Amount(nano_usd=used)
+        try:
+            return BudgetExceeded(Tally(Scope(kind, name), spent), unit, limit)
+        except (KeyError, ValueError) as error:
+            await self._player.leave(damaged(error))
 
     async def _told(self, hear: Hear) -> ModelReply:
         """By a model that has no bytes, or by one that was never reached."""
         while True:
             if not (is_next(self._player, *_WORDS) or has_end(self._player)):
                 await self._player.cut()
-            mark = await self._player.reach("text", "thinking", "reply", "failed")
+            mark = await self._player.reach("text", "thinking", "reply", "failed", "refused")
             told = mark.values[0]
+            if mark.kind == "refused":
+                raise await self._refusal(mark)
             if mark.kind == "text":
                 hear(TextDelta(told))
             elif mark.kind == "thinking":

@@ -14,6 +14,7 @@ from gateway.agent.pace import News, Pace
 from gateway.agent.reins import Reins, Said, Stop, Unsaid
 from gateway.agent.wishes import Told
 from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import GatewayError, ModelFailed
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import JournalNote
@@ -192,6 +193,11 @@ class TapedModel:
         except ModelFailed as failed:
             record("failed", None if record.has_sent else failure_values(failed))
             raise
+        except BudgetExceeded as refusal:
+            record("refused", *refusal_values(refusal))
+            raise
+        if record.has_sent and (reply.warnings or reply.usage.cost_usd is not None):
+            record("metered", reply.usage.cost_usd, [asdict(one) for one in reply.warnings])
         record("reply", None if record.has_sent else asdict(reply))
         return reply
 
@@ -199,6 +205,12 @@ class TapedModel:
 def failure_values(failed: ModelFailed) -> dict[str, object]:
     names = ("provider", "kind", "detail", "started", "status", "retry_after_s")
     return {name: getattr(failed, name) for name in names}
+
+
+def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
+    tally, unit = refusal.tally, refusal.unit
+    used = tally.used.tokens if unit == "tokens" else tally.used.nano_usd
+    return tally.scope.kind, tally.scope.name, unit, used, refusal.bound
 
 
 class TapedGate:

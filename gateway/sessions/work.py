@@ -284,7 +284,6 @@ class Work:
             nodes=end.nodes,
             grown_from=episode.head,
             take_head=new.context_id is not None and episode.head is not None,
-            usage=end.usage,
             log=log_bytes,
             summary=means.encode(summary).decode(),
             finished_at=means.clock.now(),

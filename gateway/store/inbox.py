@@ -216,13 +216,12 @@ def _add_deliveries(ending: Ending, session: SessionRow, db: sqlite3.Connection)
 
 
 def _count(ending: Ending, session: SessionRow, pen: Pen, *, moves: bool) -> None:
-    """The session's sums, and HEAD if it moves."""
-    usage, nodes = ending.usage, ending.nodes
+    """The session's messages, and HEAD if it moves."""
+    nodes = ending.nodes
     last_seq = session.last_seq + len(nodes)
     head = place_of(session.id, last_seq) if moves else session.head
     stamp = pen.stamps.take(to_micros(ending.finished_at))
-    sums = (spoken(nodes), usage.input_tokens, usage.output_tokens, usage.cost_usd, usage.cost_usd)
-    pen.db.execute(_COUNT, (stamp, *sums, last_seq, head, session.id))
+    pen.db.execute(_COUNT, (stamp, spoken(nodes), last_seq, head, session.id))
     session.last_seq, session.head = last_seq, head
     if moves:
         session.head_id = nodes[-1].id
@@ -302,9 +301,6 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
 """
 _COUNT = """
 UPDATE session
-SET updated_at = ?, message_count = message_count + ?, input_tokens = input_tokens + ?,
-    output_tokens = output_tokens + ?,
-    cost_usd = CASE WHEN ? IS NULL THEN cost_usd ELSE coalesce(cost_usd, 0.0) + ? END,
-    last_seq = ?, head = ?
+SET updated_at = ?, message_count = message_count + ?, last_seq = ?, head = ?
 WHERE id = ?
 """

@@ -12,7 +12,9 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
+from gateway.store.memory_audit import MemoryAudit
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
+from gateway.store.memory_ledger import MemoryLedger, MemorySpending
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
 from gateway.store.outbox import not_pending, require_settled
@@ -32,6 +34,9 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemorySessions(shelf),
             MemoryOutbox(shelf),
             MemoryPlugins(shelf),
+            MemoryLedger(shelf),
+            MemorySpending(shelf),
+            MemoryAudit(shelf),
             MemoryCare(shelf),
             MemorySettings(shelf),
             MemoryRuleStates(shelf),

@@ -141,17 +141,10 @@ class MemoryInbox:
             )
 
     def _counted(self, record: SessionRecord, ending: Ending, *, moves: bool) -> SessionRecord:
-        usage = ending.usage
-        cost = record.cost_usd
-        if usage.cost_usd is not None:
-            cost = (cost or 0.0) + usage.cost_usd
         return replace(
             record,
             updated_at=to_time(self._shelf.stamps.take(to_micros(ending.finished_at))),
             message_count=record.message_count + spoken(ending.nodes),
-            input_tokens=record.input_tokens + usage.input_tokens,
-            output_tokens=record.output_tokens + usage.output_tokens,
-            cost_usd=cost,
             head=ending.nodes[-1].id if moves else record.head,
         )
 

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
+from gateway.domain.audit import AuditEntry
+from gateway.domain.budgets import Reservation, Scope, Tally, TokenRecord
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import JournalNote, RunRecord
@@ -62,6 +64,11 @@ class Shelf:
     settings: dict[str, str] = field(default_factory=dict)
     rule_states: dict[SessionKey, str] = field(default_factory=dict)
     posted: list[Posted] = field(default_factory=list)
+    tallies: dict[Scope, Tally] = field(default_factory=dict)
+    reservations: dict[str, Reservation] = field(default_factory=dict)
+    records: list[TokenRecord] = field(default_factory=list)
+    last_day: str = ""
+    audit: list[AuditEntry] = field(default_factory=list)
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

@@ -165,9 +165,83 @@ UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT 
 ALTER TABLE run ADD COLUMN tape BLOB;
 """
 
+_LEDGER = """
+CREATE TABLE IF NOT EXISTS spend (   -- counters, so that nobody has to add up
+    kind TEXT NOT NULL CHECK (kind IN ('session', 'agent', 'day', 'month', 'model')),
+    name TEXT NOT NULL,
+    calls INTEGER NOT NULL DEFAULT 0,
+    priced INTEGER NOT NULL DEFAULT 0, -- calls of which it is known what they cost
+    input_tokens INTEGER NOT NULL DEFAULT 0,
+    output_tokens INTEGER NOT NULL DEFAULT 0,
+    nano_usd INTEGER NOT NULL DEFAULT 0,
+    held_tokens INTEGER NOT NULL DEFAULT 0,
+    held_nano_usd INTEGER NOT NULL DEFAULT 0,
+    since INTEGER NOT NULL,
+    warned TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS reservation (
+    id TEXT PRIMARY KEY,
+    session TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    model TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    day TEXT NOT NULL,
+    input_tokens INTEGER NOT NULL,
+    held_tokens INTEGER NOT NULL,
+    held_nano_usd INTEGER NOT NULL
+) WITHOUT ROWID;
+
+CREATE TABLE IF NOT EXISTS series (  -- few; so that a page of any of them is one look-up each
+    id INTEGER PRIMARY KEY,
+    agent TEXT NOT NULL,
+    provider TEXT NOT NULL,
+    model TEXT NOT NULL,
+    UNIQUE (agent, provider, model)
+);
+CREATE TABLE IF NOT EXISTS token_record (
+    seq INTEGER PRIMARY KEY,
+    id TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    series INTEGER NOT NULL REFERENCES series (id),
+    session TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    day TEXT NOT NULL,               -- that of the reservation, which is what was charged
+    outcome TEXT NOT NULL CHECK (outcome IN ('answered', 'failed', 'broken', 'lost')),
+    input_tokens INTEGER NOT NULL,
+    output_tokens INTEGER NOT NULL,
+    cached_tokens INTEGER NOT NULL,
+    reasoning_tokens INTEGER NOT NULL,
+    nano_usd INTEGER NOT NULL,
+    pricing TEXT NOT NULL CHECK (pricing IN ('provider', 'config', 'table', 'unpriced')),
+    estimated INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS token_record_by_series ON token_record (series, at);
+CREATE INDEX IF NOT EXISTS token_record_by_session ON token_record (session, series, at);
+CREATE INDEX IF NOT EXISTS token_record_by_time ON token_record (at);
+"""
+
+_AUDIT = """
+CREATE TABLE IF NOT EXISTS audit (
+    seq INTEGER PRIMARY KEY,         -- 1, 2, 3, …: a gap is a loss
+    at INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    detail TEXT NOT NULL,            -- JSON
+    hash TEXT NOT NULL               -- over this entry and the hash of the one before
+);
+CREATE INDEX IF NOT EXISTS audit_by_kind ON audit (kind, seq);
+CREATE TRIGGER IF NOT EXISTS audit_is_not_changed BEFORE UPDATE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
+CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
+BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH + _LEDGER + _AUDIT)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)

@@ -66,7 +66,10 @@ def _to_record(row: Sequence[Any]) -> SessionRecord:
 
 
 _SESSION = """
-SELECT s.key, s.created_at, s.updated_at, s.message_count, s.input_tokens, s.output_tokens,
-       s.cost_usd, s.state, (SELECT n.id FROM node n WHERE n.place = s.head)
-FROM session s
+SELECT s.key, s.created_at, s.updated_at, s.message_count,
+       s.input_tokens + coalesce(l.input_tokens, 0),    -- s: from before there was a ledger
+       s.output_tokens + coalesce(l.output_tokens, 0),
+       CASE WHEN l.priced > 0 THEN coalesce(s.cost_usd, 0.0) + l.nano_usd / 1e9 ELSE s.cost_usd END,
+       s.state, (SELECT n.id FROM node n WHERE n.place = s.head)
+FROM session s LEFT JOIN spend l ON l.kind = 'session' AND l.name = s.key
 """

@@ -13,12 +13,14 @@ from anyio import CancelScope, to_thread
 from gateway.domain.errors import StoreRefused
 from gateway.domain.ports import Clock, Stores
 from gateway.store.aftermath import SqliteNotices, SqliteRuleStates
+from gateway.store.audit import SqliteAudit
 from gateway.store.care import SqliteCare
 from gateway.store.commits import Commits
 from gateway.store.data_dir import Held, Mark, require_all
 from gateway.store.faults import at_opening, damaged, file_faults
 from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
+from gateway.store.ledger import SqliteLedger
 from gateway.store.outbox import SqliteOutbox
 from gateway.store.pen import Pen
 from gateway.store.plugins import SqlitePlugins
@@ -34,6 +36,7 @@ from gateway.store.schema import (
 )
 from gateway.store.sessions import SqliteSessions
 from gateway.store.settings import SqliteSettings
+from gateway.store.spending import SqliteSpending
 from gateway.store.transcript import SqliteTranscript
 from gateway.store.writer import Writer
 
@@ -81,6 +84,9 @@ async def open_sqlite(
                 SqliteSessions(readers),
                 SqliteOutbox(writer, readers),
                 SqlitePlugins(writer, readers),
+                SqliteLedger(writer, readers),
+                SqliteSpending(readers),
+                SqliteAudit(writer, readers),
                 care,
                 SqliteSettings(writer, readers),
                 SqliteRuleStates(readers),

@@ -28,7 +28,13 @@ from gateway.web.rpc import validate
 
 CHANNEL = "api"
 JSON_DEPTH = 64
-STATUS = {"provider_error": 502, "internal_error": 500, "config_error": 500}
+STATUS = {
+    "provider_error": 502,
+    "budget_exceeded": 429,
+    "internal_error": 500,
+    "config_error": 500,
+}
+_TOLD = ("message", "retryable", "retry_after_s", "scope", "used", "limit", "unit", "resets_at")
 
 
 class ChatBody(BaseModel):
@@ -195,5 +201,5 @@ def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, ob
 
 
 def _error(end: Mapping[str, Any]) -> Mapping[str, object]:
-    kept = {name: end[name] for name in ("message", "retryable", "retry_after_s") if name in end}
+    kept = {name: end[name] for name in _TOLD if name in end}
     return {"type": end["error_type"], "code": end["error_type"], **kept}

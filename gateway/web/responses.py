@@ -7,6 +7,7 @@ from math import ceil
 from pydantic_core import to_json
 from starlette.responses import Response
 
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import (
     BadSessionKey,
     Busy,
@@ -72,6 +73,7 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     UnknownAgent: Failure(404, -32004, "not_found"),
     Conflict: Failure(409, -32006, "conflict"),
     AnswerTooLarge: Failure(422, -32602, "too_large"),
+    BudgetExceeded: Failure(429, -32003, "budget_exceeded"),
     Busy: Failure(503, -32005, "busy"),
     StoreUnavailable: Failure(
         503, -32005, "unavailable", "the store cannot commit at the moment; nothing was accepted"

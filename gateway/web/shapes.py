@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from gateway.control.rules.engine import Faults, RuleSet
+from gateway.domain.budgets import Limit, Tally, TokenRecord, Unit, shown
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
@@ -153,4 +154,46 @@ def _rule(rule: RuleDef, faults: Faults) -> dict[str, object]:
         "errors": faults.count,
         "last_error": faults.last or None,
         "quarantined": faults.is_quarantined,
+    }
+
+
+def budget(tally: Tally, limit: Limit) -> list[dict[str, object]]:
+    """A row for each unit that is bounded; without any, one for tokens."""
+    bounds = limit.bounds().items()
+    rows = [_budget_row(tally, unit, bound) for unit, bound in bounds]
+    return rows or [_budget_row(tally, "tokens", None)]
+
+
+def _budget_row(tally: Tally, unit: Unit, bound: int | None) -> dict[str, object]:
+    scope, in_tokens = tally.scope, unit == "tokens"
+    start, resets = scope.period_start or tally.since, scope.resets_at
+    return {
+        "scope": str(scope),
+        "limit": None if bound is None else shown(unit, bound),
+        "used": shown(unit, tally.used.tokens if in_tokens else tally.used.nano_usd),
+        "reserved": shown(unit, tally.held.tokens if in_tokens else tally.held.nano_usd),
+        "period_start": None if start is None else stamp(start),
+        "resets_at": None if resets is None else stamp(resets),
+        "unit": unit,
+    }
+
+
+def token_record(record: TokenRecord) -> dict[str, object]:
+    return {
+        "seq": record.seq,
+        "id": record.id,
+        "timestamp": stamp(record.at),
+        "session_key": str(record.session_key),
+        "agent_id": record.session_key.agent,
+        "run_id": record.run_id,
+        "provider": record.provider,
+        "model": record.model,
+        "outcome": record.outcome,
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "cached_tokens": record.cached_tokens,
+        "reasoning_tokens": record.reasoning_tokens,
+        "cost_estimate_usd": shown("usd", record.nano_usd),
+        "pricing": record.pricing,
+        "estimated": record.estimated,
     }

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -17,13 +18,22 @@ from gateway.agent.words import INTERRUPTED
 from gateway.control.rules.engine import RunRules, load_rules
 from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef, Limits
+from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, ThinkingDelta
+from gateway.domain.model import (
+    BudgetWarning,
+    Hear,
+    ModelReply,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+)
 from gateway.domain.ports import Model, ToolScope
+from gateway.domain.rules import RuleDef
 from gateway.memory.context import message_tokens, pack
 from gateway.tools.gate import ToolGate
 from tests.agent.paper import EXECUTE, SHIPPED, is_valid_for_a_model, tree
@@ -31,6 +41,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.plans import shipped
+from tests.fakes.rules import core_definitions
 from tests.fakes.tools import FakeTool, NoSchemas
 
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo", "other"))
@@ -50,6 +61,7 @@ class Stage:
         *tools: FakeTool,
         agent: AgentDef = AGENT,
         journal: FakeJournal | None = None,
+        rules: tuple[RuleDef, ...] = (),
         plan: TreePlan | None = None,
     ) -> None:
         clock = FakeClock()
@@ -66,7 +78,7 @@ class Stage:
             context=context,
             tools=offered,
             scope=SCOPE,
-            rules=RunRules(load_rules(())),
+            rules=RunRules(load_rules(rules)),
             publish=self.events.append,
             decode=json.loads,
             known=self.story.result,
@@ -517,3 +529,64 @@ async def test_a_tool_that_is_slower_than_its_tree_allows_has_an_error_for_a_res
     assert answer.said[1].result.content == "echo did not answer within 0 s."
     assert answer.said[1].result.is_error
     assert answer.end == Finish("answered", "done")
+
+
+# --- budgets that are for more than this run ------------------------------------------------------
+
+DAY = Tally(Scope("day", "2026-01-01"), used=Amount(900))
+REFUSED = "token budget exceeded (daily: 900/1000)"
+
+
+async def refuses(_request: ModelRequest, _hear: Hear) -> ModelReply:
+    raise BudgetExceeded(DAY, "tokens", 1000)
+
+
+@pytest.mark.requirement("S-003-Budget-03")
+async def test_a_model_that_may_not_be_asked_at_all_is_a_failure() -> None:
+    stage = Stage(ScriptedModel(refuses))
+
+    answer = await stage.drive()
+
+    assert isinstance(answer.end, Fail)
+    assert (answer.end.error_type, answer.end.told, answer.end.retryable) == (
+        *("budget_exceeded", REFUSED),
+        True,
+    )
+    assert answer.end.refusal is not None
+    assert answer.usage.total == 0
+    (told,) = [event for event in stage.events if event.severity == "error"]
+    assert (told.type, told.payload["scope"]) == ("budget.token.exceeded", "daily")
+    assert (told.payload["current"], told.payload["max"]) == (900, 1000)
+
+
+@pytest.mark.requirement("S-003-Budget-08")
+async def test_a_budget_that_ends_in_the_middle_keeps_what_was_done() -> None:
+    stage = Stage(ScriptedModel(says("look", ToolCall("1", "echo")), refuses), FakeTool())
+
+    answer = await stage.drive()
+
+    assert answer.end == Finish("token_budget", "look", partial=True)
+    assert [message.role for message in answer.said] == ["assistant", "tool", "assistant"]
+    (system,) = stage.of("system")
+    assert (system["system_type"], system["system_message"]) == ("limit_reached", REFUSED)
+    assert system["metadata"]["limit_type"] == "budget.daily"
+    assert system["metadata"]["resets_at"] == datetime(2026, 1, 2, tzinfo=UTC)
+    told = [event for event in stage.events if event.type == "budget.token.exceeded"]
+    assert [event.payload["scope"] for event in told] == ["daily"]
+
+
+async def test_a_budget_that_is_nearly_spent_is_told_to_client_model_and_listeners() -> None:
+    warned = (BudgetWarning("daily", "tokens", 900, 1000),)
+    look = replace(says("look", ToolCall("1", "echo")), warnings=warned)
+    model = ScriptedModel(look, says("done"))
+    stage = Stage(model, FakeTool(), rules=core_definitions())
+
+    await stage.drive()
+
+    told = "90 % of the daily budget is used (900/1000 tokens)."
+    (event,) = [event for event in stage.events if event.type == "budget.token.warning"]
+    assert (event.payload["scope"], event.payload["percent"]) == ("daily", 90.0)
+    assert [(one["system_type"], one["system_message"]) for one in stage.of("system")] == [
+        ("limit_warning", told)
+    ]
+    assert told in model.asked[1].messages[-1].text

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gateway.app.assembly import assembled, soul_paths, strict_json, web_settings
+from gateway.app.agents import soul_paths
+from gateway.app.assembly import assembled, strict_json, web_settings
 from gateway.cli.known import known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig

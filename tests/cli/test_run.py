@@ -50,6 +50,19 @@ def test_the_banner_has_at_most_14_lines_and_says_where_it_listens(alone: Shell)
     assert any("ws://127.0.0.1:" in line for line in banner)
 
 
+def test_the_banner_of_a_start_without_agents_tells_the_daily_budget(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"[gateway]\ndata_dir = '{tmp_path}/data'\n", encoding="utf-8")
+
+    gateway = spawn(config)
+    assert anyio.run(gateway.ready)
+    end(gateway)
+    banner = gateway.output.read_text(encoding="utf-8")
+
+    assert "20,000 tokens a day" in banner
+    assert len(banner.splitlines()) <= 14
+
+
 def test_a_soul_that_is_missing_is_one_sentence(alone: Shell) -> None:
     text = alone.config.read_text(encoding="utf-8").replace(
         'id = "demo"', 'id = "demo"\nsoul_path = "nowhere.md"'

@@ -14,6 +14,7 @@ from gateway.config.editing import (
     current,
     difference,
     save,
+    with_budget,
     with_capability,
     with_path,
     with_plugin,
@@ -413,3 +414,30 @@ def test_an_agent_that_is_not_there_gets_nothing() -> None:
 def test_agents_that_are_none_get_nothing(text: str) -> None:
     with pytest.raises(CannotEdit, match="not as it should be"):
         with_tool(text, None, "new")
+
+
+@pytest.mark.parametrize(
+    ("text", "scope", "after"),
+    [
+        ("", "daily", "[budgets]\ndaily = 5\n"),
+        ("# mine\n[agent]\n", "agent:main", "# mine\n[agent]\n\n[budgets.agent]\nmain = 5\n"),
+        ("[budgets]\ndaily = 9 # c\n", "daily", "[budgets]\ndaily = 5 # c\n"),
+        ("[budgets] # c\n", "session", "[budgets] # c\nsession = 5\n"),
+        (
+            "[budgets]\ndaily = { usd = 1.5, tokens = 9 } # c\n",
+            "daily",
+            "[budgets]\ndaily = { usd = 1.5, tokens = 5 } # c\n",
+        ),
+        ("[budgets.daily]\ntokens = 9\n", "daily", "[budgets.daily]\ntokens = 5\n"),
+        ("[budgets.agent]\na = 9\n", "agent:a", "[budgets.agent]\na = 5\n"),
+        ("[budgets]\nagent = { a = 9 }\n", "agent:a", "[budgets]\nagent = { a = 5 }\n"),
+    ],
+)
+def test_a_budget_is_set_and_all_else_stays(text: str, scope: str, after: str) -> None:
+    assert with_budget(text, scope, 5) == after
+
+
+@pytest.mark.parametrize("scope", ["weekly", "agent", "agent:", "daily:x", ""])
+def test_what_is_no_scope_is_refused(scope: str) -> None:
+    with pytest.raises(CannotEdit, match="is no scope"):
+        with_budget("", scope, 5)

@@ -126,7 +126,7 @@ TABLE: dict[str, tuple[str, list[tuple[int, int, str, str]]]] = {
         [(2, 8, "CFG006", "tokens.0.name")],
     ),
     "scopes": (
-        "[[tokens]]\nname = 'a'\ntoken = '1234'\nscopes = ['chta', 'agent:x', 'metrics']",
+        "[[tokens]]\nname = 'a'\ntoken = '1234'\nscopes = ['chta', 'agent:x', 'metric']",
         [
             (4, 11, "CFG003", "tokens.0.scopes.0"),
             (4, 19, "CFG009", "tokens.0.scopes.1"),

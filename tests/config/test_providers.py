@@ -146,7 +146,7 @@ def test_a_provider_of_ones_own_needs_no_key(arena: Arena) -> None:
         ("[providers.'a b']\nwire = 'openai'", "CFG006", 'providers."a b"'),
         ("[providers.openai.headers]\n'a b' = 'x'", "CFG006", 'providers.openai.headers."a b"'),
         ('[providers.openai.headers]\na = "x\\ny"', "CFG006", "providers.openai.headers.a"),
-        ("[providers.openai]\nprices = {}", "CFG002", "providers.openai.prices"),
+        ("[providers.openai]\nprices = { m = 1 }", "CFG005", "providers.openai.prices.m"),
         ("[providers.openai]\ntool_markup = 'on'", "CFG003", "providers.openai.tool_markup"),
     ],
 )

@@ -25,6 +25,8 @@ EVERY_KEY = {
     ".".join(map(str, path))
     .replace(".*", "[]")
     .replace("providers[]", "providers.NAME")
+    .replace("prices[]", "prices.MODEL")
+    .replace("budgets.agent[]", "budgets.agent.ID")
     .replace("secrets[]", "secrets.NAME"): field.get_default()
     for path, field in patterns().items()
     if not any(len(other) > len(path) and other[: len(path)] == path for other in patterns())
@@ -47,6 +49,8 @@ def flattened(document: Mapping[str, object], above: str = "") -> Iterator[tuple
             "providers.example": "providers.NAME",
             "providers.NAME.headers.X-Team": None,
             "plugins[].secrets.api_key": "plugins[].secrets.NAME",
+            "providers.NAME.prices.model-1": "providers.NAME.prices.MODEL",
+            "budgets.agent.helper": "budgets.agent.ID",
         }
         if path in named:
             path = named[path] or path
@@ -189,7 +193,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
 @pytest.mark.parametrize(
     "text",
     [
-        "[budgets]\ndaily = 1",
         "[cluster]\nurl = 'amqp://x'",
         "[channels.telegram]",
         "[mcp.servers.x]",
@@ -199,7 +202,7 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
         "[context]\nfacts = 12",
         "[agent]\nsubagents = []",
         "[store]\nnamespace = 'x'",
-        "[observability]\nmetrics = true",
+        "[observability]\notlp_endpoint = 'http://x'",
     ],
 )
 def test_what_is_not_built_is_not_configurable(arena: Arena, text: str) -> None:

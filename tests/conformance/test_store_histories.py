@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.inbox import JournalNote, NewDelivery
-from gateway.domain.model import Usage
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
@@ -56,7 +55,6 @@ def finishes(draw: st.DrawFn) -> Step:
         nodes=draw(st.sampled_from([(), an_exchange(name, *texts)])),
         take_head=draw(st.booleans()),
         state=draw(st.sampled_from(["done", "dead"])),
-        usage=Usage(3, 4, cost_usd=draw(st.none() | st.just(0.25))),
         deliveries=deliveries if draw(st.booleans()) else (),
         after_s=draw(seconds),
         merged=draw(st.lists(runs.filter(lambda other: other != name), max_size=2, unique=True)),

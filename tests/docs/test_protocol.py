@@ -13,11 +13,14 @@ from gateway.control.bus import Bus
 from gateway.control.rules.engine import RuleSet
 from gateway.domain import chunks
 from gateway.domain.agents import Limits
+from gateway.domain.budgets import Budgets
 from gateway.domain.chunks import DoneReason
 from gateway.domain.events import KINDS, Event
 from gateway.domain.ids import RunId
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
+from gateway.web.methods.audit import AuditMethods
+from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
@@ -44,6 +47,7 @@ def rows(section: str) -> dict[str, str]:
 async def methods() -> list[Method]:
     async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
         about = About("0", 0.0, "memory", 1, "none")
+        budget = BudgetMethods(stage.front, stores.spending, Budgets(), stage.clock)
         return [
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
@@ -59,7 +63,10 @@ async def methods() -> list[Method]:
                 gate=stage.gate,
                 plugins=list,
                 account=lambda _: None,
+                budget=budget.periods,
             ).all(),
+            *budget.all(),
+            *AuditMethods(stores.audit).all(),
         ]
 
 
@@ -70,16 +77,19 @@ async def test_every_method_is_documented_with_every_parameter_and_no_other() ->
     assert set(documented) == {*real, "auth"}
     for name, method in real.items():
         missing = [
-            field for field in method.params.model_fields if f"`{field}" not in documented[name]
+            name_of
+            for field, how in method.params.model_fields.items()
+            if f"`{(name_of := how.alias or field)}" not in documented[name]
         ]
         assert not missing, f"{name} does not document {missing}"
 
 
 async def test_every_method_needs_the_scopes_that_are_documented() -> None:
     needs = PROTOCOL.split("does not exist. ", 1)[1].split(".\n\n", 1)[0]
-    talk, route, _rest = needs.split(" need", 2)
+    talk, route, audit, _rest = needs.split(" need", 3)
     named = dict.fromkeys(re.findall(r"`(\w+\.\w+)`", talk), ("chat",))
     named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", route), ("read",))
+    named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", audit), ("admin",))
 
     for method in await methods():
         assert method.scope == named.pop(method.name, ("chat", "read")), method.name
@@ -169,8 +179,10 @@ async def test_every_field_of_a_run_is_documented_and_no_other() -> None:
 
 async def test_every_route_is_documented() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
-        routes = ChatApi(stage.front, to_json, from_json, CountingIds()).routes()
+        chat = ChatApi(stage.front, to_json, from_json, CountingIds()).routes()
+        budget = BudgetMethods(stage.front, stores.spending, Budgets(), stage.clock).routes()
 
-    for route in routes:
-        path = getattr(route, "path", "")
-        assert f"`POST {path}`" in PROTOCOL
+    for method, routes in (("POST", chat), ("GET", budget)):
+        for route in routes:
+            path = getattr(route, "path", "")
+            assert f"`{method} {path}`" in PROTOCOL

@@ -6,13 +6,11 @@ from datetime import UTC, datetime, timedelta
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message, Node
-from gateway.domain.model import Usage
 from gateway.domain.ports import PluginSpace
 from gateway.store.memory import open_memory
 
 __all__ = ["NOON", "a_space", "an_ending", "an_entry", "an_exchange", "open_memory", "session_key"]
 
-SOME_USAGE = Usage(10, 5)
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 
 
@@ -70,7 +68,6 @@ def an_ending(
     nodes: Sequence[Node] | None = None,
     take_head: bool = False,
     state: EndState = "done",
-    usage: Usage = SOME_USAGE,
     deliveries: Sequence[NewDelivery] = (),
     after_s: float = 1.0,
     merged: Sequence[str] = (),
@@ -84,7 +81,6 @@ def an_ending(
         tuple(an_exchange(name) if nodes is None else nodes),
         None if grown_from is None else NodeId(grown_from),
         take_head,
-        usage,
         b'{"type":"done"}\n',
         '{"turn":1}',
         NOON + timedelta(seconds=after_s),

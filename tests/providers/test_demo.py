@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
+from gateway.domain.model import ModelReply, ModelRequest, TextDelta, ToolSpec
 from gateway.domain.notices import CLOSING, OPENING
 from gateway.providers.demo import DEFAULT, HONEST, NOT_TOLD, DemoModel
 from tests.providers.asking import Heard, a_request
@@ -29,7 +29,7 @@ async def test_it_streams_word_by_word() -> None:
 
     reply = await DemoModel().reply(demo_request("echo one two  three"), heard)
 
-    assert [delta.text for delta in heard.deltas] == ["one ", "two  ", "three"]
+    assert heard.deltas == [TextDelta("one "), TextDelta("two  "), TextDelta("three")]
     assert reply.text == "one two  three"
 
 

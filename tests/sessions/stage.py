@@ -9,11 +9,13 @@ from typing import Any
 
 import anyio
 
+from gateway.budgets.metering import Meter
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
+from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId
 from gateway.domain.inbound import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
@@ -31,6 +33,7 @@ from gateway.sessions.settings import SettingsBook
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.ledger import FixedPrices
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.plans import shipped_plans
 from tests.fakes.texts import FakeTexts
@@ -98,6 +101,9 @@ class Stage:
         return [event for event in self.heard[run_id] if event["type"] == kind]
 
 
+UNLIMITED = Budgets()
+
+
 def _unwired(_reel: Reel) -> Model:
     """Here nothing has bytes."""
     return ScriptedModel(says(""))
@@ -118,6 +124,7 @@ async def staged(
     manner: Manner = USUAL,
     opened: bool = True,
     rules: RuleSet = NO_RULES,
+    budgets: Budgets = UNLIMITED,
     decisions: DecisionTrees = OURS,
     bus: Bus | None = None,
 ) -> AsyncIterator[Stage]:
@@ -128,13 +135,15 @@ async def staged(
     episodes, runs = Episodes(stores.transcript), LiveRuns(encode)
     settings = SettingsBook(stores.settings, encode, json.loads)
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
+    ids = CountingIds(1_000_000 + ids_from)
+    meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
     means = Means(
         agents={agent.id: agent for agent in agents},
         inbox=used,
         journal=stores.journal,
         episodes=episodes,
         souls=souls,
-        model=model,
+        model=meter.around(model),
         gate=gate,
         settings=settings,
         clock=clock,

@@ -2,7 +2,9 @@
 
 import gc
 import weakref
+from collections import Counter
 from dataclasses import replace
+from datetime import timedelta
 
 import anyio
 import pytest
@@ -16,13 +18,14 @@ from gateway.control.policy import (
 )
 from gateway.domain.agents import Limits
 from gateway.domain.bindings import Address
+from gateway.domain.budgets import Amount, Budgets, Limit, Scope, day_of
 from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, Usage
 from gateway.domain.ports import Inbox, Journal, SettingsStore, Stores, Transcript
 from gateway.domain.sessions import Path
 from gateway.sessions.work import MOST_ATTEMPTS
@@ -640,3 +643,55 @@ async def test_a_run_that_was_stopped_while_it_waited_replays() -> None:
         replayed = await stage.replays.replay(record)
 
     assert replayed.divergence is None
+
+
+# --- budgets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-003-Budget-02", "S-003-Budget-06")
+async def test_fifty_turns_and_a_clock_that_jumps_pass_no_daily_limit() -> None:
+    """Ten begin; it is a day later, and twenty begin; then all are answered. What is left of that day
+    is spent by ten more, and the day before does not come back for the last ten."""
+    may_answer = anyio.Event()
+
+    async def as_long_as_allowed(request: ModelRequest, hear: Hear) -> ModelReply:
+        await may_answer.wait()
+        return replace(says("ok"), usage=Usage(10, request.max_tokens))
+
+    model = ScriptedModel(as_long_as_allowed)
+    agent = replace(AGENT, max_tokens=600)
+    budgets = Budgets(daily=Limit(10_000))
+    runs: list[str] = []
+
+    async with (
+        open_memory() as stores,
+        staged(model, stores, agents=(agent,), width=50, budgets=budgets) as stage,
+    ):
+
+        async def begin(count: int) -> None:
+            runs.extend(
+                [await stage.say("hi", peer=f"p{len(runs) + more}") for more in range(count)]
+            )
+            await anyio.wait_all_tasks_blocked()
+
+        today = stage.clock.now()
+        await begin(10)
+        stage.clock.set_wall(today + timedelta(days=1))
+        await begin(20)
+        may_answer.set()
+        await anyio.wait_all_tasks_blocked()
+        await begin(10)
+        asked = len(model.asked)
+        stage.clock.set_wall(today)
+        await begin(10)
+
+        tomorrow = Scope("day", day_of(today + timedelta(days=1)))
+        month = Scope("month", tomorrow.name[:7])
+        of_day, of_month = await stores.spending.tallies([tomorrow, month])
+
+    ends = Counter(stage.heard[run][-1].get("error_type", "answered") for run in runs)
+    assert len(model.asked) == asked
+    assert ends == {"answered": asked, "budget_exceeded": 50 - asked}
+    assert 9_000 < of_day.used.tokens <= 10_000
+    assert of_month.used.tokens == of_day.used.tokens + 10 * 610
+    assert (of_day.held, of_month.held) == (Amount(), Amount())

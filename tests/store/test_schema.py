@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.domain.budgets import Amount, Grant
 from gateway.domain.ids import RunId
 from gateway.store.schema import (
     VERSION,
@@ -17,6 +18,7 @@ from gateway.store.schema import (
 )
 from gateway.store.sqlite import open_sqlite
 from tests.fakes.clock import FakeClock
+from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import a_space, an_ending, an_entry, session_key
 
 
@@ -75,6 +77,9 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
         notes = await stores.journal.notes(RunId("run-b"))
         ending = replace(an_ending("b", grown_from="a-2"), rule_state="{}")
         assert await stores.inbox.finish(ending)
+        reservation, _ = await stores.ledger.reserve(a_reservation(), lambda _: Grant(1, Amount()))
+        await stores.ledger.settle(a_record(reservation, 100, 50), lambda _: "")
+        session = await stores.sessions.find(session_key())
 
     assert running.new == replace(an_entry("b"), limits={"token_budget": 77})
     assert (running.state, running.attempts, running.seq) == ("running", 1, 2)
@@ -82,6 +87,8 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
     assert ended is not None
     assert (ended.entry.new.limits, ended.log) == ({"token_budget": 500}, b'{"type":"done"}\n')
     assert [node.message.text for node in path.nodes] == ["question", "answer"]
+    assert session is not None
+    assert (session.input_tokens, session.output_tokens) == (110, 55)
     assert (kept, [note.payload for note in notes]) == ("v", ["{}"])
     async with open_sqlite(of_version_2, clock=FakeClock()) as again:
         assert await again.rule_states.of(session_key()) == "{}"
@@ -109,6 +116,14 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
         ("SELECT json FROM settings WHERE user = ''", "USING PRIMARY KEY"),
         ("SELECT id FROM notice WHERE agent = '' AND person = '' ORDER BY id DESC", "notice_for"),
         ("SELECT id FROM notice WHERE claimed_by = ''", "notice_claimed"),
+        ("SELECT * FROM spend WHERE kind = '' AND name = ''", "USING PRIMARY KEY"),
+        ("SELECT max(name) FROM spend WHERE kind = 'day'", "USING PRIMARY KEY"),
+        (
+            "SELECT * FROM token_record WHERE session = '' AND series = 1 ORDER BY at DESC",
+            "record_by_session",
+        ),
+        ("SELECT * FROM token_record WHERE series = 1 ORDER BY at DESC", "record_by_series"),
+        ("SELECT * FROM token_record WHERE at >= 1 ORDER BY at DESC", "record_by_time"),
     ],
 )
 def test_a_look_up_uses_its_index(query: str, index: str) -> None:
@@ -141,3 +156,13 @@ def test_a_column_that_is_missing_is_noticed() -> None:
 
     assert whole == newest_columns()
     assert newest_columns() - columns_of(db) == {("run", "forgiven")}
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM audit", "UPDATE audit SET kind = ''"])
+def test_the_audit_is_only_appended_to(change: str) -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    db.execute("INSERT INTO audit VALUES (1, 0, 'k', 'a', '{}', 'h')")
+
+    with pytest.raises(sqlite3.IntegrityError, match="only appended to"):
+        db.execute(change)

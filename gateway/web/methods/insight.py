@@ -1,6 +1,6 @@
 """ping, status, agent.list, plugin.*, route.explain, run.inspect: what the gateway tells of itself."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
@@ -59,6 +59,7 @@ class InsightMethods:
     gate: ToolGate
     plugins: Callable[[], Sequence[PluginInfo]]
     account: Callable[[str], PluginAccount | None]
+    budget: Callable[[], Awaitable[Sequence[object]]]
 
     def all(self) -> Sequence[Method]:
         return (
@@ -86,10 +87,10 @@ class InsightMethods:
             "agents": [name for name in sorted(front.agents) if may_use(call.principal, name)],
             "plugins": [{"name": one.name, "state": one.state} for one in self.plugins()],
             "channels": [],
-            "budget": [],
             "store": {"url": about.store_url},
         }
         if may(call.principal, "read"):
+            shown["budget"] = await self.budget()
             shown["sessions"] = await front.sessions.count()
             shown["pending"] = front.reception.pending
             shown["running"] = front.reception.lanes.working

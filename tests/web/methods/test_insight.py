@@ -46,6 +46,10 @@ ACCOUNT = PluginAccount(
 PLUGINS = (LOADED, REFUSED, PluginInfo("idle", "disabled"))
 
 
+async def no_budget() -> list[object]:
+    return []
+
+
 def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
     about = About("1.2.3", 0.0, "memory", 42, "none")
     tools = (FakeTool(), TALLY, CLASH)
@@ -58,6 +62,7 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
         gate=gate,
         plugins=lambda: PLUGINS,
         account={"tally": ACCOUNT}.get,
+        budget=no_budget,
     ).all()
     return {method.name: method for method in methods}
 

@@ -1,0 +1,59 @@
+"""How many tokens a prompt will be: a guess that learns from what providers report."""
+
+from collections import OrderedDict
+from math import ceil
+
+from gateway.domain.ids import SessionKey
+from gateway.domain.messages import Message
+from gateway.domain.model import ModelRequest
+from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+
+KEPT = 4096  # sessions and models; about 0.3 kB each
+# A first guess is rather too high: what is held too much is given back a moment later.
+FIRST = 1.25
+_MEMORY = (
+    0.8  # of an old correction, where a report is below it; where it is above, it counts at once
+)
+_BOUNDS = (0.05, 50.0)
+
+
+class Estimates:
+    """Corrections by session and model; a session that is new begins with its model's."""
+
+    def __init__(self) -> None:
+        self._corrections: OrderedDict[tuple[SessionKey | None, str], float] = OrderedDict()
+
+    def of(self, raw: int, session: SessionKey, model: str) -> int:
+        """`raw` is `prompt_tokens` of the request."""
+        known = self._corrections
+        correction = known.get((session, model)) or known.get((None, model)) or FIRST
+        return ceil(raw * correction)
+
+    def learn(self, raw: int, session: SessionKey, model: str, reported: int) -> None:
+        if raw <= 0 or reported <= 0:
+            return
+        lowest, highest = _BOUNDS
+        seen = min(highest, max(lowest, reported / raw))
+        for key in ((session, model), (None, model)):
+            old = self._corrections.pop(key, seen)
+            self._corrections[key] = max(seen, old * _MEMORY + seen * (1 - _MEMORY))
+        while len(self._corrections) > KEPT:
+            self._corrections.popitem(last=False)
+
+
+def prompt_tokens(request: ModelRequest) -> int:
+    """The same guess for everybody, from the bytes that are sent."""
+    tools = sum(
+        estimate_tokens(tool.name) + estimate_tokens(tool.description) + len(tool.parameters) // 3
+        for tool in request.tools
+    )
+    return estimate_tokens(request.system) + tools + sum(map(_message_tokens, request.messages))
+
+
+def _message_tokens(message: Message) -> int:
+    texts = [message.text, message.thinking]
+    for call in message.tool_calls:
+        texts += (call.id, call.name, call.arguments)
+    if message.result is not None:
+        texts += (message.result.call_id, message.result.content)
+    return MESSAGE_OVERHEAD + sum(map(estimate_tokens, texts))

@@ -1,0 +1,252 @@
+"""The meter before every provider: nothing is asked without a reservation, all of it is recorded."""
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from anyio import CancelScope
+from anyio.lowlevel import checkpoint
+
+from gateway.budgets.estimates import Estimates, prompt_tokens
+from gateway.budgets.granting import Ask, due, fullest, grant
+from gateway.domain.accounts import Audit, Ledger, Prices
+from gateway.domain.audit import Deed
+from gateway.domain.budgets import (
+    NANO,
+    BudgetExceeded,
+    Budgets,
+    Grant,
+    Outcome,
+    Pricing,
+    Reservation,
+    Tally,
+    TokenRecord,
+    day_of,
+    shown,
+)
+from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.model import (
+    BudgetWarning,
+    Delta,
+    Hear,
+    ModelReply,
+    ModelRequest,
+    Usage,
+)
+from gateway.domain.ports import Clock, Ids, Model
+from gateway.domain.tokens import estimate_tokens
+
+log = logging.getLogger(__name__)
+
+MOST_UNWRITTEN = 1000  # records that wait for the store; beyond it a new start settles them
+
+
+@dataclass(slots=True)
+class Meter:
+    """One for all providers."""
+
+    ledger: Ledger
+    budgets: Budgets
+    prices: Prices
+    clock: Clock
+    ids: Ids
+    audit: Audit
+    estimates: Estimates = field(default_factory=Estimates)
+    refusals: Counter[str] = field(default_factory=Counter)  # by scope
+    _unwritten: dict[str, TokenRecord | None] = field(default_factory=dict)  # None: to be released
+
+    def around(self, model: Model) -> Model:
+        return Metered(self, model)
+
+    async def settle_lost(self) -> int:
+        """At a start: what the process before this one held is taken as spent. How many calls."""
+        lost = await self.ledger.unsettled()
+        for one in lost:
+            output = max(0, one.held.tokens - one.input_tokens)
+            usage = Usage(one.input_tokens, output, estimated=True)
+            await self.ledger.settle(self.record(one, "lost", usage), _never)
+        return len(lost)
+
+    async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
+        """Raises BudgetExceeded, and ModelFailed if the ledger cannot be written."""
+        payer, now = request.payer, self.clock.now()
+        assert payer is not None, "a model was asked on nobody's account"
+        expected = self.estimates.of(raw, payer.session_key, request.model)
+
+        prompt_nano = whole_nano = 0
+        if self.budgets.in_money:
+            prompt, whole = Usage(expected), Usage(expected, request.max_tokens)
+            prompt_nano, _ = self._price(request.provider, request.model, prompt, now)
+            whole_nano, _ = self._price(request.provider, request.model, whole, now)
+        ask = Ask(expected, request.max_tokens, prompt_nano, whole_nano)
+        wanted = Reservation(
+            id=self.ids.new(),
+            payer=payer,
+            provider=request.provider,
+            model=request.model,
+            at=now,
+            day=day_of(now),
+            input_tokens=expected,
+        )
+
+        def decide(tallies: Sequence[Tally]) -> Grant:
+            return grant(self.budgets, ask, tallies)
+
+        try:
+            # What is written although its asker has gone would be held for ever.
+            with CancelScope(shield=True):
+                await self._write_what_waits()
+                reserved = await self.ledger.reserve(wanted, decide)
+        except BudgetExceeded as refusal:
+            await self._note(refusal, wanted)
+            raise
+        except StoreUnavailable as error:
+            told = f"not asked, for the ledger cannot be written: {error}"
+            raise NeverSent(request.provider, "unmetered", told) from error
+        return reserved
+
+    async def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
+        self.refusals[refusal.scope.partition(":")[0]] += 1
+        detail = {
+            **{name: refusal.facts[name] for name in ("scope", "used", "limit", "unit")},
+            "run_id": wanted.payer.run_id,
+            "model": f"{wanted.provider}/{wanted.model}",
+        }
+        deed = Deed(wanted.at, "budget.refused", str(wanted.payer.session_key), detail)
+        with suppress(StoreUnavailable):  # it is refused all the same
+            await self.audit.append(deed)
+
+    def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
+        provider, model, now = reservation.provider, reservation.model, self.clock.now()
+        record = TokenRecord(
+            id=reservation.id,
+            at=now,
+            session_key=reservation.payer.session_key,
+            run_id=reservation.payer.run_id,
+            provider=provider,
+            model=model,
+            outcome=outcome,
+            input_tokens=usage.input_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            estimated=usage.estimated,
+        )
+        if usage.cost_usd is not None:
+            return replace(record, nano_usd=round(usage.cost_usd * NANO), pricing="provider")
+        nano_usd, pricing = self._price(provider, model, usage, reservation.at)
+        return replace(record, nano_usd=nano_usd, pricing=pricing)
+
+    def _price(self, provider: str, model: str, usage: Usage, at: datetime) -> tuple[int, Pricing]:
+        return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
+
+    async def settle(self, record: TokenRecord) -> Sequence[BudgetWarning]:
+        """A store that is away gets it later; the reservation holds until then. A warning that
+        nobody would hear is left to a call that is answered."""
+        due = self._due if record.outcome == "answered" else _never
+        try:
+            with CancelScope(shield=True):
+                due_now = await self.ledger.settle(record, due)
+        except StoreUnavailable as error:
+            self._wait(record.id, record, error)
+            return ()
+        return [self._warning(tally) for tally in due_now]
+
+    async def release(self, reservation: Reservation) -> None:
+        try:
+            with CancelScope(shield=True):
+                await self.ledger.release(reservation.id)
+        except StoreUnavailable as error:
+            self._wait(reservation.id, None, error)
+
+    def _wait(self, id_: str, record: TokenRecord | None, error: StoreUnavailable) -> None:
+        log.warning("a provider call is not recorded yet", extra={"why": str(error)})
+        if len(self._unwritten) < MOST_UNWRITTEN:
+            self._unwritten[id_] = record
+
+    async def _write_what_waits(self) -> None:
+        for id_, record in tuple(self._unwritten.items()):
+            if record is None:
+                await self.ledger.release(id_)
+            else:
+                await self.ledger.settle(record, _never)
+            self._unwritten.pop(id_, None)
+
+    def _due(self, tally: Tally) -> str:
+        return due(self.budgets, tally)
+
+    def _warning(self, tally: Tally) -> BudgetWarning:
+        unit, used, limit = fullest(self.budgets, tally)
+        log.warning("a budget is nearly spent", extra={"scope": str(tally.scope), "used": used})
+        return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
+
+
+def _never(_tally: Tally) -> str:
+    return ""
+
+
+@dataclass(slots=True)
+class _Ear:
+    """What was heard of a reply, for the case that nobody says how long it was."""
+
+    hear: Hear
+    tokens: int = 0
+
+    def __call__(self, delta: Delta) -> None:
+        self.tokens += estimate_tokens(delta.text)
+        self.hear(delta)
+
+
+_End = tuple[Outcome, Usage | None]  # usage None: only what was heard is known
+
+
+class Metered:
+    """Implements the Model port over one that asks a provider once."""
+
+    def __init__(self, meter: Meter, model: Model) -> None:
+        self._meter, self._model = meter, model
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        meter, ear, raw = self._meter, _Ear(hear), prompt_tokens(request)
+        reservation, granted = await meter.reserve(request, raw)
+        end: _End | None = None  # nothing was sent
+        try:
+            await checkpoint()
+            end = ("broken", None)
+            reply = await self._model.reply(replace(request, max_tokens=granted.max_tokens), ear)
+            end = ("answered", reply.usage)
+        except ModelFailed as failed:
+            end = _end_of(failed, ear)
+            raise
+        finally:
+            record, warnings = await self._close(reservation, end, ear)
+        usage = reply.usage
+        if not usage.estimated:
+            meter.estimates.learn(
+                raw, reservation.payer.session_key, request.model, usage.input_tokens
+            )
+        if usage.cost_usd is None and record is not None and record.pricing != "unpriced":
+            usage = replace(usage, cost_usd=record.nano_usd / NANO)
+        return replace(reply, usage=usage, warnings=tuple(warnings))
+
+    async def _close(
+        self, reservation: Reservation, end: _End | None, ear: _Ear
+    ) -> tuple[TokenRecord | None, Sequence[BudgetWarning]]:
+        if end is None:
+            await self._meter.release(reservation)
+            return None, ()
+        outcome, usage = end
+        heard = Usage(reservation.input_tokens, ear.tokens, estimated=True)
+        record = self._meter.record(reservation, outcome, usage or heard)
+        return record, await self._meter.settle(record)
+
+
+def _end_of(failed: ModelFailed, ear: _Ear) -> _End | None:
+    if not failed.sent:
+        return None
+    if failed.status is not None and not ear.tokens:
+        return ("failed", Usage())  # it refused, and charges nothing for that
+    return ("broken", None)

@@ -1,0 +1,51 @@
+"""`exogate audit tail|verify`."""
+
+import json
+import sys
+
+import click
+
+from gateway.cli.context import CliContext
+from gateway.cli.ending import FAILED
+from gateway.cli.link import linked
+
+
+@click.group()
+def audit() -> None:
+    """See what changed authority or money."""
+
+
+@audit.command()
+@click.option("-n", "limit", default=20, show_default=True, type=click.IntRange(1, 500))
+@click.pass_obj
+def tail(context: CliContext, limit: int) -> None:
+    """Show the newest entries, the last one at the end."""
+    with linked(context) as link:
+        told = link.call("audit.tail", limit=limit)
+    if context.json:
+        click.echo(json.dumps(told))
+        return
+    for one in reversed(told["entries"]):
+        detail = one["detail"]
+        shown = {name: detail[name] for name in detail if name != "authority"}
+        click.echo(
+            f"{one['seq']:>6}  {one['at']}  {one['kind']:16} {one['actor']}  {json.dumps(shown)}"
+        )
+
+
+@audit.command()
+@click.option("--head", metavar="HASH", help="A hash told earlier, which has to be there still.")
+@click.pass_obj
+def verify(context: CliContext, head: str | None) -> None:
+    """Check that no entry was changed or taken out. Exits with 1 if one was."""
+    with linked(context) as link:
+        told = link.call("audit.verify", head=head)
+    if context.json:
+        click.echo(json.dumps(told))
+    else:
+        click.echo(
+            f"{told['entries']:,} entries are as they were written; the last hash is {told['head']}"
+        )
+    if not told["ok"]:
+        click.echo(told["why"], err=True)
+        sys.exit(FAILED)

@@ -1,0 +1,61 @@
+"""`exogate budget status|set`."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gateway.cli.context import CliContext
+from gateway.cli.link import linked
+
+
+@click.group()
+def budget() -> None:
+    """See and set what may be spent."""
+
+
+@budget.command()
+@click.option("--session", "session_key", metavar="KEY", help="This session as well.")
+@click.pass_obj
+def status(context: CliContext, session_key: str | None) -> None:
+    """Show what each budget has used and has left."""
+    with linked(context) as link:
+        told = link.call("budget.status", session_key=session_key)
+    if context.json:
+        click.echo(json.dumps(told))
+        return
+    for row in told["budgets"]:
+        click.echo(_line(row))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    limit = "unlimited" if row["limit"] is None else f"of {row['limit']:,}"
+    resets = f"   starts anew {row['resets_at']}" if row["resets_at"] else ""
+    held = f", {row['reserved']:,} held" if row["reserved"] else ""
+    return f"{row['scope']:24} {row['used']:>12,} {limit} {row['unit']}{held}{resets}"
+
+
+@budget.command("set")
+@click.argument("scope", metavar="SCOPE")
+@click.argument("tokens", type=click.IntRange(0, 2**53))
+@click.option("--yes", "-y", is_flag=True, help="Write without asking.")
+@click.pass_obj
+def set_(context: CliContext, scope: str, tokens: int, *, yes: bool) -> None:
+    """Limit session, daily, monthly, per_agent or agent:ID to TOKENS in the configuration file."""
+    from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
+    from gateway.config import editing  # noqa: PLC0415  # as above
+
+    place = writing.place_of(context)
+    after = editing.with_budget(place.text, scope, tokens)
+    is_changed = after != place.text
+    if is_changed:
+        writing.tell(context, [editing.difference(place.text, after, place.name)])
+        writing.agreed("Write it?", yes=yes)
+        writing.save(context, place, after)
+        writing.tell(context, [f"{place.name} is written. {writing.effect(context)}"])
+    else:
+        writing.tell(context, [f"{scope} has that limit already; nothing changes"])
+    if context.json:
+        told = {"scope": scope, "tokens": tokens, "config": str(place.path)}
+        click.echo(json.dumps({**told, "changed": is_changed}))

@@ -1,0 +1,85 @@
+"""The ports that keep account of what is spent."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Protocol
+
+from gateway.domain.audit import AuditEntry, Deed, DeedKind
+from gateway.domain.budgets import (
+    Grant,
+    ModelSum,
+    Pricing,
+    RecordPage,
+    RecordQuery,
+    Reservation,
+    Scope,
+    Tally,
+    TokenRecord,
+)
+from gateway.domain.model import Usage
+
+Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded
+Due = Callable[[Tally], str]  # pure; the limit that somebody has to be warned about, or nothing
+
+
+class Ledger(Protocol):
+    """Every provider call: held before it, recorded after it. Counters and records change together,
+    in one commit without an fsync of its own. Raises StoreUnavailable."""
+
+    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+        """Asks `decide` with the tallies of all its scopes, which nobody changes meanwhile, and
+        holds what it grants. Its day is moved on to the latest one that was ever reserved in."""
+        ...
+
+    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
+        """Records what a reserved call came to; a second time nothing. Gives the scopes to warn
+        about, each once a limit."""
+        ...
+
+    async def release(self, reservation_id: str) -> None:
+        """Nothing was sent: no record."""
+        ...
+
+    async def unsettled(self) -> Sequence[Reservation]:
+        """All that is held; at a start, of the process that died."""
+        ...
+
+
+class Prices(Protocol):
+    def cost(
+        self, provider: str, model: str, usage: Usage, at: datetime
+    ) -> tuple[int, Pricing] | None:
+        """Billionths of a dollar, and who says so; None: nobody knows."""
+        ...
+
+
+class Spending(Protocol):
+    """The ledger as it is looked at; nothing here depends on how long it is."""
+
+    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
+        """A day or month is moved on as in `Ledger.reserve`."""
+        ...
+
+    async def models(self, limit: int) -> Sequence[ModelSum]:
+        """Those that were asked most often first."""
+        ...
+
+    async def records(self, query: RecordQuery) -> RecordPage: ...
+
+
+class Audit(Protocol):
+    """Entries are added and never changed."""
+
+    async def append(self, deed: Deed) -> None:
+        """Raises StoreUnavailable. Committed without an fsync of its own."""
+        ...
+
+    async def newest(
+        self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
+    ) -> Sequence[AuditEntry]:
+        """Newest first; `before` is a `seq`."""
+        ...
+
+    async def after(self, seq: int, *, limit: int) -> Sequence[AuditEntry]:
+        """Oldest first."""
+        ...

@@ -1,0 +1,58 @@
+"""The audit: what changed authority or money, each entry chained to the one before it."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Literal
+
+DeedKind = Literal[
+    "config.applied",  # at a start, with all that is about authority or money
+    "config.changed",  # since the start before: who listens, who answers, which provider
+    "token.changed",
+    "grant.changed",  # of a plugin
+    "budget.changed",
+    "budget.refused",  # a model was not asked
+    "plugin.refused",  # it was not loaded
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """Something that is worth an entry. `actor` is who did it: `config`, or a session."""
+
+    at: datetime
+    kind: DeedKind
+    actor: str
+    detail: Mapping[str, object]  # plain data, and nothing secret
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """`detail` is JSON."""
+
+    seq: int
+    at: datetime
+    kind: str
+    actor: str
+    detail: str
+    hash: str
+
+    def follows(self, before: "AuditEntry | None") -> bool:
+        """Whether it is what was once written after that one."""
+        seq, last = (before.seq, before.hash) if before else (0, "")
+        return self.seq == seq + 1 and self.hash == _hash(self, last)
+
+
+def entry_after(before: AuditEntry | None, deed: Deed) -> AuditEntry:
+    seq, last = (before.seq, before.hash) if before else (0, "")
+    detail = json.dumps(deed.detail, sort_keys=True, separators=(",", ":"))
+    bare = AuditEntry(seq + 1, deed.at, deed.kind, deed.actor, detail, "")
+    return AuditEntry(bare.seq, bare.at, bare.kind, bare.actor, detail, _hash(bare, last))
+
+
+def _hash(entry: AuditEntry, last: str) -> str:
+    at = entry.at.astimezone(UTC).isoformat(timespec="microseconds")
+    whole = json.dumps([last, entry.seq, at, entry.kind, entry.actor, entry.detail])
+    return sha256(whole.encode()).hexdigest()

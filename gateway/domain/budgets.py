@@ -1,0 +1,232 @@
+"""Token budgets: who spends, what is held for a call and what it came to, and the limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import Literal
+
+from gateway.domain.errors import GatewayError
+from gateway.domain.ids import RunId, SessionKey
+
+NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so that sums are exact
+
+ScopeKind = Literal["session", "agent", "day", "month"]
+Unit = Literal["tokens", "usd"]
+Pricing = Literal["provider", "config", "table", "unpriced"]  # who said what a call cost
+Outcome = Literal["answered", "failed", "broken", "lost"]  # lost: the process died meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class Payer:
+    """On whose account a model is asked."""
+
+    session_key: SessionKey
+    run_id: RunId
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    tokens: int = 0
+    nano_usd: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """None: no bound in this unit."""
+
+    tokens: int | None = None
+    nano_usd: int | None = None
+
+    def bounds(self) -> Mapping[Unit, int]:
+        both: dict[Unit, int | None] = {"tokens": self.tokens, "usd": self.nano_usd}
+        return {unit: bound for unit, bound in both.items() if bound is not None}
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What a limit is for: a session by its key, an agent by its id, a day or a month of UTC."""
+
+    kind: ScopeKind
+    name: str
+
+    def __str__(self) -> str:
+        if self.kind == "agent":
+            return f"agent:{self.name}"
+        return {"session": "session", "day": "daily", "month": "monthly"}[self.kind]
+
+    @property
+    def period_start(self) -> datetime | None:
+        """None: it has no period."""
+        if self.kind not in {"day", "month"}:
+            return None
+        start = date.fromisoformat(self.name if self.kind == "day" else f"{self.name}-01")
+        return datetime(start.year, start.month, start.day, tzinfo=UTC)
+
+    @property
+    def resets_at(self) -> datetime | None:
+        """When its next period begins; None: it never resets by itself."""
+        start = self.period_start
+        if start is None:
+            return None
+        if self.kind == "day":
+            return start + timedelta(days=1)
+        return (start + timedelta(days=31)).replace(day=1)
+
+
+def day_of(at: datetime) -> str:
+    return at.astimezone(UTC).date().isoformat()
+
+
+def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
+    """All that a call has to fit into."""
+    session, agent = str(session_key), str(session_key.agent)
+    names: dict[ScopeKind, str] = {
+        "session": session,
+        "agent": agent,
+        "day": day,
+        "month": day[:7],
+    }
+    return tuple(Scope(kind, name) for kind, name in names.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """The limits that an operator set."""
+
+    session: Limit = Limit()
+    daily: Limit = Limit()
+    monthly: Limit = Limit()
+    per_agent: Limit = Limit()
+    agents: Mapping[str, Limit] = field(default_factory=dict)  # by id; else `per_agent`
+
+    @property
+    def in_money(self) -> bool:
+        limits = (self.session, self.daily, self.monthly, self.per_agent, *self.agents.values())
+        return any(limit.nano_usd is not None for limit in limits)
+
+    def limit(self, scope: Scope) -> Limit:
+        match scope.kind:
+            case "session":
+                return self.session
+            case "agent":
+                return self.agents.get(scope.name, self.per_agent)
+            case "day":
+                return self.daily
+            case "month":
+                return self.monthly
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What a scope has used, and what is held for calls at work."""
+
+    scope: Scope
+    used: Amount = Amount()
+    held: Amount = Amount()
+    since: datetime | None = None  # its first call; None: there was none
+    warned: str = ""  # the limit about which somebody was warned
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A call may be made: with so many tokens of reply, and this held for it until it is settled."""
+
+    max_tokens: int
+    held: Amount
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is held for one call. `day` is never earlier than that of any reservation before."""
+
+    id: str
+    payer: Payer
+    provider: str
+    model: str
+    at: datetime
+    day: str
+    input_tokens: int  # estimated
+    held: Amount = Amount()
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """One provider call, for ever. `id` is its reservation's."""
+
+    id: str
+    at: datetime
+    session_key: SessionKey
+    run_id: RunId
+    provider: str
+    model: str
+    outcome: Outcome
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    nano_usd: int = 0
+    pricing: Pricing = "unpriced"
+    estimated: bool = False
+    seq: int = 0  # order in the ledger; the store gives it
+
+    @property
+    def amount(self) -> Amount:
+        return Amount(self.input_tokens + self.output_tokens, self.nano_usd)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSum:
+    """All calls of a model so far."""
+
+    provider: str
+    model: str
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    nano_usd: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQuery:
+    """Newest first; None means any. `before` is the `seq` of the last one of the page before."""
+
+    session_key: SessionKey | None = None
+    agent: str | None = None
+    provider: str | None = None
+    model: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None  # exclusive
+    before: int | None = None
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class RecordPage:
+    records: tuple[TokenRecord, ...]
+    more: bool
+
+
+def shown(unit: Unit, amount: int) -> int | float:
+    return amount if unit == "tokens" else amount / NANO
+
+
+class BudgetExceeded(GatewayError):
+    """Refused before anything was sent."""
+
+    code = "budget_exceeded"
+
+    def __init__(self, tally: Tally, unit: Unit, limit: int) -> None:
+        used = shown(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd)
+        self.scope, self.unit = str(tally.scope), unit
+        self.tally, self.bound = tally, limit
+        self.used, self.limit = used, shown(unit, limit)
+        self.resets_at = tally.scope.resets_at
+        self.retryable = self.resets_at is not None
+        money = "" if unit == "tokens" else " USD"
+        super().__init__(f"token budget exceeded ({self.scope}: {used}/{self.limit}{money})")
+
+    @property
+    def facts(self) -> Mapping[str, object]:
+        """What a program wants to know of it."""
+        names = ("scope", "used", "limit", "unit", "resets_at")
+        return {name: getattr(self, name) for name in names}

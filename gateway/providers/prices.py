@@ -1,0 +1,62 @@
+"""What calls cost: the operator's own prices first, else a table of public ones, without a network."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import datetime
+from decimal import Decimal
+
+from gateway.domain.budgets import NANO, Pricing
+from gateway.domain.model import Usage
+from gateway.domain.providers import ProviderDef
+
+_MOST_UNKNOWN = 1000
+
+
+class PriceTable:
+    """Implements the Prices port."""
+
+    def __init__(self, definitions: Mapping[str, ProviderDef]) -> None:
+        self._definitions = definitions
+        self._unknown: set[tuple[str, str]] = set()  # looking for what is not there is slow
+
+    def cost(
+        self, provider: str, model: str, usage: Usage, at: datetime
+    ) -> tuple[int, Pricing] | None:
+        definition = self._definitions.get(provider)
+        if definition is None or (provider, model) in self._unknown:
+            return None
+        own = definition.prices.get(model)
+        if own is not None:
+            money = usage.input_tokens * own.input + usage.output_tokens * own.output
+            return round(money * NANO / 1_000_000), "config"
+        public = _public(definition, model, usage, at)
+        if public is None:
+            if len(self._unknown) < _MOST_UNKNOWN:
+                self._unknown.add((provider, model))
+            return None
+        return round(public * NANO), "table"
+
+    def warm(self) -> None:
+        """Loads the table, which takes a moment: call it in a thread, before it is needed."""
+        import genai_prices  # noqa: F401, PLC0415  # slow to import, and the demo needs no prices
+
+
+def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> Decimal | None:
+    from genai_prices import Usage as Counts  # noqa: PLC0415  # slow to import
+    from genai_prices import calc_price  # noqa: PLC0415  # slow to import
+
+    cached = min(usage.cached_tokens, usage.input_tokens)
+    counts = Counts(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=cached,
+    )
+    with suppress(LookupError):
+        name = definition.name
+        return calc_price(counts, model, provider_id=name, genai_request_timestamp=at).total_price
+    with suppress(LookupError):
+        url = definition.base_url
+        return calc_price(
+            counts, model, provider_api_url=url, genai_request_timestamp=at
+        ).total_price
+    return None

@@ -1,0 +1,148 @@
+"""The ledger in memory."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from heapq import nlargest
+from operator import add
+
+from gateway.domain.accounts import Decide, Due
+from gateway.domain.budgets import (
+    NANO,
+    Amount,
+    Grant,
+    ModelSum,
+    RecordPage,
+    RecordQuery,
+    Reservation,
+    Scope,
+    Tally,
+    TokenRecord,
+    scopes_of,
+)
+from gateway.domain.sessions import SessionRecord
+from gateway.store.memory_shelf import Shelf
+from gateway.store.spending import bounded, moved_on, page, require_query
+
+
+class MemoryLedger:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+        shelf = self._shelf
+        await shelf.ready()
+        day = max(wanted.day, shelf.last_day)
+        scopes = scopes_of(wanted.payer.session_key, day)
+        tallies = [shelf.tallies.get(scope) or Tally(scope) for scope in scopes]
+        grant = decide(tallies)
+        for tally in tallies:
+            held, since = _sum(tally.held, grant.held), tally.since or wanted.at
+            shelf.tallies[tally.scope] = replace(tally, held=held, since=since)
+        reservation = replace(wanted, day=day, held=grant.held)
+        shelf.reservations[wanted.id], shelf.last_day = reservation, day
+        return reservation, grant
+
+    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
+        shelf = self._shelf
+        await shelf.ready()
+        taken = self._take(record.id)
+        if taken is None:
+            return ()
+        shelf.records.append(replace(record, seq=len(shelf.records) + 1))
+        if session := shelf.sessions.get(record.session_key):
+            session.record = _counted(session.record, record)
+        found: list[Tally] = []
+        for scope in scopes_of(taken.payer.session_key, taken.day):
+            tally = shelf.tallies[scope]
+            tally = replace(tally, used=_sum(tally.used, record.amount))
+            limit = due(tally)
+            if limit and limit != tally.warned:
+                tally = replace(tally, warned=limit)
+                found.append(tally)
+            shelf.tallies[scope] = tally
+        return found
+
+    async def release(self, reservation_id: str) -> None:
+        await self._shelf.ready()
+        self._take(reservation_id)
+
+    async def unsettled(self) -> Sequence[Reservation]:
+        await self._shelf.ready()
+        return sorted(self._shelf.reservations.values(), key=lambda one: one.id)
+
+    def _take(self, reservation_id: str) -> Reservation | None:
+        shelf = self._shelf
+        taken = shelf.reservations.pop(reservation_id, None)
+        if taken is not None:
+            gone = Amount(-taken.held.tokens, -taken.held.nano_usd)
+            for scope in scopes_of(taken.payer.session_key, taken.day):
+                tally = shelf.tallies[scope]
+                shelf.tallies[scope] = replace(tally, held=_sum(tally.held, gone))
+        return taken
+
+
+class MemorySpending:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
+        await self._shelf.ready()
+        moved = [moved_on(scope, self._shelf.last_day) for scope in scopes]
+        return [self._shelf.tallies.get(scope) or Tally(scope) for scope in moved]
+
+    async def models(self, limit: int) -> Sequence[ModelSum]:
+        await self._shelf.ready()
+        sums: dict[tuple[str, str], tuple[int, ...]] = {}
+        for one in self._shelf.records:
+            more = (1, one.input_tokens, one.output_tokens, one.nano_usd)
+            before = sums.get((one.provider, one.model), (0, 0, 0, 0))
+            sums[one.provider, one.model] = tuple(map(add, before, more))
+        found = [ModelSum(*name, *counts) for name, counts in sums.items()]
+        return sorted(found, key=lambda one: (-one.calls, one.provider, one.model))[: max(0, limit)]
+
+    async def records(self, query: RecordQuery) -> RecordPage:
+        require_query(query)
+        await self._shelf.ready()
+        records, limit = self._shelf.records, bounded(query.limit)
+        last: TokenRecord | None = None
+        if query.before is not None:
+            if not 0 < query.before <= len(records):
+                return RecordPage((), more=False)
+            last = records[query.before - 1]
+        matching = (one for one in records if _matches(one, query, last))
+        return page(nlargest(limit + 1, matching, key=_place), limit)
+
+
+def _counted(session: SessionRecord, record: TokenRecord) -> SessionRecord:
+    cost = session.cost_usd
+    if record.pricing != "unpriced":
+        cost = (cost or 0.0) + record.nano_usd / NANO
+    return replace(
+        session,
+        input_tokens=session.input_tokens + record.input_tokens,
+        output_tokens=session.output_tokens + record.output_tokens,
+        cost_usd=cost,
+    )
+
+
+def _matches(record: TokenRecord, query: RecordQuery, last: TokenRecord | None) -> bool:
+    wanted = (
+        (query.session_key, record.session_key),
+        (query.agent, record.session_key.agent),
+        (query.provider, record.provider),
+        (query.model, record.model),
+    )
+    return (
+        all(asked in {None, had} for asked, had in wanted)
+        and (query.since is None or record.at >= query.since)
+        and (query.until is None or record.at < query.until)
+        and (last is None or _place(record) < _place(last))
+    )
+
+
+def _place(record: TokenRecord) -> tuple[object, ...]:
+    return record.at, record.seq
+
+
+def _sum(one: Amount, other: Amount) -> Amount:
+    return Amount(one.tokens + other.tokens, one.nano_usd + other.nano_usd)

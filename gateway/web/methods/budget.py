@@ -1,0 +1,138 @@
+"""budget.status, budget.records, GET /api/records: what was spent, and what is left."""
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.domain.accounts import Spending
+from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of
+from gateway.domain.errors import NotFound
+from gateway.domain.ports import Clock
+from gateway.sessions.front import Front
+from gateway.web.asgi import principal_of
+from gateway.web.identity import Principal, may, may_use
+from gateway.web.methods.chat import Text, visible_key
+from gateway.web.methods.sessions import Key
+from gateway.web.refusals import Forbidden, InvalidParams
+from gateway.web.responses import json_response
+from gateway.web.rpc import Call, Method, validate
+from gateway.web.shapes import budget, token_record
+
+
+class Status(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    session_key: Key | None = None
+
+
+class Records(BaseModel):
+    """Not strict: in an address everything is text."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=False)
+
+    session_key: Key | None = None
+    agent: Text | None = None
+    provider: Text | None = None
+    model: Text | None = None
+    since: AwareDatetime | None = Field(default=None, alias="from")
+    until: AwareDatetime | None = Field(default=None, alias="to")
+    before: int | None = Field(default=None, ge=1)
+    limit: int = Field(default=100, ge=1, le=1_000)
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetMethods:
+    front: Front
+    spending: Spending
+    budgets: Budgets
+    clock: Clock
+
+    def all(self) -> Sequence[Method]:
+        return (
+            Method("budget.status", Status, ("read",), self.status),
+            Method("budget.records", Records, ("read",), self.records),
+        )
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return (Route("/api/records", self.table, methods=["GET"]),)
+
+    async def periods(self) -> Sequence[object]:
+        """The rows of the day and the month."""
+        return await self._rows(self._scopes())
+
+    async def everything(self) -> Sequence[Mapping[str, object]]:
+        """With those of each agent."""
+        return await self._rows(self._scopes(self.front.agents))
+
+    def _scopes(self, agents: Iterable[str] = ()) -> list[Scope]:
+        day = day_of(self.clock.now())
+        own = [Scope("agent", name) for name in sorted(agents)]
+        return [Scope("day", day), Scope("month", day[:7]), *own]
+
+    async def _rows(self, scopes: Sequence[Scope]) -> Sequence[Mapping[str, object]]:
+        """A row for each scope and unit that has a limit; without one, its tokens."""
+        tallies = await self.spending.tallies(scopes)
+        return [row for tally in tallies for row in budget(tally, self.budgets.limit(tally.scope))]
+
+    async def status(self, call: Call, params: Status) -> object:
+        scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
+        if params.session_key is not None:
+            key = visible_key(call.principal, params.session_key)
+            scopes.insert(0, Scope("session", str(key)))
+        return {"budgets": await self._rows(scopes)}
+
+    async def records(self, call: Call, params: Records) -> object:
+        page = await self.spending.records(_query(call.principal, params))
+        return {"records": [token_record(one) for one in page.records], "more": page.more}
+
+    async def table(self, request: Request) -> Response:
+        principal = principal_of(request)
+        if not may(principal, "read"):
+            raise Forbidden("looking at records needs the scope 'read'")
+        given: dict[str, object] = dict(request.query_params)
+        form = given.pop("format", "csv" if "text/csv" in request.headers.get("accept", "") else "")
+        if form not in {"", "json", "csv"}:
+            raise InvalidParams("format: json or csv")
+        params = validate(Records, given)
+        assert isinstance(params, Records)
+        page = await self.spending.records(_query(principal, params))
+        rows = [token_record(one) for one in page.records]
+        if form != "csv":
+            return json_response({"records": rows, "more": page.more})
+        headers = {"x-exogate-more": str(page.more).lower()}
+        return Response(_csv(rows), headers=headers, media_type="text/csv")
+
+
+def _query(principal: Principal, params: Records) -> RecordQuery:
+    """Who may reach some agents only asks for one of them."""
+    key = None if params.session_key is None else visible_key(principal, params.session_key)
+    agent = params.agent
+    if principal.agents is not None and key is None:
+        if agent is None:
+            raise InvalidParams("agent: your token reaches some agents only; say which")
+        if agent not in principal.agents:
+            raise NotFound(f"agent {agent[:64]!r}")
+    return RecordQuery(
+        session_key=key,
+        agent=agent,
+        provider=params.provider,
+        model=params.model,
+        since=params.since,
+        until=params.until,
+        before=params.before,
+        limit=params.limit,
+    )
+
+
+def _csv(rows: Sequence[dict[str, object]]) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, tuple(rows[0]) if rows else ())
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,98 @@
+"""GET /metrics: what was spent and what is at work, in the text format of Prometheus.
+
+Written by hand: the format is a few lines, what is counted for ever is in the ledger already, and
+the official client would keep counters of its own that start at 0 with every start.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.domain.accounts import Spending
+from gateway.domain.budgets import NANO
+from gateway.sessions.front import Front
+from gateway.web.asgi import principal_of
+from gateway.web.health import Ready
+from gateway.web.identity import may
+from gateway.web.refusals import Forbidden
+
+FORMAT = "text/plain; version=0.0.4; charset=utf-8"
+MOST_MODELS = 200  # users may choose models: their names must not make series without end
+
+Labels = Mapping[str, object]
+Sample = tuple[Labels, float]
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    front: Front
+    spending: Spending
+    refusals: Mapping[str, int]  # by scope
+    budgets: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]  # rows as in budget.status
+    ready: Ready
+    version: str
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return (Route("/metrics", self.told, methods=["GET"]),)
+
+    async def told(self, request: Request) -> Response:
+        principal = principal_of(request)
+        if not may(principal, "metrics") or principal.agents is not None:
+            raise Forbidden("metrics need the scope 'metrics', for all agents")
+        return Response(await self.text(), headers={"content-type": FORMAT})
+
+    async def text(self) -> str:
+        front, reception = self.front, self.front.reception
+        models = await self.spending.models(MOST_MODELS)
+        rows = await self.budgets()
+        names = [{"provider": one.provider, "model": one.model} for one in models]
+        calls = zip(names, (one.calls for one in models), strict=True)
+        costs = zip(names, (one.nano_usd / NANO for one in models), strict=True)
+        tokens = [
+            ({**name, "kind": kind}, amount)
+            for name, one in zip(names, models, strict=True)
+            for kind, amount in (("input", one.input_tokens), ("output", one.output_tokens))
+        ]
+        refusals = [({"scope": scope}, count) for scope, count in sorted(self.refusals.items())]
+        families = (
+            _family("info", "gauge", "The version that runs.", [({"version": self.version}, 1)]),
+            _family("ready", "gauge", "Whether it takes work.", [({}, int(not self.ready()))]),
+            _family("sessions", "gauge", "Sessions.", [({}, await front.sessions.count())]),
+            _family("messages_pending", "gauge", "Not ended.", [({}, reception.pending)]),
+            _family("runs_working", "gauge", "Turns at work.", [({}, reception.lanes.working)]),
+            _family("model_calls_total", "counter", "Calls of providers.", calls),
+            _family("model_tokens_total", "counter", "Tokens sent and received.", tokens),
+            _family("model_cost_usd_total", "counter", "Of calls with a known price.", costs),
+            *(_family(f"budget_{name}", "gauge", said, _of(rows, name)) for name, said in BUDGET),
+            _family("budget_refusals_total", "counter", "Since the start.", refusals),
+        )
+        return "".join(families)
+
+
+BUDGET = (
+    ("limit", "Where there is one."),
+    ("used", "In its period."),
+    ("reserved", "Held for calls at work."),
+)
+
+
+def _of(rows: Sequence[Mapping[str, object]], name: str) -> Iterable[Sample]:
+    for row in rows:
+        value = row[name]
+        if isinstance(value, int | float):
+            yield {"scope": row["scope"], "unit": row["unit"]}, value
+
+
+def _family(name: str, kind: str, said: str, samples: Iterable[Sample]) -> str:
+    name = f"exogate_{name}"
+    lines = [f"{name}{_shown(labels)} {value}\n" for labels, value in samples]
+    return "".join([f"# HELP {name} {said}\n# TYPE {name} {kind}\n", *lines])
+
+
+def _shown(labels: Labels) -> str:
+    pairs = [f'{name}="{str(value).translate(_ESCAPES)}"' for name, value in labels.items()]
+    return f"{{{','.join(pairs)}}}" if pairs else ""

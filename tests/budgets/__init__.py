@@ -1,0 +1,1 @@
+"""The decisions of budgets, and the meter."""

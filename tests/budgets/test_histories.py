@@ -1,0 +1,257 @@
+"""Whatever calls do at once, and whatever happens to clock, ledger and process: no limit is passed,
+nothing is negative, and nothing stays held for ever."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import anyio
+from anyio.abc import TaskGroup
+from anyio.lowlevel import checkpoint
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gateway.budgets.metering import Meter
+from gateway.domain.accounts import Decide, Due, Ledger
+from gateway.domain.budgets import (
+    Amount,
+    BudgetExceeded,
+    Budgets,
+    Grant,
+    Limit,
+    Payer,
+    RecordQuery,
+    Reservation,
+    Tally,
+    TokenRecord,
+    day_of,
+    scopes_of,
+)
+from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.messages import Message
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, Usage
+from gateway.domain.ports import Stores
+from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.ledger import FixedPrices
+from tests.fakes.store import open_memory
+
+PRICE = 3  # billionths of a dollar for a token
+LIMITS = Budgets(
+    session=Limit(1_600),
+    daily=Limit(2_600, nano_usd=PRICE * 2_500),
+    monthly=Limit(4_000),
+    per_agent=Limit(2_200),
+    agents={"b": Limit(nano_usd=PRICE * 2_000)},
+)
+TODAY = day_of(FakeClock().now())
+KEYS = [SessionKey(AgentId(agent), "c", "acc", peer) for agent in "ab" for peer in "pq"]
+HEARD = "four token word "  # what is heard of a reply that breaks, well below any grant
+
+
+@dataclass
+class Mortal:
+    """The ledger as one process has it: what it does after its death, or while the store is away,
+    never happens."""
+
+    inner: Ledger
+    is_away: bool = False
+
+    def _look(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("nobody is there")
+
+    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+        self._look()
+        return await self.inner.reserve(wanted, decide)
+
+    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
+        self._look()
+        return await self.inner.settle(record, due)
+
+    async def release(self, reservation_id: str) -> None:
+        self._look()
+        await self.inner.release(reservation_id)
+
+    async def unsettled(self) -> Sequence[Reservation]:
+        return await self.inner.unsettled()
+
+
+@dataclass
+class Open:
+    """A call that a provider is at."""
+
+    request: ModelRequest
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    end: str = ""
+    has_end: anyio.Event = field(default_factory=anyio.Event)
+
+
+@dataclass
+class World:
+    """Processes that come and go over one store; `real` is how many tokens a prompt really has, of
+    each that is sent about."""
+
+    stores: Stores
+    group: TaskGroup
+    share: float
+    real: float
+    clock: FakeClock = field(default_factory=FakeClock)
+    ids: CountingIds = field(default_factory=CountingIds)
+    open: list[Open] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)  # reservations
+    latest: str = ""  # the day that the newest of them is charged to
+    ledger: Mortal = field(init=False)
+    meter: Meter = field(init=False)
+
+    async def start(self) -> None:
+        self.ledger = Mortal(self.stores.ledger)
+        prices, audit = FixedPrices(PRICE), self.stores.audit
+        self.meter = Meter(self.ledger, LIMITS, prices, self.clock, self.ids, audit)
+        await self.meter.settle_lost()
+
+    async def crash(self) -> None:
+        self.ledger.is_away = True
+        for call in self.open:
+            call.scope.cancel()
+        self.open.clear()
+        await settled()
+        await self.start()
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        """A provider that answers when it is told to."""
+        call = self.open[-1]
+        call.request = request
+        await call.has_end.wait()
+        size = len(request.messages[0].text) // 4
+        if call.end == "never sent":
+            raise NeverSent("p", "network", "no connection")
+        if call.end == "refused":
+            raise ModelFailed("p", "server", "no", status=503)
+        hear(TextDelta(HEARD))
+        if call.end == "broken":
+            raise ModelFailed("p", "truncated", "gone", started=True)
+        usage = Usage(int(size * self.real), int(request.max_tokens * self.share))
+        return ModelReply("p", "m", HEARD, usage=usage)
+
+    async def ask(self, key: SessionKey, size: int) -> None:
+        call = Open(
+            ModelRequest(
+                *("p", "m", ""),
+                (Message("user", "x" * size),),
+                max_tokens=600,
+                payer=Payer(key, RunId("r")),
+            )
+        )
+        self.open.append(call)
+        self.group.start_soon(self._asking, call)
+        await settled()
+
+    async def _asking(self, call: Open) -> None:
+        with call.scope, suppress(BudgetExceeded, ModelFailed):
+            await self.meter.around(self).reply(call.request, lambda _: None)
+        if call in self.open:
+            self.open.remove(call)
+
+    async def take(self, step: str, which: int, size: int) -> None:
+        if step == "ask":
+            await self.ask(KEYS[which % 4], size)
+        elif step == "crash":
+            await self.crash()
+        elif step == "away":
+            self.ledger.is_away = not self.ledger.is_away
+        elif step in {"forward", "back"}:
+            days = size if step == "forward" else -size
+            self.clock.set_wall(self.clock.now() + timedelta(days=days % 40, hours=days))
+        elif self.open:
+            call = self.open[which % len(self.open)]
+            if step == "cancel":
+                call.scope.cancel()
+            call.end = step
+            call.has_end.set()
+            await settled()
+
+    async def finish(self) -> None:
+        """The store is there again, and what is open comes to its end."""
+        self.ledger.is_away = False
+        while self.open:
+            await self.take("answered", 0, 0)
+        await self.ask(KEYS[0], 1)  # before it, what waits is written
+        await self.take("never sent", 0, 0)
+
+    async def check(self) -> None:
+        """The invariants."""
+        records = (await self.stores.spending.records(RecordQuery(limit=1_000))).records
+        held = await self.stores.ledger.unsettled()
+        for one in held:
+            if one.id not in self.seen:
+                assert one.day >= self.latest
+                self.seen.add(one.id)
+                self.latest = one.day
+        scopes = {scope for key in KEYS for scope in scopes_of(key, self.latest or TODAY)}
+        for tally in await self.stores.spending.tallies(sorted(scopes, key=str)):
+            mine = [one for one in held if tally.scope in scopes_of(one.payer.session_key, one.day)]
+            assert tally.held == added([one.held for one in mine])
+            assert min(*pair(tally.used), *pair(tally.held)) >= 0
+            limit = LIMITS.limit(tally.scope)
+            spoken_for = added([tally.used, tally.held])
+            assert limit.tokens is None or spoken_for.tokens <= limit.tokens
+            assert limit.nano_usd is None or spoken_for.nano_usd <= limit.nano_usd
+            if tally.scope.kind in {"session", "agent"}:
+                whose = [
+                    one.amount for one in records if tally.scope in scopes_of(one.session_key, "")
+                ]
+                assert tally.used == added(whose)
+
+
+async def settled() -> None:
+    """Long enough for whatever can go on in memory; `wait_all_tasks_blocked` would sleep."""
+    for _ in range(30):
+        await checkpoint()
+
+
+def pair(amount: Amount) -> tuple[int, int]:
+    return amount.tokens, amount.nano_usd
+
+
+def added(amounts: Sequence[Amount]) -> Amount:
+    return Amount(sum(one.tokens for one in amounts), sum(one.nano_usd for one in amounts))
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            [
+                *["ask"] * 5,
+                *["answered"] * 3,
+                *("broken", "refused", "never sent", "cancel"),
+                *("crash", "away", "forward", "back"),
+            ]
+        ),
+        st.integers(0, 7),
+        st.integers(1, 900),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(STEPS, st.floats(0, 1), st.floats(0.3, 1.0))
+def test_no_history_passes_a_limit_or_leaves_anything_held(
+    steps: list[tuple[str, int, int]], share: float, real: float
+) -> None:
+    async def history() -> None:
+        async with open_memory() as stores, anyio.create_task_group() as group:
+            world = World(stores, group, share, real)
+            await world.start()
+            for step in steps:
+                await world.take(*step)
+                await world.check()
+            await world.finish()
+            await world.check()
+
+            assert list(await stores.ledger.unsettled()) == []
+
+    anyio.run(history)

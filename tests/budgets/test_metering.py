@@ -1,0 +1,397 @@
+"""No provider is asked without a reservation, and what it took is in the ledger, whatever happens."""
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+import anyio
+import pytest
+
+from gateway.budgets.metering import Meter
+from gateway.domain.accounts import Audit, Decide, Due, Ledger
+from gateway.domain.audit import Deed
+from gateway.domain.budgets import (
+    NANO,
+    Amount,
+    BudgetExceeded,
+    Budgets,
+    Grant,
+    Limit,
+    Payer,
+    RecordQuery,
+    Reservation,
+    Tally,
+    TokenRecord,
+    scopes_of,
+)
+from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.ids import RunId
+from gateway.domain.messages import Message
+from gateway.domain.model import (
+    BudgetWarning,
+    Hear,
+    ModelReply,
+    ModelRequest,
+    TextDelta,
+    ThinkingDelta,
+    Usage,
+)
+from gateway.domain.ports import Stores
+from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.ledger import FixedPrices
+from tests.fakes.model import ScriptedModel, StallingModel, Step, says
+from tests.fakes.store import open_memory, session_key
+from tests.providers.asking import Heard
+
+PAYER = Payer(session_key(), RunId("run-1"))
+
+
+def a_request(text: str = "hello", **changes: object) -> ModelRequest:
+    request = ModelRequest("fake", "fake-1", "", (Message("user", text),), payer=PAYER)
+    return replace(request, **changes)  # type: ignore[arg-type]  # the tests' own short-hand
+
+
+@dataclass
+class Bench:
+    """A meter over a store in memory."""
+
+    stores: Stores
+    clock: FakeClock
+    meter: Meter
+
+    async def ask(self, *script: Step, hear: Hear | None = None) -> ModelReply:
+        model = self.meter.around(ScriptedModel(*script))
+        return await model.reply(a_request(), hear or Heard())
+
+    async def records(self) -> Sequence[TokenRecord]:
+        page = await self.stores.spending.records(RecordQuery())
+        return list(reversed(page.records))
+
+    async def daily(self) -> Tally:
+        now = self.clock.now().date().isoformat()
+        return (await self.stores.spending.tallies(scopes_of(PAYER.session_key, now)))[2]
+
+
+@asynccontextmanager
+async def bench(
+    budgets: Budgets | None = None, *, price: int | None = None
+) -> AsyncIterator[Bench]:
+    with anyio.fail_after(5):
+        async with open_memory() as stores:
+            clock, prices = FakeClock(), FixedPrices(price)
+            meter = Meter(
+                stores.ledger, budgets or Budgets(), prices, clock, CountingIds(), stores.audit
+            )
+            yield Bench(stores, clock, meter)
+
+
+def failed(**how: object) -> ModelFailed:
+    return ModelFailed("fake", "server", "it broke", **how)  # type: ignore[arg-type]  # by name
+
+
+# --- what is recorded --------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-003-Record-02")
+async def test_the_providers_own_count_is_recorded() -> None:
+    async with bench() as at:
+        usage = Usage(11, 7, cached_tokens=5, reasoning_tokens=3)
+        await at.ask(replace(says("hi"), usage=usage))
+
+        (record,) = await at.records()
+    assert (record.outcome, record.amount, record.estimated) == ("answered", Amount(18), False)
+    assert (record.cached_tokens, record.reasoning_tokens) == (5, 3)
+    assert (record.session_key, record.run_id) == (PAYER.session_key, PAYER.run_id)
+
+
+@pytest.mark.requirement("S-003-Record-03")
+async def test_what_has_no_price_costs_nothing_and_says_so() -> None:
+    async with bench() as at:
+        reply = await at.ask(says("hi"))
+
+        (record,) = await at.records()
+    assert (record.nano_usd, record.pricing, reply.usage.cost_usd) == (0, "unpriced", None)
+
+
+async def test_what_the_provider_says_it_cost_comes_before_any_price() -> None:
+    async with bench(price=NANO) as at:
+        first = await at.ask(says("hi", tokens=10))
+        await at.ask(replace(says("hi"), usage=Usage(5, 5, cost_usd=0.25)))
+
+        one, other = await at.records()
+    assert (one.nano_usd, one.pricing, first.usage.cost_usd) == (10 * NANO, "table", 10.0)
+    assert (other.nano_usd, other.pricing) == (NANO // 4, "provider")
+
+
+async def test_a_call_that_never_left_is_no_record() -> None:
+    async with bench() as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(NeverSent("fake", "network", "refused"))
+
+        assert (await at.records(), (await at.daily()).held) == ([], Amount())
+
+
+@pytest.mark.requirement("S-003-Record-01")
+async def test_a_call_that_was_refused_is_a_record_without_tokens() -> None:
+    async with bench() as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(failed(status=503))
+
+        (record,) = await at.records()
+    assert (record.outcome, record.amount) == ("failed", Amount())
+
+
+@pytest.mark.requirement("S-003-Record-01")
+async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
+    async def half(request: ModelRequest, hear: Hear) -> ModelReply:
+        hear(ThinkingDelta("so many tho"))
+        hear(TextDelta("ughts"))
+        raise failed(started=True)
+
+    async with bench() as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(half)
+
+        (record,) = await at.records()
+    assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 6)
+    assert record.input_tokens > 0
+
+
+async def test_a_call_that_is_cancelled_is_recorded_and_holds_nothing() -> None:
+    stalling = StallingModel(TextDelta("once upon a time"))
+    async with bench() as at:
+        async with anyio.create_task_group() as group:
+            group.start_soon(at.meter.around(stalling).reply, a_request(), Heard())
+            await stalling.reached.wait()
+            assert (await at.daily()).held.tokens > 4096
+            group.cancel_scope.cancel()
+
+        (record,) = await at.records()
+        assert (record.outcome, record.output_tokens) == ("broken", 5)
+        assert (await at.daily()).held == Amount()
+
+
+async def test_who_is_cancelled_before_it_asked_pays_nothing() -> None:
+    model = ScriptedModel(says("never"))
+    async with bench() as at:
+        with anyio.CancelScope() as scope:
+            scope.cancel()
+            await at.meter.around(model).reply(a_request(), Heard())
+
+        assert (model.asked, await at.records(), (await at.daily()).held) == ([], [], Amount())
+
+
+# --- what is refused ---------------------------------------------------------------------------
+
+
+@pytest.mark.requirement("S-003-Budget-03", "S-003-Budget-06")
+async def test_of_fifty_at_once_as_many_are_asked_as_fit() -> None:
+    refusals = 0
+
+    async def one() -> None:
+        nonlocal refusals
+        try:
+            await at.meter.around(model).reply(a_request(max_tokens=1000), Heard())
+        except BudgetExceeded as refusal:
+            refusals += refusal.scope == "daily"
+
+    async def long_answer(request: ModelRequest, hear: Hear) -> ModelReply:
+        await anyio.lowlevel.checkpoint()
+        return replace(says("x"), usage=Usage(4, request.max_tokens))
+
+    model = ScriptedModel(long_answer)
+    async with bench(Budgets(daily=Limit(10_000))) as at:
+        async with anyio.create_task_group() as group:
+            for _ in range(50):
+                group.start_soon(one)
+
+        tally = await at.daily()
+    assert 9_000 < tally.used.tokens <= 10_000
+    assert len(model.asked) + refusals == 50
+    assert len(model.asked) == 10
+    assert tally.held == Amount()
+
+
+@pytest.mark.requirement("S-003-Budget-08")
+async def test_each_attempt_needs_a_reservation_of_its_own() -> None:
+    async with bench(Budgets(session=Limit(330))) as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(failed(started=True))
+        await at.ask(says("hi", tokens=60))
+
+        with pytest.raises(BudgetExceeded):
+            await at.ask(says("hi"))
+        assert len(await at.records()) == 2
+
+
+async def test_the_reply_is_bounded_by_what_is_left() -> None:
+    model = ScriptedModel(says("hi"))
+    async with bench(Budgets(daily=Limit(1_000))) as at:
+        await at.meter.around(model).reply(a_request(), Heard())
+
+    assert 900 < model.asked[0].max_tokens < 1_000
+
+
+@pytest.mark.requirement("S-003-Budget-02")
+async def test_a_new_day_has_a_new_budget_and_an_old_one_none() -> None:
+    most = replace(says("hi"), usage=Usage(5, 800))
+    async with bench(Budgets(daily=Limit(1_000))) as at:
+        await at.ask(most)
+        noon = at.clock.now()
+        with pytest.raises(BudgetExceeded):
+            await at.ask(says("hi"))
+
+        at.clock.set_wall(noon + timedelta(days=1))
+        await at.ask(most)
+        at.clock.set_wall(noon)
+        with pytest.raises(BudgetExceeded):
+            await at.ask(says("hi"))
+
+
+async def test_a_refusal_is_noted_in_the_audit_and_counted() -> None:
+    async with bench(Budgets(per_agent=Limit(100))) as at:
+        with pytest.raises(BudgetExceeded):
+            await at.ask(says("hi"))
+        (entry,) = await at.stores.audit.newest(limit=9)
+
+        assert (entry.kind, entry.actor) == ("budget.refused", str(PAYER.session_key))
+        assert json.loads(entry.detail) == {
+            "scope": f"agent:{PAYER.session_key.agent}",
+            "used": 0,
+            "limit": 100,
+            "unit": "tokens",
+            "run_id": "run-1",
+            "model": "fake/fake-1",
+        }
+        assert at.meter.refusals == {"agent": 1}
+
+
+async def test_what_cannot_be_noted_is_refused_all_the_same() -> None:
+    class AwayAudit:
+        def __init__(self, inner: Audit) -> None:
+            self.newest, self.after = inner.newest, inner.after
+
+        async def append(self, deed: Deed) -> None:
+            raise StoreUnavailable("the disk is full")
+
+    async with bench(Budgets(daily=Limit(100))) as at:
+        at.meter.audit = AwayAudit(at.stores.audit)
+
+        with pytest.raises(BudgetExceeded):
+            await at.ask(says("hi"))
+
+
+# --- the ledger being away ---------------------------------------------------------------------
+
+
+@dataclass
+class AwayLedger:
+    """Fails as long as `away` is set."""
+
+    inner: Ledger
+    away: set[str] = field(default_factory=set)
+
+    def _look(self, what: str) -> None:
+        if what in self.away:
+            raise StoreUnavailable("the disk is full")
+
+    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+        self._look("reserve")
+        return await self.inner.reserve(wanted, decide)
+
+    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
+        self._look("settle")
+        return await self.inner.settle(record, due)
+
+    async def release(self, reservation_id: str) -> None:
+        self._look("release")
+        await self.inner.release(reservation_id)
+
+    async def unsettled(self) -> Sequence[Reservation]:
+        return await self.inner.unsettled()
+
+
+async def test_without_a_ledger_nobody_is_asked() -> None:
+    model = ScriptedModel(says("hi"))
+    async with bench() as at:
+        at.meter.ledger = AwayLedger(at.stores.ledger, {"reserve"})
+
+        with pytest.raises(ModelFailed) as caught:
+            await at.meter.around(model).reply(a_request(), Heard())
+    assert (caught.value.kind, model.asked) == ("unmetered", [])
+
+
+async def test_what_could_not_be_recorded_is_held_until_it_is() -> None:
+    async with bench() as at:
+        ledger = AwayLedger(at.stores.ledger, {"settle", "release"})
+        at.meter.ledger = ledger
+        reply = await at.ask(says("hi", tokens=10))
+        with pytest.raises(ModelFailed, match="ledger"):
+            await at.ask(says("hi"))
+        held = (await at.daily()).held
+
+        ledger.away.clear()
+        await at.ask(says("hi", tokens=20))
+
+        tally = await at.daily()
+    assert (reply.text, held.tokens > 4096) == ("hi", True)
+    assert (tally.used, tally.held) == (Amount(30), Amount())
+
+
+@pytest.mark.requirement("S-003-Budget-07")
+async def test_what_a_dead_process_held_is_taken_as_spent() -> None:
+    async with bench() as at:
+        await at.meter.reserve(a_request(), 100)
+        held = (await at.daily()).held
+
+        assert await at.meter.settle_lost() == 1
+        assert await at.meter.settle_lost() == 0
+
+        (record,) = await at.records()
+        tally = await at.daily()
+    assert (record.outcome, record.estimated, record.amount) == ("lost", True, held)
+    assert (tally.used, tally.held) == (held, Amount())
+
+
+# --- warnings and estimates --------------------------------------------------------------------
+
+
+async def test_the_call_that_passes_80_percent_tells_it_once() -> None:
+    async with bench(Budgets(daily=Limit(10_000))) as at:
+        told = [await at.ask(says("hi", tokens=tokens)) for tokens in (7_000, 1_000, 500)]
+
+    assert [reply.warnings for reply in told] == [
+        (),
+        (BudgetWarning("daily", "tokens", 8_000, 10_000),),
+        (),
+    ]
+
+
+async def test_a_warning_waits_for_a_reply_that_somebody_hears() -> None:
+    async def breaks(_request: ModelRequest, hear: Hear) -> ModelReply:
+        hear(TextDelta("x" * 26_000))
+        raise failed(started=True)
+
+    async with bench(Budgets(daily=Limit(10_000))) as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(breaks)
+        reply = await at.ask(says("hi", tokens=10))
+
+    assert [one.scope for one in reply.warnings] == ["daily"]
+
+
+async def test_estimates_learn_from_what_is_reported() -> None:
+    async with bench() as at:
+        first, _ = await at.meter.reserve(a_request(), 100)
+        for reported in (400, 100):
+            at.meter.estimates.learn(100, PAYER.session_key, "fake-1", reported)
+        second, _ = await at.meter.reserve(a_request(), 100)
+        at.meter.estimates.learn(100, PAYER.session_key, "fake-1", 900)
+        third, _ = await at.meter.reserve(a_request(), 100)
+        other = replace(PAYER, session_key=session_key("another"))
+        fourth, _ = await at.meter.reserve(a_request(payer=other), 100)
+
+    found = [one.input_tokens for one in (first, second, third, fourth)]
+    assert found == [125, 341, 900, 900]

@@ -1,0 +1,44 @@
+"""What calls cost: own prices, then public ones, and never an exception."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from gateway.domain.budgets import NANO
+from gateway.domain.model import Usage
+from gateway.domain.providers import Price, ProviderDef
+from gateway.providers.prices import PriceTable
+
+AT = datetime(2026, 6, 1, tzinfo=UTC)
+MILLION = Usage(1_000_000, 1_000_000)
+
+
+def table(name: str = "openai", url: str = "http://127.0.0.1:1/v1") -> PriceTable:
+    return PriceTable({name: ProviderDef(name, "openai", url, prices={"own": Price(0.5, 1.5)})})
+
+
+def test_own_prices_come_first() -> None:
+    own = table()
+
+    assert own.cost("openai", "own", MILLION, AT) == (2 * NANO, "config")
+    assert own.cost("openai", "own", Usage(1, 0), AT) == (500, "config")
+
+
+def test_public_prices_are_known_without_a_network() -> None:
+    assert table().cost("openai", "gpt-4o", MILLION, AT) == (round(12.5 * NANO), "table")
+    cached = Usage(1_000_000, 0, cached_tokens=1_000_000)
+    assert table().cost("openai", "gpt-4o", cached, AT) == (round(1.25 * NANO), "table")
+
+
+def test_a_provider_is_known_by_its_address_too() -> None:
+    mine = table("mine", "https://api.openai.com/v1")
+
+    assert mine.cost("mine", "gpt-4o", MILLION, AT) == (round(12.5 * NANO), "table")
+
+
+@pytest.mark.requirement("S-003-Record-03")
+@pytest.mark.parametrize(("provider", "model"), [("openai", "no-such"), ("other", "m"), ("", "")])
+def test_what_nobody_knows_has_no_price(provider: str, model: str) -> None:
+    prices = table()
+
+    assert [prices.cost(provider, model, MILLION, AT) for _ in range(2)] == [None, None]
