@@ -46,7 +46,7 @@ def _reserve(wanted: Reservation, decide: Decide, pen: Pen) -> tuple[Reservation
     day = max(wanted.day, latest_day(db))
     key, at = wanted.payer.session_key, to_micros(wanted.at)
     scopes = scopes_of(key, day)
-    grant = decide([tally_of(scope, db) for scope in scopes])
+    grant = decide(tallies_of(scopes, db))
     held = (grant.held.tokens, grant.held.nano_usd)
     row = (wanted.id, str(key), wanted.payer.run_id, wanted.provider, wanted.model, at, day)
     db.execute(_HOLD, (*row, wanted.input_tokens, *held))
@@ -55,44 +55,42 @@ def _reserve(wanted: Reservation, decide: Decide, pen: Pen) -> tuple[Reservation
 
 
 def _settle(record: TokenRecord, due: Due, pen: Pen) -> Sequence[Tally]:
-    db = pen.db
-    taken = _take(record.id, db)
+    db, at = pen.db, to_micros(record.at)
+    is_priced = record.pricing != "unpriced"
+    spent = (1, is_priced, record.input_tokens, record.output_tokens, record.nano_usd)
+    taken = _take(record.id, spent, db)
     if taken is None:
         return ()
-    scopes, at = scopes_of(taken.payer.session_key, taken.day), to_micros(record.at)
-    is_priced = record.pricing != "unpriced"
-    spent = (is_priced, record.input_tokens, record.output_tokens, record.nano_usd)
-    db.executemany(_COUNT_USED, [(*spent, scope.kind, scope.name) for scope in scopes])
     db.execute(_COUNT_MODEL, (f"{record.provider}/{record.model}", *spent, at))
     whose = (_series(record, db), str(record.session_key), record.run_id, taken.day)
     what = (record.outcome, record.input_tokens, record.output_tokens)
     more = (record.cached_tokens, record.reasoning_tokens, record.nano_usd, record.pricing)
     db.execute(_RECORD, (record.id, at, *whose, *what, *more, record.estimated))
-    return [tally for scope in scopes if (tally := _newly_due(scope, due, db))]
+    tallies = tallies_of(scopes_of(taken.payer.session_key, taken.day), db)
+    return [tally for one in tallies if (tally := _newly_due(one, due, db))]
 
 
-def _newly_due(scope: Scope, due: Due, db: sqlite3.Connection) -> Tally | None:
-    tally = tally_of(scope, db)
+def _newly_due(tally: Tally, due: Due, db: sqlite3.Connection) -> Tally | None:
     limit = due(tally)
     if not limit or limit == tally.warned:
         return None
-    db.execute(_WARN, (limit, scope.kind, scope.name))
+    db.execute(_WARN, (limit, tally.scope.kind, tally.scope.name))
     return replace(tally, warned=limit)
 
 
 def _release(reservation_id: str, pen: Pen) -> None:
-    _take(reservation_id, pen.db)
+    _take(reservation_id, (0, 0, 0, 0, 0), pen.db)
 
 
-def _take(reservation_id: str, db: sqlite3.Connection) -> Reservation | None:
-    """Lets go of what is held; None if nothing is."""
+def _take(reservation_id: str, spent: Sequence[int], db: sqlite3.Connection) -> Reservation | None:
+    """Lets go of what is held, and counts what was spent instead; None if nothing is held."""
     row = db.execute(_LET_GO, (reservation_id,)).fetchone()
     if row is None:
         return None
     taken = _to_reservation(row)
-    held = (taken.held.tokens, taken.held.nano_usd)
+    change = (*spent, taken.held.tokens, taken.held.nano_usd)
     scopes = scopes_of(taken.payer.session_key, taken.day)
-    db.executemany(_UNCOUNT_HELD, [(*held, scope.kind, scope.name) for scope in scopes])
+    db.executemany(_COUNT_USED, [(*change, scope.kind, scope.name) for scope in scopes])
     return taken
 
 
@@ -121,8 +119,15 @@ def latest_day(db: sqlite3.Connection) -> str:
     return row[0] or ""
 
 
-def tally_of(scope: Scope, db: sqlite3.Connection) -> Tally:
-    row = db.execute(_TALLY, (scope.kind, scope.name)).fetchone()
+def tallies_of(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]:
+    """One for each, in their order."""
+    query = " UNION ALL ".join([_TALLY] * len(scopes))
+    names = [part for scope in scopes for part in (scope.kind, scope.name)]
+    rows = {(kind, name): rest for kind, name, *rest in db.execute(query, names)} if scopes else {}
+    return [_tally(scope, rows.get((scope.kind, scope.name))) for scope in scopes]
+
+
+def _tally(scope: Scope, row: Sequence[Any] | None) -> Tally:
     if row is None:
         return Tally(scope)
     used, held = Amount(*row[:2]), Amount(*row[2:4])
@@ -133,7 +138,8 @@ _RESERVATION = (
     "id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd"
 )
 _TALLY = """
-SELECT input_tokens + output_tokens, nano_usd, held_tokens, held_nano_usd, since, warned
+SELECT kind, name, input_tokens + output_tokens, nano_usd, held_tokens, held_nano_usd, since,
+       warned
 FROM spend WHERE kind = ? AND name = ?
 """
 _HOLD = f"INSERT INTO reservation ({_RESERVATION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -143,18 +149,15 @@ INSERT INTO spend (kind, name, held_tokens, held_nano_usd, since) VALUES (?, ?, 
 ON CONFLICT (kind, name) DO UPDATE SET held_tokens = held_tokens + excluded.held_tokens,
     held_nano_usd = held_nano_usd + excluded.held_nano_usd
 """
-_UNCOUNT_HELD = """
-UPDATE spend SET held_tokens = held_tokens - ?, held_nano_usd = held_nano_usd - ?
-WHERE kind = ? AND name = ?
-"""
 _COUNT_USED = """
-UPDATE spend SET calls = calls + 1, priced = priced + ?, input_tokens = input_tokens + ?,
-    output_tokens = output_tokens + ?, nano_usd = nano_usd + ?
+UPDATE spend SET calls = calls + ?, priced = priced + ?, input_tokens = input_tokens + ?,
+    output_tokens = output_tokens + ?, nano_usd = nano_usd + ?,
+    held_tokens = held_tokens - ?, held_nano_usd = held_nano_usd - ?
 WHERE kind = ? AND name = ?
 """
 _COUNT_MODEL = """
 INSERT INTO spend (kind, name, calls, priced, input_tokens, output_tokens, nano_usd, since)
-VALUES ('model', ?, 1, ?, ?, ?, ?, ?)
+VALUES ('model', ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (kind, name) DO UPDATE SET calls = calls + 1, priced = priced + excluded.priced,
     input_tokens = input_tokens + excluded.input_tokens,
     output_tokens = output_tokens + excluded.output_tokens, nano_usd = nano_usd + excluded.nano_usd

@@ -9,11 +9,12 @@ from typing import Any
 
 from gateway.domain.budgets import ModelSum, RecordPage, RecordQuery, Scope, Tally, TokenRecord
 from gateway.domain.ids import SessionKey
-from gateway.store.ledger import latest_day, tally_of
+from gateway.store.ledger import latest_day, tallies_of
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
 
 MOST_RECORDS = 1000  # a page
+_AT_ONCE = 100  # scopes; the database joins no more than 500 queries
 
 _Row = tuple[Any, ...]
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
@@ -57,7 +58,11 @@ def bounded(limit: int) -> int:
 
 def _tallies(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]:
     latest = latest_day(db)
-    return [tally_of(moved_on(scope, latest), db) for scope in scopes]
+    found: list[Tally] = []
+    for start in range(0, len(scopes), _AT_ONCE):
+        moved = [moved_on(scope, latest) for scope in scopes[start : start + _AT_ONCE]]
+        found += tallies_of(moved, db)
+    return found
 
 
 def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:
