@@ -221,12 +221,7 @@ async def assembled(
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
         bus = Bus()
-        tell = partial(tell_of_gateway, bus, clock)
-        policies = {agent.decision for agent in config.agents}
-        decisions = await to_thread.run_sync(decision_trees, policies)
-        paths_of_trees = tree_paths(config.agents)
-        plans = Plans(FileTexts(clock), paths_of_trees, tell, decisions=decisions)
-        await plans.load()
+        plans, decisions = await _judged_plans(config, clock, bus)
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
@@ -257,6 +252,18 @@ async def assembled(
             yield rooms
         finally:
             group.cancel_scope.cancel()
+
+
+async def _judged_plans(
+    config: GatewayConfig, clock: Clock, bus: Bus
+) -> tuple[Plans, DecisionTrees]:
+    """The agents' trees, and the policies that they and their agents name."""
+    policies = {agent.decision for agent in config.agents}
+    decisions = await to_thread.run_sync(decision_trees, policies)
+    tell, paths = partial(tell_of_gateway, bus, clock), tree_paths(config.agents)
+    plans = Plans(FileTexts(clock), paths, tell, decisions=decisions)
+    await plans.load()
+    return plans, decisions
 
 
 @dataclass(frozen=True, slots=True)
