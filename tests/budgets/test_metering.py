@@ -159,6 +159,33 @@ async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
     assert record.input_tokens > 0
 
 
+@pytest.mark.requirement("S-003-Record-01")
+async def test_what_came_of_a_broken_stream_counts_although_nobody_heard_it() -> None:
+    broken = failed()
+    broken.received = 320
+    async with bench() as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(broken)
+
+        (record,) = await at.records()
+    assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 100)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "output"), [(None, "broken", 500), (503, "failed", 0)]
+)
+async def test_a_whole_answer_that_never_came_is_taken_as_spent(
+    status: int | None, outcome: str, output: int
+) -> None:
+    async with bench() as at:
+        model = at.meter.around(ScriptedModel(failed(status=status)))
+        with pytest.raises(ModelFailed):
+            await model.reply(a_request(stream=False, max_tokens=500), Heard())
+
+        (record,) = await at.records()
+    assert (record.outcome, record.output_tokens) == (outcome, output)
+
+
 async def test_a_call_that_is_cancelled_is_recorded_and_holds_nothing() -> None:
     stalling = StallingModel(TextDelta("once upon a time"))
     async with bench() as at:
