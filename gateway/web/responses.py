@@ -102,7 +102,7 @@ def error_object(error: BaseException) -> dict[str, object]:
     }
     if known and (wait := getattr(error, "retry_after_s", None)) is not None:
         shown["retry_after_s"] = round(wait, 3)
-    return shown | _facts(error)
+    return {**shown, **_facts(error)}
 
 
 def _facts(error: BaseException) -> Mapping[str, object]:
