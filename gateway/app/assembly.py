@@ -212,6 +212,8 @@ async def assembled(
         )
         await stores.care.probe()
         prices = PriceTable(config.providers)
+        if config.providers:  # before any call: whoever needs it meanwhile would stop everybody
+            await to_thread.run_sync(prices.warm)
         meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
         lost = await meter.settle_lost()
         if lost:
@@ -246,8 +248,6 @@ async def assembled(
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         for task in (*followed, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
-        if config.providers:
-            group.start_soon(to_thread.run_sync, prices.warm)
         try:
             yield rooms
         finally:

@@ -14,7 +14,10 @@ FIRST = 1.25
 _MEMORY = (
     0.8  # of an old correction, where a report is below it; where it is above, it counts at once
 )
-_BOUNDS = (0.05, 50.0)
+_BOUNDS = (
+    0.5,
+    50.0,
+)  # a user may say what is cheap to read, so that a dense prompt seems cheap too
 
 
 class Estimates:

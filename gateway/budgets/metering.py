@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import ceil
 
 from anyio import CancelScope
 from anyio.lowlevel import checkpoint
@@ -37,7 +38,7 @@ from gateway.domain.model import (
     Usage,
 )
 from gateway.domain.ports import Clock, Ids, Model
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
 
 log = logging.getLogger(__name__)
 
@@ -194,13 +195,14 @@ class _Ear:
 
     hear: Hear
     tokens: int = 0
+    unheard: int = 0  # tokens that may have come all the same
 
     def __call__(self, delta: Delta) -> None:
         self.tokens += estimate_tokens(delta.text)
         self.hear(delta)
 
 
-_End = tuple[Outcome, Usage | None]  # usage None: only what was heard is known
+_End = tuple[Outcome, Usage | None]  # usage None: only what came of it is known
 
 
 class Metered:
@@ -212,6 +214,8 @@ class Metered:
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         meter, ear, raw = self._meter, _Ear(hear), prompt_tokens(request)
         reservation, granted = await meter.reserve(request, raw)
+        if not request.stream:
+            ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
         end: _End | None = None  # nothing was sent
         try:
             await checkpoint()
@@ -219,6 +223,7 @@ class Metered:
             reply = await self._model.reply(replace(request, max_tokens=granted.max_tokens), ear)
             end = ("answered", reply.usage)
         except ModelFailed as failed:
+            ear.unheard = max(ear.unheard, ceil(failed.received / BYTES_A_TOKEN))
             end = _end_of(failed, ear)
             raise
         finally:
@@ -239,7 +244,8 @@ class Metered:
             await self._meter.release(reservation)
             return None, ()
         outcome, usage = end
-        heard = Usage(reservation.input_tokens, ear.tokens, estimated=True)
+        output = max(ear.tokens, ear.unheard)
+        heard = Usage(reservation.input_tokens, output, estimated=True)
         record = self._meter.record(reservation, outcome, usage or heard)
         return record, await self._meter.settle(record)
 

@@ -16,8 +16,8 @@ USUAL_DAILY = 200_000
 class PriceSection(Section):
     """What a model costs."""
 
-    input: float = key(..., "USD for a million tokens that are sent.", ge=0)
-    output: float = key(..., "USD for a million tokens of reply.", ge=0)
+    input: float = key(..., "USD for a million tokens that are sent.", ge=0, le=1e6)
+    output: float = key(..., "USD for a million tokens of reply.", ge=0, le=1e6)
 
 
 class LimitSection(Section):
@@ -47,9 +47,11 @@ class BudgetsSection(Section):
 
 
 def add_usual_budget(content: dict[str, Any], choice: Choice) -> None:
-    """For whoever has said nothing and must not be surprised by a bill."""
+    """For whoever has said nothing of a day and must not be surprised by a bill."""
     daily = DEMO_DAILY if choice.provider == DEMO else USUAL_DAILY
-    content.setdefault("budgets", {"daily": daily})
+    own = content.setdefault("budgets", {})
+    if isinstance(own, dict):  # else the schema will say so
+        own.setdefault("daily", daily)
 
 
 def resolve_budgets(section: BudgetsSection, agent_ids: tuple[str, ...], report: Report) -> Budgets:

@@ -5,6 +5,7 @@ import os
 import tempfile
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -101,7 +102,8 @@ def with_budget(text: str, scope: str, tokens: int) -> str:
         below = replace(found, table=found.table[key], path=(*found.path, key))
         return below.with_value("tokens", tokens)
     if "table" in found.positions.places.get(found.path, {}) or found.place(key) is not None:
-        return found.with_value(key, tokens)
+        with suppress(CannotEdit):  # a header that only passes through, as in [budgets.agent]
+            return found.with_value(key, tokens)
     found.table[key] = tokens
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
     header, pair = ".".join(map(str, found.path)), _written({key: tokens}).decode().strip("{} ")

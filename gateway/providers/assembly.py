@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
-from math import isfinite
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -38,6 +37,7 @@ FLOOD_PIECE = 4096
 # Tokens that a provider may count though we neither sent nor saw them (own prompts, hidden thought).
 HIDDEN_INPUT = 200_000
 HIDDEN_OUTPUT = 200_000
+MOST_USD = 10_000  # for one call; a cost beyond it is a mistake of who tells it
 
 
 class CallDraft:
@@ -145,7 +145,11 @@ class Assembly:
         detail = self._scrub(detail)
         if not sent:
             return NeverSent(self.provider, kind, detail)
-        return ModelFailed(self.provider, kind, detail, started=self.started)
+        failed = ModelFailed(self.provider, kind, detail, started=self.started)
+        said = (*self._text, *self._thinking, *self._new_text, *self._new_thinking)
+        called = [piece for call in self.calls for piece in (call.name, *call.arguments)]
+        failed.received = sum(map(len, (*said, *called)))
+        return failed
 
     def reply(
         self,
@@ -252,7 +256,7 @@ def optional_count(value: object) -> int:
 def cost(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if isfinite(value) and value >= 0 else None
+    return float(value) if 0 <= value <= MOST_USD else None
 
 
 def parsed_object(arguments: str) -> dict[str, Any] | None:

@@ -12,6 +12,7 @@ from gateway.agent.job import Gate
 from gateway.agent.reins import Reins
 from gateway.control.bus import Bus
 from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import JournalNote, RunRecord
@@ -31,7 +32,8 @@ Steps = Sequence[tuple[str, str]]  # each tool call and the answer: its name, an
 
 async def compare(replays: Replays, record: RunRecord, model: str) -> Replayed:
     """The other model is asked for real. What differs is what it does and says, not how it is cut
-    into events. A call whose result is not on the tape ends it. Raises as `replay` does."""
+    into events. A call whose result is not on the tape ends it. Raises as `replay` does,
+    and BudgetExceeded."""
     tape = await replays.tape(record)
     batch = await replays.batch(record, tape)
     episode = await replays.episode(batch)
@@ -57,6 +59,8 @@ async def compare(replays: Replays, record: RunRecord, model: str) -> Replayed:
     end = await work.end_of(batch, replays.other(agent, model), episode)
     events = run.seal(end.terminal).split(b"\n")
     run.let_go()
+    if asked.refusal is not None:
+        raise asked.refusal
     steps = [_steps(one, gate) for one in (record.log.split(b"\n"), events)]
     return Replayed(_parting(*steps), len(events), asked.calls, end.text, end.usage.total)
 
@@ -122,10 +126,15 @@ def _sorted(value: object) -> object:
 class _Counted:
     def __init__(self, model: Model) -> None:
         self._model, self.calls = model, 0
+        self.refusal: BudgetExceeded | None = None
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         self.calls += 1
-        return await self._model.reply(request, hear)
+        try:
+            return await self._model.reply(request, hear)
+        except BudgetExceeded as refusal:
+            self.refusal = refusal
+            raise
 
 
 class _AsThen:

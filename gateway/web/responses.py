@@ -102,9 +102,19 @@ def error_object(error: BaseException) -> dict[str, object]:
     }
     if known and (wait := getattr(error, "retry_after_s", None)) is not None:
         shown["retry_after_s"] = round(wait, 3)
-    if isinstance(error, InvalidParams) and error.problems:
-        shown["problems"] = [{"param": where, "message": what} for where, what in error.problems]
-    return shown
+    return {**shown, **_facts(error)}
+
+
+def _facts(error: BaseException) -> Mapping[str, object]:
+    """What a program wants to know besides."""
+    match error:
+        case BudgetExceeded():
+            return error.facts
+        case InvalidParams(problems=problems) if problems:
+            told = [{"param": where, "message": what} for where, what in problems]
+            return {"problems": told}
+        case _:
+            return {}
 
 
 def error_body(error: BaseException) -> bytes:

@@ -9,6 +9,7 @@ from datetime import timedelta
 import anyio
 import pytest
 
+from gateway.budgets.estimates import Estimates
 from gateway.budgets.metering import Meter
 from gateway.domain.accounts import Audit, Decide, Due, Ledger
 from gateway.domain.audit import Deed
@@ -157,6 +158,33 @@ async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
         (record,) = await at.records()
     assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 6)
     assert record.input_tokens > 0
+
+
+@pytest.mark.requirement("S-003-Record-01")
+async def test_what_came_of_a_broken_stream_counts_although_nobody_heard_it() -> None:
+    broken = failed()
+    broken.received = 320
+    async with bench() as at:
+        with pytest.raises(ModelFailed):
+            await at.ask(broken)
+
+        (record,) = await at.records()
+    assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 100)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome", "output"), [(None, "broken", 500), (503, "failed", 0)]
+)
+async def test_a_whole_answer_that_never_came_is_taken_as_spent(
+    status: int | None, outcome: str, output: int
+) -> None:
+    async with bench() as at:
+        model = at.meter.around(ScriptedModel(failed(status=status)))
+        with pytest.raises(ModelFailed):
+            await model.reply(a_request(stream=False, max_tokens=500), Heard())
+
+        (record,) = await at.records()
+    assert (record.outcome, record.output_tokens) == (outcome, output)
 
 
 async def test_a_call_that_is_cancelled_is_recorded_and_holds_nothing() -> None:
@@ -395,3 +423,12 @@ async def test_estimates_learn_from_what_is_reported() -> None:
 
     found = [one.input_tokens for one in (first, second, third, fourth)]
     assert found == [125, 341, 900, 900]
+
+
+def test_what_is_cheap_to_read_does_not_make_a_dense_prompt_cheap() -> None:
+    estimates = Estimates()
+
+    for _ in range(50):
+        estimates.learn(10_000, PAYER.session_key, "m", 400)
+
+    assert estimates.of(10_000, PAYER.session_key, "m") == 5_000

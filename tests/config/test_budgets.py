@@ -43,3 +43,7 @@ def test_a_start_without_any_configuration_has_a_daily_budget(
 
 def test_who_names_an_agent_sets_budgets_too(arena: Arena) -> None:
     assert arena.load(AGENT).budgets == Budgets()
+
+
+def test_another_limit_does_not_take_the_daily_one_away(arena: Arena) -> None:
+    assert arena.load("[budgets]\nsession = 5\n").budgets == Budgets(Limit(5), daily=Limit(20_000))

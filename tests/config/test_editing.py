@@ -430,6 +430,7 @@ def test_agents_that_are_none_get_nothing(text: str) -> None:
         ),
         ("[budgets.daily]\ntokens = 9\n", "daily", "[budgets.daily]\ntokens = 5\n"),
         ("[budgets.agent]\na = 9\n", "agent:a", "[budgets.agent]\na = 5\n"),
+        ("[budgets.agent]\na = 9\n", "daily", "[budgets.agent]\na = 9\n\n[budgets]\ndaily = 5\n"),
         ("[budgets]\nagent = { a = 9 }\n", "agent:a", "[budgets]\nagent = { a = 5 }\n"),
     ],
 )

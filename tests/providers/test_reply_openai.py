@@ -260,6 +260,13 @@ def test_details_of_usage_are_read_and_a_providers_own_cost_counts() -> None:
     assert used == Usage(12, 5, cached_tokens=8, reasoning_tokens=3, cost_usd=0.0125)
 
 
+@pytest.mark.parametrize("cost", [1e300, 1e12, 10**400, -1.0, True])
+def test_a_cost_that_cannot_be_is_not_believed(cost: float) -> None:
+    events = [delta("stop", content="ok"), usage(**{**USAGE, "cost": cost})]
+
+    assert read_stream("openai", events).usage == Usage(12, 5)
+
+
 def test_half_an_escaped_character_is_replaced_and_the_reply_goes_on() -> None:
     halves = [delta(content="a\ud83d"), delta(content="\ude00b"), delta("stop"), DONE]
     heard = Heard()
@@ -377,6 +384,15 @@ def test_a_reply_without_an_end_is_cut_off_as_a_failure() -> None:
         read_stream("openai", flood)
 
     assert failed.value.kind == "protocol"
+
+
+def test_a_reply_that_broke_off_says_how_much_of_it_had_come() -> None:
+    half = delta(tool_calls=[{"index": 0, **call("a", "echo", '{"text": "x')}])
+
+    with pytest.raises(ModelFailed) as failed:
+        read_stream("openai", [delta(content="So: "), half])
+
+    assert failed.value.received == len("So: ") + len('echo{"text": "x')
 
 
 @pytest.mark.requirement("S-002-LLM-03")

@@ -72,6 +72,26 @@ async def test_a_budget_for_three_calls_stops_the_fourth_and_keeps_the_rest(
     assert status["budgets"][0]["reserved"] == 0
 
 
+async def test_another_model_is_not_asked_in_a_replay_of_a_spent_budget(tmp_path: Path) -> None:
+    async with (
+        scripted_server([Reply("hi", usage=(50, 250))]) as model,
+        running(limited(model.url, "daily = 500"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        end = await client.ask("hi", peer="p")
+        refused = await client.refused("run.replay", run_id=end["run_id"], model="other")
+
+    assert refused.code == -32003
+    assert str(refused).endswith("token budget exceeded (daily: 300/500)")
+    assert refused.data["type"] == "budget_exceeded"
+    assert (refused.data["scope"], refused.data["used"], refused.data["limit"]) == (
+        "daily",
+        300,
+        500,
+    )
+    assert len(model.requests) == 1
+
+
 async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
     async with (
         scripted_server([Reply("hi", usage=(7, 3))]) as model,
