@@ -120,10 +120,14 @@ class Meter:
             await self.audit.append(deed)
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
-        provider, model, now = reservation.provider, reservation.model, self.clock.now()
-        record = TokenRecord(
+        provider, model = reservation.provider, reservation.model
+        if usage.cost_usd is None:
+            nano_usd, pricing = self._price(provider, model, usage, reservation.at)
+        else:
+            nano_usd, pricing = round(usage.cost_usd * NANO), "provider"
+        return TokenRecord(
             id=reservation.id,
-            at=now,
+            at=self.clock.now(),
             session_key=reservation.payer.session_key,
             run_id=reservation.payer.run_id,
             provider=provider,
@@ -133,12 +137,10 @@ class Meter:
             output_tokens=usage.output_tokens,
             cached_tokens=usage.cached_tokens,
             reasoning_tokens=usage.reasoning_tokens,
+            nano_usd=nano_usd,
+            pricing=pricing,
             estimated=usage.estimated,
         )
-        if usage.cost_usd is not None:
-            return replace(record, nano_usd=round(usage.cost_usd * NANO), pricing="provider")
-        nano_usd, pricing = self._price(provider, model, usage, reservation.at)
-        return replace(record, nano_usd=nano_usd, pricing=pricing)
 
     def _price(self, provider: str, model: str, usage: Usage, at: datetime) -> tuple[int, Pricing]:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
@@ -216,7 +218,9 @@ class Metered:
         try:
             await checkpoint()
             end = ("broken", None)
-            reply = await self._model.reply(replace(request, max_tokens=granted.max_tokens), ear)
+            if granted.max_tokens != request.max_tokens:
+                request = replace(request, max_tokens=granted.max_tokens)
+            reply = await self._model.reply(request, ear)
             end = ("answered", reply.usage)
         except ModelFailed as failed:
             end = _end_of(failed, ear)
@@ -230,6 +234,8 @@ class Metered:
             )
         if usage.cost_usd is None and record is not None and record.pricing != "unpriced":
             usage = replace(usage, cost_usd=record.nano_usd / NANO)
+        elif not warnings:
+            return reply
         return replace(reply, usage=usage, warnings=tuple(warnings))
 
     async def _close(
