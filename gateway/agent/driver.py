@@ -96,6 +96,7 @@ class Driver:
             tuple(turn.voice.posts),
             turn.farewell,
             self.job.rules.kept,
+            turn.exchange.replies > 0 or bool(turn.exchange.heard) or turn.failure is not None,
         )
 
     def progress(self) -> Mapping[str, object]:

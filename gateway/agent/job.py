@@ -75,6 +75,7 @@ class Answer:
     posts: tuple[Notice, ...] = ()
     farewell: Event | None = None  # to be told once the end is durable
     kept: Mapping[str, object] | None = None  # by the rules
+    has_told: bool = True  # a model what was waiting for it: that one said something, or refused
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
@@ -107,6 +108,8 @@ def usage_chunk(reply: ModelReply) -> Chunk:
 
 def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
     """Some models reuse an id within a reply or a run; each result has to find its own call."""
+    if not reply.tool_calls:
+        return reply
     taken = {call.id for message in said for call in message.tool_calls}
     calls: list[ToolCall] = []
     for call in reply.tool_calls:

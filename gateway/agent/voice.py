@@ -9,8 +9,8 @@ from gateway.agent.wishes import Moment
 from gateway.agent.words import Reading, system_chunk
 from gateway.control.bus import Bus
 from gateway.control.expressions import ExpressionFailed, ExpressionInvalid, compile_expression
+from gateway.control.notices import MOST_WAITING, Notices, notice_chunk, told_to_model
 from gateway.control.notices import Moment as Point
-from gateway.control.notices import Notices, notice_chunk, told_to_model
 from gateway.control.rules import acts
 from gateway.control.rules.compiling import ROOTS
 from gateway.domain.chunks import Chunk, SystemType
@@ -133,12 +133,15 @@ class Voice:
                 assert isinstance(act, acts.SetState)  # which the rules of the run keep themselves
 
     def _notify(self, notice: Notice) -> None:
+        """What is for the client alone, and waits for nothing, is told at once."""
+        now = self.moment.wall
         if notice.inject_at == "cross_session":
-            self.posts.append(notice)
-        elif notice.to == "client":
-            self._show(notice_chunk(notice, self.moment.wall))
-        else:
-            self.notices.push(notice, self.moment.wall)
+            if len(self.posts) < MOST_WAITING and self.notices.is_news(notice, now):
+                self.posts.append(notice)
+        elif notice.to != "client" or notice.inject_at == "deferred":
+            self.notices.push(notice, now)
+        elif self.notices.is_news(notice, now):
+            self._show(notice_chunk(notice, now))
 
 
 def warn(voice: Voice, event: str, turn: int, told: str, reading: Reading) -> None:

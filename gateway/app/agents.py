@@ -1,20 +1,12 @@
 """Which agent answers usually, and what agents are made of: souls, trees, decision trees."""
 
 from collections.abc import Sequence
-from importlib.metadata import entry_points
 
 from gateway.agent.plans import SHIPPED
 from gateway.config.values import GatewayConfig
-from gateway.control.policy import DECISION_TREES, DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
 from gateway.host.shipped import shipped_folder
-
-
-def decision_trees() -> DecisionTrees:
-    """Ours, and those of packages that were installed beside the gateway."""
-    found = entry_points(group=DECISION_TREES)
-    return DecisionTrees({point.name: point.load() for point in found})
 
 
 def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:

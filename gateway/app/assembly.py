@@ -15,8 +15,9 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import decision_trees, soul_paths, tree_paths, usual_agent
+from gateway.app.agents import soul_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
+from gateway.app.decisions import decision_trees
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
@@ -212,16 +213,15 @@ async def assembled(
         await stores.care.probe()
         prices = PriceTable(config.providers)
         meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
-        lost = await meter.settle_lost()
-        if lost:
-            log.warning("calls of the last run are taken as spent", extra={"calls": lost})
+        await meter.settle_lost()
         model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock)
         await souls.load()
         bus = Bus()
         tell = partial(tell_of_gateway, bus, clock)
-        decisions = await to_thread.run_sync(decision_trees)
+        policies = {agent.decision for agent in config.agents}
+        decisions = await to_thread.run_sync(decision_trees, policies)
         paths_of_trees = tree_paths(config.agents)
         plans = Plans(FileTexts(clock), paths_of_trees, tell, decisions=decisions)
         await plans.load()

@@ -61,14 +61,15 @@ class Meter:
     def around(self, model: Model) -> Model:
         return Metered(self, model)
 
-    async def settle_lost(self) -> int:
-        """At a start: what the process before this one held is taken as spent. How many calls."""
+    async def settle_lost(self) -> None:
+        """At a start: what the process before this one held is taken as spent."""
         lost = await self.ledger.unsettled()
         for one in lost:
             output = max(0, one.held.tokens - one.input_tokens)
             usage = Usage(one.input_tokens, output, estimated=True)
             await self.ledger.settle(self.record(one, "lost", usage), _never)
-        return len(lost)
+        if lost:
+            log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
         """Raises BudgetExceeded, and ModelFailed if the ledger cannot be written."""

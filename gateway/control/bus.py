@@ -10,6 +10,7 @@ log = logging.getLogger(__name__)
 
 Listener = Callable[[Event], None]
 MOST_DEPTH = 8  # an event that is caused by an event that is caused by an event …
+MOST_CAUSED = 4_000  # events in all that come of one: each may cause several, and each of those
 MOST_WAITING = 1_000  # events that listeners caused and that nobody has heard yet
 
 
@@ -20,6 +21,8 @@ class Bus:
         self._listeners: dict[object, tuple[Listener, frozenset[str] | None]] = {}
         self._waiting: deque[tuple[Event, int]] = deque()
         self._depth = 0  # of the event that is being told; 0: none is
+        self._caused = 0  # by the event that was published first
+        self._has_refused = False
         self._dropped = 0
 
     def subscribe(
@@ -35,9 +38,10 @@ class Bus:
         return stop
 
     def publish(self, event: Event) -> None:
-        if self._depth >= MOST_DEPTH:
-            log.error("events cause each other without end", extra=_facts(event))
+        if self._depth >= MOST_DEPTH or self._caused > MOST_CAUSED:
+            self._refuse(event)
             return
+        self._caused += 1
         self._waiting.append((event, self._depth + 1))
         if len(self._waiting) > MOST_WAITING:
             self._make_room()
@@ -52,7 +56,14 @@ class Bus:
                 if self._dropped and not self._waiting:
                     self._tell_of_dropped(event)
         finally:
-            self._depth = 0
+            self._depth = self._caused = 0
+            self._has_refused = False
+
+    def _refuse(self, event: Event) -> None:
+        """Said once of all that come of one event."""
+        if not self._has_refused:
+            log.error("events cause each other without end", extra=_facts(event))
+        self._has_refused = True
 
     def _tell(self, event: Event) -> None:
         for mine, (listener, types) in tuple(self._listeners.items()):
@@ -74,7 +85,8 @@ class Bus:
     def _tell_of_dropped(self, last: Event) -> None:
         count, self._dropped = self._dropped, 0
         log.warning("events were dropped", extra={"count": count})
-        self.publish(Event("bus.dropped", "warning", "bus", last.at, None, None, {"n": count}))
+        told = Event("bus.dropped", "warning", "bus", last.at, None, None, {"n": count})
+        self._waiting.append((told, min(self._depth + 1, MOST_DEPTH)))  # however deep it was
 
 
 def _facts(event: Event) -> dict[str, str]:

@@ -53,16 +53,22 @@ class Notices:
 
     def push(self, notice: Notice, now: datetime) -> bool:
         """False: it has expired, is a repetition, or too many wait already."""
-        if _has_expired(notice, now) or self._is_known(notice, now):
-            return False
         if len(self._waiting) >= MOST_WAITING:
             log.warning("a notice is one too many", extra={"source": notice.source})
+            return False
+        if not self.is_news(notice, now):
+            return False
+        numbered = replace(notice, batch=self._batch_of(notice, now))
+        self._waiting.append(_Waiting(numbered, self._turn, notice.after_tool is None))
+        return True
+
+    def is_news(self, notice: Notice, now: datetime) -> bool:
+        """False: it has expired or is a repetition; of one that is news, the next will be one."""
+        if _has_expired(notice, now) or self._is_known(notice, now):
             return False
         if notice.dedupe_key is not None:
             until = now + timedelta(seconds=notice.batching.dedupe_s)
             self._known_until[notice.source, notice.dedupe_key] = until
-        numbered = replace(notice, batch=self._batch_of(notice, now))
-        self._waiting.append(_Waiting(numbered, self._turn, notice.after_tool is None))
         return True
 
     def _is_known(self, notice: Notice, now: datetime) -> bool:

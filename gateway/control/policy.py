@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from types import MappingProxyType, UnionType
 from typing import Any, Protocol
 
 from gateway.control.loops import Circles
-from gateway.domain.agents import Limits
+from gateway.domain.agents import BOUNDS, Limits
 
 AgentConfig = Limits
 RECENT_ACTIONS = 3
@@ -38,9 +38,8 @@ class AgentState:
 
     def __post_init__(self) -> None:
         is_sound = self.turn >= 0 and self.tokens_used >= 0 and self.started <= self.now
-        is_whole = isinstance(self.config, AgentConfig)
-        if not is_sound or not is_whole or len(self.recent_actions) > RECENT_ACTIONS:
-            raise ValueError(f"no run can be in this state: {self!r}")
+        if not is_sound or not _is_whole(self) or len(self.recent_actions) > RECENT_ACTIONS:
+            raise ValueError(f"no run can be in this state: {self!r:.1000}")
         if not isinstance(self.extensions, MappingProxyType):  # and whoever gave it may change it
             object.__setattr__(self, "extensions", MappingProxyType(dict(self.extensions)))
 
@@ -65,6 +64,21 @@ class AgentState:
     @property
     def token_percent(self) -> float:
         return 100 * self.tokens_used / self.config.token_budget
+
+
+def _is_whole(state: AgentState) -> bool:
+    """A policy may be anybody's code: what it gives is shown, sorted and reckoned with later."""
+    kinds: tuple[tuple[object, type | UnionType], ...] = (
+        (state.config, AgentConfig),
+        (state.recent_actions, tuple),
+        (state.warnings, frozenset),
+        (state.circles, Circles),
+        (state.consecutive_errors, int),
+        (state.termination_reason, str | None),
+    )
+    return all(isinstance(value, kind) for value, kind in kinds) and all(
+        isinstance(word, str) for word in (*state.recent_actions, *state.warnings)
+    )
 
 
 class DecisionTree(Protocol):
@@ -141,12 +155,24 @@ def _errors(state: AgentState, *, is_error: bool) -> dict[str, Any]:
     return {"judged": (turn, has_worked)}
 
 
+BEARABLE = 2  # or what can be set, if that is less: a run gets nowhere with limits below
+
+
 def tightened(limits: Limits, wanted: Limits) -> Limits:
-    """No looser than the limits, whatever a policy wants."""
+    """No looser than the limits, whatever a policy wants, and no tighter than any run can bear.
+
+    Raises ValueError for what is no limit at all."""
+    if wanted is limits:
+        return limits
 
     def stricter(name: str) -> Any:
-        pick = max if name == "loop_window" else min  # the longer it is, the more loops it shows
-        return pick(getattr(limits, name), getattr(wanted, name))
+        own, other = getattr(limits, name), getattr(wanted, name)
+        if type(other) not in {int, type(own)}:
+            raise ValueError(f"{name} cannot be {other!r:.100}")
+        least, most = BOUNDS[name]
+        if name == "loop_window":  # the longer it is, the more loops it shows
+            return max(own, min(other, int(most)))
+        return max(min(own, other), min(own, least, BEARABLE))
 
     return Limits(**{name: stricter(name) for name in Limits.__slots__})
 

@@ -111,6 +111,7 @@ class Ending:
     deliveries: tuple[NewDelivery, ...] = ()
     person: str = ""  # whose run it was
     posts: tuple[Notice, ...] = ()  # for other sessions of this agent and person
+    leaves_claimed: bool = False  # what it had claimed was told to nobody: the next one has it
     rule_state: str | None = None  # JSON object, of this session; None: as it was
     merged: tuple[Merged, ...] = ()
     tape: bytes = b""  # what replaying it needs

@@ -30,6 +30,7 @@ class End:
     farewell: Event | None = None
     posts: tuple[Notice, ...] = ()
     kept: Mapping[str, object] | None = None  # by rules
+    has_told: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
 
 def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer) -> End:
     text, farewell = answer.end.text, answer.farewell
-    return End(outcome, nodes, terminal, answer.usage, text, farewell, answer.posts, answer.kept)
+    told = (answer.usage, text, farewell, answer.posts, answer.kept, answer.has_told)
+    return End(outcome, nodes, terminal, *told)
 
 
 def refused(asked: Asked, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:

@@ -23,7 +23,7 @@ from gateway.sessions.replayed import (
     ReplayedStore,
 )
 from gateway.sessions.runs import LiveRun, LiveRuns
-from gateway.sessions.taping import MOST_BYTES, TapeUnreadable, unpacked
+from gateway.sessions.taping import MOST_BYTES, TapeUnreadable, unpacked_aside
 from gateway.sessions.work import Means, Work
 
 LONGEST_S = 60.0
@@ -105,7 +105,7 @@ class Replays:
         data = await self.runs.tape(run_id)
         if not data or not record.log:
             raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
-        tape = unpacked(data, self.means.decode)
+        tape = await unpacked_aside(data, self.means.decode)
         if tape.is_cut:
             most = MOST_BYTES // 1024 // 1024
             raise TapeUnreadable(f"the run was told more than the {most} MiB that are recorded")

@@ -13,6 +13,20 @@ from gateway.domain.ports import Clock, Encode
 
 log = logging.getLogger(__name__)
 
+# Of a run that nothing has driven yet, what `run.inspect` shows of its course.
+AT_REST: Mapping[str, object] = {
+    "turn": 0,
+    "tokens_used": 0,
+    "iteration_percent": 0.0,
+    "token_percent": 0.0,
+    "recent_actions": [],
+    "verdicts": [],
+    "termination_reason": None,
+    "tree": None,
+    "decision": None,
+    "config": {},
+}
+
 Listener = Callable[
     [bytes, bool], None
 ]  # an encoded event, and whether it is the last; never waits
@@ -144,10 +158,7 @@ class LiveRun:
                 "queued_s": round(max(0.0, waited_to - self.opened), 6),
             },
             "events": len(self.events),
-            "termination_reason": None,
-            "verdicts": [],
-            "tree": None,
-            "decision": None,
+            **AT_REST,
             **self.progress(),
         }
 

@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 import anyio
@@ -13,6 +13,7 @@ from gateway.agent.job import Answer, Gate, Job
 from gateway.agent.pace import Pace
 from gateway.agent.patience import until_stored
 from gateway.agent.plans import Plans
+from gateway.agent.sight import LIMITS
 from gateway.agent.story import Json, Story
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -117,9 +118,9 @@ class Work:
         if entry.state == "queued":
             attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
         recorder = Recorder([one.entry.new.run_id for one in batch.asked])
-        recorder.listen(run.reins)
         taped = Work(means.through(recorder), self._runs)
         run.start(attempt, taped.means.clock.now(), taped.means.clock.monotonic())
+        recorder.listen(run.reins)  # after the time of its start: a replay has to know that first
         try:
             end = await taped.bring_to_its_end(batch, recorder)
         except anyio.get_cancelled_exc_class():
@@ -152,9 +153,10 @@ class Work:
         tape = await packed_aside(recorder, self.means.encode)
         try:
             await self._commit(batch, episode, end, tape)
-        except GatewayError:
+        except Exception:
             # Something in the answer cannot be kept; the question can, and an honest word.
             log.exception("an answer cannot be stored", extra={"run": run.run_id})
+            run.progress = dict
             for sealed in (run, *(one.run for one in batch.merged)):
                 sealed.unseal()
             batch.taken = ()
@@ -256,8 +258,9 @@ class Work:
     def _scene(self, agent: AgentDef, rules: RuleSet) -> dict[str, object]:
         """What decides over a run besides what it is shown and told."""
         tree = {"name": agent.tree, "text": self.means.plans.digest(agent.id)}
-        limits, rules_ = asdict(agent.limits), dict(rules.digests)
-        return {"limits": limits, "tree": tree, "decision": agent.decision, "rules": rules_}
+        limits = {name: getattr(agent.limits, name) for name in LIMITS}
+        decision, rules_ = agent.decision, dict(rules.digests)
+        return {"limits": limits, "tree": tree, "decision": decision, "rules": rules_}
 
     async def _kept(self, rules: RuleSet, key: SessionKey) -> Mapping[str, object]:
         means = self.means
@@ -288,6 +291,7 @@ class Work:
             tape=tape,
             person=person_of(new),
             posts=end.posts,
+            leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
         )

@@ -32,14 +32,16 @@ class SqliteRuleStates:
 
 
 class SqliteNotices:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
+    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+        self._writer, self._readers, self._pen = writer, readers, pen
 
     async def claim(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
-        """Nearly always there is nothing, and then nothing is written."""
+        """Nearly always there is nothing, and then nothing is written, and mostly not even read."""
         require_text("the person or the run", person, str(session_key), run_id)
+        if not self._pen.may_hold_notices:
+            return ()
         where = (session_key.agent, person, str(session_key), run_id, to_micros(now))
         if not await self._readers.read(partial(_has_some, where)):
             return ()
@@ -62,13 +64,16 @@ def unpack_notice(expires_at: int | None, packed: str) -> Notice:
     return Notice(**{**kept, "batching": Batching(**kept["batching"])}, expires_at=until)
 
 
-def leave(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
+def leave(ending: Ending, session: SessionRow, pen: Pen) -> None:
     """Its share of the commit that ends a run."""
-    db.execute("DELETE FROM notice WHERE claimed_by = ?", (ending.run_id,))
+    db = pen.db
+    if pen.may_hold_notices:
+        db.execute(_RELEASE if ending.leaves_claimed else _FORGET, (ending.run_id,))
     if ending.rule_state is not None:
         db.execute(_KEEP_STATE, (session.id, ending.rule_state))
     if not ending.posts:
         return
+    pen.may_hold_notices = True
     who = (ending.session_key.agent, ending.person)
     for notice in ending.posts:
         until = None if notice.expires_at is None else to_micros(notice.expires_at)
@@ -99,6 +104,8 @@ _KEEP_STATE = """
 INSERT INTO rule_state (session, json) VALUES (?, ?)
 ON CONFLICT (session) DO UPDATE SET json = excluded.json
 """
+_FORGET = "DELETE FROM notice WHERE claimed_by = ?"
+_RELEASE = "UPDATE notice SET claimed_by = NULL WHERE claimed_by = ?"
 _POST = "INSERT INTO notice (agent, person, session, expires_at, json) VALUES (?, ?, ?, ?, ?)"
 _TRIM = """
 DELETE FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL AND id <= (

@@ -43,10 +43,10 @@ def _probe(now: int, pen: Pen) -> None:
 
 def _sweep(before: int, limit: int, pen: Pen) -> int:
     rows = pen.db.execute(_OLD, (before, max(0, limit))).fetchall()
-    for table in ("journal", "tape"):
-        ids = [(run_id,) for _, run_id in rows]
-        pen.db.executemany(f"DELETE FROM {table} WHERE run_id = ?", ids)
-    pen.db.executemany("UPDATE run SET log = NULL WHERE id = ?", [(row,) for row, _ in rows])
+    ids = [(run_id,) for _, run_id in rows]
+    pen.db.executemany("DELETE FROM journal WHERE run_id = ?", ids)
+    forget = "UPDATE run SET log = NULL, tape = NULL WHERE id = ?"
+    pen.db.executemany(forget, [(row,) for row, _ in rows])
     return len(rows)
 
 

@@ -9,7 +9,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Entry, Merged, NewEntry, RunRecord
+from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.store.aftermath import leave, pack_notice
 from gateway.store.pen import Pen, SessionRow
@@ -156,27 +156,28 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     parent = pen.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
-    if ending.merged and _is_open(ending.run_id, session, pen.db):
-        _require_open(ending.merged, session, pen.db)
+    _require_open(ending, session, pen.db)
     at = to_micros(ending.finished_at)
-    end = (ending.state, at, ending.outcome, ending.summary, ending.log)
+    end = (ending.state, at, ending.outcome, ending.summary, ending.log, ending.tape or None)
     if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
         _require_ended(ending.run_id, session, pen.db)
         return False
     for one in ending.merged:
-        end = ("done", at, "merged", one.summary, one.log)
+        end = ("done", at, "merged", one.summary, one.log, None)
         pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
-    _add_tape(ending, pen.db)
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     _append(ending.nodes, parent, session, pen.db)
     _add_deliveries(ending, session, pen.db)
-    leave(ending, session, pen.db)
+    leave(ending, session, pen)
     _count(ending, session, pen, moves=moves)
     return moves
 
 
-def _require_open(merged: Sequence[Merged], session: SessionRow, db: sqlite3.Connection) -> None:
-    for one in merged:
+def _require_open(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
+    """Those that are merged into it, unless it has ended itself."""
+    if not ending.merged or not _is_open(ending.run_id, session, db):
+        return
+    for one in ending.merged:
         if not _is_open(one.run_id, session, db):
             _require_ended(one.run_id, session, db)
             raise Conflict(f"run {one.run_id} has ended")
@@ -184,11 +185,6 @@ def _require_open(merged: Sequence[Merged], session: SessionRow, db: sqlite3.Con
 
 def _is_open(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> bool:
     return db.execute(_IS_OPEN, (run_id, session.id)).fetchone() is not None
-
-
-def _add_tape(ending: Ending, db: sqlite3.Connection) -> None:
-    if ending.tape:
-        db.execute(_ADD_TAPE, (ending.run_id, ending.tape))
 
 
 def _require_ended(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -> None:
@@ -253,8 +249,8 @@ def _find(run_id: RunId, db: sqlite3.Connection) -> RunRecord | None:
 
 
 def _tape(run_id: RunId, db: sqlite3.Connection) -> bytes:
-    row = db.execute("SELECT data FROM tape WHERE run_id = ?", (run_id,)).fetchone()
-    return row[0] if row else b""
+    row = db.execute("SELECT tape FROM run WHERE run_id = ?", (run_id,)).fetchone()
+    return (row and row[0]) or b""
 
 
 def _to_entry(row: Sequence[Any]) -> Entry:
@@ -290,10 +286,9 @@ WHERE run_id = ? AND finished_at IS NULL
 RETURNING attempts
 """
 _END_RUN = """
-UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, log = ?
+UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, log = ?, tape = ?
 WHERE run_id = ? AND session = ? AND finished_at IS NULL
 """
-_ADD_TAPE = "INSERT INTO tape (run_id, data) VALUES (?, ?)"
 _ADD_NODE = """
 INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens, model, created_at,
                   label)

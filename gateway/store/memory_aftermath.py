@@ -60,7 +60,11 @@ class MemoryNotices:
 
 def leave(ending: Ending, shelf: Shelf) -> None:
     """Its share of the commit that ends a run."""
-    shelf.posted = [one for one in shelf.posted if one.claimed_by != ending.run_id]
+    for one in [one for one in shelf.posted if one.claimed_by == ending.run_id]:
+        if ending.leaves_claimed:
+            one.claimed_by = None
+        else:
+            shelf.posted.remove(one)
     if ending.rule_state is not None:
         shelf.rule_states[ending.session_key] = ending.rule_state
     for notice in ending.posts:

@@ -38,6 +38,8 @@ class Pen:
             "SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session) FROM run"
         ).fetchone()
         self.accepted, self.stamps = row[0], Stamps(row[1])
+        notices = self.db.execute("SELECT EXISTS (SELECT 1 FROM notice)").fetchone()
+        self.may_hold_notices = bool(notices[0])  # anybody may look at this
 
     def session(self, key: SessionKey) -> SessionRow | None:
         known = self._sessions.get(key)

@@ -148,7 +148,7 @@ CREATE TABLE IF NOT EXISTS notice (
     agent TEXT NOT NULL,
     person TEXT NOT NULL,
     session INTEGER NOT NULL REFERENCES session (id),  -- that posted it
-    claimed_by TEXT,                 -- run_id; its end takes the notice away
+    claimed_by TEXT,                 -- run_id; its end takes the notice away, or sets it free
     expires_at INTEGER,
     json TEXT NOT NULL
 );
@@ -161,6 +161,8 @@ CREATE INDEX IF NOT EXISTS notice_claimed ON notice (claimed_by) WHERE claimed_b
 _LIMITS = """
 ALTER TABLE run RENAME COLUMN token_limit TO limits;
 UPDATE run SET limits = '{"token_budget":' || limits || '}' WHERE limits IS NOT NULL;
+-- What replaying a run needs, until its journal is swept.
+ALTER TABLE run ADD COLUMN tape BLOB;
 """
 
 _LEDGER = """
@@ -237,20 +239,9 @@ CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
 BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
 """
 
-_TAPES = """
-CREATE TABLE IF NOT EXISTS tape (
-    run_id TEXT NOT NULL PRIMARY KEY,
-    data BLOB NOT NULL               -- what replaying a run needs, until its journal is swept
-);
-"""
-
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (
-    _FIRST,
-    _PLUGINS,
-    _SETTINGS + _AFTERMATH + _LEDGER + _AUDIT + _TAPES,
-)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH + _LEDGER + _AUDIT)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)

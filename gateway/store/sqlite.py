@@ -53,6 +53,7 @@ class _Opened:
     path: Path
     db: sqlite3.Connection
     mark: Mark
+    pen: Pen
     commits: Commits
 
     def close(self) -> None:
@@ -89,7 +90,7 @@ async def open_sqlite(
                 care,
                 SqliteSettings(writer, readers),
                 SqliteRuleStates(readers),
-                SqliteNotices(writer, readers),
+                SqliteNotices(writer, readers, opened.pen),
             )
         finally:
             await care.close()
@@ -119,9 +120,10 @@ def _open(data_dir: Path, now: int, *, accept_loss: bool) -> _Opened:
         undo.callback(db.close)
         held = _held(db)
         mark.write(held)
-        commits = Commits(Pen(db), mark, held, str(path))
+        pen = Pen(db)
+        commits = Commits(pen, mark, held, str(path))
         undo.pop_all()
-    return _Opened(path, db, mark, commits)
+    return _Opened(path, db, mark, pen, commits)
 
 
 def _require_library() -> None:

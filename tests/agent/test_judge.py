@@ -68,6 +68,23 @@ def test_a_policy_that_fails_ends_the_run_at_once(method: str, answer: Any, plan
 
 
 @pytest.mark.requirement("S-001-Tree-07")
+@pytest.mark.parametrize("plan", SHIPPED)
+@pytest.mark.parametrize(
+    "wrong", [{"warnings": frozenset({1, "a"})}, {"circles": None}, {"termination_reason": 5}]
+)
+def test_a_state_that_no_run_can_be_in_is_a_policys_failure(
+    wrong: Mapping[str, Any], plan: str
+) -> None:
+    def spoiled(state: AgentState, *_: object) -> AgentState:
+        return state.evolve(**wrong)
+
+    paper = Paper(plan, decision=with_method("on_turn_start", spoiled)).begin()
+
+    assert paper.turn.end == Fail(DEFECT, DEFECT, "internal_error")
+    assert paper.turn.course.view()["warned"] == []
+
+
+@pytest.mark.requirement("S-001-Tree-07")
 @pytest.mark.parametrize("answer", [raising, None, "rubbish"])
 def test_limits_that_a_policy_cannot_give_keep_the_run_from_beginning(answer: Any) -> None:
     with pytest.raises(PolicyBroke, match="get_config"):

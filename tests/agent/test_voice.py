@@ -6,9 +6,10 @@ import pytest
 
 from gateway.agent.wishes import Finish
 from gateway.agent.words import TAKEN_AWAY
+from gateway.control.notices import MOST_WAITING
 from gateway.domain.agents import Limits
 from gateway.domain.messages import Message
-from tests.agent.paper import SHIPPED, Paper, call
+from tests.agent.paper import SHIPPED, Paper, call, tree
 
 
 def rule(on: str, do: str, rest: str = "", *, id_: str = "r") -> str:
@@ -144,6 +145,56 @@ def test_a_rule_that_fails_breaks_nothing_and_is_told() -> None:
     assert paper.reason == "answered"
     assert len(paper.told_of("rule.error")) == 1
     assert paper.asked[0].model is None
+
+
+FAILING = "on_tool_failure"
+ONCE = 'batch = { dedupe = "type:payload.tool", dedupe_ms = 60000 }'
+
+
+@pytest.mark.requirement("S-002-ANS-07")
+@pytest.mark.parametrize("plan", SHIPPED)
+def test_what_is_the_same_again_is_told_once_whomever_it_is_for(plan: str) -> None:
+    says = 'notify = "one", to = "client" }, { notify = "two", to = "client" }, { notify = "three"'
+    paper = Paper(plan, rules=rule(FAILING, says, ONCE)).begin()
+
+    paper.round(call("0"), call("1"), is_error=True).round(call("2"), is_error=True)
+
+    assert paper.system == ["one", "two", "three"]
+
+
+@pytest.mark.requirement("S-002-ANS-07")
+def test_what_is_the_same_again_is_left_for_other_sessions_once() -> None:
+    posts = rule(FAILING, 'notify = "{payload.tool} fails", inject_at = "cross_session"', ONCE)
+    paper = Paper(rules=posts).begin()
+
+    paper.round(call("0"), call("1"), call("2", name="other"), is_error=True)
+
+    assert [one.content for one in paper.turn.voice.posts] == ["echo fails", "other fails"]
+
+
+def test_no_more_is_left_for_other_sessions_than_one_of_them_takes() -> None:
+    posts = rule("own.*", 'notify = "again", inject_at = "cross_session"')
+
+    paper = Paper(tree('(repeat :max 400 (emit "own.event"))'), rules=posts).begin()
+
+    assert len(paper.turn.voice.posts) == MOST_WAITING
+
+
+@pytest.mark.requirement("S-002-ANS-05")
+@pytest.mark.parametrize("plan", SHIPPED)
+@pytest.mark.parametrize(
+    "wait", ['after_tool = "other"', "after_turns = 2", 'not_before = "state.turn >= 2"']
+)
+def test_what_is_for_the_user_alone_waits_too_if_it_is_to(plan: str, wait: str) -> None:
+    rules = rule("on_query_start", f'notify = "now", to = "client", {wait}')
+    paper = Paper(plan, rules=rules).begin()
+
+    paper.round(call("0"))
+    before = list(paper.system)
+    paper.round(call("1", name="other"))
+
+    assert (before, paper.system) == ([], ["now"])
+    assert paper.notices == []
 
 
 # -- what rules see

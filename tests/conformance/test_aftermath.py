@@ -159,6 +159,19 @@ async def test_a_run_that_starts_again_gets_its_own_again_until_it_has_ended(ope
         assert await claim(stores, "c") == []
 
 
+async def test_a_run_that_told_nobody_leaves_what_it_claimed_to_the_next(opened: Open) -> None:
+    async with opened() as stores:
+        await post(stores, "a", Notice("it"))
+        await claim(stores, "b")
+
+        await end(stores, "b", THERE, leaves_claimed=True)
+
+        assert await claim(stores, "c", HERE) == []
+        assert await claim(stores, "c") == ["it"]
+        await end(stores, "c", THERE)
+        assert await claim(stores, "d") == []
+
+
 async def test_a_notice_goes_to_no_other_person_agent_or_the_session_itself(opened: Open) -> None:
     other_agent = session_key("there", agent="other")
     async with opened() as stores:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.bus import MOST_DEPTH, MOST_WAITING, Bus
+from gateway.control.bus import MOST_CAUSED, MOST_DEPTH, MOST_WAITING, Bus
 from gateway.domain.events import SEVERITIES, Event, Severity
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
@@ -177,6 +177,26 @@ def test_errors_are_all_told_however_many_are_caused_at_once() -> None:
     bus.publish(event("start"))
 
     assert heard[1:] == errors
+
+
+@pytest.mark.parametrize("severity", ["info", "error"])
+def test_events_that_each_cause_many_end_and_what_was_dropped_is_said(severity: Severity) -> None:
+    bus = Bus()
+    heard: list[Event] = []
+
+    def breed(one: Event) -> None:
+        for _ in range(10 if one.type != "bus.dropped" else 0):
+            bus.publish(event("x", severity))
+
+    bus.subscribe(heard.append)
+    bus.subscribe(breed)
+    bus.publish(event("x", severity))
+    told = len(heard)
+    bus.publish(event("x", severity))
+
+    assert told <= MOST_CAUSED + 2
+    assert len(heard) == 2 * told
+    assert ("bus.dropped" in {one.type for one in heard}) is (severity == "info")
 
 
 def test_a_flood_that_answers_to_its_own_overflow_ends() -> None:

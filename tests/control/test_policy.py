@@ -118,6 +118,13 @@ def test_percentages_and_time_follow_from_the_rest() -> None:
         {"turn": -1},
         {"tokens_used": -1},
         {"started": 2.0, "now": 1.0},
+        {"warnings": frozenset({1, "a"})},
+        {"warnings": ["a"]},
+        {"circles": None},
+        {"recent_actions": [1]},
+        {"recent_actions": (1,)},
+        {"consecutive_errors": "1"},
+        {"termination_reason": 5},
         {"recent_actions": ("a", "b", "c", "d")},
         {"config": None},
     ],
@@ -279,6 +286,27 @@ def test_a_policy_tightens_limits_and_never_lifts_one(limits: Limits, wanted: Li
     for name in BOUNDS.keys() - {"loop_window"}:
         assert getattr(after, name) == min(getattr(limits, name), getattr(wanted, name))
     assert tightened(after, wanted) == after == tightened(wanted, limits)
+
+
+@pytest.mark.requirement("S-001-Tree-07")
+@pytest.mark.parametrize("name", BOUNDS)
+@pytest.mark.parametrize("wanted", [0, -5])
+def test_no_limit_becomes_so_tight_that_no_run_can_bear_it(name: str, wanted: int) -> None:
+    after = tightened(LIMITS, replace(LIMITS, **{name: wanted}))
+
+    assert 0 < getattr(after, name) <= getattr(LIMITS, name)
+
+
+@pytest.mark.requirement("S-001-Tree-07")
+@pytest.mark.parametrize("name", sorted(BOUNDS.keys() - {"tool_timeout_s"}))
+@pytest.mark.parametrize("wanted", ["3", None, 2.5, float("nan"), True])
+def test_what_is_no_limit_is_refused_by_its_name(name: str, wanted: Any) -> None:
+    with pytest.raises(ValueError, match=name):
+        tightened(LIMITS, replace(LIMITS, **{name: wanted}))
+
+
+def test_a_window_reaches_back_no_further_than_can_be_set() -> None:
+    assert tightened(LIMITS, replace(LIMITS, loop_window=10**9)).loop_window == 20
 
 
 # -- policies by name

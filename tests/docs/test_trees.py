@@ -30,7 +30,7 @@ from gateway.agent.wishes import (
     ToolReturned,
     Wish,
 )
-from gateway.app.agents import decision_trees
+from gateway.app.decisions import decision_trees
 from gateway.cli.main import exogate
 from gateway.cli.tree import SHIPPED
 from gateway.cli.tree import tree as tree_verbs
@@ -42,6 +42,7 @@ from gateway.control.policy import (
     MakeDecisionTree,
 )
 from gateway.control.rules.engine import RunRules, load_rules
+from gateway.control.trees.blackboard import MOST_PARTS, MOST_WORK
 from gateway.control.trees.kinds import ALIASES, COMMON, HOSTED, KINDS, OPTION_ALIASES, TREE
 from gateway.control.trees.loading import load
 from gateway.control.trees.plan import TreePlan
@@ -53,6 +54,7 @@ from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, Usage
 from gateway.domain.ports import ToolScope
 from gateway.memory.context import pack
+from gateway.sessions.runs import AT_REST
 from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, says
 from tests.sessions.stage import staged
@@ -242,6 +244,8 @@ def test_the_bounds_are_those_of_the_code() -> None:
     text = section("What holds whatever a tree does")
 
     assert f"{STUCK:,} times in a row" in text
+    assert f"{MOST_WORK:,} events" in text
+    assert f"{MOST_PARTS:,} parts" in text
     assert "`:finally` has five seconds" in text
     assert ENDING_S == 5
 
@@ -256,7 +260,7 @@ async def test_every_field_of_a_run_that_only_a_turn_knows_is_documented_and_no_
         record = await stores.runs.find(RunId(run_id))
     assert record is not None
     after = from_json(record.summary)
-    known = {name for name in before if before[name] is not None} - {"verdicts"}
+    known = before.keys() - AT_REST.keys()
 
     documented = {name for cell in rows("Looking at a run") for name in cell.split("`, `")}
 
@@ -300,7 +304,7 @@ def test_the_sample_policy_judges_a_run(installed: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=9, decision=decision_trees().named("thrifty"))
+    paper = Paper(plan, calls=9, decision=decision_trees({"thrifty"}).named("thrifty"))
     turn = paper.play()
 
     assert turn.course.limits.max_iterations == 7
@@ -316,7 +320,7 @@ def test_the_sample_policy_lets_a_run_answer(
     monkeypatch.syspath_prepend(installed)
     plan = load((SHIPPED / "default.bt").read_text(encoding="utf-8"), "default.bt", REGISTRY)
 
-    paper = Paper(plan, calls=1, decision=decision_trees().named("thrifty"))
+    paper = Paper(plan, calls=1, decision=decision_trees({"thrifty"}).named("thrifty"))
 
     assert paper.play().end == Finish("answered", "so")
     assert paper.system("notice") == []

@@ -323,25 +323,30 @@ async def test_another_model_is_asked_with_the_recorded_results(tmp_path: Path, 
     assert again["identical"]
 
 
-async def test_who_may_only_read_cannot_have_another_model_asked(tmp_path: Path) -> None:
-    tokens = '[[tokens]]\nname = "a"\ntoken = "t-aaaaaaaaaaaaaaaa"\nscopes = ["chat"]\n'
-    tokens += '[[tokens]]\nname = "b"\ntoken = "t-bbbbbbbbbbbbbbbb"\nscopes = ["read"]\n'
-    tokens += '[[tokens]]\nname = "c"\ntoken = "t-cccccccccccccccc"\nscopes = ["chat"]\n'
+async def test_only_an_operator_has_another_model_asked(tmp_path: Path) -> None:
+    tokens = "".join(
+        f'[[tokens]]\nname = "{name}"\ntoken = "t-{name * 16}"\nscopes = ["{scope}"]\n'
+        for name, scope in (("a", "chat"), ("b", "read"), ("c", "chat"), ("d", "admin"))
+    )
     async with (
         scripted_server([Reply("x")]) as model,
         running(Setup(model.url, rest=tokens), tmp_path) as site,
         connected(site.url, "t-aaaaaaaaaaaaaaaa") as ann,
         connected(site.url, "t-bbbbbbbbbbbbbbbb") as bob,
         connected(site.url, "t-cccccccccccccccc") as cec,
+        connected(site.url, "t-dddddddddddddddd") as dan,
     ):
         run_id = (await ann.ask("hi"))["run_id"]
-        own = await ann.call("run.replay", run_id=run_id, model="other")
         seen = await bob.call("run.replay", run_id=run_id)
-        refused = await bob.refused("run.replay", run_id=run_id, model="other")
+        refused = [
+            (await client.refused("run.replay", run_id=run_id, model="dearer")).code
+            for client in (ann, bob, cec)
+        ]
         hidden = await cec.refused("run.replay", run_id=run_id)
+        asked = await dan.call("run.replay", run_id=run_id, model="other")
 
-    assert (own["calls"], seen["identical"]) == (1, True)
-    assert (refused.code, hidden.code) == (-32002, -32004)
+    assert (asked["calls"], seen["identical"]) == (1, True)
+    assert (refused, hidden.code) == ([-32002, -32002, -32004], -32004)
     assert len(model.requests) == 2
 
 

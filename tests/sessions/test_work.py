@@ -31,6 +31,7 @@ from gateway.domain.sessions import Path
 from gateway.sessions.work import MOST_ATTEMPTS
 from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.rules import rule, rules_of
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, staged
 
@@ -540,6 +541,26 @@ async def test_a_policy_that_fails_ends_its_run_and_the_next_one_begins(
     ]
 
 
+@pytest.mark.requirement("S-001-Tree-07")
+async def test_a_run_that_cannot_be_shown_any_more_ends_all_the_same() -> None:
+    class Spoiling(DefaultDecisionTree):
+        def on_turn_start(self, state: AgentState) -> AgentState:
+            after = state.evolve()
+            object.__setattr__(after, "recent_actions", None)
+            return after
+
+    trees = DecisionTrees({"spoiling": Spoiling})
+    agents = (replace(AGENT, decision="spoiling"),)
+    model = ScriptedModel(says("done"), says("done"))
+    async with (
+        open_memory() as stores,
+        staged(model, stores, agents=agents, decisions=trees) as stage,
+    ):
+        runs = [await stage.say("hi"), await stage.say("hi again")]
+
+    assert [stage.heard[run][-1]["type"] for run in runs] == ["error", "error"]
+
+
 @pytest.mark.requirement("S-001-Tree-06")
 async def test_an_agent_is_judged_by_the_policy_that_it_names() -> None:
     class Impatient(DefaultDecisionTree):
@@ -574,6 +595,54 @@ async def test_a_run_after_one_that_was_warned_and_stopped_starts_clean(tree: st
     warnings = [len(stage.said(run, "system")) for run in (first, second)]
     assert warnings == [2, 1]
     assert model.asked[1].messages[-2].result is None
+
+
+NEWS = """on = ["query.start"]
+when = "user.peer == 'here'"
+do = [{ notify = "the news", inject_at = "cross_session" }]"""
+
+
+@pytest.mark.parametrize("has_asked", [False, True])
+async def test_news_outlive_a_run_that_is_stopped_before_its_model_says_anything(
+    has_asked: bool,
+) -> None:
+    asked_silent = anyio.Event()
+
+    async def silent(request: ModelRequest, hear: Hear) -> ModelReply:
+        asked_silent.set()
+        await anyio.sleep_forever()
+        raise AssertionError("it was stopped")
+
+    silence = (silent,) if has_asked else ()
+    model = ScriptedModel(says("noted"), *silence, says("told"), says("told already"))
+
+    async with open_memory() as stores, staged(model, stores, rules=rules_of(rule(NEWS))) as stage:
+        await stage.say("leaves news", peer="here")
+        await stage.until_idle()
+        run_id = await stage.say("never answered", peer="there")
+        if has_asked:
+            await asked_silent.wait()
+        stage.abort(run_id)
+        await stage.until_idle()
+        for question in ("what is new?", "and now?"):
+            await stage.say(question, peer="there")
+            await stage.until_idle()
+
+    asked = [" ".join(one.text for one in request.messages) for request in model.asked]
+    assert ["the news" in text for text in asked][-2:] == [True, False]
+
+
+async def test_a_run_that_was_stopped_while_it_waited_replays() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("no")), stores) as stage:
+        stage.clock.move(7)
+        run_id = RunId(await stage.say("never mind"))
+        stage.abort(run_id)
+        await stage.until_idle()
+        record = await stores.runs.find(run_id)
+        assert record is not None
+        replayed = await stage.replays.replay(record)
+
+    assert replayed.divergence is None
 
 
 # --- budgets -----------------------------------------------------------------------------------

@@ -170,9 +170,10 @@ class _Compiler:
 
         def make(event: Event, scope: Scope) -> Act:
             end = event.at + timedelta(seconds=expires_s) if expires_s else None
-            same, content = sameness.render(scope) or None, text.render(scope)
+            same, content = sameness.render(scope), text.render(scope)
+            key = f"{above[-1]} {same}" if same else None  # an action repeats only itself
             return Notify(
-                Notice(content, **options, expires_at=end, dedupe_key=same, data=event.payload)
+                Notice(content, **options, expires_at=end, dedupe_key=key, data=event.payload)
             )
 
         return make

@@ -14,6 +14,7 @@ from gateway.control.expressions import (
 )
 
 MOST = 2_000  # characters of one value: tools and people say whatever they like
+MOST_TEMPLATE, MOST_RENDERED = 2_000, 8_000  # characters of a text, before and after
 _PART = re.compile(r"\{\{|\}\}|\{([^{}|]*)(?:\|([^{}]*))?\}|[{}]")
 _PATH = re.compile(r"[a-z]\w*(\.\w+)*", re.ASCII)
 _FORMAT = re.compile(r",|,?d|,?(\.[0-9])?[f%]")
@@ -25,7 +26,10 @@ class Template:
 
     def render(self, scope: Scope) -> str:
         """Raises ExpressionFailed."""
-        return "".join(part if isinstance(part, str) else part(scope) for part in self.parts)
+        return _cut(
+            "".join(one if isinstance(one, str) else one(scope) for one in self.parts),
+            MOST_RENDERED,
+        )
 
 
 def compile_path(text: str, roots: Collection[str], at: int = 0) -> Expression:
@@ -40,6 +44,8 @@ def compile_path(text: str, roots: Collection[str], at: int = 0) -> Expression:
 
 def compile_template(text: str, roots: Collection[str]) -> Template:
     """Raises ExpressionInvalid."""
+    if len(text) > MOST_TEMPLATE:
+        raise ExpressionInvalid(f"is longer than {MOST_TEMPLATE} characters", 0)
     parts: list[str | Callable[[Scope], str]] = []
     end = 0
     for found in _PART.finditer(text):
@@ -81,5 +87,8 @@ def _said(value: object) -> str:
         value = int(value)
     elif isinstance(value, list | tuple):
         value = ", ".join(map(str, value))
-    text = "" if value is None else str(value)
-    return text if len(text) <= MOST else f"{text[: MOST - 3]}..."
+    return _cut("" if value is None else str(value), MOST)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -10,6 +10,17 @@ from gateway.domain.errors import GatewayError
 Emit = Callable[[str, Mapping[str, object]], None]
 
 
+MOST_WORK = 1_000  # items of loops, and events, before something happens outside
+MOST_PARTS = 10_000  # of a value
+PARTS_A_WORK = 100  # to look at so many is as much work as an event
+
+
+class TooMuch(GatewayError):
+    """A tree that goes on by itself for too long: nothing else would have its turn."""
+
+    code = "internal_error"
+
+
 class BadWrite(GatewayError):
     """A key that is not there, or a value that it does not take."""
 
@@ -30,7 +41,14 @@ class Ground:
     is_awake: bool = True  # another tick makes sense
     is_ticking: bool = False
     has_heard: bool = False  # something came from outside since the last tick
+    work: int = 0  # done since then
     _note: tuple[NodePlan, str, str] | None = None
+
+    def spend(self, work: int = 1) -> None:
+        """Raises TooMuch."""
+        self.work += work
+        if self.work > MOST_WORK:
+            raise TooMuch(f"more than {MOST_WORK} items and events, and nothing happened meanwhile")
 
     def wake(self) -> None:
         """Asks for another tick; during a tick it is the tree itself that asks."""
@@ -108,6 +126,11 @@ class Frame:
         wanted = self.types.get(name, ANY)
         if not wanted.accepts(value):
             raise BadWrite(f"{name} is {wanted}, and not {type(value).__name__}")
+        if isinstance(value, list | dict):
+            parts = parts_of(value)
+            self.ground.spend(parts // PARTS_A_WORK)
+            if parts > MOST_PARTS:
+                raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
         if self.values[name] is not value:
             self.values[name] = value
             if name in self.ground.watched:
@@ -125,3 +148,16 @@ def _copied(value: object) -> object:
     if isinstance(value, dict):
         return {key: _copied(one) for key, one in value.items()}
     return value
+
+
+def parts_of(value: object) -> int:
+    """How much there is to compare or to write: what it holds twice counts twice. Beyond MOST_PARTS
+    nobody counts on."""
+    waiting, count = [value], 0
+    while waiting and count <= MOST_PARTS:
+        one = waiting.pop()
+        if isinstance(one, list | tuple | dict):
+            count += len(one)
+            if count <= MOST_PARTS:
+                waiting.extend(one.values() if isinstance(one, dict) else one)
+    return count

@@ -270,6 +270,7 @@ class ForEach(Node):
         return list(items[: max(int(limit), 0)])
 
     def _add(self, item: object) -> None:
+        self.ground.spend()
         options = self.plan.options
         name = str(options["as"].constant) if "as" in options else "item"
         values = {name: item, "index": len(self.frames), "result": None}

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
-from gateway.control.trees.blackboard import BadWrite
+from gateway.control.trees.blackboard import MOST_PARTS, BadWrite, parts_of
 from gateway.control.trees.calls import Call, Pending, TreeAbort
 from gateway.control.trees.nodes import Builder, Node
 from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCESS, Status
@@ -130,6 +130,9 @@ class Emit(Leaf):
     def tick(self) -> Status:
         event, *payload = [value.of(self.frame) for value in self.plan.values]
         said = payload[0] if payload else {}
+        if parts_of(said) > MOST_PARTS:
+            return self.failed("emit", f"an event cannot hold more than {MOST_PARTS} parts")
+        self.ground.spend()
         self.ground.emit(str(event), cast(Mapping[str, object], said))
         self.status = SUCCESS
         return SUCCESS

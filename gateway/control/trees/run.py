@@ -16,6 +16,7 @@ from gateway.domain.errors import GatewayError
 
 log = logging.getLogger(__name__)
 
+_KINDS = {**FLOW, **DECORATORS, **LEAVES}
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
@@ -67,7 +68,7 @@ class Run:
         self.frame = Frame(self.ground, defaults(plan.schema), types)
         self._give(inputs or {})
         trees = {plan.name: plan, **plan.subtrees}
-        builder = Builder({**FLOW, **DECORATORS, **LEAVES}, trees, host.find_act, host.watched)
+        builder = Builder(_KINDS, trees, host.find_act, host.watched)
         self._root = builder.build(plan.root, self.frame)
         self._final = builder.build(plan.final, self.frame) if plan.final else None
         self._node: Node = self._root
@@ -100,6 +101,8 @@ class Run:
             return True
         has_heard, self.ground.has_heard = self.ground.has_heard, False
         self.ground.is_awake = False
+        if has_heard:
+            self.ground.work = 0
         self.ticks += 1
         try:
             self.ground.is_ticking = True
@@ -132,6 +135,7 @@ class Run:
 
     def tick_root(self) -> Status:
         """A bare tick of the tree, for traces; a completed root begins anew with the next one."""
+        self.ground.work = 0
         status = self._root.tick()
         if status is SUCCESS or status is FAILURE:
             self._root.status = IDLE
@@ -169,7 +173,7 @@ class Run:
 
     def _ended(self, outcome: Outcome) -> None:
         """Of the body, and then of `:finally`, whose own end changes nothing."""
-        self._yields = 0
+        self._yields = self.ground.work = 0
         if self._body_ended is None:
             self._body_ended = outcome
             if self._final is not None:

@@ -11,7 +11,7 @@ from gateway.domain.errors import NotFound
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
 from gateway.sessions.front import Front
-from gateway.sessions.runs import LiveRun
+from gateway.sessions.runs import AT_REST, LiveRun
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import READS, may, may_use
 from gateway.web.methods.chat import Text, find_run
@@ -167,10 +167,13 @@ class InsightMethods:
             return self.decode(run.summary)
         new = run.entry.new
         return {
+            **AT_REST,
             "run_id": new.run_id,
             "session_key": str(new.session_key),
             "agent_id": new.session_key.agent,
             "state": run.entry.state,
+            "elapsed_s": 0.0,
+            "timings": {"accepted_at": stamp(new.accepted_at)},
             "termination_reason": run.outcome,
         }
 

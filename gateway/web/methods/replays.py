@@ -10,8 +10,9 @@ from gateway.sessions.comparing import compare
 from gateway.sessions.front import Front
 from gateway.sessions.replaying import Replayed, Replays
 from gateway.sessions.runs import LiveRun
-from gateway.web.identity import READS
-from gateway.web.methods.chat import Text, find_run, key_of, require_own
+from gateway.web.identity import READS, may
+from gateway.web.methods.chat import Text, find_run
+from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method
 
 
@@ -36,7 +37,8 @@ class ReplayMethods:
             raise Conflict("the run has not ended yet")
         if params.model is None:
             return self._shown(params, await self.replays.replay(run))
-        require_own(call.principal, key_of(run))  # it costs
+        if not may(call.principal, "admin"):  # whoever may talk has only the models of their agents
+            raise Forbidden("to ask another model takes the scope 'admin'")
         return self._shown(params, await compare(self.replays, run, params.model))
 
     def _shown(self, params: Replay, replayed: Replayed) -> dict[str, object]:

@@ -7,7 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.control.expressions import ExpressionFailed, ExpressionInvalid
-from gateway.control.rules.templates import MOST, compile_path, compile_template
+from gateway.control.rules.templates import (
+    MOST,
+    MOST_RENDERED,
+    MOST_TEMPLATE,
+    compile_path,
+    compile_template,
+)
 
 ROOTS = ("payload", "usage")
 
@@ -100,3 +106,13 @@ def test_any_text_is_a_template_or_is_refused_inside_of_it(text: str) -> None:
 
     assert 0 <= place <= len(text)
     assert shown == text or "{" in text or "}" in text
+
+
+def test_no_text_is_longer_than_anybody_reads_before_its_values_or_after() -> None:
+    with pytest.raises(ExpressionInvalid, match=f"longer than {MOST_TEMPLATE}"):
+        compile_template("x" * (MOST_TEMPLATE + 1), ROOTS)
+
+    shown = rendered("{payload.a}" * 100, a="y" * MOST)
+
+    assert len(shown) == MOST_RENDERED
+    assert shown.endswith("y...")

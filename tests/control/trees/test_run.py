@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.control.trees.blackboard import MOST_PARTS, MOST_WORK
 from gateway.control.trees.calls import Call
 from gateway.control.trees.loading import load
 from gateway.control.trees.problems import TreeInvalid
@@ -239,3 +240,67 @@ def test_whatever_loads_runs_or_ends_with_a_reason(
     assert steps <= 40
     assert run.outcome is not None
     assert run.next_deadline() is None
+
+
+EVENT = '(emit "own.event") '
+ITEMS = f"[{'1 ' * 200}]"
+SIDE_BY_SIDE = "(for-each $long :parallel 200 "
+DOUBLED = "(repeat :max 60 (set! :xs [$xs $xs] :ys [$ys $ys]))"
+KEYS = f":xs [1] :ys [1] :long {ITEMS}"
+
+
+@pytest.mark.requirement("S-002-BT-14")
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"(repeat :max -1 (sequence {EVENT * 900}))",
+        f"{SIDE_BY_SIDE * 3} (succeed))))",
+        f"(repeat :max -1 (sequence {'(set! :xs [$long $long $long])' * 900}))",
+    ],
+    ids=["events", "items", "lists"],
+)
+def test_a_tree_that_lets_nothing_else_have_its_turn_is_ended_and_its_end_runs(body: str) -> None:
+    stage = Stage()
+    stage.logs("clean")
+
+    final = '(sequence (emit "own.end") (action clean))'
+    run = stage.run(f'(tree "t" :blackboard-schema {{{KEYS}}} {body} :finally {final})')
+    outcome = ended(run)
+
+    assert (outcome.status, outcome.reason) == (FAILURE, "internal_error")
+    assert f"more than {MOST_WORK} items and events" in outcome.detail
+    assert len(stage.events) <= MOST_WORK + 1
+    assert (stage.events[-1], stage.log) == (("own.end", {}), ["clean"])
+
+
+def test_work_is_counted_anew_when_something_has_happened() -> None:
+    stage = Stage()
+    asked = stage.asks("ask")
+    run = stage.run(f"(repeat :max 30 (sequence {EVENT * 900} (action ask)))")
+
+    while not run.step():
+        for pending in asked:
+            pending.complete()
+
+    assert run.outcome is not None
+    assert (run.outcome.status, len(stage.events)) == (SUCCESS, 27_000)
+
+
+@pytest.mark.requirement("S-002-BT-14")
+@pytest.mark.parametrize(
+    "body",
+    [
+        f'(sequence {DOUBLED} (check "xs == ys"))',
+        "(repeat :max 60 (for-each [1 2] :collect $xs (set! :result $xs)))",
+        f'(emit "own.event" {{:x [{"$long " * 60}]}})',
+    ],
+    ids=["doubled", "collected", "told"],
+)
+def test_no_value_grows_beyond_what_can_be_looked_at(body: str) -> None:
+    stage = Stage()
+
+    outcome = ended(stage.run(f'(tree "t" :blackboard-schema {{{KEYS}}} {body})'))
+
+    assert outcome.failure is not None
+    assert f"more than {MOST_PARTS} parts" in str(outcome.failure["message"])
+    assert stage.events == []

@@ -101,6 +101,32 @@ async def test_a_run_can_be_inspected_while_it_works_and_after() -> None:
     assert json.dumps(ended)
 
 
+@pytest.mark.requirement("S-001-State-07")
+async def test_a_run_that_nothing_has_driven_is_shown_with_the_same_fields() -> None:
+    async def shown(stage: Stage, run_id: str) -> dict[str, object]:
+        found = await call(insight(stage), "run.inspect", run_id=run_id)
+        assert isinstance(found, dict)
+        return found
+
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        first = await stage.say("hi")
+        await stalling.reached.wait()
+        waiting = await stage.say("and hi")
+        driven, queued = await shown(stage, first), await shown(stage, waiting)
+        unseen = stage.front.live.find(waiting)
+        assert unseen is not None
+        stage.front.live.close(unseen.run_id)
+        stored = await shown(stage, waiting)
+        stage.front.abort(unseen, at_once=True)
+        await call_abort(stage, first)
+
+    only_driven = {"warned", "provider", "model"}
+    assert driven.keys() - queued.keys() == only_driven
+    assert (queued["state"], queued["turn"], queued["recent_actions"]) == ("queued", 0, [])
+    assert driven.keys() - stored.keys() == only_driven | {"attempt", "events"}
+
+
 @pytest.mark.requirement("S-003-Plugin-04")
 async def test_a_plugin_is_told_with_its_tools_and_what_it_may() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
