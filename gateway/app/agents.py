@@ -1,4 +1,4 @@
-"""Which agent answers usually, and what agents are made of: souls and trees."""
+"""Which agent answers usually, and the files that agents are made of: souls and trees."""
 
 from collections.abc import Sequence
 

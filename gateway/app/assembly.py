@@ -215,9 +215,7 @@ async def assembled(
         if config.providers:  # before any call: whoever needs it meanwhile would stop everybody
             await to_thread.run_sync(prices.warm)
         meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
-        lost = await meter.settle_lost()
-        if lost:
-            log.warning("calls of the last run are taken as spent", extra={"calls": lost})
+        await meter.settle_lost()
         model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock)

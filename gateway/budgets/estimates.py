@@ -59,4 +59,4 @@ def _message_tokens(message: Message) -> int:
         texts += (call.id, call.name, call.arguments)
     if message.result is not None:
         texts += (message.result.call_id, message.result.content)
-    return MESSAGE_OVERHEAD + sum(map(estimate_tokens, texts))
+    return MESSAGE_OVERHEAD + sum(map(estimate_tokens, filter(None, texts)))

@@ -62,14 +62,15 @@ class Meter:
     def around(self, model: Model) -> Model:
         return Metered(self, model)
 
-    async def settle_lost(self) -> int:
-        """At a start: what the process before this one held is taken as spent. How many calls."""
+    async def settle_lost(self) -> None:
+        """At a start: what the process before this one held is taken as spent."""
         lost = await self.ledger.unsettled()
         for one in lost:
             output = max(0, one.held.tokens - one.input_tokens)
             usage = Usage(one.input_tokens, output, estimated=True)
             await self.ledger.settle(self.record(one, "lost", usage), _never)
-        return len(lost)
+        if lost:
+            log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
         """Raises BudgetExceeded, and ModelFailed if the ledger cannot be written."""
@@ -121,10 +122,14 @@ class Meter:
             await self.audit.append(deed)
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
-        provider, model, now = reservation.provider, reservation.model, self.clock.now()
-        record = TokenRecord(
+        provider, model = reservation.provider, reservation.model
+        if usage.cost_usd is None:
+            nano_usd, pricing = self._price(provider, model, usage, reservation.at)
+        else:
+            nano_usd, pricing = round(usage.cost_usd * NANO), "provider"
+        return TokenRecord(
             id=reservation.id,
-            at=now,
+            at=self.clock.now(),
             session_key=reservation.payer.session_key,
             run_id=reservation.payer.run_id,
             provider=provider,
@@ -134,12 +139,10 @@ class Meter:
             output_tokens=usage.output_tokens,
             cached_tokens=usage.cached_tokens,
             reasoning_tokens=usage.reasoning_tokens,
+            nano_usd=nano_usd,
+            pricing=pricing,
             estimated=usage.estimated,
         )
-        if usage.cost_usd is not None:
-            return replace(record, nano_usd=round(usage.cost_usd * NANO), pricing="provider")
-        nano_usd, pricing = self._price(provider, model, usage, reservation.at)
-        return replace(record, nano_usd=nano_usd, pricing=pricing)
 
     def _price(self, provider: str, model: str, usage: Usage, at: datetime) -> tuple[int, Pricing]:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
@@ -220,7 +223,9 @@ class Metered:
         try:
             await checkpoint()
             end = ("broken", None)
-            reply = await self._model.reply(replace(request, max_tokens=granted.max_tokens), ear)
+            if granted.max_tokens != request.max_tokens:
+                request = replace(request, max_tokens=granted.max_tokens)
+            reply = await self._model.reply(request, ear)
             end = ("answered", reply.usage)
         except ModelFailed as failed:
             ear.unheard = max(ear.unheard, ceil(failed.received / BYTES_A_TOKEN))
@@ -235,6 +240,8 @@ class Metered:
             )
         if usage.cost_usd is None and record is not None and record.pricing != "unpriced":
             usage = replace(usage, cost_usd=record.nano_usd / NANO)
+        elif not warnings:
+            return reply
         return replace(reply, usage=usage, warnings=tuple(warnings))
 
     async def _close(

@@ -374,8 +374,8 @@ async def test_what_a_dead_process_held_is_taken_as_spent() -> None:
         await at.meter.reserve(a_request(), 100)
         held = (await at.daily()).held
 
-        assert await at.meter.settle_lost() == 1
-        assert await at.meter.settle_lost() == 0
+        await at.meter.settle_lost()
+        await at.meter.settle_lost()
 
         (record,) = await at.records()
         tally = await at.daily()
