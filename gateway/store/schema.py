@@ -241,7 +241,7 @@ BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
 
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH + _LEDGER + _AUDIT)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH, _LEDGER + _AUDIT)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)
