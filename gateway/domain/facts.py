@@ -1,0 +1,144 @@
+"""What is known about people: claims that were made, facts that came of them, and when each held."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Literal, Protocol
+
+from gateway.domain.ids import SessionKey
+
+EntityType = Literal["fact", "relationship", "attribute"]
+SUBJECT = "user"  # who speaks, in what they say of themselves
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a fact was said."""
+
+    message_id: str
+    session_key: SessionKey
+    at: datetime
+    quote: str  # occurs in the message, letter for letter
+    said_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Something said, before it is settled with what is known. `functional`: one object at a time,
+    so that another one supersedes it."""
+
+    subject: str
+    predicate: str
+    object: str
+    functional: bool
+    valid_from: datetime  # since when it is true, as far as anybody said; else when it was said
+    session_key: SessionKey
+    entity_type: EntityType = "fact"
+    confidence: float = 1.0
+    valid_to: datetime | None = None  # it is known to have ended
+    source: Source | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`learned_at` and `superseded_at` say when we believed it, `valid_from` and `valid_to` when it
+    was true. Current: not superseded. Nothing is deleted except by an explicit erasure."""
+
+    id: str
+    scope: str
+    entity_type: EntityType
+    subject: str
+    predicate: str
+    object: str
+    functional: bool
+    confidence: float
+    session_key: SessionKey  # where it was learned
+    learned_at: datetime
+    valid_from: datetime
+    valid_to: datetime | None = None
+    superseded_at: datetime | None = None
+    superseded_by: str | None = None
+    source_message_ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Whose:
+    """Whose facts may be looked at: all of a scope, or only what was said in one room."""
+
+    scope: str | None = None
+    room: SessionKey | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FactQuery:
+    """`at` and `known_at`: true then, as believed then. Without them: what is believed now, or with
+    `with_history` all that ever was. Oldest `valid_from` first."""
+
+    whose: Whose
+    subject: str | None = None
+    predicate: str | None = None
+    at: datetime | None = None
+    known_at: datetime | None = None
+    with_history: bool = False
+    limit: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Why a fact is believed."""
+
+    fact: Fact
+    sources: tuple[Source, ...]
+    supersedes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Erasure:
+    """What is to be erased for good: one fact, all of a scope, or all that was learned in a session."""
+
+    fact_id: str | None = None
+    scope: str | None = None
+    session_key: SessionKey | None = None
+
+
+class Facts(Protocol):
+    """Raises StoreUnavailable."""
+
+    async def add(
+        self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
+    ) -> Sequence[Fact]:
+        """ONE commit without an fsync of its own: each claim is settled with what is known of its
+        (scope, subject, predicate), so that of a functional predicate exactly one fact is current
+        whoever writes meanwhile. Gives the fact that each claim became or confirmed; `ids` are for
+        those that are new."""
+        ...
+
+    async def select(self, query: FactQuery) -> Sequence[Fact]: ...
+
+    async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        """Current facts in which any of the words (or another form of it) occurs; those in which
+        the rarer words occur first. Costs the same whatever others have in the store."""
+        ...
+
+    async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        """Current facts one hop away: whose subject or object is one of the names."""
+        ...
+
+    async def origin(self, fact_id: str) -> Origin | None: ...
+
+    async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
+        """How many facts; with their words gone from every index, and a tombstone in their place.
+        Durable."""
+        ...
+
+
+def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> str:
+    """Facts belong to an agent and a person; `is_shared`: to all who talk to the agent."""
+    return str(key.agent) if is_shared else str(replace(key, peer=sender or key.peer))
+
+
+def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
+    """In a direct chat all that the person ever said; in a room only what was said in that room."""
+    if is_shared or not sender or sender == key.peer:
+        return Whose(scope=scope_of(key, sender, is_shared=is_shared))
+    return Whose(room=key)
