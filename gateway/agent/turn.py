@@ -158,7 +158,7 @@ class Turn:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
         self.exchange.close_round()
         course = self.course
-        reason = course.stop_after or course.exhausted
+        reason = course.stop_after or self.judge.exhausted
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:

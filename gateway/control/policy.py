@@ -121,12 +121,12 @@ class DefaultDecisionTree:
         return not reason, reason
 
     def on_turn_start(self, state: AgentState) -> AgentState:
-        limits, warned = self.config, set(state.warnings)
+        limits, warned = self.config, set[str]()
         if state.turn + 1 >= warning_at(limits.max_iterations, limits.soft_warning_percent):
             warned.add("max_iterations")
         if state.tokens_used >= warning_at(limits.token_budget, limits.token_warning_percent):
             warned.add("token_budget")
-        return state.evolve(warnings=frozenset(warned))
+        return state if warned <= state.warnings else state.evolve(warnings=state.warnings | warned)
 
     def on_tool_result(self, state: AgentState, result: Mapping[str, object]) -> AgentState:
         signature, digest = str(result["signature"]), str(result["digest"])
