@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import anyio
@@ -80,7 +81,8 @@ class Driver:
             while self._carry_out(group):
                 await self._wait()
                 self._hand_over()
-            group.cancel_scope.cancel()
+            if turn.tickets.open:  # whoever still works is wanted no more
+                group.cancel_scope.cancel()
         self.reins.let_go()
         del turn.run  # nothing in a turn refers to itself then: it goes when the last lets go
         turn.voice.let_go()
@@ -183,8 +185,9 @@ class Driver:
                 return
             for said in wish.taken:
                 await self.story.note_said(wish.step, said)
+            in_time = nullcontext() if wish.timeout_s is None else anyio.fail_after(wish.timeout_s)
             try:
-                with anyio.fail_after(wish.timeout_s):
+                with in_time:
                     reply = await self._first_that_answers(wish)
             except BudgetExceeded as refusal:
                 log.warning("budget exceeded", extra={"scope": refusal.scope, "why": str(refusal)})
