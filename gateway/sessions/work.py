@@ -223,7 +223,9 @@ class Work:
         context = pack(agent, soul, episode.nodes, question, tools, earlier=earlier)
         scope = ToolScope(new.session_key, new.run_id, person)
         plan = means.plans.of(agent.id)
-        agent = replace(agent, decision=means.decisions.chosen(agent.decision, plan.decision))
+        decision = means.decisions.chosen(agent.decision, plan.decision)
+        if decision != agent.decision:
+            agent = replace(agent, decision=decision)
         job = Job(
             agent=agent,
             plan=plan,
@@ -233,7 +235,7 @@ class Work:
             rules=RunRules(rules, only=agent.rules, kept=await self._kept(rules, key)),
             publish=means.bus.publish,
             decode=means.decode,
-            decision=means.decisions.named(agent.decision),
+            decision=means.decisions.named(decision),
             context_id=new.context_id,
             known=story.result,
             waiting=tuple(waiting),
