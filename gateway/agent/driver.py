@@ -168,10 +168,9 @@ class Driver:
         for wish in self.turn.tickets.take_new():
             if isinstance(wish, Cancel):
                 self._granting.pop(wish.ticket).cancel()
-            elif isinstance(wish, AskModel):
-                self._granting[wish.ticket] = group.start_soon(self._ask, wish)
             else:
-                self._granting[wish.ticket] = group.start_soon(self._call, wish)
+                work = self._ask(wish) if isinstance(wish, AskModel) else self._call(wish)
+                self._granting[wish.ticket] = group.create_task(work)
         return self.turn.end is None
 
     async def _ask(self, wish: AskModel) -> None:
