@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any
+from io import BytesIO
 
 from anyio import to_thread
 
@@ -43,6 +43,7 @@ _LONG_PACKED = 16 * 1024
 # Of what packs, in bits: as large as usual, making it ready takes ten times as long as packing a short tape.
 _WINDOW = 13
 _A_MARK = 32  # bytes that a mark takes besides its texts
+_TEXTS = (bytes, str)
 
 
 class TapeUnreadable(GatewayError):
@@ -55,7 +56,7 @@ class Recorder:
     """Implements the Record port. A tape that grows beyond `most` bytes is thrown away."""
 
     def __init__(self, asked: Sequence[str] = (), *, most: int = MOST_BYTES) -> None:
-        self._marks: list[tuple[MarkKind, tuple[Any, ...]]] = []
+        self._marks: list[Mark] = []  # `bytes` are bytes still
         self._asked = tuple(asked)
         self.left = most
         self._secrets: set[bytes] = set()
@@ -68,11 +69,11 @@ class Recorder:
             return
         self.left -= _A_MARK
         for one in values:
-            if isinstance(one, bytes | str):
+            if isinstance(one, _TEXTS):
                 self.left -= len(one)
         if kind in {"ask", "sent"}:
             self.has_sent = kind == "sent"
-        self._marks.append((kind, values))
+        self._marks.append(Mark(kind, values))
         if self.left < 0:
             self._marks.clear()
 
@@ -99,16 +100,15 @@ class Recorder:
         """With every secret blotted out, also one that came in two pieces."""
         if self.left < 0:
             return Tape(is_cut=True)
-        whole = b"".join(values[0] for kind, values in self._marks if kind == "bytes")
+        whole = b"".join([mark.values[0] for mark in self._marks if mark.kind == "bytes"])
         for secret in self._secrets:
             whole = whole.replace(secret, b"*" * len(secret))
-        marks, place = [], 0
-        for kind, values in self._marks:
-            if kind == "bytes":
-                size = len(values[0])
-                values = (whole[place : place + size].decode("latin-1"),)
-                place += size
-            marks.append(Mark(kind, values))
+        rest = BytesIO(whole)
+
+        def blotted(mark: Mark) -> Mark:
+            return Mark("bytes", (rest.read(len(mark.values[0])).decode("latin-1"),))
+
+        marks = [blotted(mark) if mark.kind == "bytes" else mark for mark in self._marks]
         return Tape(tuple(marks), asked=self._asked)
 
 
