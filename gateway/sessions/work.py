@@ -169,6 +169,8 @@ class Work:
     async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
         rules = agent.context if agent else ContextRules()
         key, upto = entry.new.session_key, entry.new.context_id
+        if entry.seq == 1 and upto is None:
+            return Episode(None)  # nothing was said before the first
         means = self.means
         recall = means.episodes.recall
         try:
