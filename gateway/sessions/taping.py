@@ -2,9 +2,10 @@
 
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from io import BytesIO
 
 from anyio import to_thread
@@ -112,13 +113,19 @@ class Recorder:
         return Tape(tuple(marks), asked=self._asked)
 
 
-async def packed_aside(recorder: Recorder, encode: Encode) -> bytes:
-    """A long one in a thread: everybody else has to go on. Empty if it has no form: a run ends all
-    the same."""
+async def to_be_packed(recorder: Recorder, encode: Encode) -> Callable[[], bytes]:
+    """What the store packs where it writes, which holds up nobody else. A long one is packed in a
+    thread: the store's others have to go on."""
+    if recorder.left > MOST_BYTES - _LONG:
+        return partial(_packed_if_it_can, recorder.tape(), encode)
+    done = await to_thread.run_sync(lambda: _packed_if_it_can(recorder.tape(), encode))
+    return lambda: done
+
+
+def _packed_if_it_can(tape: Tape, encode: Encode) -> bytes:
+    """Empty if it has no form: a run ends all the same."""
     try:
-        if recorder.left > MOST_BYTES - _LONG:
-            return packed(recorder.tape(), encode)
-        return await to_thread.run_sync(lambda: packed(recorder.tape(), encode))
+        return packed(tape, encode)
     except ValueError as error:
         log.warning("a run cannot be recorded", extra={"why": str(error)})
         return b""
@@ -141,7 +148,7 @@ def unpacked(data: bytes, decode: Decode) -> Tape:
 
 
 async def unpacked_aside(data: bytes, decode: Decode) -> Tape:
-    """A long one in a thread, like `packed_aside`."""
+    """A long one in a thread, like `to_be_packed`."""
     if len(data) < _LONG_PACKED:
         return unpacked(data, decode)
     return await to_thread.run_sync(unpacked, data, decode)

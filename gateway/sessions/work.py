@@ -51,7 +51,7 @@ from gateway.sessions.taping import (
     TapedModel,
     TapedPace,
     TapedStore,
-    packed_aside,
+    to_be_packed,
 )
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Work:
             end = refused(_asked(batch), "internal_error", DEFECT, None, self._timing(run))
         else:
             end = await self.end_of(batch, agent, episode)
-        tape = await packed_aside(recorder, self.means.encode)
+        tape = await to_be_packed(recorder, self.means.encode)
         try:
             await self._commit(batch, episode, end, tape)
         except Exception:
@@ -274,7 +274,9 @@ class Work:
             kept = means.decode(text) if text else None
         return kept if isinstance(kept, dict) else {}
 
-    async def _commit(self, batch: Batch, episode: Episode, end: End, tape: bytes) -> None:
+    async def _commit(
+        self, batch: Batch, episode: Episode, end: End, tape: Callable[[], bytes]
+    ) -> None:
         means, entry, run = self.means, batch.entry, batch.run
         new = entry.new
         log_bytes = run.seal(end.terminal)
