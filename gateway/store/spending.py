@@ -9,29 +9,32 @@ from typing import Any
 
 from gateway.domain.budgets import ModelSum, RecordPage, RecordQuery, Scope, Tally, TokenRecord
 from gateway.domain.ids import SessionKey
-from gateway.store.ledger import latest_day, tallies_of
+from gateway.store.book import latest_day, tallies_of
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
+from gateway.store.writer import Writer
 
 MOST_RECORDS = 1000  # a page
-_AT_ONCE = 100  # scopes; the database joins no more than 500 queries
 
 _Row = tuple[Any, ...]
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
 class SqliteSpending:
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
+        await self._writer.caught_up()
         return await self._readers.read(partial(_tallies, scopes))
 
     async def models(self, limit: int) -> Sequence[ModelSum]:
+        await self._writer.caught_up()
         return await self._readers.read(partial(_models, limit))
 
     async def records(self, query: RecordQuery) -> RecordPage:
         require_query(query)
+        await self._writer.caught_up()
         return await self._readers.read(partial(_records, query))
 
 
@@ -58,11 +61,7 @@ def bounded(limit: int) -> int:
 
 def _tallies(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]:
     latest = latest_day(db)
-    found: list[Tally] = []
-    for start in range(0, len(scopes), _AT_ONCE):
-        moved = [moved_on(scope, latest) for scope in scopes[start : start + _AT_ONCE]]
-        found += tallies_of(moved, db)
-    return found
+    return tallies_of([moved_on(scope, latest) for scope in scopes], db)
 
 
 def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:

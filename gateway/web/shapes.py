@@ -159,7 +159,7 @@ def _rule(rule: RuleDef, faults: Faults) -> dict[str, object]:
 
 def budget(tally: Tally, limit: Limit) -> list[dict[str, object]]:
     """A row for each unit that is bounded; without any, one for tokens."""
-    bounds = limit.bounds().items()
+    bounds = limit.bounds()
     rows = [_budget_row(tally, unit, bound) for unit, bound in bounds]
     return rows or [_budget_row(tally, "tokens", None)]
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import anyio
@@ -11,18 +11,16 @@ import pytest
 
 from gateway.budgets.estimates import Estimates
 from gateway.budgets.metering import Meter
-from gateway.domain.accounts import Audit, Decide, Due, Ledger
+from gateway.domain.accounts import Audit
 from gateway.domain.audit import Deed
 from gateway.domain.budgets import (
     NANO,
     Amount,
     BudgetExceeded,
     Budgets,
-    Grant,
     Limit,
     Payer,
     RecordQuery,
-    Reservation,
     Tally,
     TokenRecord,
     scopes_of,
@@ -41,7 +39,7 @@ from gateway.domain.model import (
 )
 from gateway.domain.ports import Stores
 from tests.fakes.clock import CountingIds, FakeClock
-from tests.fakes.ledger import FixedPrices
+from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.model import ScriptedModel, StallingModel, Step, says
 from tests.fakes.store import open_memory, session_key
 from tests.providers.asking import Heard
@@ -314,33 +312,6 @@ async def test_what_cannot_be_noted_is_refused_all_the_same() -> None:
 # --- the ledger being away ---------------------------------------------------------------------
 
 
-@dataclass
-class AwayLedger:
-    """Fails as long as `away` is set."""
-
-    inner: Ledger
-    away: set[str] = field(default_factory=set)
-
-    def _look(self, what: str) -> None:
-        if what in self.away:
-            raise StoreUnavailable("the disk is full")
-
-    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
-        self._look("reserve")
-        return await self.inner.reserve(wanted, decide)
-
-    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
-        self._look("settle")
-        return await self.inner.settle(record, due)
-
-    async def release(self, reservation_id: str) -> None:
-        self._look("release")
-        await self.inner.release(reservation_id)
-
-    async def unsettled(self) -> Sequence[Reservation]:
-        return await self.inner.unsettled()
-
-
 async def test_without_a_ledger_nobody_is_asked() -> None:
     model = ScriptedModel(says("hi"))
     async with bench() as at:
@@ -353,7 +324,7 @@ async def test_without_a_ledger_nobody_is_asked() -> None:
 
 async def test_what_could_not_be_recorded_is_held_until_it_is() -> None:
     async with bench() as at:
-        ledger = AwayLedger(at.stores.ledger, {"settle", "release"})
+        ledger = AwayLedger(at.stores.ledger, {"settle"})
         at.meter.ledger = ledger
         reply = await at.ask(says("hi", tokens=10))
         with pytest.raises(ModelFailed, match="ledger"):
@@ -395,6 +366,21 @@ async def test_the_call_that_passes_80_percent_tells_it_once() -> None:
         (BudgetWarning("daily", "tokens", 8_000, 10_000),),
         (),
     ]
+
+
+async def test_of_many_at_once_one_tells_that_80_percent_are_passed() -> None:
+    replies: list[ModelReply] = []
+    budgets = Budgets(daily=Limit(100_000))
+
+    async def ask() -> None:
+        replies.append(await at.ask(says("hi", tokens=8_500)))
+
+    async with bench(budgets) as at, anyio.create_task_group() as group:
+        for _ in range(10):
+            group.start_soon(ask)
+
+    told = [warning.scope for reply in replies for warning in reply.warnings]
+    assert (len(replies), told) == (10, ["daily"])
 
 
 async def test_a_warning_waits_for_a_reply_that_somebody_hears() -> None:
