@@ -190,12 +190,16 @@ class _Ear:
     """What was heard of a reply, for the case that nobody says how long it was."""
 
     hear: Hear
-    tokens: int = 0
+    heard: list[str] = field(default_factory=list)
     unheard: int = 0  # tokens that may have come all the same
 
     def __call__(self, delta: Delta) -> None:
-        self.tokens += estimate_tokens(delta.text)
+        self.heard.append(delta.text)
         self.hear(delta)
+
+    @property
+    def tokens(self) -> int:
+        return max(sum(map(estimate_tokens, self.heard)), self.unheard)
 
 
 class Metered:
@@ -229,8 +233,7 @@ class Metered:
             return reservation
         usage = Usage()
         if outcome == "broken":
-            output = max(ear.tokens, ear.unheard)
-            usage = Usage(reservation.input_tokens, output, estimated=True)
+            usage = Usage(reservation.input_tokens, ear.tokens, estimated=True)
         return self._meter.record(reservation, outcome, usage)
 
     async def _paid(
@@ -257,4 +260,4 @@ def _outcome_of(failed: ModelFailed, ear: _Ear) -> Outcome | None:
     if not failed.sent:
         return None
     # Else it refused, and charges nothing for that.
-    return "broken" if failed.status is None or ear.tokens else "failed"
+    return "broken" if failed.status is None or ear.heard else "failed"

@@ -37,6 +37,7 @@ class Writer:
         self._stopped: str | None = None
         self._queue: SimpleQueue[Sequence[_Ticket] | None] = SimpleQueue()
         self._soon: list[_Ticket] = []  # for which nobody waits; they go with the next one
+        self._is_timed = False
         self._unheard = 0  # of those, the queued ones too
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
@@ -55,7 +56,7 @@ class Writer:
         return await future
 
     def write_soon(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> None:
-        """In the transaction of the next `write`, before it; after SOON_S if there is none."""
+        """In the transaction of the next `write`, before it; within SOON_S if there is none."""
 
         def hear(outcome: Outcome) -> None:
             self._unheard -= 1
@@ -65,8 +66,9 @@ class Writer:
         if self._stopped is not None:
             failed(self._refusal(self._stopped))
             return
-        if not self._soon:
-            self._loop.call_later(SOON_S, self._put)
+        if not self._is_timed:
+            self._is_timed = True
+            self._loop.call_later(SOON_S, self._time_is_up)
         self._unheard += 1
         self._soon.append(_Ticket(durable=False, operation=operation, hear=hear))
 
@@ -75,6 +77,10 @@ class Writer:
         if self._unheard:
             with suppress(StoreUnavailable):
                 await self.write(_nothing, durable=False)
+
+    def _time_is_up(self) -> None:
+        self._is_timed = False
+        self._put()
 
     def _put(self, *tickets: _Ticket) -> None:
         if self._soon or tickets:
