@@ -35,6 +35,7 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
+    Progress,
     Usage,
 )
 from gateway.domain.ports import Clock, Ids, Model
@@ -191,15 +192,19 @@ class _Ear:
 
     hear: Hear
     heard: list[str] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
     unheard: int = 0  # tokens that may have come all the same
 
     def __call__(self, delta: Delta) -> None:
         self.heard.append(delta.text)
         self.hear(delta)
 
-    @property
-    def tokens(self) -> int:
-        return max(sum(map(estimate_tokens, self.heard)), self.unheard)
+    def usage(self, expected: int) -> Usage:
+        """An estimate, of which no more may be certain than what went in."""
+        heard = sum(map(estimate_tokens, self.heard))
+        output = max(heard, self.unheard, ceil(self.progress.characters / BYTES_A_TOKEN))
+        told = self.progress.told or Usage(expected)
+        return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
 
 class Metered:
@@ -215,12 +220,10 @@ class Metered:
             ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
         outcome: Outcome | None = "broken"
         try:
-            if granted.max_tokens != request.max_tokens:
-                request = replace(request, max_tokens=granted.max_tokens)
+            request = replace(request, max_tokens=granted.max_tokens, progress=ear.progress)
             reply = await self._model.reply(request, ear)
             outcome = "answered"
         except ModelFailed as failed:
-            ear.unheard = max(ear.unheard, ceil(failed.received / BYTES_A_TOKEN))
             outcome = _outcome_of(failed, ear)
             raise
         finally:
@@ -233,7 +236,7 @@ class Metered:
             return reservation
         usage = Usage()
         if outcome == "broken":
-            usage = Usage(reservation.input_tokens, ear.tokens, estimated=True)
+            usage = ear.usage(reservation.input_tokens)
         return self._meter.record(reservation, outcome, usage)
 
     async def _paid(

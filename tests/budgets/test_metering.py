@@ -160,14 +160,19 @@ async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
 
 @pytest.mark.requirement("S-003-Record-01")
 async def test_what_came_of_a_broken_stream_counts_although_nobody_heard_it() -> None:
-    broken = failed()
-    broken.received = 320
-    async with bench() as at:
+    async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
+        assert request.progress is not None
+        request.progress.characters = 320
+        request.progress.told = Usage(77, 1, cached_tokens=70)
+        raise failed()
+
+    async with bench(price=1) as at:
         with pytest.raises(ModelFailed):
-            await at.ask(broken)
+            await at.ask(breaks)
 
         (record,) = await at.records()
-    assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 100)
+    assert (record.outcome, record.estimated, record.nano_usd) == ("broken", True, 177)
+    assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (77, 70, 100)
 
 
 @pytest.mark.parametrize(
@@ -197,6 +202,18 @@ async def test_a_call_that_is_cancelled_is_recorded_and_holds_nothing() -> None:
         (record,) = await at.records()
         assert (record.outcome, record.output_tokens) == ("broken", 5)
         assert (await at.daily()).held == Amount()
+
+
+async def test_a_call_that_is_cancelled_counts_what_nobody_heard_too() -> None:
+    stalling = StallingModel(TextDelta("once"), characters=320)
+    async with bench() as at:
+        async with anyio.create_task_group() as group:
+            group.start_soon(at.meter.around(stalling).reply, a_request(), Heard())
+            await stalling.reached.wait()
+            group.cancel_scope.cancel()
+
+        (record,) = await at.records()
+    assert (record.outcome, record.output_tokens) == ("broken", 100)
 
 
 async def test_who_is_cancelled_before_it_asked_pays_nothing() -> None:
