@@ -196,6 +196,18 @@ class ModelSum:
     nano_usd: int
 
 
+def with_others(models: Sequence[ModelSum], limit: int) -> Sequence[ModelSum]:
+    """All models, of which only so many are told apart."""
+    told, rest = models[:limit], models[limit:]
+    if not rest:
+        return told
+    calls, sent, received, cost = (
+        sum(getattr(one, name) for one in rest)
+        for name in ("calls", "input_tokens", "output_tokens", "nano_usd")
+    )
+    return [*told, ModelSum("other", "other", calls, sent, received, cost)]
+
+
 @dataclass(frozen=True, slots=True)
 class RecordQuery:
     """Newest first; None means any. `before` is the `seq` of the last one of the page before."""

@@ -18,6 +18,7 @@ from gateway.domain.budgets import (
     Tally,
     TokenRecord,
     scopes_of,
+    with_others,
 )
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.sessions import SessionRecord
@@ -100,7 +101,8 @@ class MemorySpending:
             before = sums.get((one.provider, one.model), (0, 0, 0, 0))
             sums[one.provider, one.model] = tuple(map(add, before, more))
         found = [ModelSum(*name, *counts) for name, counts in sums.items()]
-        return sorted(found, key=lambda one: (-one.calls, one.provider, one.model))[: max(0, limit)]
+        found.sort(key=lambda one: (-one.calls, one.provider, one.model))
+        return with_others(found, limit)
 
     async def records(self, query: RecordQuery) -> RecordPage:
         require_query(query)

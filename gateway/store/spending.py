@@ -7,7 +7,15 @@ from functools import partial
 from heapq import nlargest
 from typing import Any
 
-from gateway.domain.budgets import ModelSum, RecordPage, RecordQuery, Scope, Tally, TokenRecord
+from gateway.domain.budgets import (
+    ModelSum,
+    RecordPage,
+    RecordQuery,
+    Scope,
+    Tally,
+    TokenRecord,
+    with_others,
+)
 from gateway.domain.ids import SessionKey
 from gateway.store.book import latest_day, tallies_of
 from gateway.store.reader import Readers
@@ -65,8 +73,8 @@ def _tallies(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]
 
 
 def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:
-    rows = db.execute(_MODELS, (max(0, limit),)).fetchall()
-    return [ModelSum(*name.split("/", 1), *sums) for name, *sums in rows]
+    rows = db.execute(_MODELS).fetchall()
+    return with_others([ModelSum(*name.split("/", 1), *sums) for name, *sums in rows], limit)
 
 
 def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
@@ -128,7 +136,7 @@ def _to_record(row: _Row) -> TokenRecord:
 
 _MODELS = """
 SELECT name, calls, input_tokens, output_tokens, nano_usd FROM spend
-WHERE kind = 'model' ORDER BY calls DESC, name LIMIT ?
+WHERE kind = 'model' ORDER BY calls DESC, name
 """
 _PAGE = """
 SELECT r.seq, r.id, r.at, r.session, r.run_id, s.provider, s.model, r.outcome, r.input_tokens,

@@ -319,6 +319,24 @@ async def test_pages_lose_nothing_where_times_are_the_same(
     assert found == [f"r{number}" for number in reversed(range(7))]
 
 
+async def test_of_many_models_so_many_are_told_apart(opened: Open) -> None:
+    async with opened() as stores:
+        for number in range(7):
+            wanted = replace(a_reservation(f"r{number}"), model=f"m{min(number, 4)}")
+            reservation, _ = await stores.ledger.reserve(wanted, always)
+            await stores.ledger.settle(a_record(reservation, nano_usd=1), quiet)
+
+        few, all_ = await stores.spending.models(2), await stores.spending.models(5)
+
+    assert [(one.provider, one.model, one.calls) for one in few] == [
+        ("fake", "m4", 3),
+        ("fake", "m0", 1),
+        ("other", "other", 3),
+    ]
+    assert (few[-1].input_tokens, few[-1].output_tokens, few[-1].nano_usd) == (30, 15, 3)
+    assert [one.model for one in all_] == ["m4", "m0", "m1", "m2", "m3"]
+
+
 async def test_a_name_that_no_text_can_hold_is_refused(opened: Open) -> None:
     async with opened() as stores:
         with pytest.raises(GatewayError):
