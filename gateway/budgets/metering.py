@@ -3,7 +3,6 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -14,7 +13,7 @@ from anyio import CancelScope, get_cancelled_exc_class
 from gateway.budgets.estimates import Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
 from gateway.domain.accounts import Audit, Ended, Ledger, Prices
-from gateway.domain.audit import Deed
+from gateway.domain.audit import Deed, Recurrences
 from gateway.domain.budgets import (
     NANO,
     BudgetExceeded,
@@ -58,6 +57,7 @@ class Meter:
     audit: Audit
     estimates: Estimates = field(default_factory=Estimates)
     refusals: Counter[str] = field(default_factory=Counter)  # by scope
+    _recurrences: Recurrences = field(default_factory=Recurrences)
     _unwritten: dict[str, Ended] = field(default_factory=dict)
 
     def around(self, model: Model) -> Model:
@@ -105,23 +105,26 @@ class Meter:
             self.settle_soon(wanted)  # it may be written all the same, and would be held for ever
             raise
         except BudgetExceeded as refusal:
-            await self._note(refusal, wanted)
+            self._note(refusal, wanted)
             raise
         except StoreUnavailable as error:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
         return reserved
 
-    async def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
+    def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
         self.refusals[refusal.scope.partition(":")[0]] += 1
+        scope, session = refusal.tally.scope, wanted.payer.session_key
+        times = self._recurrences.worth(f"{scope.kind} {scope.name} {session}", wanted.at)
+        if not times:
+            return
         detail = {
             **{name: refusal.facts[name] for name in ("scope", "used", "limit", "unit")},
             "run_id": wanted.payer.run_id,
             "model": f"{wanted.provider}/{wanted.model}",
+            "times": times,
         }
-        deed = Deed(wanted.at, "budget.refused", str(wanted.payer.session_key), detail)
-        with suppress(StoreUnavailable):  # it is refused all the same
-            await self.audit.append(deed)
+        self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
         provider, model = reservation.provider, reservation.model

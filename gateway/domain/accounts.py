@@ -63,7 +63,7 @@ class Spending(Protocol):
         ...
 
     async def models(self, limit: int) -> Sequence[ModelSum]:
-        """Those that were asked most often first."""
+        """Those that were asked most often first; the rest together, as `other`, comes on top."""
         ...
 
     async def records(self, query: RecordQuery) -> RecordPage: ...
@@ -74,6 +74,10 @@ class Audit(Protocol):
 
     async def append(self, deed: Deed) -> None:
         """Raises StoreUnavailable. Committed without an fsync of its own."""
+        ...
+
+    def append_soon(self, deed: Deed) -> None:
+        """The same without being waited for; what cannot be written is logged."""
         ...
 
     async def newest(

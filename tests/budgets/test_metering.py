@@ -11,8 +11,6 @@ import pytest
 
 from gateway.budgets.estimates import Estimates
 from gateway.budgets.metering import Meter
-from gateway.domain.accounts import Audit
-from gateway.domain.audit import Deed
 from gateway.domain.budgets import (
     NANO,
     Amount,
@@ -25,7 +23,7 @@ from gateway.domain.budgets import (
     TokenRecord,
     scopes_of,
 )
-from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.errors import ModelFailed, NeverSent
 from gateway.domain.ids import RunId
 from gateway.domain.messages import Message
 from gateway.domain.model import (
@@ -307,23 +305,23 @@ async def test_a_refusal_is_noted_in_the_audit_and_counted() -> None:
             "unit": "tokens",
             "run_id": "run-1",
             "model": "fake/fake-1",
+            "times": 1,
         }
         assert at.meter.refusals == {"agent": 1}
 
 
-async def test_what_cannot_be_noted_is_refused_all_the_same() -> None:
-    class AwayAudit:
-        def __init__(self, inner: Audit) -> None:
-            self.newest, self.after = inner.newest, inner.after
-
-        async def append(self, deed: Deed) -> None:
-            raise StoreUnavailable("the disk is full")
-
-    async with bench(Budgets(daily=Limit(100))) as at:
-        at.meter.audit = AwayAudit(at.stores.audit)
-
+async def test_many_refusals_are_few_entries() -> None:
+    async with bench(Budgets(session=Limit(100), per_agent=Limit(0))) as at:
+        for _ in range(120):
+            with pytest.raises(BudgetExceeded):
+                await at.ask(says("hi"))
+        at.clock.set_wall(at.clock.now() + timedelta(days=1))
         with pytest.raises(BudgetExceeded):
             await at.ask(says("hi"))
+        entries = await at.stores.audit.after(0, limit=99)
+
+        assert [json.loads(entry.detail)["times"] for entry in entries] == [1, 10, 100, 1]
+        assert at.meter.refusals.total() == 121
 
 
 # --- the ledger being away ---------------------------------------------------------------------
