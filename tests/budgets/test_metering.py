@@ -11,14 +11,17 @@ import pytest
 
 from gateway.budgets.estimates import Estimates
 from gateway.budgets.metering import Meter
+from gateway.domain.accounts import Decide
 from gateway.domain.budgets import (
     NANO,
     Amount,
     BudgetExceeded,
     Budgets,
+    Grant,
     Limit,
     Payer,
     RecordQuery,
+    Reservation,
     Tally,
     TokenRecord,
     scopes_of,
@@ -225,6 +228,27 @@ async def test_who_is_cancelled_before_it_asked_pays_nothing() -> None:
 
 
 # --- what is refused ---------------------------------------------------------------------------
+
+
+async def test_what_is_written_for_somebody_who_has_gone_is_let_go() -> None:
+    written = anyio.Event()
+
+    class SlowLedger(AwayLedger):
+        async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+            await super().reserve(wanted, decide)
+            written.set()
+            await anyio.sleep_forever()
+            raise AssertionError("unreachable")
+
+    async with bench() as at:
+        at.meter.ledger = SlowLedger(at.stores.ledger)
+        async with anyio.create_task_group() as group:
+            group.start_soon(at.ask, says("hi"))
+            await written.wait()
+            assert (await at.daily()).held.tokens > 4096
+            group.cancel_scope.cancel()
+
+        assert ((await at.daily()).held, await at.records()) == (Amount(), [])
 
 
 @pytest.mark.requirement("S-003-Budget-03", "S-003-Budget-06")
