@@ -2,8 +2,9 @@
 
     python -m bench.ledger [--quick] [--json FILE]
 
-In one process, on a fresh embedded store. A metered call is compared, one after the other, with the
-same call of a model that takes no time. Then the ledger is filled with records and asked for pages.
+A message of one session is sent, round by round, to the gateway and to a gateway without a meter. Then
+in one process, on a fresh embedded store: a metered call is compared with the same call of a model
+that takes no time, and the ledger is filled with records and asked for pages.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from statistics import median
 import anyio
 from anyio import to_thread
 
+from bench import targets
 from bench.marks import Figure, marked, table
 from bench.measuring import quantile, spread, timed
 from bench.process import other_cores
@@ -45,6 +47,14 @@ PAYER = Payer(SessionKey(AgentId("a"), "c", "p"), RunId("r"))
 REQUEST = ModelRequest("p", "m", "", (Message("user", "hello"),), payer=PAYER)
 MUCH = Limit(10**12)
 LIMITED = Budgets(session=MUCH, daily=MUCH, monthly=MUCH, per_agent=MUCH)
+UNMETERED = (sys.executable, "-m", "bench.unmetered")
+CONFIG = f"""{targets.CONFIG}
+[budgets]
+session = 1_000_000_000_000
+daily = 1_000_000_000_000
+monthly = 1_000_000_000_000
+per_agent = 1_000_000_000_000
+"""
 EMPTY = {"a model's that nobody asked", "of a session and another agent"}
 
 
@@ -71,6 +81,34 @@ async def adding(stores: Stores, calls: int) -> list[Figure]:
     return [
         marked(Figure("reserve and settle p50", "ms", median(p50), spread=spread(p50)), ADDED_MS),
         Figure("reserve and settle p99", "ms", median(p99), spread=spread(p99)),
+    ]
+
+
+def message(home: Path, messages: int) -> list[Figure]:
+    """What metering adds to a whole message through sockets, with a limit in every scope."""
+    with (
+        targets.model(targets.ModelPlan()) as model,
+        targets.gateway(model.port, home / "without", program=UNMETERED, config=CONFIG) as without,
+        targets.gateway(model.port, home / "metered", config=CONFIG) as metered,
+    ):
+        rounds = [
+            [
+                targets.load(one, sessions=1, messages=messages, warm_up=10)
+                for one in (without, metered)
+            ]
+            for _ in range(ROUNDS * 2)
+        ]
+    bare, whole = ([seen["p50_ms"] for seen in side] for side in zip(*rounds, strict=True))
+    added = median(with_it - one for one, with_it in zip(bare, whole, strict=True))
+    return [
+        Figure(
+            "a message p50, against no meter",
+            "ms",
+            median(whole),
+            median(bare),
+            spread=spread(whole),
+        ),
+        marked(Figure("metering adds to a message p50", "ms", added), ADDED_MS),
     ]
 
 
@@ -122,8 +160,9 @@ def fill(data_dir: Path, rows: int) -> None:
 async def measure(home: Path, calls: int, rows: int) -> list[Figure]:
     clock = SystemClock()
     print(f"other load: {other_cores():.2f} cores", file=sys.stderr)
+    figures = await to_thread.run_sync(message, home, calls // 5)
     async with open_store("embedded", home, clock=clock) as stores:
-        figures = await adding(stores, calls)
+        figures += await adding(stores, calls)
     began = time.perf_counter()
     await to_thread.run_sync(fill, home, rows)
     print(f"{rows:,} rows in {time.perf_counter() - began:.0f} s", file=sys.stderr)

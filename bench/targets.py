@@ -69,21 +69,26 @@ def floor_command(model_port: int, data_dir: Path) -> list[str]:
 
 
 @contextmanager
-def gateway(model_port: int, data_dir: Path) -> Iterator[Started]:
-    with started(gateway_command(model_port, data_dir), find_port=port_in_banner) as server:
+def gateway(
+    model_port: int, data_dir: Path, *, program: Sequence[str] = (), config: str = CONFIG
+) -> Iterator[Started]:
+    command = gateway_command(model_port, data_dir, program=program, config=config)
+    with started(command, find_port=port_in_banner) as server:
         yield server
 
 
-def gateway_command(model_port: int, data_dir: Path) -> list[str]:
-    """The real command with a fresh data directory."""
+def gateway_command(
+    model_port: int, data_dir: Path, *, program: Sequence[str] = (), config: str = CONFIG
+) -> list[str]:
+    """The real command, or `program`, with a fresh data directory."""
     data_dir.mkdir(parents=True)
-    config = data_dir / "bench.toml"
-    config.write_text(
-        CONFIG.format(
+    file = data_dir / "bench.toml"
+    file.write_text(
+        config.format(
             data_dir=json.dumps(str(data_dir / "data")), model_port=model_port, token=TOKEN
         )
     )
-    return [*exogate(), "--config", str(config), "run"]
+    return [*(program or exogate()), "--config", str(file), "run"]
 
 
 def exogate() -> list[str]:

@@ -21,13 +21,14 @@ class Course:
 
     def __init__(self, job: Job, voice: Voice, limits: Limits, moment: Moment) -> None:
         self._job, self._voice, self.limits = job, voice, limits
-        self.state = AgentState(
+        self._state = AgentState(
             user_id=job.scope.principal,
             config=self.limits,
             start_time=moment.wall.timestamp(),
             started=moment.at,
             now=moment.at,
         )
+        self._changes: dict[str, Any] = {}  # since then
         self.usage = Usage()
         self.context_tokens = 0
         self.refusal: BudgetExceeded | None = None  # nothing more may be spent
@@ -40,7 +41,7 @@ class Course:
         self.why = ""  # it is stopped, in words
 
     def at(self, moment: Moment) -> None:
-        self.change(now=max(moment.at, self.state.now))
+        self.change(now=max(moment.at, self._changes.get("now", self._state.now)))
 
     # -- what is used
 
@@ -130,13 +131,6 @@ class Course:
         if said.event is not None and reading is not None:
             self._voice.event(said.event, reading.payload(told))
 
-    @property
-    def exhausted(self) -> DoneReason | None:
-        """The limit that no policy and no tree goes beyond."""
-        if self.asked >= self.limits.max_iterations:
-            return "max_iterations"
-        return "token_budget" if self.usage.total >= self.limits.token_budget else None
-
     # -- as others see it
 
     def view(self) -> Mapping[str, object]:
@@ -153,6 +147,13 @@ class Course:
             "reason": state.termination_reason,
         }
 
+    @property
+    def state(self) -> AgentState:
+        """As it is now: made when somebody asks, for all that has changed meanwhile."""
+        if self._changes:
+            self._state, self._changes = replace(self._state, **self._changes), {}
+        return self._state
+
     def change(self, **changes: Any) -> None:
         """Also of a run that is about to end: what it has used goes on counting."""
-        self.state = replace(self.state, **changes)
+        self._changes |= changes

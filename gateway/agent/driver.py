@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import anyio
@@ -53,7 +54,7 @@ class Driver:
     pace: Pace = field(default_factory=Pace)
     turn: Turn = field(init=False)
     _news: News = field(default_factory=News)
-    _scopes: dict[int, anyio.CancelScope] = field(default_factory=dict)
+    _granting: dict[int, anyio.TaskHandle[None]] = field(default_factory=dict)
     _slots: anyio.CapacityLimiter = field(init=False)
     _last: tuple[str, str] = ("", "")  # provider and model of the last reply
     _deadline: float = 0.0
@@ -80,7 +81,8 @@ class Driver:
             while self._carry_out(group):
                 await self._wait()
                 self._hand_over()
-            group.cancel_scope.cancel()
+            if turn.tickets.open:  # whoever still works is wanted no more
+                group.cancel_scope.cancel()
         self.reins.let_go()
         del turn.run  # nothing in a turn refers to itself then: it goes when the last lets go
         turn.voice.let_go()
@@ -165,45 +167,40 @@ class Driver:
         """Begins what the turn wishes; False once it is over."""
         for wish in self.turn.tickets.take_new():
             if isinstance(wish, Cancel):
-                self._scopes.pop(wish.ticket).cancel()
-                continue
-            scope = self._scopes[wish.ticket] = anyio.CancelScope()
-            if isinstance(wish, AskModel):
-                group.start_soon(self._ask, wish, scope)
+                self._granting.pop(wish.ticket).cancel()
             else:
-                group.start_soon(self._call, wish, scope)
+                work = self._ask(wish) if isinstance(wish, AskModel) else self._call(wish)
+                self._granting[wish.ticket] = group.create_task(work)
         return self.turn.end is None
 
-    async def _ask(self, wish: AskModel, scope: anyio.CancelScope) -> None:
-        with scope:
-            told = self.story.reply(wish.step)
-            if told is not None:
-                self._recall_said(wish.step + 1)
-                self._tell(ModelReplied(wish.ticket, told, was_heard=False))
-                return
-            for said in wish.taken:
-                await self.story.note_said(wish.step, said)
-            try:
-                with anyio.fail_after(wish.timeout_s):
-                    reply = await self._first_that_answers(wish)
-            except BudgetExceeded as refusal:
-                log.warning("budget exceeded", extra={"scope": refusal.scope, "why": str(refusal)})
-                self._tell(ModelBroke(wish.ticket, refusal))
-                return
-            except ModelFailed as failure:
-                log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
-                self._tell(ModelBroke(wish.ticket, failure))
-                return
-            except TimeoutError:
-                late = ModelFailed(
-                    self.job.agent.provider, "timeout", "no reply in the tree's time"
-                )
-                self._tell(ModelBroke(wish.ticket, late))
-                return
-            self._last = (reply.provider, reply.model)
-            if reply.tool_calls:
-                await self.story.note_reply(wish.step, reply)
-            self._tell(ModelReplied(wish.ticket, reply))
+    async def _ask(self, wish: AskModel) -> None:
+        told = self.story.reply(wish.step)
+        if told is not None:
+            self._recall_said(wish.step + 1)
+            self._tell(ModelReplied(wish.ticket, told, was_heard=False))
+            return
+        for said in wish.taken:
+            await self.story.note_said(wish.step, said)
+        in_time = nullcontext() if wish.timeout_s is None else anyio.fail_after(wish.timeout_s)
+        try:
+            with in_time:
+                reply = await self._first_that_answers(wish)
+        except BudgetExceeded as refusal:
+            log.warning("budget exceeded", extra={"scope": refusal.scope, "why": str(refusal)})
+            self._tell(ModelBroke(wish.ticket, refusal))
+            return
+        except ModelFailed as failure:
+            log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
+            self._tell(ModelBroke(wish.ticket, failure))
+            return
+        except TimeoutError:
+            late = ModelFailed(self.job.agent.provider, "timeout", "no reply in the tree's time")
+            self._tell(ModelBroke(wish.ticket, late))
+            return
+        self._last = (reply.provider, reply.model)
+        if reply.tool_calls:
+            await self.story.note_reply(wish.step, reply)
+        self._tell(ModelReplied(wish.ticket, reply))
 
     async def _first_that_answers(self, wish: AskModel) -> ModelReply:
         """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
@@ -240,15 +237,14 @@ class Driver:
             payer=Payer(self.job.scope.session_key, self.job.scope.run_id),
         )
 
-    async def _call(self, wish: CallTool, scope: anyio.CancelScope) -> None:
-        with scope:
-            result = self.story.result(wish.step, wish.call)
-            if result is None:
-                async with self._slots:
-                    result = await self._result(wish)
-                await self.story.note_result(wish.step, result)
-            listed = self.gate.listed(result)
-            self._tell(ToolReturned(wish.ticket, result, listed.sources, listed.items))
+    async def _call(self, wish: CallTool) -> None:
+        result = self.story.result(wish.step, wish.call)
+        if result is None:
+            async with self._slots:
+                result = await self._result(wish)
+            await self.story.note_result(wish.step, result)
+        listed = self.gate.listed(result)
+        self._tell(ToolReturned(wish.ticket, result, listed.sources, listed.items))
 
     async def _result(self, wish: CallTool) -> ToolResult:
         call = wish.call

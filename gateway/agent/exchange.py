@@ -1,5 +1,6 @@
 """What passes between a turn, its model and its tools: messages, replies, and what people add."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gateway.agent.course import Course
@@ -54,24 +55,24 @@ class Exchange:
         self.course.asked += 1
         self._heard.clear()
         self._has_begun = False
-        model = self.voice.model or text(call, "model", self.job.agent.model)
-        budget = int(number(call, "budget") or 0) or None
+        options = call.options
+        model = self.voice.model or text(options, "model", self.job.agent.model)
+        budget = int(number(options, "budget") or 0) or None
         return AskModel(
             ticket,
             self.replies,
             self.system,
             tuple(self.messages),
-            self._tools(call),
+            self._tools(options.get("tools")),
             model,
             budget,
-            number(call, "timeout"),
-            number(call, "idle-timeout"),
+            number(options, "timeout"),
+            number(options, "idle-timeout"),
             taken,
         )
 
-    def _tools(self, call: Call) -> tuple[ToolSpec, ...]:
+    def _tools(self, named: object) -> tuple[ToolSpec, ...]:
         """Of the agent's, those that the leaf names and no rule has taken away."""
-        named = call.options.get("tools")
         wanted = named if isinstance(named, list) else [tool.name for tool in self.job.tools]
         tools = (tool for tool in self.job.tools if tool.name in wanted)
         return tuple(tool for tool in tools if self.voice.allows(tool.name))
@@ -156,15 +157,15 @@ class Exchange:
         return next(texts, "")
 
 
-def number(call: Call, option: str) -> float | None:
+def number(options: Mapping[str, object], option: str) -> float | None:
     """An option of a leaf, if it is one."""
-    value = call.options.get(option)
+    value = options.get(option)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value)
 
 
-def text(call: Call, option: str, usual: str) -> str | None:
+def text(options: Mapping[str, object], option: str, usual: str) -> str | None:
     """An option of a leaf, if it says something else than what is usual."""
-    value = call.options.get(option)
+    value = options.get(option)
     return value if isinstance(value, str) and value not in {"", usual} else None

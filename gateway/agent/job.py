@@ -121,9 +121,13 @@ def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
     return replace(reply, tool_calls=tuple(calls))
 
 
-def with_last_word(said: Sequence[Message], text: str) -> tuple[Message, ...]:
+def with_last_word(
+    said: Sequence[Message], text: str, notices: tuple[tuple[str, str], ...] = ()
+) -> tuple[Message, ...]:
     """The answer stands at the end, once; an empty reply gives way to what the user was told."""
-    last = said[-1] if said else None
-    if last is None or last.role != "assistant" or last.text not in {"", text}:
-        return (*said, Message("assistant", text))
-    return (*said[:-1], replace(last, text=text))
+    *before, last = said or [Message("assistant")]
+    if last.role != "assistant" or last.text not in {"", text}:
+        before, last = [*before, last], Message("assistant")
+    if (last.text, last.notices) != (text, notices):
+        last = replace(last, text=text, notices=notices)
+    return (*before, last)

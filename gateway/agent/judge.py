@@ -59,9 +59,17 @@ class Judge:
             course.terminate(course.stop_after)
         elif not may:
             self._stop(reason)
-        elif course.exhausted is not None:
-            course.terminate(course.exhausted)
+        elif self.exhausted is not None:
+            course.terminate(self.exhausted)
         return course.reason is None
+
+    @property
+    def exhausted(self) -> DoneReason | None:
+        """The limit that no policy and no tree goes beyond."""
+        course = self._course
+        if course.asked >= course.limits.max_iterations:
+            return "max_iterations"
+        return "token_budget" if course.usage.total >= course.limits.token_budget else None
 
     def _stop(self, reason: str) -> None:
         """A reason that only this policy has is told in its own words."""
@@ -73,6 +81,8 @@ class Judge:
     def _judged(self, method: str, *given: object) -> None:
         before = self._course.state
         after = asked(self._policy, method, AgentState, before, *given)
+        if after is before:
+            return
         changes = {name: getattr(after, name) for name in OWN}
         self._course.change(**changes, warnings=before.warnings | after.warnings)
         for kind in sorted(after.warnings - before.warnings):

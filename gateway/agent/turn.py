@@ -6,7 +6,7 @@ A turn that was cut short is resumed by telling a new one the same story again.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
@@ -104,7 +104,7 @@ class Turn:
             now=lambda: self.moment.at,
             roots=sight,
             emit=partial(self.voice.event, source=f"tree:{job.plan.name}"),
-            find_act=lambda plan: _bound(leaves, self, plan),
+            find_act=partial(_bound, leaves, self),
         )
         self.run = Run(job.plan, host, _inputs(job, self.exchange))
 
@@ -158,7 +158,7 @@ class Turn:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
         self.exchange.close_round()
         course = self.course
-        reason = course.stop_after or course.exhausted
+        reason = course.stop_after or self.judge.exhausted
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:
@@ -181,7 +181,7 @@ class Turn:
             return _given(leaf, known)
         self.round.begin(wanted)
         ticket = self.tickets.draw(leaf, self._halted, wanted)
-        self.tickets.new.append(CallTool(ticket, step, wanted, number(leaf, "timeout")))
+        self.tickets.new.append(CallTool(ticket, step, wanted, number(leaf.options, "timeout")))
         return self.tickets.open[ticket].pending
 
     # -- what happened
@@ -274,8 +274,8 @@ class Turn:
         self.end = _end(self.exchange, self.failure, outcome)
         self.course.tell_stop()
         self.round.tell_sources()
-        *said, last = with_last_word(self.exchange.said, self.end.text)
-        self.exchange.said = [*said, replace(last, notices=tuple(self.voice.shown))]
+        shown = tuple(self.voice.shown)
+        self.exchange.said[:] = with_last_word(self.exchange.said, self.end.text, shown)
         self.farewell = self.voice.farewell(farewell(self.end))
 
 

@@ -30,12 +30,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import AgentId
-from gateway.domain.ports import (
-    Clock,
-    Ids,
-    Model,
-    Stores,
-)
+from gateway.domain.ports import Clock, Ids, Model, Stores
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
@@ -57,6 +52,7 @@ from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
+from gateway.web.identity import Identities
 from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
@@ -155,7 +151,12 @@ class Gateway:
         is_told = self.config.observability.metrics
         routes = (*chat.routes(), *spending.routes(), *(metrics if is_told else ()))
         return build(
-            settings, methods=methods, routes=routes, ready=self.health.reasons, clock=self.clock
+            settings,
+            methods=methods,
+            routes=routes,
+            ready=self.health.reasons,
+            clock=self.clock,
+            identities=Identities(settings, self.clock, self.stores.audit),
         )
 
     async def sweep(self) -> None:

@@ -6,7 +6,7 @@ from math import ceil
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest
-from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+from gateway.domain.tokens import BYTES_A_TOKEN, MESSAGE_OVERHEAD, text_bytes
 
 KEPT = 4096  # sessions and models; about 0.3 kB each
 # A first guess is rather too high: what is held too much is given back a moment later.
@@ -47,16 +47,19 @@ class Estimates:
 def prompt_tokens(request: ModelRequest) -> int:
     """The same guess for everybody, from the bytes that are sent."""
     tools = sum(
-        estimate_tokens(tool.name) + estimate_tokens(tool.description) + len(tool.parameters) // 3
+        text_bytes(tool.name) + text_bytes(tool.description) + len(tool.parameters)
         for tool in request.tools
     )
-    return estimate_tokens(request.system) + tools + sum(map(_message_tokens, request.messages))
+    size = text_bytes(request.system) + tools + sum(map(_message_bytes, request.messages))
+    return ceil(size / BYTES_A_TOKEN) + MESSAGE_OVERHEAD * len(request.messages)
 
 
-def _message_tokens(message: Message) -> int:
-    texts = [message.text, message.thinking]
+def _message_bytes(message: Message) -> int:
+    size = text_bytes(message.text)
+    if message.thinking:
+        size += text_bytes(message.thinking)
     for call in message.tool_calls:
-        texts += (call.id, call.name, call.arguments)
+        size += text_bytes(call.id) + text_bytes(call.name) + text_bytes(call.arguments)
     if message.result is not None:
-        texts += (message.result.call_id, message.result.content)
-    return MESSAGE_OVERHEAD + sum(map(estimate_tokens, filter(None, texts)))
+        size += text_bytes(message.result.call_id) + text_bytes(message.result.content)
+    return size

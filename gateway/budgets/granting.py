@@ -7,6 +7,7 @@ from gateway.domain.budgets import Amount, BudgetExceeded, Budgets, Grant, Tally
 
 LEAST_REPLY = 256  # tokens; a shorter reply is not worth its prompt
 WARNING_PERCENT = 80
+NOTHING = Amount()
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ def grant(budgets: Budgets, ask: Ask, tallies: Sequence[Tally]) -> Grant:
     rooms = [
         (_longest_reply(ask, unit, bound, tally), tally, unit, bound)
         for tally in tallies
-        for unit, bound in budgets.limit(tally.scope).bounds().items()
+        for unit, bound in budgets.limit(tally.scope).bounds()
     ]
     if rooms:
         fits, tally, unit, bound = min(rooms, key=lambda room: room[0])
@@ -42,7 +43,9 @@ def grant(budgets: Budgets, ask: Ask, tallies: Sequence[Tally]) -> Grant:
         reply = min(fits, ask.max_tokens)
     else:
         reply = ask.max_tokens
-    return Grant(reply, ask.amount(reply))
+    held = ask.amount(reply)
+    near = (due(budgets, tally, tally.held + held) not in {"", tally.warned} for tally in tallies)
+    return Grant(reply, held, any(near))
 
 
 def _longest_reply(ask: Ask, unit: Unit, bound: int, tally: Tally) -> int:
@@ -58,18 +61,18 @@ def _longest_reply(ask: Ask, unit: Unit, bound: int, tally: Tally) -> int:
     return (left - ask.prompt_nano_usd) * ask.max_tokens // max(1, ask.reply_nano_usd)
 
 
-def due(budgets: Budgets, tally: Tally) -> str:
+def due(budgets: Budgets, tally: Tally, more: Amount = NOTHING) -> str:
     """The limit, as text, of which so much is used that somebody should know; else nothing."""
     limit = budgets.limit(tally.scope)
-    bounds = limit.bounds().items()
-    if any(_of(tally.used, unit) * 100 >= bound * WARNING_PERCENT for unit, bound in bounds):
-        return f"{limit.tokens}/{limit.nano_usd}"
+    for unit, bound in limit.bounds():
+        if (_of(tally.used, unit) + _of(more, unit)) * 100 >= bound * WARNING_PERCENT:
+            return f"{limit.tokens}/{limit.nano_usd}"
     return ""
 
 
 def fullest(budgets: Budgets, tally: Tally) -> tuple[Unit, int, int]:
     """(unit, used, limit) of the bound that is nearest. Only for a scope that has one."""
-    bounds = budgets.limit(tally.scope).bounds()
+    bounds = dict(budgets.limit(tally.scope).bounds())
     unit = max(bounds, key=lambda unit: _of(tally.used, unit) / max(1, bounds[unit]))
     return unit, _of(tally.used, unit), bounds[unit]
 

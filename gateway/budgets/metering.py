@@ -3,18 +3,17 @@
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from math import ceil
 
-from anyio import CancelScope
-from anyio.lowlevel import checkpoint
+from anyio import CancelScope, get_cancelled_exc_class
 
 from gateway.budgets.estimates import Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
-from gateway.domain.accounts import Audit, Ledger, Prices
-from gateway.domain.audit import Deed
+from gateway.domain.accounts import Audit, Ended, Ledger, Prices
+from gateway.domain.audit import Deed, Recurrences
 from gateway.domain.budgets import (
     NANO,
     BudgetExceeded,
@@ -35,6 +34,7 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
+    Progress,
     Usage,
 )
 from gateway.domain.ports import Clock, Ids, Model
@@ -57,7 +57,8 @@ class Meter:
     audit: Audit
     estimates: Estimates = field(default_factory=Estimates)
     refusals: Counter[str] = field(default_factory=Counter)  # by scope
-    _unwritten: dict[str, TokenRecord | None] = field(default_factory=dict)  # None: to be released
+    _recurrences: Recurrences = field(default_factory=Recurrences)
+    _unwritten: dict[str, Ended] = field(default_factory=dict)
 
     def around(self, model: Model) -> Model:
         return Metered(self, model)
@@ -98,28 +99,32 @@ class Meter:
             return grant(self.budgets, ask, tallies)
 
         try:
-            # What is written although its asker has gone would be held for ever.
-            with CancelScope(shield=True):
-                await self._write_what_waits()
-                reserved = await self.ledger.reserve(wanted, decide)
+            await self._write_what_waits()
+            reserved = await self.ledger.reserve(wanted, decide)
+        except get_cancelled_exc_class():
+            self.settle_soon(wanted)  # it may be written all the same, and would be held for ever
+            raise
         except BudgetExceeded as refusal:
-            await self._note(refusal, wanted)
+            self._note(refusal, wanted)
             raise
         except StoreUnavailable as error:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
         return reserved
 
-    async def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
+    def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
         self.refusals[refusal.scope.partition(":")[0]] += 1
+        scope, session = refusal.tally.scope, wanted.payer.session_key
+        times = self._recurrences.worth(f"{scope.kind} {scope.name} {session}", wanted.at)
+        if not times:
+            return
         detail = {
             **{name: refusal.facts[name] for name in ("scope", "used", "limit", "unit")},
             "run_id": wanted.payer.run_id,
             "model": f"{wanted.provider}/{wanted.model}",
+            "times": times,
         }
-        deed = Deed(wanted.at, "budget.refused", str(wanted.payer.session_key), detail)
-        with suppress(StoreUnavailable):  # it is refused all the same
-            await self.audit.append(deed)
+        self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
         provider, model = reservation.provider, reservation.model
@@ -147,37 +152,29 @@ class Meter:
     def _price(self, provider: str, model: str, usage: Usage, at: datetime) -> tuple[int, Pricing]:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
 
-    async def settle(self, record: TokenRecord) -> Sequence[BudgetWarning]:
-        """A store that is away gets it later; the reservation holds until then. A warning that
-        nobody would hear is left to a call that is answered."""
-        due = self._due if record.outcome == "answered" else _never
+    async def settle(self, record: TokenRecord) -> tuple[BudgetWarning, ...]:
+        """Waits for the store, for there may be somebody to warn."""
         try:
             with CancelScope(shield=True):
-                due_now = await self.ledger.settle(record, due)
+                due_now = await self.ledger.settle(record, self._due)
         except StoreUnavailable as error:
-            self._wait(record.id, record, error)
+            self._wait(record, error)
             return ()
-        return [self._warning(tally) for tally in due_now]
+        return tuple(map(self._warning, due_now))
 
-    async def release(self, reservation: Reservation) -> None:
-        try:
-            with CancelScope(shield=True):
-                await self.ledger.release(reservation.id)
-        except StoreUnavailable as error:
-            self._wait(reservation.id, None, error)
+    def settle_soon(self, ended: Ended) -> None:
+        self.ledger.settle_soon(ended, partial(self._wait, ended))
 
-    def _wait(self, id_: str, record: TokenRecord | None, error: StoreUnavailable) -> None:
+    def _wait(self, ended: Ended, error: Exception) -> None:
+        """A store that is away gets it later; the reservation holds until then."""
         log.warning("a provider call is not recorded yet", extra={"why": str(error)})
-        if len(self._unwritten) < MOST_UNWRITTEN:
-            self._unwritten[id_] = record
+        if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
+            self._unwritten[ended.id] = ended
 
     async def _write_what_waits(self) -> None:
-        for id_, record in tuple(self._unwritten.items()):
-            if record is None:
-                await self.ledger.release(id_)
-            else:
-                await self.ledger.settle(record, _never)
-            self._unwritten.pop(id_, None)
+        for ended in tuple(self._unwritten.values()):
+            await self.ledger.settle(ended, _never)
+            self._unwritten.pop(ended.id, None)
 
     def _due(self, tally: Tally) -> str:
         return due(self.budgets, tally)
@@ -197,15 +194,20 @@ class _Ear:
     """What was heard of a reply, for the case that nobody says how long it was."""
 
     hear: Hear
-    tokens: int = 0
+    heard: list[str] = field(default_factory=list)
+    progress: Progress = field(default_factory=Progress)
     unheard: int = 0  # tokens that may have come all the same
 
     def __call__(self, delta: Delta) -> None:
-        self.tokens += estimate_tokens(delta.text)
+        self.heard.append(delta.text)
         self.hear(delta)
 
-
-_End = tuple[Outcome, Usage | None]  # usage None: only what came of it is known
+    def usage(self, expected: int) -> Usage:
+        """An estimate, of which no more may be certain than what went in."""
+        heard = sum(map(estimate_tokens, self.heard))
+        output = max(heard, self.unheard, ceil(self.progress.characters / BYTES_A_TOKEN))
+        told = self.progress.told or Usage(expected)
+        return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
 
 class Metered:
@@ -219,47 +221,49 @@ class Metered:
         reservation, granted = await meter.reserve(request, raw)
         if not request.stream:
             ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
-        end: _End | None = None  # nothing was sent
+        outcome: Outcome | None = "broken"
         try:
-            await checkpoint()
-            end = ("broken", None)
-            if granted.max_tokens != request.max_tokens:
-                request = replace(request, max_tokens=granted.max_tokens)
+            request = replace(request, max_tokens=granted.max_tokens, progress=ear.progress)
             reply = await self._model.reply(request, ear)
-            end = ("answered", reply.usage)
+            outcome = "answered"
         except ModelFailed as failed:
-            ear.unheard = max(ear.unheard, ceil(failed.received / BYTES_A_TOKEN))
-            end = _end_of(failed, ear)
+            outcome = _outcome_of(failed, ear)
             raise
         finally:
-            record, warnings = await self._close(reservation, end, ear)
-        usage = reply.usage
+            if outcome != "answered":
+                meter.settle_soon(self._unanswered(reservation, outcome, ear))
+        return await self._paid(reply, reservation, raw, is_near=granted.is_near)
+
+    def _unanswered(self, reservation: Reservation, outcome: Outcome | None, ear: _Ear) -> Ended:
+        if outcome is None:
+            return reservation
+        usage = Usage()
+        if outcome == "broken":
+            usage = ear.usage(reservation.input_tokens)
+        return self._meter.record(reservation, outcome, usage)
+
+    async def _paid(
+        self, reply: ModelReply, reservation: Reservation, raw: int, *, is_near: bool
+    ) -> ModelReply:
+        meter, usage = self._meter, reply.usage
+        warnings: tuple[BudgetWarning, ...] = ()
+        record = meter.record(reservation, "answered", usage)
+        if is_near:
+            warnings = await meter.settle(record)
+        else:
+            meter.settle_soon(record)
         if not usage.estimated:
-            meter.estimates.learn(
-                raw, reservation.payer.session_key, request.model, usage.input_tokens
-            )
-        if usage.cost_usd is None and record is not None and record.pricing != "unpriced":
+            session, model = record.session_key, record.model
+            meter.estimates.learn(raw, session, model, usage.input_tokens)
+        if usage.cost_usd is None and record.pricing != "unpriced":
             usage = replace(usage, cost_usd=record.nano_usd / NANO)
         elif not warnings:
             return reply
-        return replace(reply, usage=usage, warnings=tuple(warnings))
-
-    async def _close(
-        self, reservation: Reservation, end: _End | None, ear: _Ear
-    ) -> tuple[TokenRecord | None, Sequence[BudgetWarning]]:
-        if end is None:
-            await self._meter.release(reservation)
-            return None, ()
-        outcome, usage = end
-        output = max(ear.tokens, ear.unheard)
-        heard = Usage(reservation.input_tokens, output, estimated=True)
-        record = self._meter.record(reservation, outcome, usage or heard)
-        return record, await self._meter.settle(record)
+        return replace(reply, usage=usage, warnings=warnings)
 
 
-def _end_of(failed: ModelFailed, ear: _Ear) -> _End | None:
+def _outcome_of(failed: ModelFailed, ear: _Ear) -> Outcome | None:
     if not failed.sent:
         return None
-    if failed.status is not None and not ear.tokens:
-        return ("failed", Usage())  # it refused, and charges nothing for that
-    return ("broken", None)
+    # Else it refused, and charges nothing for that.
+    return "broken" if failed.status is None or ear.heard else "failed"

@@ -38,6 +38,8 @@ class Bus:
         return stop
 
     def publish(self, event: Event) -> None:
+        if not self._listeners:
+            return
         if self._depth >= MOST_DEPTH or self._caused > MOST_CAUSED:
             self._refuse(event)
             return

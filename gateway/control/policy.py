@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType, UnionType
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from gateway.control.loops import Circles
@@ -68,16 +68,14 @@ class AgentState:
 
 def _is_whole(state: AgentState) -> bool:
     """A policy may be anybody's code: what it gives is shown, sorted and reckoned with later."""
-    kinds: tuple[tuple[object, type | UnionType], ...] = (
-        (state.config, AgentConfig),
-        (state.recent_actions, tuple),
-        (state.warnings, frozenset),
-        (state.circles, Circles),
-        (state.consecutive_errors, int),
-        (state.termination_reason, str | None),
-    )
-    return all(isinstance(value, kind) for value, kind in kinds) and all(
-        isinstance(word, str) for word in (*state.recent_actions, *state.warnings)
+    return (
+        isinstance(state.config, AgentConfig)
+        and isinstance(state.recent_actions, tuple)
+        and isinstance(state.warnings, frozenset)
+        and isinstance(state.circles, Circles)
+        and isinstance(state.consecutive_errors, int)
+        and (state.termination_reason is None or isinstance(state.termination_reason, str))
+        and all(isinstance(word, str) for word in (*state.recent_actions, *state.warnings))
     )
 
 
@@ -121,12 +119,12 @@ class DefaultDecisionTree:
         return not reason, reason
 
     def on_turn_start(self, state: AgentState) -> AgentState:
-        limits, warned = self.config, set(state.warnings)
+        limits, warned = self.config, set[str]()
         if state.turn + 1 >= warning_at(limits.max_iterations, limits.soft_warning_percent):
             warned.add("max_iterations")
         if state.tokens_used >= warning_at(limits.token_budget, limits.token_warning_percent):
             warned.add("token_budget")
-        return state.evolve(warnings=frozenset(warned))
+        return state if warned <= state.warnings else state.evolve(warnings=state.warnings | warned)
 
     def on_tool_result(self, state: AgentState, result: Mapping[str, object]) -> AgentState:
         signature, digest = str(result["signature"]), str(result["digest"])

@@ -20,6 +20,7 @@ from gateway.domain.model import Usage
 
 Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded
 Due = Callable[[Tally], str]  # pure; the limit that somebody has to be warned about, or nothing
+Ended = TokenRecord | Reservation  # what a call came to, or what was held for one that was not sent
 
 
 class Ledger(Protocol):
@@ -31,13 +32,14 @@ class Ledger(Protocol):
         holds what it grants. Its day is moved on to the latest one that was ever reserved in."""
         ...
 
-    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
-        """Records what a reserved call came to; a second time nothing. Gives the scopes to warn
-        about, each once a limit."""
+    async def settle(self, ended: Ended, due: Due) -> Sequence[Tally]:
+        """Records what a reserved call came to, or lets go of what was held for nothing; a second
+        time nothing. Gives the scopes to warn about, each once a limit."""
         ...
 
-    async def release(self, reservation_id: str) -> None:
-        """Nothing was sent: no record."""
+    def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
+        """The same without being waited for, and without a warning. Whatever is asked of the store
+        later finds it done, or `failed` is told why it is not."""
         ...
 
     async def unsettled(self) -> Sequence[Reservation]:
@@ -61,7 +63,7 @@ class Spending(Protocol):
         ...
 
     async def models(self, limit: int) -> Sequence[ModelSum]:
-        """Those that were asked most often first."""
+        """Those that were asked most often first; the rest together, as `other`, comes on top."""
         ...
 
     async def records(self, query: RecordQuery) -> RecordPage: ...
@@ -72,6 +74,10 @@ class Audit(Protocol):
 
     async def append(self, deed: Deed) -> None:
         """Raises StoreUnavailable. Committed without an fsync of its own."""
+        ...
+
+    def append_soon(self, deed: Deed) -> None:
+        """The same without being waited for; what cannot be written is logged."""
         ...
 
     async def newest(

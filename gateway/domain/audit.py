@@ -1,9 +1,10 @@
 """The audit: what changed authority or money, each entry chained to the one before it."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from hashlib import sha256
 from typing import Literal
 
@@ -15,12 +16,14 @@ DeedKind = Literal[
     "budget.changed",
     "budget.refused",  # a model was not asked
     "plugin.refused",  # it was not loaded
+    "login.refused",  # a wrong token
 ]
+MOST_APART = 1000  # things that are counted each for itself, a day
 
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """Something that is worth an entry. `actor` is who did it: `config`, or a session."""
+    """Something that is worth an entry. `actor` is who did it: `config`, a session, or an address."""
 
     at: datetime
     kind: DeedKind
@@ -43,6 +46,27 @@ class AuditEntry:
         """Whether it is what was once written after that one."""
         seq, last = (before.seq, before.hash) if before else (0, "")
         return self.seq == seq + 1 and self.hash == _hash(self, last)
+
+
+class Recurrences:
+    """What anybody can bring about as often as they like must not fill the disk: the first time is
+    worth an entry, then the 10th, the 100th, and so on, anew each day."""
+
+    def __init__(self) -> None:
+        self._day: date | None = None
+        self._times: Counter[str] = Counter()
+
+    def worth(self, what: str, at: datetime) -> int:
+        """How often it happened today, if that is worth an entry; else 0."""
+        day = at.astimezone(UTC).date()
+        if day != self._day:
+            self._day = day
+            self._times.clear()
+        if what not in self._times and len(self._times) >= MOST_APART:
+            what = ""
+        self._times[what] += 1
+        times = self._times[what]
+        return times if times == 10 ** (len(str(times)) - 1) else 0
 
 
 def entry_after(before: AuditEntry | None, deed: Deed) -> AuditEntry:

@@ -1,6 +1,6 @@
 """Token budgets: who spends, what is held for a call and what it came to, and the limits."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal
@@ -29,6 +29,12 @@ class Amount:
     tokens: int = 0
     nano_usd: int = 0
 
+    def __add__(self, other: "Amount") -> "Amount":
+        return Amount(self.tokens + other.tokens, self.nano_usd + other.nano_usd)
+
+    def __sub__(self, other: "Amount") -> "Amount":
+        return Amount(self.tokens - other.tokens, self.nano_usd - other.nano_usd)
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -37,9 +43,13 @@ class Limit:
     tokens: int | None = None
     nano_usd: int | None = None
 
-    def bounds(self) -> Mapping[Unit, int]:
-        both: dict[Unit, int | None] = {"tokens": self.tokens, "usd": self.nano_usd}
-        return {unit: bound for unit, bound in both.items() if bound is not None}
+    def bounds(self) -> Sequence[tuple[Unit, int]]:
+        found: list[tuple[Unit, int]] = []
+        if self.tokens is not None:
+            found.append(("tokens", self.tokens))
+        if self.nano_usd is not None:
+            found.append(("usd", self.nano_usd))
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +89,12 @@ def day_of(at: datetime) -> str:
 
 def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
     """All that a call has to fit into."""
-    session, agent = str(session_key), str(session_key.agent)
-    names: dict[ScopeKind, str] = {
-        "session": session,
-        "agent": agent,
-        "day": day,
-        "month": day[:7],
-    }
-    return tuple(Scope(kind, name) for kind, name in names.items())
+    return (
+        Scope("session", str(session_key)),
+        Scope("agent", str(session_key.agent)),
+        Scope("day", day),
+        Scope("month", day[:7]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +137,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A call may be made: with so many tokens of reply, and this held for it until it is settled."""
+    """A call may be made: with so many tokens of reply, and this held for it until it is settled.
+    `is_near`: if as much is used, there is somebody to warn."""
 
     max_tokens: int
     held: Amount
+    is_near: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +194,18 @@ class ModelSum:
     input_tokens: int
     output_tokens: int
     nano_usd: int
+
+
+def with_others(models: Sequence[ModelSum], limit: int) -> Sequence[ModelSum]:
+    """All models, of which only so many are told apart."""
+    told, rest = models[:limit], models[limit:]
+    if not rest:
+        return told
+    calls, sent, received, cost = (
+        sum(getattr(one, name) for one in rest)
+        for name in ("calls", "input_tokens", "output_tokens", "nano_usd")
+    )
+    return [*told, ModelSum("other", "other", calls, sent, received, cost)]
 
 
 @dataclass(frozen=True, slots=True)

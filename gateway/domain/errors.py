@@ -165,13 +165,11 @@ class ModelFailed(GatewayError):
 
     `started` says that text of this reply was already heard, so nobody may try it again unseen.
     Thinking that was heard does not count: another attempt may think again. `sent` says that the
-    provider may have begun to work, and to count tokens. `received` is how many characters of the
-    reply had come, also those that nobody hears, like the arguments of calls.
+    provider may have begun to work, and to count tokens.
     """
 
     code = "provider_error"
     sent = True
-    received = 0
 
     def __init__(
         self,

@@ -46,7 +46,9 @@ class SessionKey:
 
     def __str__(self) -> str:
         parts = (self.agent, self.channel, self.account, self.peer)
-        return ":".join(encode_part(part) for part in parts)
+        if _UNSAFE.search("".join(parts)) is None:  # nearly always, and asked many times a message
+            return ":".join(parts)
+        return ":".join(map(encode_part, parts))
 
     @classmethod
     def parse(cls, text: str) -> "SessionKey":

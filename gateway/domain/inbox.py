@@ -1,6 +1,6 @@
 """An accepted message on its way: what is written before it is acknowledged, and how it ends."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -114,7 +114,7 @@ class Ending:
     leaves_claimed: bool = False  # what it had claimed was told to nobody: the next one has it
     rule_state: str | None = None  # JSON object, of this session; None: as it was
     merged: tuple[Merged, ...] = ()
-    tape: bytes = b""  # what replaying it needs
+    tape: Callable[[], bytes] = bytes  # packs what replaying it needs; called where it is written
 
 
 @dataclass(frozen=True, slots=True)

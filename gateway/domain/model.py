@@ -24,6 +24,31 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call. `estimated`: the provider did not say, or what it said was absurd."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = None  # None: not known
+    estimated: bool = False
+    written_tokens: int = 0  # of the input, into the provider's cache
+
+    @property
+    def total(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+@dataclass(slots=True)
+class Progress:
+    """What came of a reply so far, for the case that no more comes."""
+
+    characters: int = 0  # also those that nobody hears, like the arguments of calls
+    told: Usage | None = None  # by the provider, so far; only what it sent in is certain
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRequest:
     """All that a provider needs for one call. `messages` follow each other as a wire wants them:
     every tool call has its result, none is orphaned."""
@@ -41,6 +66,7 @@ class ModelRequest:
     deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
     payer: Payer | None = None  # who asks always says it; providers do not care
     record: Record | None = field(default=None, compare=False, repr=False)  # takes down the bytes
+    progress: Progress | None = field(default=None, compare=False, repr=False)  # the meter's
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +91,6 @@ class BudgetWarning:
 
 Delta = TextDelta | ThinkingDelta
 Hear = Callable[[Delta], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a call. `estimated`: the provider did not say, or what it said was absurd."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    cost_usd: float | None = None  # None: not known
-    estimated: bool = False
-
-    @property
-    def total(self) -> int:
-        return self.input_tokens + self.output_tokens
 
 
 @dataclass(frozen=True, slots=True)

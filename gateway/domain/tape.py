@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 MarkKind = Literal[
     "begin",  # the driver begins: limits, tree and the like, and what is known of the request
@@ -67,8 +67,7 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
 _NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """One thing that a run was told, in its place among all others. `values` are plain; bytes of a
     network are text, a character a byte."""
 

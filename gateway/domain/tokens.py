@@ -8,5 +8,8 @@ MESSAGE_OVERHEAD = 4  # role and separators
 
 def estimate_tokens(text: str) -> int:
     """Estimated tokens of a text; 0 for none."""
-    size = len(text) if text.isascii() else len(text.encode())
-    return ceil(size / BYTES_A_TOKEN)
+    return ceil(text_bytes(text) / BYTES_A_TOKEN)
+
+
+def text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())

@@ -2,19 +2,28 @@
 
 import secrets
 from base64 import b32hexencode
+from io import BytesIO
 
 from gateway.domain.ports import Clock
 
 TIME_BYTES = 6  # milliseconds since 1970: enough until the year 10889
 RANDOM_BYTES = 10
+_IDS_A_FETCH = 64  # asking the kernel lets go of the interpreter, which costs more than an id
 
 
 class TimeIds:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self._random = BytesIO()
 
     def new(self) -> str:
         """26 characters; base32hex keeps the order of the bytes."""
         millis = int(self._clock.now().timestamp() * 1000)
-        raw = millis.to_bytes(TIME_BYTES, "big") + secrets.token_bytes(RANDOM_BYTES)
+        raw = millis.to_bytes(TIME_BYTES, "big") + self._fresh()
         return b32hexencode(raw).rstrip(b"=").decode().lower()
+
+    def _fresh(self) -> bytes:
+        if fresh := self._random.read(RANDOM_BYTES):
+            return fresh
+        self._random = BytesIO(secrets.token_bytes(RANDOM_BYTES * _IDS_A_FETCH))
+        return self._random.read(RANDOM_BYTES)

@@ -98,10 +98,11 @@ class _Exchange:
 class _Answer:
     """Implements the HttpAnswer port."""
 
-    __slots__ = ("_answer", "_call")
+    __slots__ = ("_answer", "_call", "_headers")
 
     def __init__(self, answer: aiohttp.ClientResponse, call: HttpCall) -> None:
         self._answer, self._call = answer, call
+        self._headers = {name.lower(): value for name, value in answer.headers.items()}
 
     @property
     def status(self) -> int:
@@ -109,7 +110,7 @@ class _Answer:
 
     @property
     def headers(self) -> Mapping[str, str]:
-        return {name.lower(): value for name, value in self._answer.headers.items()}
+        return self._headers
 
     @property
     def is_over(self) -> bool:

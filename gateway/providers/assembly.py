@@ -15,6 +15,7 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
+    Progress,
     TextDelta,
     ThinkingDelta,
     Usage,
@@ -73,6 +74,7 @@ class Assembly:
         self.request, self.provider = request, request.provider
         self.sent_bytes = sent_bytes
         self.started = False
+        self.progress = request.progress or Progress()
         self.calls: list[CallDraft] = []
         self._hear, self._scrub = hear, scrub
         self._cap = max(LEAST_CAP, request.max_tokens * CHARACTERS_A_TOKEN)
@@ -91,6 +93,7 @@ class Assembly:
             raise TypeError("something that should be text is none")
         if text:
             self.grow(len(text))
+            self.progress.characters += len(text)
             if shown := self._in_text.feed(text) if self._in_text else text:
                 self._new_text.append(shown)
 
@@ -99,14 +102,30 @@ class Assembly:
             raise TypeError("something that should be text is none")
         if text:
             self.grow(len(text))
+            self.progress.characters += len(text)
             if shown := self._in_thinking.feed(text) if self._in_thinking else text:
                 self._new_thinking.append(shown)
 
     def begin_call(self, id: str = "", name: str = "") -> CallDraft:
         self.grow(CALL_COST)
-        draft = CallDraft(id, name)
+        draft = CallDraft(id)
         self.calls.append(draft)
+        self.add(draft, name)
         return draft
+
+    def add(self, draft: CallDraft, name: str, piece: str = "") -> None:
+        """More of a call. Its name is said again in every piece by some: it is never joined."""
+        new = "" if draft.name else name
+        self.grow(len(new) + len(piece))
+        self.progress.characters += len(new) + len(piece)
+        draft.name = draft.name or name
+        if piece:
+            draft.arguments.append(piece)
+
+    def count(self, usage: Usage | None) -> None:
+        """What the provider told of its usage before the end, if it can be believed."""
+        if usage is not None and _is_sane(usage.input_tokens, self.sent_bytes):
+            self.progress.told = usage
 
     def grow(self, size: int) -> None:
         """Counts what a reply takes; raises ModelFailed for one without an end."""
@@ -145,11 +164,7 @@ class Assembly:
         detail = self._scrub(detail)
         if not sent:
             return NeverSent(self.provider, kind, detail)
-        failed = ModelFailed(self.provider, kind, detail, started=self.started)
-        said = (*self._text, *self._thinking, *self._new_text, *self._new_thinking)
-        called = [piece for call in self.calls for piece in (call.name, *call.arguments)]
-        failed.received = sum(map(len, (*said, *called)))
-        return failed
+        return ModelFailed(self.provider, kind, detail, started=self.started)
 
     def reply(
         self,
@@ -198,7 +213,7 @@ class Assembly:
             return
         for name, arguments, _ in counted(self._in_text, self._in_thinking, answer):
             draft = self.begin_call(name=name)
-            draft.arguments.append(arguments)
+            draft.arguments.append(arguments)  # which came as text
             draft.is_recovered = True
             log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
 
@@ -224,17 +239,24 @@ class Assembly:
         visible = sum(map(len, written))
         told = usage or Usage(-1, -1)
         most_output = 4 * visible + max(HIDDEN_OUTPUT, 4 * self.request.max_tokens)
-        input_is_sane = 0 < told.input_tokens <= self.sent_bytes + HIDDEN_INPUT
+        input_is_sane = _is_sane(told.input_tokens, self.sent_bytes)
         output_is_sane = min(1, visible) <= told.output_tokens <= most_output
         if input_is_sane and output_is_sane:
             return told
         if not input_is_sane:
             told = replace(
-                told, input_tokens=int(self.sent_bytes / BYTES_A_TOKEN) + 1, cached_tokens=0
+                told,
+                input_tokens=int(self.sent_bytes / BYTES_A_TOKEN) + 1,
+                cached_tokens=0,
+                written_tokens=0,
             )
         if not output_is_sane:
             told = replace(told, output_tokens=sum(map(estimate_tokens, written)))
         return replace(told, reasoning_tokens=0, estimated=True)
+
+
+def _is_sane(input_tokens: int, sent_bytes: int) -> bool:
+    return 0 < input_tokens <= sent_bytes + HIDDEN_INPUT
 
 
 def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:
@@ -276,7 +298,7 @@ def object_of(arguments: str) -> Mapping[str, Any]:
 
 def without_messages(request: ModelRequest) -> ModelRequest:
     """What stays the same for every call of an agent."""
-    return replace(request, messages=(), deadline_s=0.0, payer=None, record=None)
+    return replace(request, messages=(), deadline_s=0.0, payer=None, record=None, progress=None)
 
 
 def json_bytes(value: object) -> bytes:

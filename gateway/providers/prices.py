@@ -46,10 +46,12 @@ def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> 
     from genai_prices import calc_price  # noqa: PLC0415  # slow to import
 
     cached = min(usage.cached_tokens, usage.input_tokens)
+    written = min(usage.written_tokens, usage.input_tokens - cached)
     counts = Counts(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         cache_read_tokens=cached,
+        cache_write_tokens=written,
     )
     with suppress(LookupError):
         name = definition.name

@@ -106,8 +106,8 @@ class AnthropicReading:
             raise TypeError("a tool call's id or name is no text")
         block.draft = self._assembly.begin_call(id, name)
         if given := block.raw.get("input"):  # all at once, where no deltas follow
-            block.draft.arguments.append(json_bytes(given).decode())
-        self._assembly.grow(len(id) + len(name) + sum(map(len, block.draft.arguments)))
+            self._assembly.add(block.draft, "", json_bytes(given).decode())
+        self._assembly.grow(len(id))
 
     def _take_delta(self, block: _Block, delta: dict[str, Any]) -> None:
         match delta.get("type"):
@@ -130,11 +130,11 @@ class AnthropicReading:
     def _take_input(self, block: _Block, piece: str) -> None:
         if not isinstance(piece, str):
             raise TypeError("a piece of a call's arguments is no text")
-        self._assembly.grow(len(piece))
         if block.draft is None:
+            self._assembly.grow(len(piece))
             block.pieces.setdefault(_INPUT, []).append(piece)
         else:
-            block.draft.arguments.append(piece)
+            self._assembly.add(block.draft, "", piece)
 
     def _take_opaque(self, block: _Block, delta: dict[str, Any]) -> None:
         for key, value in delta.items():
@@ -146,6 +146,7 @@ class AnthropicReading:
         """Later numbers are cumulative: they replace what was told before."""
         if usage:
             self._usage.update({key: told for key, told in usage.items() if told is not None})
+            self._assembly.count(self._read_usage())
 
     def _read_usage(self) -> Usage | None:
         usage = self._usage
@@ -158,6 +159,7 @@ class AnthropicReading:
             input_tokens=fresh + cached + written if fresh >= 0 else -1,
             output_tokens=count(usage.get("output_tokens")),
             cached_tokens=cached,
+            written_tokens=written,
         )
 
     def _extras(self, calls: tuple[ToolCall, ...]) -> str | None:

@@ -126,12 +126,10 @@ class OpenAiReading:
         if not isinstance(id, str) or not isinstance(name, str):
             raise TypeError("a tool call's id or name is no text")
         arguments = _arguments_text(function.get("arguments"))
-        self._assembly.grow(len(id) + len(name) + len(arguments))
+        self._assembly.grow(len(id) + len(name))
         draft = self._draft(call.get("index"), id, name, begins=bool(arguments))
         draft.id = draft.id or id
-        draft.name = draft.name or name  # said again in every piece by some: never joined
-        if arguments:
-            draft.arguments.append(arguments)
+        self._assembly.add(draft, name, arguments)
         draft.extra = call.get("extra_content") or draft.extra
 
     def _draft(self, index: int | None, id: str, name: str, *, begins: bool) -> CallDraft:
@@ -165,7 +163,7 @@ class OpenAiReading:
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             cached_tokens=min(cached, max(0, input_tokens)),
-            reasoning_tokens=optional_count(reasoning),
+            reasoning_tokens=min(optional_count(reasoning), max(0, output_tokens)),
             cost_usd=cost(usage.get("cost")),
         )
 

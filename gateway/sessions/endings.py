@@ -1,7 +1,7 @@
 """How a run ends: its nodes, its terminal chunk and its record, put together for one commit. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from gateway.agent.job import Answer
@@ -115,9 +115,11 @@ def _nodes(
     status: NodeStatus,
     model: str | None,
 ) -> tuple[Node, ...]:
-    """The questions and all that was said after them, each the parent of the next."""
+    """The questions and all that was said after them, each the parent of the next. `status` is that
+    of the last."""
     nodes: list[Node] = []
-    for node_id, run_id, at, message in _placed(asked, said, timing):
+    placed = list(_placed(asked, said, timing))
+    for place, (node_id, run_id, at, message) in enumerate(placed, 1):
         node = Node(
             id=node_id,
             parent_id=parent,
@@ -125,11 +127,12 @@ def _nodes(
             message=message,
             created_at=at,
             token_count=message_tokens(message),
+            status=status if place == len(placed) else "complete",
             model=model if message.role == "assistant" else None,
         )
         nodes.append(node)
         parent = node_id
-    return (*nodes[:-1], replace(nodes[-1], status=status))
+    return tuple(nodes)
 
 
 def _placed(

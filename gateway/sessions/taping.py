@@ -2,10 +2,11 @@
 
 import logging
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import Any
+from functools import partial
+from io import BytesIO
 
 from anyio import to_thread
 
@@ -43,6 +44,7 @@ _LONG_PACKED = 16 * 1024
 # Of what packs, in bits: as large as usual, making it ready takes ten times as long as packing a short tape.
 _WINDOW = 13
 _A_MARK = 32  # bytes that a mark takes besides its texts
+_TEXTS = (bytes, str)
 
 
 class TapeUnreadable(GatewayError):
@@ -55,7 +57,7 @@ class Recorder:
     """Implements the Record port. A tape that grows beyond `most` bytes is thrown away."""
 
     def __init__(self, asked: Sequence[str] = (), *, most: int = MOST_BYTES) -> None:
-        self._marks: list[tuple[MarkKind, tuple[Any, ...]]] = []
+        self._marks: list[Mark] = []  # `bytes` are bytes still
         self._asked = tuple(asked)
         self.left = most
         self._secrets: set[bytes] = set()
@@ -68,11 +70,11 @@ class Recorder:
             return
         self.left -= _A_MARK
         for one in values:
-            if isinstance(one, bytes | str):
+            if isinstance(one, _TEXTS):
                 self.left -= len(one)
         if kind in {"ask", "sent"}:
             self.has_sent = kind == "sent"
-        self._marks.append((kind, values))
+        self._marks.append(Mark(kind, values))
         if self.left < 0:
             self._marks.clear()
 
@@ -99,26 +101,31 @@ class Recorder:
         """With every secret blotted out, also one that came in two pieces."""
         if self.left < 0:
             return Tape(is_cut=True)
-        whole = b"".join(values[0] for kind, values in self._marks if kind == "bytes")
+        whole = b"".join([mark.values[0] for mark in self._marks if mark.kind == "bytes"])
         for secret in self._secrets:
             whole = whole.replace(secret, b"*" * len(secret))
-        marks, place = [], 0
-        for kind, values in self._marks:
-            if kind == "bytes":
-                size = len(values[0])
-                values = (whole[place : place + size].decode("latin-1"),)
-                place += size
-            marks.append(Mark(kind, values))
+        rest = BytesIO(whole)
+
+        def blotted(mark: Mark) -> Mark:
+            return Mark("bytes", (rest.read(len(mark.values[0])).decode("latin-1"),))
+
+        marks = [blotted(mark) if mark.kind == "bytes" else mark for mark in self._marks]
         return Tape(tuple(marks), asked=self._asked)
 
 
-async def packed_aside(recorder: Recorder, encode: Encode) -> bytes:
-    """A long one in a thread: everybody else has to go on. Empty if it has no form: a run ends all
-    the same."""
+async def to_be_packed(recorder: Recorder, encode: Encode) -> Callable[[], bytes]:
+    """What the store packs where it writes, which holds up nobody else. A long one is packed in a
+    thread: the store's others have to go on."""
+    if recorder.left > MOST_BYTES - _LONG:
+        return partial(_packed_if_it_can, recorder.tape(), encode)
+    done = await to_thread.run_sync(lambda: _packed_if_it_can(recorder.tape(), encode))
+    return lambda: done
+
+
+def _packed_if_it_can(tape: Tape, encode: Encode) -> bytes:
+    """Empty if it has no form: a run ends all the same."""
     try:
-        if recorder.left > MOST_BYTES - _LONG:
-            return packed(recorder.tape(), encode)
-        return await to_thread.run_sync(lambda: packed(recorder.tape(), encode))
+        return packed(tape, encode)
     except ValueError as error:
         log.warning("a run cannot be recorded", extra={"why": str(error)})
         return b""
@@ -141,7 +148,7 @@ def unpacked(data: bytes, decode: Decode) -> Tape:
 
 
 async def unpacked_aside(data: bytes, decode: Decode) -> Tape:
-    """A long one in a thread, like `packed_aside`."""
+    """A long one in a thread, like `to_be_packed`."""
     if len(data) < _LONG_PACKED:
         return unpacked(data, decode)
     return await to_thread.run_sync(unpacked, data, decode)

@@ -51,7 +51,7 @@ from gateway.sessions.taping import (
     TapedModel,
     TapedPace,
     TapedStore,
-    packed_aside,
+    to_be_packed,
 )
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Work:
             end = refused(_asked(batch), "internal_error", DEFECT, None, self._timing(run))
         else:
             end = await self.end_of(batch, agent, episode)
-        tape = await packed_aside(recorder, self.means.encode)
+        tape = await to_be_packed(recorder, self.means.encode)
         try:
             await self._commit(batch, episode, end, tape)
         except Exception:
@@ -169,6 +169,8 @@ class Work:
     async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
         rules = agent.context if agent else ContextRules()
         key, upto = entry.new.session_key, entry.new.context_id
+        if entry.seq == 1 and upto is None:
+            return Episode(None)  # nothing was said before the first
         means = self.means
         recall = means.episodes.recall
         try:
@@ -223,7 +225,9 @@ class Work:
         context = pack(agent, soul, episode.nodes, question, tools, earlier=earlier)
         scope = ToolScope(new.session_key, new.run_id, person)
         plan = means.plans.of(agent.id)
-        agent = replace(agent, decision=means.decisions.chosen(agent.decision, plan.decision))
+        decision = means.decisions.chosen(agent.decision, plan.decision)
+        if decision != agent.decision:
+            agent = replace(agent, decision=decision)
         job = Job(
             agent=agent,
             plan=plan,
@@ -233,7 +237,7 @@ class Work:
             rules=RunRules(rules, only=agent.rules, kept=await self._kept(rules, key)),
             publish=means.bus.publish,
             decode=means.decode,
-            decision=means.decisions.named(agent.decision),
+            decision=means.decisions.named(decision),
             context_id=new.context_id,
             known=story.result,
             waiting=tuple(waiting),
@@ -270,7 +274,9 @@ class Work:
             kept = means.decode(text) if text else None
         return kept if isinstance(kept, dict) else {}
 
-    async def _commit(self, batch: Batch, episode: Episode, end: End, tape: bytes) -> None:
+    async def _commit(
+        self, batch: Batch, episode: Episode, end: End, tape: Callable[[], bytes]
+    ) -> None:
         means, entry, run = self.means, batch.entry, batch.run
         new = entry.new
         log_bytes = run.seal(end.terminal)

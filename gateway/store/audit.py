@@ -1,5 +1,6 @@
 """The audit in SQLite: a chain of entries that triggers keep from being changed."""
 
+import logging
 import sqlite3
 from collections.abc import Sequence
 from functools import partial
@@ -11,6 +12,8 @@ from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
 from gateway.store.writer import Writer
 
+log = logging.getLogger(__name__)
+
 
 class SqliteAudit:
     def __init__(self, writer: Writer, readers: Readers) -> None:
@@ -20,13 +23,24 @@ class SqliteAudit:
         require_text("an audit entry", deed.actor)
         await self._writer.write(partial(_append, deed), durable=False)
 
+    def append_soon(self, deed: Deed) -> None:
+        require_text("an audit entry", deed.actor)
+        self._writer.write_soon(partial(_append, deed), partial(note_missing, deed))
+
     async def newest(
         self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
     ) -> Sequence[AuditEntry]:
+        await self._writer.caught_up()
         return await self._readers.read(partial(_newest, kind, before, limit))
 
     async def after(self, seq: int, *, limit: int) -> Sequence[AuditEntry]:
+        await self._writer.caught_up()
         return await self._readers.read(partial(_after, seq, limit))
+
+
+def note_missing(deed: Deed, error: Exception) -> None:
+    told = {"kind": deed.kind, "actor": deed.actor, "why": str(error)}
+    log.error("an entry of the audit could not be written", extra=told)
 
 
 def _append(deed: Deed, pen: Pen) -> None:

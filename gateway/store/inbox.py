@@ -158,7 +158,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
         raise NotFound(f"message {ending.grown_from}")
     _require_open(ending, session, pen.db)
     at = to_micros(ending.finished_at)
-    end = (ending.state, at, ending.outcome, ending.summary, ending.log, ending.tape or None)
+    end = (ending.state, at, ending.outcome, ending.summary, ending.log, ending.tape() or None)
     if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
         _require_ended(ending.run_id, session, pen.db)
         return False

@@ -47,6 +47,8 @@ class MemoryNotices:
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
         require_text("the person or the run", person, str(session_key), run_id)
+        if not self._shelf.posted:
+            return ()
         await self._shelf.ready()
         mine = [one for one in self._shelf.posted if one.person == person]
         mine = [one for one in mine if one.session_key.agent == session_key.agent]

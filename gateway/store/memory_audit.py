@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 from gateway.domain.audit import AuditEntry, Deed, DeedKind, entry_after
+from gateway.domain.errors import StoreUnavailable
+from gateway.store.audit import note_missing
 from gateway.store.memory_shelf import Shelf
 from gateway.store.rows import require_text
 
@@ -14,6 +16,16 @@ class MemoryAudit:
     async def append(self, deed: Deed) -> None:
         require_text("an audit entry", deed.actor)
         await self._shelf.ready()
+        self._append(deed)
+
+    def append_soon(self, deed: Deed) -> None:
+        require_text("an audit entry", deed.actor)
+        if self._shelf.is_closed:
+            note_missing(deed, StoreUnavailable("the store is closed"))
+        else:
+            self._append(deed)
+
+    def _append(self, deed: Deed) -> None:
         entries = self._shelf.audit
         entries.append(entry_after(entries[-1] if entries else None, deed))
 

@@ -98,7 +98,7 @@ class MemoryInbox:
         self._append(session, ending)
         self._add_deliveries(ending)
         leave(ending, self._shelf)
-        self._shelf.tapes[ending.run_id] = ending.tape
+        self._shelf.tapes[ending.run_id] = ending.tape()
         session.record = self._counted(session.record, ending, moves=moves)
         said = (ending.outcome, ending.log, ending.summary)
         self._end(ending.run_id, ending.state, said, ending.finished_at)

@@ -1,11 +1,11 @@
 """The ledger in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from heapq import nlargest
 from operator import add
 
-from gateway.domain.accounts import Decide, Due
+from gateway.domain.accounts import Decide, Due, Ended
 from gateway.domain.budgets import (
     NANO,
     Amount,
@@ -18,7 +18,9 @@ from gateway.domain.budgets import (
     Tally,
     TokenRecord,
     scopes_of,
+    with_others,
 )
+from gateway.domain.errors import StoreUnavailable
 from gateway.domain.sessions import SessionRecord
 from gateway.store.memory_shelf import Shelf
 from gateway.store.spending import bounded, moved_on, page, require_query
@@ -35,50 +37,51 @@ class MemoryLedger:
         scopes = scopes_of(wanted.payer.session_key, day)
         tallies = [shelf.tallies.get(scope) or Tally(scope) for scope in scopes]
         grant = decide(tallies)
-        for tally in tallies:
-            held, since = _sum(tally.held, grant.held), tally.since or wanted.at
-            shelf.tallies[tally.scope] = replace(tally, held=held, since=since)
+        for one in tallies:
+            held, since = one.held + grant.held, one.since or wanted.at
+            shelf.tallies[one.scope] = Tally(one.scope, one.used, held, since, one.warned)
         reservation = replace(wanted, day=day, held=grant.held)
         shelf.reservations[wanted.id], shelf.last_day = reservation, day
         return reservation, grant
 
-    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
+    async def settle(self, ended: Ended, due: Due) -> Sequence[Tally]:
+        await self._shelf.ready()
+        return self._settle(ended, due)
+
+    def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
+        try:
+            self._shelf.require_open()
+        except StoreUnavailable as error:
+            failed(error)
+        else:
+            self._settle(ended, lambda _: "")
+
+    async def unsettled(self) -> Sequence[Reservation]:
+        await self._shelf.ready()
+        return sorted(self._shelf.reservations.values(), key=lambda one: one.id)
+
+    def _settle(self, ended: Ended, due: Due) -> Sequence[Tally]:
         shelf = self._shelf
-        await shelf.ready()
-        taken = self._take(record.id)
+        taken = shelf.reservations.pop(ended.id, None)
         if taken is None:
             return ()
-        shelf.records.append(replace(record, seq=len(shelf.records) + 1))
-        if session := shelf.sessions.get(record.session_key):
-            session.record = _counted(session.record, record)
+        spent = Amount()
+        if isinstance(ended, TokenRecord):
+            spent = ended.amount
+            shelf.records.append(replace(ended, seq=len(shelf.records) + 1))
+            if session := shelf.sessions.get(ended.session_key):
+                session.record = _counted(session.record, ended)
         found: list[Tally] = []
         for scope in scopes_of(taken.payer.session_key, taken.day):
-            tally = shelf.tallies[scope]
-            tally = replace(tally, used=_sum(tally.used, record.amount))
+            old = shelf.tallies[scope]
+            used, held = old.used + spent, old.held - taken.held
+            tally = Tally(scope, used, held, old.since, old.warned)
             limit = due(tally)
             if limit and limit != tally.warned:
                 tally = replace(tally, warned=limit)
                 found.append(tally)
             shelf.tallies[scope] = tally
         return found
-
-    async def release(self, reservation_id: str) -> None:
-        await self._shelf.ready()
-        self._take(reservation_id)
-
-    async def unsettled(self) -> Sequence[Reservation]:
-        await self._shelf.ready()
-        return sorted(self._shelf.reservations.values(), key=lambda one: one.id)
-
-    def _take(self, reservation_id: str) -> Reservation | None:
-        shelf = self._shelf
-        taken = shelf.reservations.pop(reservation_id, None)
-        if taken is not None:
-            gone = Amount(-taken.held.tokens, -taken.held.nano_usd)
-            for scope in scopes_of(taken.payer.session_key, taken.day):
-                tally = shelf.tallies[scope]
-                shelf.tallies[scope] = replace(tally, held=_sum(tally.held, gone))
-        return taken
 
 
 class MemorySpending:
@@ -98,7 +101,8 @@ class MemorySpending:
             before = sums.get((one.provider, one.model), (0, 0, 0, 0))
             sums[one.provider, one.model] = tuple(map(add, before, more))
         found = [ModelSum(*name, *counts) for name, counts in sums.items()]
-        return sorted(found, key=lambda one: (-one.calls, one.provider, one.model))[: max(0, limit)]
+        found.sort(key=lambda one: (-one.calls, one.provider, one.model))
+        return with_others(found, limit)
 
     async def records(self, query: RecordQuery) -> RecordPage:
         require_query(query)
@@ -142,7 +146,3 @@ def _matches(record: TokenRecord, query: RecordQuery, last: TokenRecord | None) 
 
 def _place(record: TokenRecord) -> tuple[object, ...]:
     return record.at, record.seq
-
-
-def _sum(one: Amount, other: Amount) -> Amount:
-    return Amount(one.tokens + other.tokens, one.nano_usd + other.nano_usd)

@@ -74,5 +74,8 @@ class Shelf:
 
     async def ready(self) -> None:
         await checkpoint()
+        self.require_open()
+
+    def require_open(self) -> None:
         if self.is_closed:
             raise StoreUnavailable("the store is closed")

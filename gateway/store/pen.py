@@ -5,6 +5,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from gateway.domain.ids import SessionKey
+from gateway.store.book import Book
 from gateway.store.rows import Stamps, place_of, seq_of
 
 _KNOWN = 4096  # sessions; about 0.5 kB each
@@ -34,6 +35,7 @@ class Pen:
     def refresh(self) -> None:
         """Reads everything anew: after an undone transaction nothing known by heart holds."""
         self._sessions.clear()
+        self.book = Book(self.db)
         row = self.db.execute(
             "SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session) FROM run"
         ).fetchone()

@@ -174,8 +174,6 @@ CREATE TABLE IF NOT EXISTS spend (   -- counters, so that nobody has to add up
     input_tokens INTEGER NOT NULL DEFAULT 0,
     output_tokens INTEGER NOT NULL DEFAULT 0,
     nano_usd INTEGER NOT NULL DEFAULT 0,
-    held_tokens INTEGER NOT NULL DEFAULT 0,
-    held_nano_usd INTEGER NOT NULL DEFAULT 0,
     since INTEGER NOT NULL,
     warned TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (kind, name)

@@ -9,20 +9,23 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionPage, SessionQuery, SessionRecord
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
+from gateway.store.writer import Writer
 
 
 class SqliteSessions:
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
 
     async def find(self, key: SessionKey) -> SessionRecord | None:
         require_text("the session's key", str(key))
+        await self._writer.caught_up()
         return await self._readers.read(partial(_find, key))
 
     async def list(self, query: SessionQuery) -> SessionPage:
         """`updated_at` is never the same twice, so `before` = the last one's loses nobody."""
         require_text("the query", query.account, query.text)
         require_text("the query", *(query.agents or ()), *(query.channels or ()))
+        await self._writer.caught_up()
         return await self._readers.read(partial(_list, query))
 
     async def count(self) -> int:

@@ -7,31 +7,42 @@ from functools import partial
 from heapq import nlargest
 from typing import Any
 
-from gateway.domain.budgets import ModelSum, RecordPage, RecordQuery, Scope, Tally, TokenRecord
+from gateway.domain.budgets import (
+    ModelSum,
+    RecordPage,
+    RecordQuery,
+    Scope,
+    Tally,
+    TokenRecord,
+    with_others,
+)
 from gateway.domain.ids import SessionKey
-from gateway.store.ledger import latest_day, tallies_of
+from gateway.store.book import latest_day, tallies_of
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
+from gateway.store.writer import Writer
 
 MOST_RECORDS = 1000  # a page
-_AT_ONCE = 100  # scopes; the database joins no more than 500 queries
 
 _Row = tuple[Any, ...]
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
 class SqliteSpending:
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
+        await self._writer.caught_up()
         return await self._readers.read(partial(_tallies, scopes))
 
     async def models(self, limit: int) -> Sequence[ModelSum]:
+        await self._writer.caught_up()
         return await self._readers.read(partial(_models, limit))
 
     async def records(self, query: RecordQuery) -> RecordPage:
         require_query(query)
+        await self._writer.caught_up()
         return await self._readers.read(partial(_records, query))
 
 
@@ -58,16 +69,12 @@ def bounded(limit: int) -> int:
 
 def _tallies(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]:
     latest = latest_day(db)
-    found: list[Tally] = []
-    for start in range(0, len(scopes), _AT_ONCE):
-        moved = [moved_on(scope, latest) for scope in scopes[start : start + _AT_ONCE]]
-        found += tallies_of(moved, db)
-    return found
+    return tallies_of([moved_on(scope, latest) for scope in scopes], db)
 
 
 def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:
-    rows = db.execute(_MODELS, (max(0, limit),)).fetchall()
-    return [ModelSum(*name.split("/", 1), *sums) for name, *sums in rows]
+    rows = db.execute(_MODELS).fetchall()
+    return with_others([ModelSum(*name.split("/", 1), *sums) for name, *sums in rows], limit)
 
 
 def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
@@ -129,7 +136,7 @@ def _to_record(row: _Row) -> TokenRecord:
 
 _MODELS = """
 SELECT name, calls, input_tokens, output_tokens, nano_usd FROM spend
-WHERE kind = 'model' ORDER BY calls DESC, name LIMIT ?
+WHERE kind = 'model' ORDER BY calls DESC, name
 """
 _PAGE = """
 SELECT r.seq, r.id, r.at, r.session, r.run_id, s.provider, s.model, r.outcome, r.input_tokens,

@@ -7,6 +7,8 @@ from hashlib import sha256
 from ipaddress import IPv6Address, ip_network
 from typing import TypeVar
 
+from gateway.domain.accounts import Audit
+from gateway.domain.audit import Deed, Recurrences
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock
@@ -75,10 +77,18 @@ class Identity:
 class FailedAttempts:
     """Counts wrong tokens per address, and shuts out the address that guesses; no other."""
 
-    def __init__(self, settings: WebSettings, clock: Clock, *, max_peers: int = 10_000) -> None:
+    def __init__(
+        self,
+        settings: WebSettings,
+        clock: Clock,
+        *,
+        max_peers: int = 10_000,
+        audit: Audit | None = None,
+    ) -> None:
         self._limit, self._window_s = settings.auth_failures, settings.auth_window_s
         self._lockout_s, self._max_peers = settings.auth_lockout_s, max_peers
-        self._clock = clock
+        self._clock, self._audit = clock, audit
+        self._recurrences = Recurrences()
         self._failed: dict[str, tuple[int, float]] = {}  # count, start of its window
         self._shut: dict[str, float] = {}  # until
 
@@ -93,6 +103,7 @@ class FailedAttempts:
         self._shut.pop(peer, None)
 
     def count(self, address: IpAddress | None) -> None:
+        self._note(_peer(address))
         peer, now = _peer(address), self._clock.monotonic()
         times, since = self._failed.pop(peer, (0, now))
         if now - since > self._window_s:
@@ -101,6 +112,12 @@ class FailedAttempts:
             _keep(self._shut, peer, now + self._lockout_s, self._max_peers)
         else:
             _keep(self._failed, peer, (times + 1, since), self._max_peers)
+
+    def _note(self, peer: str) -> None:
+        at = self._clock.now()
+        times = self._recurrences.worth(peer, at)
+        if times and self._audit is not None:
+            self._audit.append_soon(Deed(at, "login.refused", peer, {"times": times}))
 
 
 def _keep(kept: dict[str, T], peer: str, value: T, limit: int) -> None:
@@ -119,8 +136,8 @@ def _peer(address: IpAddress | None) -> str:
 class Identities:
     """Tokens in force. `replace` puts others in force at once and tells whoever asked to know."""
 
-    def __init__(self, settings: WebSettings, clock: Clock) -> None:
-        self._attempts = FailedAttempts(settings, clock)
+    def __init__(self, settings: WebSettings, clock: Clock, audit: Audit | None = None) -> None:
+        self._attempts = FailedAttempts(settings, clock, audit=audit)
         self._changed: list[Callable[[], None]] = []
         self._known: tuple[tuple[bytes, Principal], ...] = ()
         self._near_is_local = False

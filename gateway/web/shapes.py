@@ -159,7 +159,7 @@ def _rule(rule: RuleDef, faults: Faults) -> dict[str, object]:
 
 def budget(tally: Tally, limit: Limit) -> list[dict[str, object]]:
     """A row for each unit that is bounded; without any, one for tokens."""
-    bounds = limit.bounds().items()
+    bounds = limit.bounds()
     rows = [_budget_row(tally, unit, bound) for unit, bound in bounds]
     return rows or [_budget_row(tally, "tokens", None)]
 
@@ -178,22 +178,30 @@ def _budget_row(tally: Tally, unit: Unit, bound: int | None) -> dict[str, object
     }
 
 
+RECORD_COLUMNS = (
+    *(
+        "seq",
+        "id",
+        "timestamp",
+        "session_key",
+        "agent_id",
+        "run_id",
+        "provider",
+        "model",
+        "outcome",
+    ),
+    *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"),
+    *("cost_estimate_usd", "pricing", "estimated"),
+)
+
+
 def token_record(record: TokenRecord) -> dict[str, object]:
-    return {
-        "seq": record.seq,
-        "id": record.id,
+    renamed: dict[str, object] = {
         "timestamp": stamp(record.at),
         "session_key": str(record.session_key),
         "agent_id": record.session_key.agent,
-        "run_id": record.run_id,
-        "provider": record.provider,
-        "model": record.model,
-        "outcome": record.outcome,
-        "input_tokens": record.input_tokens,
-        "output_tokens": record.output_tokens,
-        "cached_tokens": record.cached_tokens,
-        "reasoning_tokens": record.reasoning_tokens,
         "cost_estimate_usd": shown("usd", record.nano_usd),
-        "pricing": record.pricing,
-        "estimated": record.estimated,
+    }
+    return {
+        name: renamed[name] if name in renamed else getattr(record, name) for name in RECORD_COLUMNS
     }

@@ -14,28 +14,23 @@ from hypothesis import strategies as st
 
 from gateway.budgets.estimates import prompt_tokens
 from gateway.budgets.metering import Meter
-from gateway.domain.accounts import Decide, Due, Ledger
 from gateway.domain.budgets import (
     Amount,
     BudgetExceeded,
     Budgets,
-    Grant,
     Limit,
     Payer,
     RecordQuery,
-    Reservation,
-    Tally,
-    TokenRecord,
     day_of,
     scopes_of,
 )
-from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.errors import ModelFailed, NeverSent
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, Usage
 from gateway.domain.ports import Stores
 from tests.fakes.clock import CountingIds, FakeClock
-from tests.fakes.ledger import FixedPrices
+from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.store import open_memory
 
 PRICE = 3  # billionths of a dollar for a token
@@ -48,35 +43,8 @@ LIMITS = Budgets(
 )
 TODAY = day_of(FakeClock().now())
 KEYS = [SessionKey(AgentId(agent), "c", "acc", peer) for agent in "ab" for peer in "pq"]
+AWAY = {"reserve", "settle"}
 HEARD = "four token word "  # what is heard of a reply that breaks, well below any grant
-
-
-@dataclass
-class Mortal:
-    """The ledger as one process has it: what it does after its death, or while the store is away,
-    never happens."""
-
-    inner: Ledger
-    is_away: bool = False
-
-    def _look(self) -> None:
-        if self.is_away:
-            raise StoreUnavailable("nobody is there")
-
-    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
-        self._look()
-        return await self.inner.reserve(wanted, decide)
-
-    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
-        self._look()
-        return await self.inner.settle(record, due)
-
-    async def release(self, reservation_id: str) -> None:
-        self._look()
-        await self.inner.release(reservation_id)
-
-    async def unsettled(self) -> Sequence[Reservation]:
-        return await self.inner.unsettled()
 
 
 @dataclass
@@ -102,17 +70,17 @@ class World:
     open: list[Open] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # reservations
     latest: str = ""  # the day that the newest of them is charged to
-    ledger: Mortal = field(init=False)
+    ledger: AwayLedger = field(init=False)
     meter: Meter = field(init=False)
 
     async def start(self) -> None:
-        self.ledger = Mortal(self.stores.ledger)
+        self.ledger = AwayLedger(self.stores.ledger)
         prices, audit = FixedPrices(PRICE), self.stores.audit
         self.meter = Meter(self.ledger, LIMITS, prices, self.clock, self.ids, audit)
         await self.meter.settle_lost()
 
     async def crash(self) -> None:
-        self.ledger.is_away = True
+        self.ledger.away = AWAY
         for call in self.open:
             call.scope.cancel()
         self.open.clear()
@@ -159,7 +127,7 @@ class World:
         elif step == "crash":
             await self.crash()
         elif step == "away":
-            self.ledger.is_away = not self.ledger.is_away
+            self.ledger.away = AWAY - self.ledger.away
         elif step in {"forward", "back"}:
             days = size if step == "forward" else -size
             self.clock.set_wall(self.clock.now() + timedelta(days=days % 40, hours=days))
@@ -173,7 +141,7 @@ class World:
 
     async def finish(self) -> None:
         """The store is there again, and what is open comes to its end."""
-        self.ledger.is_away = False
+        self.ledger.away = set()
         while self.open:
             await self.take("answered", 0, 0)
         await self.ask(KEYS[0], 1)  # before it, what waits is written

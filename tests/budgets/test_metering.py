@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import anyio
@@ -11,8 +11,7 @@ import pytest
 
 from gateway.budgets.estimates import Estimates
 from gateway.budgets.metering import Meter
-from gateway.domain.accounts import Audit, Decide, Due, Ledger
-from gateway.domain.audit import Deed
+from gateway.domain.accounts import Decide
 from gateway.domain.budgets import (
     NANO,
     Amount,
@@ -27,7 +26,7 @@ from gateway.domain.budgets import (
     TokenRecord,
     scopes_of,
 )
-from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
+from gateway.domain.errors import ModelFailed, NeverSent
 from gateway.domain.ids import RunId
 from gateway.domain.messages import Message
 from gateway.domain.model import (
@@ -41,7 +40,7 @@ from gateway.domain.model import (
 )
 from gateway.domain.ports import Stores
 from tests.fakes.clock import CountingIds, FakeClock
-from tests.fakes.ledger import FixedPrices
+from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.model import ScriptedModel, StallingModel, Step, says
 from tests.fakes.store import open_memory, session_key
 from tests.providers.asking import Heard
@@ -162,14 +161,19 @@ async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
 
 @pytest.mark.requirement("S-003-Record-01")
 async def test_what_came_of_a_broken_stream_counts_although_nobody_heard_it() -> None:
-    broken = failed()
-    broken.received = 320
-    async with bench() as at:
+    async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
+        assert request.progress is not None
+        request.progress.characters = 320
+        request.progress.told = Usage(77, 1, cached_tokens=70)
+        raise failed()
+
+    async with bench(price=1) as at:
         with pytest.raises(ModelFailed):
-            await at.ask(broken)
+            await at.ask(breaks)
 
         (record,) = await at.records()
-    assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 100)
+    assert (record.outcome, record.estimated, record.nano_usd) == ("broken", True, 177)
+    assert (record.input_tokens, record.cached_tokens, record.output_tokens) == (77, 70, 100)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +205,18 @@ async def test_a_call_that_is_cancelled_is_recorded_and_holds_nothing() -> None:
         assert (await at.daily()).held == Amount()
 
 
+async def test_a_call_that_is_cancelled_counts_what_nobody_heard_too() -> None:
+    stalling = StallingModel(TextDelta("once"), characters=320)
+    async with bench() as at:
+        async with anyio.create_task_group() as group:
+            group.start_soon(at.meter.around(stalling).reply, a_request(), Heard())
+            await stalling.reached.wait()
+            group.cancel_scope.cancel()
+
+        (record,) = await at.records()
+    assert (record.outcome, record.output_tokens) == ("broken", 100)
+
+
 async def test_who_is_cancelled_before_it_asked_pays_nothing() -> None:
     model = ScriptedModel(says("never"))
     async with bench() as at:
@@ -212,6 +228,27 @@ async def test_who_is_cancelled_before_it_asked_pays_nothing() -> None:
 
 
 # --- what is refused ---------------------------------------------------------------------------
+
+
+async def test_what_is_written_for_somebody_who_has_gone_is_let_go() -> None:
+    written = anyio.Event()
+
+    class SlowLedger(AwayLedger):
+        async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+            await super().reserve(wanted, decide)
+            written.set()
+            await anyio.sleep_forever()
+            raise AssertionError("unreachable")
+
+    async with bench() as at:
+        at.meter.ledger = SlowLedger(at.stores.ledger)
+        async with anyio.create_task_group() as group:
+            group.start_soon(at.ask, says("hi"))
+            await written.wait()
+            assert (await at.daily()).held.tokens > 4096
+            group.cancel_scope.cancel()
+
+        assert ((await at.daily()).held, await at.records()) == (Amount(), [])
 
 
 @pytest.mark.requirement("S-003-Budget-03", "S-003-Budget-06")
@@ -292,53 +329,26 @@ async def test_a_refusal_is_noted_in_the_audit_and_counted() -> None:
             "unit": "tokens",
             "run_id": "run-1",
             "model": "fake/fake-1",
+            "times": 1,
         }
         assert at.meter.refusals == {"agent": 1}
 
 
-async def test_what_cannot_be_noted_is_refused_all_the_same() -> None:
-    class AwayAudit:
-        def __init__(self, inner: Audit) -> None:
-            self.newest, self.after = inner.newest, inner.after
-
-        async def append(self, deed: Deed) -> None:
-            raise StoreUnavailable("the disk is full")
-
-    async with bench(Budgets(daily=Limit(100))) as at:
-        at.meter.audit = AwayAudit(at.stores.audit)
-
+async def test_many_refusals_are_few_entries() -> None:
+    async with bench(Budgets(session=Limit(100), per_agent=Limit(0))) as at:
+        for _ in range(120):
+            with pytest.raises(BudgetExceeded):
+                await at.ask(says("hi"))
+        at.clock.set_wall(at.clock.now() + timedelta(days=1))
         with pytest.raises(BudgetExceeded):
             await at.ask(says("hi"))
+        entries = await at.stores.audit.after(0, limit=99)
+
+        assert [json.loads(entry.detail)["times"] for entry in entries] == [1, 10, 100, 1]
+        assert at.meter.refusals.total() == 121
 
 
 # --- the ledger being away ---------------------------------------------------------------------
-
-
-@dataclass
-class AwayLedger:
-    """Fails as long as `away` is set."""
-
-    inner: Ledger
-    away: set[str] = field(default_factory=set)
-
-    def _look(self, what: str) -> None:
-        if what in self.away:
-            raise StoreUnavailable("the disk is full")
-
-    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
-        self._look("reserve")
-        return await self.inner.reserve(wanted, decide)
-
-    async def settle(self, record: TokenRecord, due: Due) -> Sequence[Tally]:
-        self._look("settle")
-        return await self.inner.settle(record, due)
-
-    async def release(self, reservation_id: str) -> None:
-        self._look("release")
-        await self.inner.release(reservation_id)
-
-    async def unsettled(self) -> Sequence[Reservation]:
-        return await self.inner.unsettled()
 
 
 async def test_without_a_ledger_nobody_is_asked() -> None:
@@ -353,7 +363,7 @@ async def test_without_a_ledger_nobody_is_asked() -> None:
 
 async def test_what_could_not_be_recorded_is_held_until_it_is() -> None:
     async with bench() as at:
-        ledger = AwayLedger(at.stores.ledger, {"settle", "release"})
+        ledger = AwayLedger(at.stores.ledger, {"settle"})
         at.meter.ledger = ledger
         reply = await at.ask(says("hi", tokens=10))
         with pytest.raises(ModelFailed, match="ledger"):
@@ -395,6 +405,21 @@ async def test_the_call_that_passes_80_percent_tells_it_once() -> None:
         (BudgetWarning("daily", "tokens", 8_000, 10_000),),
         (),
     ]
+
+
+async def test_of_many_at_once_one_tells_that_80_percent_are_passed() -> None:
+    replies: list[ModelReply] = []
+    budgets = Budgets(daily=Limit(100_000))
+
+    async def ask() -> None:
+        replies.append(await at.ask(says("hi", tokens=8_500)))
+
+    async with bench(budgets) as at, anyio.create_task_group() as group:
+        for _ in range(10):
+            group.start_soon(ask)
+
+    told = [warning.scope for reply in replies for warning in reply.warnings]
+    assert (len(replies), told) == (10, ["daily"])
 
 
 async def test_a_warning_waits_for_a_reply_that_somebody_hears() -> None:

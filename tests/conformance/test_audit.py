@@ -46,6 +46,25 @@ async def test_entries_of_many_at_once_are_one_chain(opened: Open) -> None:
     assert entries[0].detail == '{"after":0,"what":"\\u00e9\\n"}'
 
 
+async def test_what_is_appended_without_waiting_is_in_its_place(
+    opened: Open, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with opened() as stores:
+        stores.audit.append_soon(a_deed(1))
+        await stores.audit.append(a_deed(2))
+        stores.audit.append_soon(a_deed(3))
+        entries = list(await stores.audit.after(0, limit=9))
+        newest = await stores.audit.newest()
+    stores.audit.append_soon(a_deed(4))
+
+    assert [entry.detail[9:10] for entry in entries] == ["1", "2", "3"]
+    assert is_whole(entries)
+    assert list(newest) == entries[-1:]
+    assert [record.message for record in caplog.records] == [
+        "an entry of the audit could not be written"
+    ]
+
+
 async def test_entries_are_found_by_kind_and_place(opened: Open) -> None:
     async with opened() as stores:
         for number in range(3):
@@ -74,9 +93,9 @@ async def test_entries_are_found_by_kind_and_place(opened: Open) -> None:
         {"hash": "0" * 64},
     ],
 )
-async def test_a_changed_entry_no_longer_follows(change: dict[str, object]) -> None:
+async def test_a_changed_entry_no_longer_follows(tmp_path: Path, change: dict[str, object]) -> None:
     with anyio.fail_after(5):
-        async with opening("memory", Path()) as stores:
+        async with opening("memory", tmp_path) as stores:
             for number in range(1, 4):
                 await stores.audit.append(a_deed(number))
             first, second, third = await stores.audit.after(0, limit=3)

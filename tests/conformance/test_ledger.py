@@ -26,7 +26,7 @@ from gateway.domain.budgets import (
     day_of,
     scopes_of,
 )
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
 from gateway.store.opening import open_store
@@ -95,14 +95,58 @@ async def test_what_is_settled_or_released_counts_once(opened: Open) -> None:
         second, _ = await stores.ledger.reserve(a_reservation("b"), always)
         await stores.ledger.settle(a_record(first), quiet)
         await stores.ledger.settle(a_record(first), quiet)
-        await stores.ledger.release("a")
-        await stores.ledger.release("b")
+        await stores.ledger.settle(first, quiet)
+        await stores.ledger.settle(second, quiet)
         await stores.ledger.settle(a_record(second), quiet)
 
         assert (await stores.spending.tallies(SCOPES[2:3]))[0].used == Amount(15)
         assert (await stores.spending.tallies(SCOPES[2:3]))[0].held == Amount()
         assert len((await stores.spending.records(RecordQuery())).records) == 1
         assert list(await stores.ledger.unsettled()) == []
+
+
+def not_heard(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+async def test_what_is_settled_without_waiting_is_seen_by_whoever_looks(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        first, _ = await stores.ledger.reserve(a_reservation("a"), always)
+        second, _ = await stores.ledger.reserve(a_reservation("b"), always)
+        stores.ledger.settle_soon(a_record(first), not_heard)
+        tally = (await stores.spending.tallies(SCOPES[2:3]))[0]
+        stores.ledger.settle_soon(second, not_heard)
+        held = await stores.ledger.unsettled()
+        third, _ = await stores.ledger.reserve(a_reservation("c"), always)
+        stores.ledger.settle_soon(a_record(third), not_heard)
+        session = await stores.sessions.find(KEY)
+        stores.ledger.settle_soon(a_record(third), not_heard)
+        records = (await stores.spending.records(RecordQuery())).records
+
+    assert (tally.used, tally.held) == (Amount(15), Amount(100, 7))
+    assert (list(held), session is not None and session.output_tokens) == ([], 10)
+    assert [one.id for one in records] == ["c", "a"]
+
+
+async def test_what_is_settled_without_waiting_outlives_the_store(tmp_path: Path) -> None:
+    async with opening("embedded", tmp_path) as stores:
+        reservation, _ = await stores.ledger.reserve(a_reservation(), always)
+        stores.ledger.settle_soon(a_record(reservation), not_heard)
+
+    async with opening("embedded", tmp_path) as stores:
+        assert list(await stores.ledger.unsettled()) == []
+        assert (await stores.spending.tallies(SCOPES))[0].used == Amount(15)
+
+
+async def test_who_settles_after_the_end_is_told_that_it_is_too_late(opened: Open) -> None:
+    failures: list[Exception] = []
+    async with opened() as stores:
+        reservation, _ = await stores.ledger.reserve(a_reservation(), always)
+
+    stores.ledger.settle_soon(a_record(reservation), failures.append)
+
+    assert [type(one) for one in failures] == [StoreUnavailable]
 
 
 async def test_what_is_refused_holds_nothing(opened: Open) -> None:
@@ -275,6 +319,24 @@ async def test_pages_lose_nothing_where_times_are_the_same(
     assert found == [f"r{number}" for number in reversed(range(7))]
 
 
+async def test_of_many_models_so_many_are_told_apart(opened: Open) -> None:
+    async with opened() as stores:
+        for number in range(7):
+            wanted = replace(a_reservation(f"r{number}"), model=f"m{min(number, 4)}")
+            reservation, _ = await stores.ledger.reserve(wanted, always)
+            await stores.ledger.settle(a_record(reservation, nano_usd=1), quiet)
+
+        few, all_ = await stores.spending.models(2), await stores.spending.models(5)
+
+    assert [(one.provider, one.model, one.calls) for one in few] == [
+        ("fake", "m4", 3),
+        ("fake", "m0", 1),
+        ("other", "other", 3),
+    ]
+    assert (few[-1].input_tokens, few[-1].output_tokens, few[-1].nano_usd) == (30, 15, 3)
+    assert [one.model for one in all_] == ["m4", "m0", "m1", "m2", "m3"]
+
+
 async def test_a_name_that_no_text_can_hold_is_refused(opened: Open) -> None:
     async with opened() as stores:
         with pytest.raises(GatewayError):
@@ -330,7 +392,7 @@ async def take(stores: Stores, step: str, wanted: Reservation, size: int) -> Non
     elif step == "settle" and held:
         await stores.ledger.settle(a_record(held[size % len(held)], size, 3), quiet)
     elif step == "release" and held:
-        await stores.ledger.release(held[size % len(held)].id)
+        await stores.ledger.settle(held[size % len(held)], quiet)
 
 
 async def books(stores: Stores) -> object:

@@ -852,7 +852,7 @@ async def test_a_sweep_forgets_journals_and_logs_and_keeps_the_rest(opened: Open
             await stores.inbox.accept(an_entry(name), begin=True)
             await stores.journal.note(RunId(f"run-{name}"), JournalNote(1, "reply", "{}"))
             ending = an_ending(name, grown_from=parent, after_s=number)
-            await stores.inbox.finish(replace(ending, tape=f"of {name}".encode()))
+            await stores.inbox.finish(replace(ending, tape=f"of {name}".encode))
             parent = f"{name}-2"
         await stores.inbox.accept(an_entry("open"), begin=True)
         await stores.journal.note(RunId("run-open"), JournalNote(1, "reply", "{}"))

@@ -1,9 +1,22 @@
-"""Budgets for tests: prices that are known by heart, reservations and records to put anywhere."""
+"""Budgets for tests: prices that are known by heart, a ledger that can be away, reservations and
+records to put anywhere."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 
-from gateway.domain.budgets import Amount, Payer, Pricing, Reservation, TokenRecord, day_of
+from gateway.domain.accounts import Decide, Due, Ended, Ledger
+from gateway.domain.budgets import (
+    Amount,
+    Grant,
+    Payer,
+    Pricing,
+    Reservation,
+    Tally,
+    TokenRecord,
+    day_of,
+)
+from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.model import Usage
 from tests.fakes.store import NOON, session_key
@@ -19,6 +32,37 @@ class FixedPrices:
         self, provider: str, model: str, usage: Usage, at: datetime
     ) -> tuple[int, Pricing] | None:
         return None if self.nano_usd is None else (self.nano_usd * usage.total, "table")
+
+
+@dataclass
+class AwayLedger:
+    """Does nothing of what `away` names: as a full disk, or a process that is dead."""
+
+    inner: Ledger
+    away: set[str] = field(default_factory=set)
+
+    def _look(self, what: str) -> None:
+        if what in self.away:
+            raise StoreUnavailable("the disk is full")
+
+    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+        self._look("reserve")
+        return await self.inner.reserve(wanted, decide)
+
+    async def settle(self, ended: Ended, due: Due) -> Sequence[Tally]:
+        self._look("settle")
+        return await self.inner.settle(ended, due)
+
+    def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
+        try:
+            self._look("settle")
+        except StoreUnavailable as error:
+            failed(error)
+        else:
+            self.inner.settle_soon(ended, failed)
+
+    async def unsettled(self) -> Sequence[Reservation]:
+        return await self.inner.unsettled()
 
 
 def a_reservation(

@@ -85,14 +85,16 @@ class GatedModel:
 class StallingModel:
     """Says its deltas, then never finishes; `reached` tells when it got there."""
 
-    def __init__(self, *deltas: Delta) -> None:
-        self.deltas = deltas
+    def __init__(self, *deltas: Delta, characters: int = 0) -> None:
+        self.deltas, self.characters = deltas, characters
         self.reached = anyio.Event()
         self.cancelled = False
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         for delta in self.deltas:
             hear(delta)
+        if request.progress is not None:
+            request.progress.characters = self.characters
         self.reached.set()
         try:
             await anyio.sleep_forever()

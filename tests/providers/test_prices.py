@@ -30,6 +30,17 @@ def test_public_prices_are_known_without_a_network() -> None:
     assert table().cost("openai", "gpt-4o", cached, AT) == (round(1.25 * NANO), "table")
 
 
+def test_what_is_written_into_a_cache_has_its_own_price() -> None:
+    prices = table("anthropic", "https://api.anthropic.com")
+    plain, read, written = Usage(10**5), Usage(10**5, 0, 10**5), Usage(10**5, written_tokens=10**5)
+
+    costs = [
+        prices.cost("anthropic", "claude-sonnet-4-5", one, AT) for one in (plain, read, written)
+    ]
+
+    assert costs == [(amount * NANO // 1000, "table") for amount in (300, 30, 375)]
+
+
 def test_a_provider_is_known_by_its_address_too() -> None:
     mine = table("mine", "https://api.openai.com/v1")
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import Usage
-from tests.providers.asking import Heard, cut, read_stream, read_whole
+from gateway.domain.model import Progress, Usage
+from tests.providers.asking import Heard, a_request, cut, read_stream, read_whole
 
 
 def event(type: str, **fields: Any) -> bytes:
@@ -72,7 +72,20 @@ def test_cached_input_counts_as_input() -> None:
 
     reply = read_stream("anthropic", [start(**told, output_tokens=1), *text(0, "x"), end(), STOP])
 
-    assert reply.usage == Usage(123, 7, cached_tokens=100)
+    assert reply.usage == Usage(123, 7, cached_tokens=100, written_tokens=20)
+
+
+@pytest.mark.parametrize(("fresh", "told"), [(3, Usage(23, 1, written_tokens=20)), (10**12, None)])
+def test_what_a_stream_that_breaks_took_in_is_known_from_its_start(
+    fresh: int, told: Usage | None
+) -> None:
+    request = a_request(progress=Progress())
+    events = [start(input_tokens=fresh, cache_creation_input_tokens=20, output_tokens=1)]
+
+    with pytest.raises(ModelFailed):
+        read_stream("anthropic", [*events, *text(0, "x")], request=request)
+
+    assert request.progress == Progress(1, told)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import TextDelta, Usage
+from gateway.domain.model import Progress, TextDelta, Usage
 from tests.providers.asking import KEY, Heard, a_request, cut, read_stream, read_whole
 
 DONE = b"data: [DONE]\n\n"
@@ -247,6 +247,17 @@ def test_usage_that_cannot_be_is_estimated_and_says_so(told: object) -> None:
     assert used.output_tokens in {5, 100}
 
 
+@pytest.mark.parametrize("told", [10**30, -(10**30), True, "3", None, [], 4.5])
+def test_details_of_usage_that_cannot_be_are_never_more_than_what_they_are_of(told: object) -> None:
+    details = {"cached_tokens": told, "reasoning_tokens": told}
+    absurd = {**USAGE, "prompt_tokens_details": details, "completion_tokens_details": details}
+
+    used = read_stream("openai", [delta("stop", content="ok"), usage(**absurd)]).usage
+
+    assert (used.cached_tokens, used.reasoning_tokens) in {(0, 0), (12, 5)}
+    assert (used.input_tokens, used.output_tokens) == (12, 5)
+
+
 def test_details_of_usage_are_read_and_a_providers_own_cost_counts() -> None:
     told = {
         **USAGE,
@@ -389,10 +400,12 @@ def test_a_reply_without_an_end_is_cut_off_as_a_failure() -> None:
 def test_a_reply_that_broke_off_says_how_much_of_it_had_come() -> None:
     half = delta(tool_calls=[{"index": 0, **call("a", "echo", '{"text": "x')}])
 
-    with pytest.raises(ModelFailed) as failed:
-        read_stream("openai", [delta(content="So: "), half])
+    progress = Progress()
 
-    assert failed.value.received == len("So: ") + len('echo{"text": "x')
+    with pytest.raises(ModelFailed):
+        read_stream("openai", [delta(content="So: "), half], request=a_request(progress=progress))
+
+    assert progress.characters == len("So: ") + len('echo{"text": "x')
 
 
 @pytest.mark.requirement("S-002-LLM-03")

@@ -101,6 +101,7 @@ async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
         await client.ask("hi")
         told = await http(site.url + "/api/records?model=m&limit=5")
         table = await http(site.url + "/api/records?format=csv")
+        empty = await http(site.url + "/api/records?format=csv&model=none")
         wrong = await http(site.url + "/api/records?limit=0")
 
     (record,) = told.json["records"]
@@ -108,6 +109,7 @@ async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
     assert (record["pricing"], record["cost_estimate_usd"]) == ("unpriced", 0.0)
     head, row, _ = table.body.decode().split("\r\n")
     assert head.startswith("seq,id,timestamp,session_key,agent_id")
+    assert empty.body.decode() == f"{head}\r\n"
     assert row.split(",")[-7:] == ["7", "3", "0", "0", "0.0", "unpriced", "False"]
     assert wrong.status == 422
 

@@ -15,7 +15,7 @@ from gateway.sessions.taping import (
     Recorder,
     TapeUnreadable,
     packed,
-    packed_aside,
+    to_be_packed,
     unpacked,
 )
 from tests.sessions.stage import encode
@@ -63,10 +63,10 @@ def test_a_run_that_is_told_too_much_leaves_no_tape_but_that_word() -> None:
 @pytest.mark.parametrize("size", [0, 300_000])
 async def test_what_has_no_form_keeps_no_run_from_its_end(size: int) -> None:
     record = recorded(b"x" * size)
-    assert await packed_aside(record, to_json)
+    assert (await to_be_packed(record, to_json))()
     record("text", "half of a pair: \ud800")
 
-    assert await packed_aside(record, to_json) == b""
+    assert (await to_be_packed(record, to_json))() == b""
 
 
 @pytest.mark.parametrize(

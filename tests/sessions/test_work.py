@@ -279,23 +279,33 @@ class Unforgiving:
         raise StoreUnavailable("it was killed")
 
 
+class Unreadable:
+    def __init__(self, inner: Transcript) -> None:
+        self.node, self.tree, self.move_head = inner.node, inner.tree, inner.move_head
+
+    async def path(self, key: SessionKey, **_more: object) -> Path:
+        raise ValueError("a cell is damaged")
+
+
 async def test_a_conversation_that_cannot_be_read_ends_the_message_with_an_honest_word() -> None:
-    class Unreadable:
-        def __init__(self, inner: Transcript) -> None:
-            self.node, self.tree, self.move_head = inner.node, inner.tree, inner.move_head
-
-        async def path(self, key: SessionKey, **_more: object) -> Path:
-            raise ValueError("a cell is damaged")
-
     async with open_memory() as stores:
         broken = replace(stores, transcript=Unreadable(stores.transcript))
         async with staged(ScriptedModel(says("never")), broken) as stage:
-            run = await stage.say("hi")
+            run = await stage.say("hi", context_id=NodeId("m_1"))
         record = await stores.runs.find(RunId(run))
 
     assert stage.heard[run][-1]["error_type"] == "internal_error"
     assert record is not None
     assert record.entry.state == "done"
+
+
+async def test_the_first_message_of_a_session_needs_nothing_to_be_read() -> None:
+    async with open_memory() as stores:
+        broken = replace(stores, transcript=Unreadable(stores.transcript))
+        async with staged(ScriptedModel(says("hello")), broken) as stage:
+            run = await stage.say("hi")
+
+    assert stage.heard[run][-1]["response"] == "hello"
 
 
 async def test_a_message_that_stops_the_gateway_thrice_is_set_aside_and_the_rest_goes_on() -> None:

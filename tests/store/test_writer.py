@@ -288,3 +288,69 @@ async def test_the_mark_follows_every_durable_commit(tmp_path: Path) -> None:
         await here.writer.write(kept, durable=True)
 
         assert (first, second, here.mark.read()) == (Held(41, 1), Held(41, 1), Held(41, 2))
+
+
+# --- what nobody waits for ---------------------------------------------------------------------
+
+
+def no_failure(error: Exception) -> None:
+    raise AssertionError(error)
+
+
+async def test_what_is_written_soon_goes_before_the_next_one_in_its_commit(tmp_path: Path) -> None:
+    async with desk(tmp_path) as here:
+        here.writer.write_soon(keep("a"), no_failure)
+        here.writer.write_soon(keep("b"), no_failure)
+        names = await here.writer.write(kept, durable=True)
+
+        assert (names, here.commits.done) == (["a", "b"], 1)
+
+
+async def test_what_is_written_soon_is_written_although_nothing_follows(tmp_path: Path) -> None:
+    written = threading.Event()
+
+    def note(pen: Pen) -> None:
+        written.set()
+
+    async with desk(tmp_path) as here:
+        here.writer.write_soon(note, no_failure)
+
+        assert await to_thread.run_sync(written.wait, 5)
+
+
+async def test_a_stopped_writer_has_written_what_was_to_be_written_soon(tmp_path: Path) -> None:
+    refused: list[str] = []
+    db, mark, commits = await to_thread.run_sync(prepare, tmp_path)
+    writer = Writer(commits)
+    writer.start()
+
+    writer.write_soon(keep("a"), no_failure)
+    writer.stop("the store is closed")
+    writer.write_soon(keep("b"), lambda error: refused.append(str(error)))
+    await to_thread.run_sync(writer.join)
+    names = await to_thread.run_sync(lambda: kept(Pen(db)))
+    await to_thread.run_sync(db.close)
+    mark.close()
+
+    assert (names, refused) == (["a"], ["the store is closed"])
+
+
+async def test_who_is_not_waited_for_is_told_of_a_failure(tmp_path: Path) -> None:
+    failures: list[Exception] = []
+    async with desk(tmp_path) as here:
+        here.writer.write_soon(Limit(1), no_failure)
+        await here.writer.caught_up()
+        here.writer.write_soon(keep("x", "z" * 100_000), failures.append)
+        await here.writer.caught_up()  # what cannot be written is no reason not to read
+
+        assert [type(error) for error in failures] == [StoreUnavailable]
+
+
+async def test_who_catches_up_sees_what_was_to_be_written_soon(tmp_path: Path) -> None:
+    async with desk(tmp_path) as here:
+        await here.writer.caught_up()
+        nothing = here.commits.done
+        here.writer.write_soon(keep("a"), no_failure)
+        await here.writer.caught_up()
+
+        assert (nothing, here.commits.done) == (0, 1)

@@ -23,6 +23,7 @@ from gateway.web.refusals import TooManyFailures, Unauthorized
 from gateway.web.settings import TokenDef, WebSettings
 from gateway.web.visitors import Visitor
 from tests.fakes.clock import FakeClock
+from tests.fakes.store import open_memory
 
 HERE = ip_address("127.0.0.2")
 ALICE = TokenDef("alice", "tok-alice", frozenset({"chat", "agent:helper"}))
@@ -90,6 +91,22 @@ def test_ten_wrong_tokens_shut_an_address_out_and_no_other() -> None:
     assert known.of_token("tok-op", elsewhere).principal == OPERATOR
     clock.move(301)
     assert known.of_token("tok-op", visitor()).principal == OPERATOR
+
+
+async def test_wrong_tokens_are_noted_in_the_audit_but_not_each_of_them() -> None:
+    async with open_memory() as stores:
+        known = Identities(SETTINGS, FakeClock(), stores.audit)
+        for _ in range(10):
+            with pytest.raises(Unauthorized):
+                known.of_token("guess", visitor())
+        for _ in range(200):  # shut out by now
+            with pytest.raises(TooManyFailures):
+                known.of_token("guess", visitor())
+        entries = await stores.audit.after(0, limit=99)
+
+    told = [(one.kind, one.actor, one.detail) for one in entries]
+    who = "127.0.0.2"
+    assert told == [("login.refused", who, f'{{"times":{times}}}') for times in (1, 10)]
 
 
 def test_our_own_command_line_is_not_shut_out_with_its_address_and_nobody_else_is_let_in() -> None:

@@ -37,7 +37,7 @@ class Pending:
                 self._on_halt()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Call:
     """One leaf as its function sees it; the same for all of its ticks."""
 

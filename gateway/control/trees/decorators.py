@@ -7,6 +7,7 @@ from gateway.control.trees.blackboard import BadWrite, Frame, defaults
 from gateway.control.trees.calls import TreeAbort
 from gateway.control.trees.leaves import Calling
 from gateway.control.trees.nodes import Builder, Node, reset
+from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCESS, Status
 
 
@@ -40,9 +41,7 @@ class Mapped(Decorator):
 class RunOnce(Decorator):
     """SKIPPED once the child is done, for the rest of the run."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        self.is_done = False
-        return super().made(builder)
+    is_done = False
 
     def before(self) -> Status | None:
         return SKIPPED if self.is_done else None
@@ -55,10 +54,9 @@ class RunOnce(Decorator):
 class Guard(Decorator):
     """Asks at each tick, an expression or as `decorator` a function: if not, the child is halted."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        is_named = self.plan.kind == "decorator"
-        self.asked = Calling(builder, self.plan, self.frame) if is_named else None
-        return super().made(builder)
+    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(builder, plan, frame)
+        self.asked = Calling(builder, plan, frame) if plan.kind == "decorator" else None
 
     def before(self) -> Status | None:
         asked = self.asked
@@ -69,8 +67,8 @@ class Guard(Decorator):
 class When(Node):
     """`:when`: asked before the node begins, and no more while it is RUNNING."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        return [builder.bare(self.plan, self.frame)]
+    def made(self) -> list[Node]:
+        return [self.builder.build(self.plan, self.frame, is_bare=True)]
 
     def tick(self) -> Status:
         test, [child] = self.plan.when, self.children
@@ -106,9 +104,7 @@ class Delay(Decorator):
 class Cooldown(Decorator):
     """SKIPPED for a while after the child was done."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        self.until = -inf
-        return super().made(builder)
+    until = -inf
 
     def before(self) -> Status | None:
         return SKIPPED if self.ground.now() < self.until else None
@@ -141,13 +137,15 @@ class Loop(Node):
     a run can be stopped between any two rounds.
     """
 
-    def made(self, builder: Builder) -> list[Node]:
+    count = 0
+
+    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(builder, plan, frame)
         options = self.plan.options
         self.max, self.until = options.get("max"), options.get("until")
         is_retry = self.plan.kind == "retry" or "until-success" in options
         self.goes_on: Status = FAILURE if is_retry else SUCCESS
         self.at_limit: Status = FAILURE if is_retry or self.until else SUCCESS
-        return super().made(builder)
 
     def clear(self) -> None:
         super().clear()
@@ -201,13 +199,16 @@ class Loop(Node):
 class Subtree(Decorator):
     """In place, or by name: then with a frame of its own, made anew when it begins."""
 
-    def made(self, builder: Builder) -> list[Node]:
+    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(builder, plan, frame)
+        if not plan.children:
+            self.tree = builder.subtrees[plan.name]
+            self.own = Frame(self.ground, {}, self.tree.types, frame if self.shares else None)
+
+    def made(self) -> list[Node]:
         if self.plan.children:
-            return super().made(builder)
-        self.tree = builder.subtrees[self.plan.name]
-        types = {name: key.type for name, key in self.tree.schema.items()}
-        self.own = Frame(self.ground, {}, types, self.frame if self.shares else None)
-        return [builder.build(self.tree.root, self.own)]
+            return super().made()
+        return [self.builder.build(self.tree.root, self.own)]
 
     @property
     def shares(self) -> bool:
@@ -233,9 +234,9 @@ class Subtree(Decorator):
 class ForEach(Node):
     """One child an item, each with a frame of its own; at most so many at once, results in order."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        self.builder = builder
-        return []
+    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(builder, plan, frame)
+        self.clear()
 
     def clear(self) -> None:
         self.items: list[object] | None = None

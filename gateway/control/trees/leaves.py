@@ -4,9 +4,11 @@ import logging
 from collections.abc import Mapping
 from typing import cast
 
-from gateway.control.trees.blackboard import MOST_PARTS, BadWrite, parts_of
+from gateway.control.trees.blackboard import MOST_PARTS, BadWrite, Frame, parts_of
 from gateway.control.trees.calls import Call, Pending, TreeAbort
+from gateway.control.trees.kinds import HOSTED
 from gateway.control.trees.nodes import Builder, Node
+from gateway.control.trees.plan import NodePlan
 from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCESS, Status
 
 log = logging.getLogger(__name__)
@@ -21,9 +23,6 @@ _MEANING: Mapping[object, Status] = {
 
 class Leaf(Node):
     is_leaf = True
-
-    def made(self, builder: Builder) -> list[Node]:
-        return []
 
     def failed(self, kind: str, message: str) -> Status:
         self.ground.note(self.plan, kind, message)
@@ -43,13 +42,14 @@ class Leaf(Node):
 class Calling(Leaf):
     """Calls a function once, and waits for its answer if it gives a Pending."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        act = builder.act_of(self.plan)
+    pending: Pending | None = None
+
+    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(builder, plan, frame)
+        act = builder.act_of(plan)
         if act is None:
-            raise TreeAbort(f"{self.plan.path}: nobody offers a function for {self.plan.label}")
-        self.act, self.call = act, Call(self.plan, self.frame)
-        self.pending: Pending | None = None
-        return []
+            raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
+        self.act, self.call = act, Call(plan, frame)
 
     def tick(self) -> Status:
         pending = self.pending
@@ -96,13 +96,17 @@ class Calling(Leaf):
 class Condition(Calling):
     """Asks its `:expr`, or a function."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        return [] if "expr" in self.plan.options else super().made(builder)
+    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
+        self.test = plan.options.get("expr")
+        if self.test is None:
+            super().__init__(builder, plan, frame)
+        else:
+            Node.__init__(self, builder, plan, frame)
 
     def tick(self) -> Status:
-        if "expr" not in self.plan.options:
+        if self.test is None:
             return super().tick()
-        self.status = SUCCESS if self.holds(self.plan.options["expr"]) else FAILURE
+        self.status = SUCCESS if self.holds(self.test) else FAILURE
         return self.status
 
 
@@ -162,4 +166,5 @@ LEAVES: Mapping[str, type[Node]] = {
     "wait": Wait,
     "succeed": Always,
     "fail": Always,
+    **dict.fromkeys(HOSTED, Calling),
 }

@@ -20,37 +20,40 @@ from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCES
 class Builder:
     """Makes the nodes of one run."""
 
-    kinds: Mapping[str, type["Node"]]  # what is not among them calls a function
+    kinds: Mapping[str, type["Node"]]
     subtrees: Mapping[str, TreePlan]
     act_of: Callable[[NodePlan], Act | None]
     watched: Callable[["Node"], "Node"] | None = None  # what is put around each leaf
 
-    def build(self, plan: NodePlan, frame: Frame) -> "Node":
-        if plan.when is not None:
-            return self.kinds["when"](self, plan, frame)
-        return self.bare(plan, frame)
-
-    def bare(self, plan: NodePlan, frame: Frame) -> "Node":
-        """Without its `:when`."""
-        node = self.kinds.get(plan.kind, self.kinds["action"])(self, plan, frame)
+    def build(self, plan: NodePlan, frame: Frame, *, is_bare: bool = False) -> "Node":
+        """`is_bare`: without its `:when`."""
+        kind = plan.kind if is_bare or plan.when is None else "when"
+        node = self.kinds[kind](self, plan, frame)
         return self.watched(node) if self.watched is not None and node.is_leaf else node
+
+
+class _Children:
+    """Made when their parent asks for them first: no run gets to every node of its tree."""
+
+    def __get__(self, node: "Node", _: type) -> "list[Node]":
+        node.children = node.made()
+        return node.children
 
 
 class Node:
     """Light: a run makes its own. `tick` sets `status` to what it gives, unless that is SKIPPED."""
 
     is_leaf = False
+    status: Status = IDLE
+    at: float | None = None  # when what it waits for is over
+    children = _Children()
 
     def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        self.plan, self.frame, self.ground = plan, frame, frame.ground
-        self.status = IDLE
-        self.at: float | None = None  # when what it waits for is over
-        self.children = self.made(builder)
-        self.clear()
+        self.builder, self.plan, self.frame, self.ground = builder, plan, frame, frame.ground
 
-    def made(self, builder: Builder) -> "list[Node]":
+    def made(self) -> "list[Node]":
         """Its children."""
-        return [builder.build(child, self.frame) for child in self.plan.children]
+        return [self.builder.build(child, self.frame) for child in self.plan.children]
 
     def tick(self) -> Status:
         raise NotImplementedError
@@ -118,22 +121,20 @@ def reset_all(nodes: Sequence[Node]) -> None:
 
 
 class InOrder(Node):
-    """Goes on where it was; a selector stops at a SUCCESS, all others at a FAILURE."""
+    """Goes on where it was, and stops at a FAILURE."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        is_selector = self.plan.kind in {"selector", "reactive-selector"}
-        self.ends_with: Status = SUCCESS if is_selector else FAILURE
-        self.otherwise: Status = FAILURE if is_selector else SUCCESS
-        self.body = super().made(builder)
-        return self.body
+    ends_with: Status = FAILURE
+    otherwise: Status = SUCCESS
+    index = skipped = 0
+    beside = 0  # children at the end that are not in the order
 
     def clear(self) -> None:
         self.index = self.skipped = 0
 
     def tick(self) -> Status:
         self.status = RUNNING
-        body, ends_with, index = self.body, self.ends_with, self.index
-        count = len(body)
+        body, ends_with, index = self.children, self.ends_with, self.index
+        count = len(body) - self.beside
         while index < count:
             status = body[index].tick()
             if status is RUNNING:
@@ -147,6 +148,12 @@ class InOrder(Node):
         return self.done(SKIPPED if self.skipped == count else self.otherwise)
 
 
+class Selector(InOrder):
+    """Stops at a SUCCESS."""
+
+    ends_with, otherwise = SUCCESS, FAILURE
+
+
 class MemorySequence(InOrder):
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
 
@@ -154,26 +161,26 @@ class MemorySequence(InOrder):
         if self.status is IDLE:
             self.skipped = 0
         self.status = RUNNING
-        while self.index < len(self.body):
-            child = self.body[self.index]
+        while self.index < len(self.children):
+            child = self.children[self.index]
             was = child.status
             status = child.tick()
             if status is RUNNING:
                 return RUNNING
             if status is FAILURE:
-                reset_all(self.body[self.index :])
+                reset_all(self.children[self.index :])
                 self.status = FAILURE
                 return FAILURE
             self.index += 1
             if status is SKIPPED:
                 self.skipped += 1
-            elif was is IDLE and self.index < len(self.body):
+            elif was is IDLE and self.index < len(self.children):
                 self.ground.wake()
                 return RUNNING
-        return self.done(SKIPPED if self.skipped == len(self.body) else SUCCESS)
+        return self.done(SKIPPED if self.skipped == len(self.children) else SUCCESS)
 
     def halt(self) -> None:
-        reset_all(self.body)
+        reset_all(self.children)
         self.status = IDLE
 
 
@@ -183,7 +190,7 @@ class Reactive(InOrder):
     def tick(self) -> Status:
         self.status = RUNNING
         is_skipped = True
-        for child in self.body:
+        for child in self.children:
             status = child.tick()
             if status is RUNNING:
                 return self._alone(child)
@@ -196,7 +203,7 @@ class Reactive(InOrder):
         return self.done(SKIPPED if is_skipped else self.otherwise)
 
     def _alone(self, child: Node) -> Status:
-        for other in self.body:
+        for other in self.children:
             if other is not child:
                 if other.status is RUNNING:
                     other.halt()
@@ -204,12 +211,15 @@ class Reactive(InOrder):
         return RUNNING
 
 
+class ReactiveSelector(Reactive):
+    ends_with, otherwise = SUCCESS, FAILURE
+
+
 class Try(InOrder):
     """A sequence; when it fails the last child runs, and then the whole fails."""
 
-    def made(self, builder: Builder) -> list[Node]:
-        *self.body, _catch = children = super().made(builder)
-        return children
+    beside = 1
+    is_catching = False
 
     def clear(self) -> None:
         super().clear()
@@ -228,8 +238,10 @@ class Try(InOrder):
 class Ensure(Node):
     """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
 
+    kept: Status | None = None
+
     def clear(self) -> None:
-        self.kept: Status | None = None
+        self.kept = None
 
     def tick(self) -> Status:
         self.status = RUNNING
@@ -252,6 +264,8 @@ class Ensure(Node):
 
 class If(Node):
     """Asks once and stays with the branch."""
+
+    branch = 0
 
     def clear(self) -> None:
         self.branch = 0
@@ -308,7 +322,8 @@ class Parallel(Node):
     With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
     """
 
-    def made(self, builder: Builder) -> list[Node]:
+    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(builder, plan, frame)
         count, said = len(self.plan.children), {k: v.constant for k, v in self.plan.options.items()}
         is_one = said.get("policy") == "require-one" or "require-one" in said
         self.goes_on = said.get("policy") == "continue-on-failure"
@@ -317,7 +332,7 @@ class Parallel(Node):
         self.is_relative = success < 0
         self.success = max(count + success + 1, 0) if success < 0 else success
         self.failure = max(count + failure + 1, 0) if failure < 0 else failure
-        return super().made(builder)
+        self.clear()
 
     def clear(self) -> None:
         self.completed: set[Node] = set()
@@ -358,9 +373,9 @@ class Parallel(Node):
 
 FLOW: Mapping[str, type[Node]] = {
     "sequence": InOrder,
-    "selector": InOrder,
+    "selector": Selector,
     "reactive-sequence": Reactive,
-    "reactive-selector": Reactive,
+    "reactive-selector": ReactiveSelector,
     "memory-sequence": MemorySequence,
     "parallel": Parallel,
     "if": If,

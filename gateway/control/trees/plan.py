@@ -84,6 +84,11 @@ class TreePlan:
     subtrees: Mapping[str, "TreePlan"] = field(default_factory=dict)  # of the same file
     warnings: tuple[Problem, ...] = ()
     watched: frozenset[str] = frozenset()  # keys whose writers have to wake a run
+    types: Mapping[str, KeyType] = field(init=False)  # of the keys
+
+    def __post_init__(self) -> None:
+        types = {name: key.type for name, key in self.schema.items()}
+        object.__setattr__(self, "types", types)
 
     def nodes(self) -> Iterator[NodePlan]:
         """Of this tree and its ending, without those of the subtrees that it names."""

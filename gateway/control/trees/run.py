@@ -64,13 +64,11 @@ class Run:
         self._body_ended: Outcome | None = None
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
-        types = {name: key.type for name, key in plan.schema.items()}
-        self.frame = Frame(self.ground, defaults(plan.schema), types)
+        self.frame = Frame(self.ground, defaults(plan.schema), plan.types)
         self._give(inputs or {})
         trees = {plan.name: plan, **plan.subtrees}
-        builder = Builder(_KINDS, trees, host.find_act, host.watched)
-        self._root = builder.build(plan.root, self.frame)
-        self._final = builder.build(plan.final, self.frame) if plan.final else None
+        self._builder = Builder(_KINDS, trees, host.find_act, host.watched)
+        self._root = self._builder.build(plan.root, self.frame)
         self._node: Node = self._root
 
     def _give(self, inputs: Mapping[str, object]) -> None:
@@ -176,8 +174,8 @@ class Run:
         self._yields = self.ground.work = 0
         if self._body_ended is None:
             self._body_ended = outcome
-            if self._final is not None:
-                self._node = self._final
+            if self.plan.final is not None:
+                self._node = self._builder.build(self.plan.final, self.frame)
                 self.ground.is_awake = True
                 return
         elif outcome.status is not SUCCESS:

@@ -22,7 +22,9 @@ from gateway.web.methods.sessions import Key
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method, validate
-from gateway.web.shapes import budget, token_record
+from gateway.web.shapes import RECORD_COLUMNS, budget, token_record
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 class Status(BaseModel):
@@ -106,7 +108,7 @@ class BudgetMethods:
         if form != "csv":
             return json_response({"records": rows, "more": page.more})
         headers = {"x-exogate-more": str(page.more).lower()}
-        return Response(_csv(rows), headers=headers, media_type="text/csv")
+        return Response(as_csv(rows), headers=headers, media_type="text/csv")
 
 
 def _query(principal: Principal, params: Records) -> RecordQuery:
@@ -130,9 +132,14 @@ def _query(principal: Principal, params: Records) -> RecordQuery:
     )
 
 
-def _csv(rows: Sequence[dict[str, object]]) -> str:
+def as_csv(rows: Sequence[dict[str, object]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, tuple(rows[0]) if rows else ())
+    writer = csv.DictWriter(text, RECORD_COLUMNS)
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return text.getvalue()
+
+
+def _no_formula(value: object) -> object:
+    """Names that users choose must not be run by the spreadsheet that opens them."""
+    return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value

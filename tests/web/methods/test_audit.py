@@ -50,7 +50,8 @@ async def test_a_long_chain_is_verified_piece_by_piece() -> None:
 async def test_what_was_tampered_with_is_found(lost: str) -> None:
     class Tampered:
         def __init__(self, stores: Stores) -> None:
-            self.append, self.newest, self._of = stores.audit.append, stores.audit.newest, stores
+            self.append, self.append_soon = stores.audit.append, stores.audit.append_soon
+            self.newest, self._of = stores.audit.newest, stores
 
         async def after(self, seq: int, *, limit: int) -> list[AuditEntry]:
             one, two, three = await self._of.audit.after(0, limit=3)

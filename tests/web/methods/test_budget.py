@@ -1,0 +1,27 @@
+"""Records as a table: nothing in it is run by the spreadsheet that opens it."""
+
+import csv
+import io
+from dataclasses import replace
+
+import pytest
+
+from gateway.web.methods.budget import as_csv
+from gateway.web.shapes import RECORD_COLUMNS, token_record
+from tests.fakes.ledger import a_record, a_reservation
+
+RECORD = a_record(a_reservation())
+
+
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1", "-1", "@a", "\t=1", "\r=1", "\n=1", 'a",=1', "m,=1"]
+)
+def test_a_name_that_would_be_a_formula_is_text(name: str) -> None:
+    (row,) = csv.DictReader(io.StringIO(as_csv([token_record(replace(RECORD, model=name))])))
+
+    assert row["model"] in {f"'{name}", name}
+    assert row["model"][0] not in "=+-@\t\r\n"
+
+
+def test_a_table_without_rows_has_its_head() -> None:
+    assert as_csv([]) == ",".join(RECORD_COLUMNS) + "\r\n"
