@@ -15,6 +15,7 @@ DeedKind = Literal[
     "budget.changed",
     "budget.refused",  # a model was not asked
     "plugin.refused",  # it was not loaded
+    "memory.erased",  # facts, for good
 ]
 
 

@@ -21,6 +21,8 @@ from gateway.store.faults import at_opening, damaged, file_faults
 from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
 from gateway.store.ledger import SqliteLedger
+from gateway.store.memory_facts import MemoryFacts
+from gateway.store.memory_shelf import Shelf
 from gateway.store.outbox import SqliteOutbox
 from gateway.store.pen import Pen
 from gateway.store.plugins import SqlitePlugins
@@ -91,6 +93,7 @@ async def open_sqlite(
                 SqliteSettings(writer, readers),
                 SqliteRuleStates(readers),
                 SqliteNotices(writer, readers, opened.pen),
+                MemoryFacts(Shelf()),
             )
         finally:
             await care.close()
