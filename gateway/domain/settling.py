@@ -8,12 +8,14 @@ from functools import cached_property
 from unicodedata import normalize
 
 from gateway.domain.errors import GatewayError
-from gateway.domain.facts import Claim, Fact
+from gateway.domain.facts import Claim, Fact, FactQuery, Source
 
 # Characters.
 LONGEST_NAME = 500  # of a subject or predicate
 LONGEST_OBJECT = 4_000
 LONGEST_QUOTE = 100_000
+
+MOST_NAMED = 50  # messages
 
 _ARTICLE = re.compile(r"^(?:the|an?) (?=\S)")
 _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
@@ -66,6 +68,7 @@ class Told:
     id: str
     claim: Claim
     learned_at: datetime
+    said_at: datetime | None = None  # what is left of a source that was erased
 
     @cached_property
     def object(self) -> str:
@@ -77,10 +80,16 @@ class Told:
         return min(self.claim.valid_from, self.claim.valid_to or self.claim.valid_from)
 
     @property
-    def place(self) -> tuple[datetime, datetime, str]:
-        """Where it belongs among others: at equal times what was said later wins."""
-        said = self.claim.source.at if self.claim.source else self.claim.valid_from
-        return (self.since, said, self.object)
+    def said(self) -> datetime:
+        source = self.claim.source
+        return (source.at if source else self.said_at) or self.since
+
+    @property
+    def place(self) -> tuple[datetime, bool, datetime, str]:
+        """Where it belongs among others: at equal times what only ended yields to what began, and
+        what was said later wins."""
+        has_begun = self.claim.valid_to is None or self.since < self.claim.valid_to
+        return (self.since, has_begun, self.said, self.object)
 
 
 @dataclass(slots=True)
@@ -128,13 +137,21 @@ def settled(
     return facts
 
 
+def messages_of(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Those that a fact names; its origin has all."""
+    return tuple(dict.fromkeys(source.message_id for source in sources[:MOST_NAMED]))
+
+
 def by_time(fact: Fact) -> tuple[datetime, bool, str]:
     """The order in which facts are given: at equal times what is current last."""
     return (fact.valid_from, fact.superseded_at is None, fact.id)
 
 
-def is_true_at(fact: Fact, at: datetime) -> bool:
-    return fact.valid_from <= at and (fact.valid_to is None or at < fact.valid_to)
+def is_wanted(fact: Fact, query: FactQuery) -> bool:
+    """Whether it held at the time asked for; without one, whether it still does."""
+    if query.at is None:
+        return query.with_history or fact.superseded_at is None
+    return fact.valid_from <= query.at and (fact.valid_to is None or query.at < fact.valid_to)
 
 
 def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
@@ -195,5 +212,5 @@ def _fact(
         period.until,
         superseded_at if is_over else None,
         following,
-        tuple(dict.fromkeys(source.message_id for source in sources if source)),
+        messages_of([source for source in sources if source]),
     )

@@ -18,7 +18,7 @@ class SqliteAudit:
 
     async def append(self, deed: Deed) -> None:
         require_text("an audit entry", deed.actor)
-        await self._writer.write(partial(_append, deed), durable=False)
+        await self._writer.write(partial(append_deed, deed), durable=False)
 
     async def newest(
         self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
@@ -29,7 +29,7 @@ class SqliteAudit:
         return await self._readers.read(partial(_after, seq, limit))
 
 
-def _append(deed: Deed, pen: Pen) -> None:
+def append_deed(deed: Deed, pen: Pen) -> None:
     last = _newest(None, None, 1, pen.db)
     entry = entry_after(last[0] if last else None, deed)
     at = to_micros(entry.at)

@@ -15,9 +15,9 @@ from gateway.domain.facts import (
     Whose,
     tombstone_of,
 )
-from gateway.domain.settling import Told, by_time, form, is_true_at, predicate_form, settled
+from gateway.domain.settling import Told, by_time, form, is_wanted, predicate_form, settled
 from gateway.domain.words import words_of
-from gateway.store.facts import ranked, require_claims, require_erasure, require_query
+from gateway.store.fact_rows import ranked, require_claims, require_erasure, require_query
 from gateway.store.memory_shelf import Shelf, Topic
 from gateway.store.rows import require_text
 
@@ -61,13 +61,18 @@ class MemoryFacts:
         return sorted(found, key=by_time)[: max(0, query.limit)]
 
     async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        require_query(FactQuery(whose))
         await self._shelf.ready()
         current = self._current(whose)
-        hits = [[fact for fact in current if _holds(fact, word)] for word in dict.fromkeys(words)]
+        asked = dict.fromkeys(words_of(" ".join(words)))
+        hits = [[fact for fact in current if _holds(fact, word)] for word in asked]
         by_id = {fact.id: fact for fact in current}
-        return [by_id[id_] for id_ in ranked([[fact.id for fact in hit] for hit in hits], limit)]
+        found = ranked([fact.id for fact in hit] for hit in hits)
+        return [by_id[id_] for id_ in found[: max(0, limit)]]
 
     async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        require_query(FactQuery(whose))
+        require_text("the query", *names)
         await self._shelf.ready()
         wanted = {form(name) for name in names}
         found = [
@@ -87,7 +92,7 @@ class MemoryFacts:
                 older = (o.fact for o in topic.facts.values() if o.fact.superseded_by == fact_id)
                 return Origin(
                     one.fact,
-                    tuple(source for source in sources if source),
+                    tuple(dict.fromkeys(source for source in sources if source)),
                     tuple(fact.id for fact in sorted(older, key=by_time)),
                 )
         return None
@@ -140,9 +145,7 @@ def _believed(topic: Topic, query: FactQuery) -> list[Fact]:
         told = [one for one in topic.told if one.learned_at <= then]
         before = {fact.id: fact for fact in facts}
         facts = [one.fact for one in settled(facts[0].scope, told, before=before, now=then)]
-    if query.at is not None:
-        return [fact for fact in facts if is_true_at(fact, query.at)]
-    return [fact for fact in facts if query.with_history or fact.superseded_at is None]
+    return [fact for fact in facts if is_wanted(fact, query)]
 
 
 def _is_of(fact: Fact, whose: Whose) -> bool:
@@ -151,8 +154,8 @@ def _is_of(fact: Fact, whose: Whose) -> bool:
 
 def _holds(fact: Fact, word: str) -> bool:
     """Also another form of it."""
-    held = {_stem(one) for one in words_of(f"{fact.subject} {fact.predicate} {fact.object}")}
-    return any(_stem(one) in held for one in words_of(word))
+    held = words_of(f"{fact.subject} {fact.predicate} {fact.object}")
+    return _stem(word) in {_stem(one) for one in held}
 
 
 def _stem(word: str) -> str:
@@ -186,4 +189,4 @@ def _without_source(told: Told, what: Erasure) -> Told:
     source = told.claim.source
     if source is None or what.session_key is None or source.session_key != what.session_key:
         return told
-    return replace(told, claim=replace(told.claim, source=None))
+    return replace(told, claim=replace(told.claim, source=None), said_at=source.at)
