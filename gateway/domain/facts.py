@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from hashlib import sha256
 from typing import Literal, Protocol
 
 from gateway.domain.ids import SessionKey
@@ -99,6 +100,19 @@ class Erasure:
     fact_id: str | None = None
     scope: str | None = None
     session_key: SessionKey | None = None
+    by: str = "local"  # who wants it, for the audit
+
+    @property
+    def kind(self) -> Literal["fact", "scope", "session"]:
+        if self.fact_id is not None:
+            return "fact"
+        return "session" if self.scope is None else "scope"
+
+
+def tombstone_of(what: Erasure, now: datetime) -> str:
+    """What is left of an erasure: it tells nobody what was erased."""
+    target = what.fact_id or what.scope or str(what.session_key)
+    return sha256(f"{what.kind} {target} {now.isoformat()}".encode()).hexdigest()[:32]
 
 
 class Facts(Protocol):

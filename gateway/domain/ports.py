@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
+from gateway.domain.facts import Facts
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
@@ -276,6 +277,7 @@ class Stores:
     settings: SettingsStore
     rule_states: RuleStates
     notices: NoticeBoard
+    facts: Facts
 
 
 class Deliver(Protocol):

@@ -21,11 +21,11 @@ class SqliteAudit:
 
     async def append(self, deed: Deed) -> None:
         require_text("an audit entry", deed.actor)
-        await self._writer.write(partial(_append, deed), durable=False)
+        await self._writer.write(partial(append_deed, deed), durable=False)
 
     def append_soon(self, deed: Deed) -> None:
         require_text("an audit entry", deed.actor)
-        self._writer.write_soon(partial(_append, deed), partial(note_missing, deed))
+        self._writer.write_soon(partial(append_deed, deed), partial(note_missing, deed))
 
     async def newest(
         self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
@@ -43,7 +43,7 @@ def note_missing(deed: Deed, error: Exception) -> None:
     log.error("an entry of the audit could not be written", extra=told)
 
 
-def _append(deed: Deed, pen: Pen) -> None:
+def append_deed(deed: Deed, pen: Pen) -> None:
     last = _newest(None, None, 1, pen.db)
     entry = entry_after(last[0] if last else None, deed)
     at = to_micros(entry.at)

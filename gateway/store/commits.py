@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Operation = Callable[[Pen], T]
 
+# Up to this size a database is written anew after an erasure: half a second at most.
+MADE_ANEW_BYTES = 64 * 1024 * 1024
 GIVE_UP_AFTER = 3  # I/O errors in a row: the kernel may have dropped what it could not write
 
 # What a single operation can be at fault for; everything else is the database's own trouble.
@@ -96,7 +98,24 @@ class Commits:
         self.done += 1
         if durable:
             self._note_durable()
+        if pen.has_erased:
+            self._forget()
         return outcomes
+
+    def _forget(self) -> None:
+        """Neither the log nor the gaps within pages must keep what was erased."""
+        db = self._pen.db
+        try:
+            size = db.execute(
+                "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+            )
+            if size.fetchone()[0] <= MADE_ANEW_BYTES:
+                db.execute("VACUUM")
+            busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._pen.has_erased = bool(busy)  # somebody still reads: again after the next one
+        except sqlite3.Error as error:
+            self._pen.has_erased = False
+            log.warning("store may still hold erased words", extra={"why": str(error)})
 
     def _note_durable(self) -> None:
         self.synced += 1

@@ -13,6 +13,7 @@ from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
 from gateway.store.memory_audit import MemoryAudit
+from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
@@ -41,6 +42,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemorySettings(shelf),
             MemoryRuleStates(shelf),
             MemoryNotices(shelf),
+            MemoryFacts(shelf),
         )
     finally:
         shelf.is_closed = True

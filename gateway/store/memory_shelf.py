@@ -13,6 +13,7 @@ from gateway.domain.messages import Node
 from gateway.domain.outbox import Delivery
 from gateway.domain.ports import PluginSpace
 from gateway.domain.sessions import SessionRecord
+from gateway.domain.settling import Settled, Told
 from gateway.store.rows import Stamps
 
 
@@ -49,6 +50,14 @@ class Posted:
 
 
 @dataclass(slots=True)
+class Topic:
+    """All that was claimed of a subject and predicate in a scope, and what is believed of it."""
+
+    told: list[Told] = field(default_factory=list)
+    facts: dict[str, Settled] = field(default_factory=dict)  # by id
+
+
+@dataclass(slots=True)
 class Shelf:
     """All there is; every change happens between two awaits, so it is whole or not at all."""
 
@@ -69,6 +78,7 @@ class Shelf:
     records: list[TokenRecord] = field(default_factory=list)
     last_day: str = ""
     audit: list[AuditEntry] = field(default_factory=list)
+    topics: dict[tuple[str, str, str], Topic] = field(default_factory=dict)
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

@@ -28,6 +28,7 @@ class Pen:
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
         self.accepted = 0
+        self.has_erased = False  # so that the log must not keep what the database no longer has
         self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
         self.stamps = Stamps()
         self.refresh()

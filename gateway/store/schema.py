@@ -237,9 +237,90 @@ CREATE TRIGGER IF NOT EXISTS audit_is_not_deleted BEFORE DELETE ON audit
 BEGIN SELECT RAISE(ABORT, 'the audit is only appended to'); END;
 """
 
+_FACTS = """
+CREATE TABLE IF NOT EXISTS fact_group (  -- whose, or said where; facts of one lie side by side
+    id INTEGER PRIMARY KEY AUTOINCREMENT,  -- a place is never another person's
+    kind TEXT NOT NULL CHECK (kind IN ('scope', 'session')),
+    name TEXT NOT NULL,
+    last INTEGER NOT NULL DEFAULT 0,     -- number of its newest
+    UNIQUE (kind, name)
+);
+CREATE TABLE IF NOT EXISTS fact_topic (
+    id INTEGER PRIMARY KEY,
+    scope INTEGER NOT NULL REFERENCES fact_group (id),
+    subject TEXT NOT NULL,               -- both without what does not tell things apart
+    predicate TEXT NOT NULL,
+    UNIQUE (scope, subject, predicate)
+);
+CREATE INDEX IF NOT EXISTS fact_topic_by_predicate ON fact_topic (scope, predicate);
+CREATE TABLE IF NOT EXISTS fact (
+    place INTEGER PRIMARY KEY,           -- scope * 2^32 + number within the scope
+    room_place INTEGER UNIQUE,           -- the same of the session; NULL if that is all the scope's
+    id TEXT NOT NULL,                    -- of its first claim
+    scope INTEGER NOT NULL REFERENCES fact_group (id),
+    session INTEGER NOT NULL REFERENCES fact_group (id),
+    topic INTEGER NOT NULL REFERENCES fact_topic (id),
+    form TEXT NOT NULL,                  -- of the object
+    entity_type TEXT NOT NULL CHECK (entity_type IN ('fact', 'relationship', 'attribute')),
+    subject TEXT NOT NULL,
+    predicate TEXT NOT NULL,
+    object TEXT NOT NULL,
+    functional INTEGER NOT NULL,
+    confidence REAL NOT NULL CHECK (confidence BETWEEN 0 AND 1),
+    learned_at INTEGER NOT NULL,
+    valid_from INTEGER NOT NULL,
+    valid_to INTEGER,
+    superseded_at INTEGER,
+    superseded_by TEXT
+);
+CREATE INDEX IF NOT EXISTS fact_by_topic ON fact (topic, functional, form);
+CREATE INDEX IF NOT EXISTS fact_by_session ON fact (session, valid_from);
+CREATE INDEX IF NOT EXISTS fact_by_learning ON fact (scope, learned_at);
+CREATE INDEX IF NOT EXISTS fact_current ON fact (scope, valid_from) WHERE superseded_at IS NULL;
+CREATE INDEX IF NOT EXISTS fact_by_object ON fact (scope, form, valid_from)
+    WHERE superseded_at IS NULL;
+CREATE INDEX IF NOT EXISTS fact_superseded ON fact (superseded_by)
+    WHERE superseded_by IS NOT NULL;
+-- The database itself sees to it that of a functional predicate one object is current.
+CREATE UNIQUE INDEX IF NOT EXISTS fact_one_current ON fact (topic)
+    WHERE superseded_at IS NULL AND functional;
+CREATE TABLE IF NOT EXISTS fact_claim (
+    seq INTEGER PRIMARY KEY,             -- order of learning
+    id TEXT NOT NULL UNIQUE,
+    fact INTEGER NOT NULL REFERENCES fact (place),
+    topic INTEGER NOT NULL REFERENCES fact_topic (id),
+    session INTEGER NOT NULL REFERENCES fact_group (id),
+    object TEXT NOT NULL,
+    functional INTEGER NOT NULL,
+    confidence REAL NOT NULL,
+    learned_at INTEGER NOT NULL,
+    since INTEGER NOT NULL,
+    said_at INTEGER NOT NULL,
+    until INTEGER,
+    message_id TEXT,                     -- NULL: without a source
+    quote TEXT,
+    said_by TEXT
+);
+CREATE INDEX IF NOT EXISTS fact_claim_by_fact ON fact_claim (fact, seq);
+CREATE INDEX IF NOT EXISTS fact_claim_by_time ON fact_claim (topic, since, said_at);
+CREATE INDEX IF NOT EXISTS fact_claim_by_session ON fact_claim (session);
+CREATE INDEX IF NOT EXISTS fact_claim_ended ON fact_claim (topic) WHERE until IS NOT NULL;
+-- Of current facts, at their places.
+CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (
+    words, columnsize = 0, tokenize = "porter unicode61 categories 'L* N* Co M*'"
+);
+CREATE TABLE IF NOT EXISTS fact_erasure (  -- what is left of what was erased
+    seq INTEGER PRIMARY KEY,
+    at INTEGER NOT NULL,
+    kind TEXT NOT NULL,
+    facts INTEGER NOT NULL,
+    tombstone TEXT NOT NULL
+);
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH, _LEDGER + _AUDIT)
+MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH, _LEDGER + _AUDIT, _FACTS)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)

@@ -17,6 +17,7 @@ from gateway.store.audit import SqliteAudit
 from gateway.store.care import SqliteCare
 from gateway.store.commits import Commits
 from gateway.store.data_dir import Held, Mark, require_all
+from gateway.store.facts import SqliteFacts
 from gateway.store.faults import at_opening, damaged, file_faults
 from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
@@ -91,6 +92,7 @@ async def open_sqlite(
                 SqliteSettings(writer, readers),
                 SqliteRuleStates(readers),
                 SqliteNotices(writer, readers, opened.pen),
+                SqliteFacts(writer, readers),
             )
         finally:
             await care.close()
@@ -133,6 +135,12 @@ def _require_library() -> None:
             f"this Python has SQLite {sqlite3.sqlite_version}, the embedded store needs {least}: "
             "use a Python with a newer one"
         )
+    with contextlib.closing(sqlite3.connect(":memory:")) as db:
+        if not db.execute("SELECT sqlite_compileoption_used('ENABLE_FTS5')").fetchone()[0]:
+            raise StoreRefused(
+                "this Python's SQLite was built without FTS5, which the embedded store needs: "
+                "use another Python"
+            )
 
 
 def _tell_loss(held: Held, marked: Held) -> None:
@@ -195,6 +203,7 @@ def _open_to_write(path: Path, now: int) -> sqlite3.Connection:
     try:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA secure_delete = ON")  # what is erased must not be left in a free page
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("PRAGMA journal_size_limit = 67108864")
         migrate(db)

@@ -124,6 +124,30 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
         ),
         ("SELECT * FROM token_record WHERE series = 1 ORDER BY at DESC", "record_by_series"),
         ("SELECT * FROM token_record WHERE at >= 1 ORDER BY at DESC", "record_by_time"),
+        ("SELECT * FROM fact_topic WHERE scope = 1 AND subject = ''", "autoindex_fact_topic_1"),
+        ("SELECT id FROM fact_topic WHERE scope = 1 AND predicate = ''", "topic_by_predicate"),
+        (
+            "SELECT * FROM fact f WHERE topic = 1 AND f.functional AND f.superseded_at IS NULL",
+            "fact_one_current",
+        ),
+        (
+            "SELECT * FROM fact WHERE scope = 1 AND form = '' AND superseded_at IS NULL"
+            " ORDER BY valid_from",
+            "fact_by_object",
+        ),
+        ("SELECT * FROM fact WHERE scope = 1 ORDER BY learned_at DESC", "fact_by_learning"),
+        ("SELECT * FROM fact WHERE session = 1 ORDER BY valid_from", "fact_by_session"),
+        (
+            "SELECT * FROM fact WHERE scope = 1 AND superseded_at IS NULL ORDER BY valid_from",
+            "fact_current",
+        ),
+        ("SELECT * FROM fact WHERE superseded_by = ''", "fact_superseded"),
+        ("SELECT fact FROM fact_claim WHERE id = ''", "sqlite_autoindex_fact_claim_1"),
+        (
+            "SELECT since FROM fact_claim WHERE topic = 1 ORDER BY since DESC, said_at DESC",
+            "fact_claim_by_time",
+        ),
+        ("SELECT 1 FROM fact_claim WHERE topic = 1 AND until IS NOT NULL", "fact_claim_ended"),
     ],
 )
 def test_a_look_up_uses_its_index(query: str, index: str) -> None:

@@ -349,7 +349,7 @@ async def fill(data_dir: Path) -> list[str]:
 
 
 def test_on_a_full_disk_nothing_is_acknowledged_and_everything_readable(small_disk: Path) -> None:
-    (small_disk / "ballast").write_bytes(b"x" * 500_000)
+    (small_disk / "ballast").write_bytes(b"x" * 300_000)
 
     names = anyio.run(fill, small_disk / "data")
 

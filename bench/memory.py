@@ -1,0 +1,130 @@
+"""Measures what facts cost in a small store and in a large one.
+
+    python -m bench.memory [--quick] [--json FILE]
+
+In one process, on a fresh embedded store: a person's facts are added one at a time and looked for,
+first beside a thousand facts of others, then beside a million, in which the same words occur.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+from statistics import median
+
+import anyio
+
+from bench.marks import Figure, marked, table
+from bench.measuring import quantile, rss_mb, timed
+from bench.process import other_cores
+from gateway.domain.facts import Claim, Erasure, FactQuery, Facts, Source, Whose
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.host.clock import SystemClock
+from gateway.store.opening import open_store
+
+ADD_MS, GROWTH, RSS_MB = 1.0, 1.5, 200.0
+SMALL, A_PERSONS = 1_000, 1_000  # facts
+DAY = datetime(2026, 1, 1, tzinfo=UTC)
+THINGS = ("tea", "jazz", "chess", "Oslo", "sailing", "a dog called Luna", "blue", "old maps")
+
+
+def a_claim(number: int, person: str) -> Claim:
+    """Every third one supersedes another."""
+    key = SessionKey(AgentId("a"), "c", "default", person)
+    at = DAY + timedelta(seconds=number)
+    is_one = number % 3 == 0
+    thing = f"{THINGS[number % len(THINGS)]} number {number % 997}"
+    predicate = f"favourite {number % 30}" if is_one else "likes"
+    source = Source(f"m{number}", key, at, f"I really like {thing}", person)
+    return Claim("user", predicate, thing, is_one, at, key, source=source)
+
+
+async def fill(facts: Facts, first: int, beyond: int) -> None:
+    """As others are remembered, each person at once."""
+    for start in range(first, beyond, A_PERSONS):
+        numbers = range(start, min(start + A_PERSONS, beyond))
+        claims = [a_claim(number, f"p{start}") for number in numbers]
+        ids = [f"o{number}" for number in numbers]
+        await facts.add(f"p{start}", claims, ids=ids, now=DAY)
+
+
+async def measured(facts: Facts, person: str, times: int) -> Mapping[str, list[float]]:
+    """Milliseconds of each call about a new person."""
+    numbers, whose = count(), Whose(scope=person)
+
+    async def add() -> None:
+        number = next(numbers)
+        claim = a_claim(number, person)
+        await facts.add(person, [claim], ids=[f"{person}{number}"], now=claim.valid_from)
+
+    def matching(text: str) -> Callable[[], Awaitable[object]]:
+        return lambda: facts.matching(whose, text.split(), limit=10)
+
+    one = FactQuery(whose, predicate="favourite 3", at=DAY + timedelta(seconds=50))
+    asked: Mapping[str, Callable[[], Awaitable[object]]] = {
+        "adding": add,
+        "matching a rare word": matching("what about number 7"),
+        "matching a frequent word": matching("does she like jazz"),
+        "one hop around": lambda: facts.around(whose, ["jazz number 1"], limit=10),
+        "50 current ones": lambda: facts.select(FactQuery(whose, limit=50)),
+        "true at a time": lambda: facts.select(one),
+    }
+    took = {}
+    for name, ask in asked.items():
+        took[name] = await timed(ask, times)  # type: ignore[arg-type]  # whatever it gives
+    return took
+
+
+async def measure(home: Path, facts_in_all: int, times: int) -> list[Figure]:
+    print(f"other load: {other_cores():.2f} cores", file=sys.stderr)
+    async with open_store("embedded", home, clock=SystemClock()) as stores:
+        await fill(stores.facts, 0, SMALL)
+        small = await measured(stores.facts, "small", times)
+        rss, began = rss_mb(os.getpid()), time.perf_counter()
+        await fill(stores.facts, SMALL, facts_in_all)
+        seconds = time.perf_counter() - began
+        large = await measured(stores.facts, "large", times)
+        grown = rss_mb(os.getpid()) - rss
+        began = time.perf_counter()
+        await stores.facts.erase(Erasure(scope="large"), dry_run=False, now=DAY)
+        erased = time.perf_counter() - began
+    figures = [
+        marked(Figure(f"adding p50 beside {SMALL:,}", "ms", median(small["adding"])), ADD_MS),
+        marked(
+            Figure(f"adding p50 beside {facts_in_all:,}", "ms", median(large["adding"])), ADD_MS
+        ),
+        Figure("adding p99", "ms", quantile(large["adding"], 0.99)),
+        Figure("adding many at once", "facts/s", (facts_in_all - SMALL) / seconds),
+        marked(Figure("RSS growth", "MB", grown), RSS_MB),
+        Figure("erasing a person for good", "s", erased),
+    ]
+    for name in list(small)[1:]:
+        figure = Figure(name, "ms", median(large[name]), median(small[name]), base="small")
+        figures.append(marked(figure, GROWTH, ratio=True))
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--micro", action="store_true", help="only whether it runs")
+    parser.add_argument("--json", type=Path, help="where to put the figures too")
+    args = parser.parse_args()
+    sizes = (1_500, 5) if args.micro else (50_000, 500) if args.quick else (1_000_000, 1_000)
+    with tempfile.TemporaryDirectory(prefix="bench-") as home:
+        figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
+    print(table(figures))
+    if args.json:
+        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
+        args.json.write_text(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""How facts are written: claims settled with what is known, and what is erased."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from gateway.domain.audit import Deed
+from gateway.domain.facts import Claim, Erasure, Fact, tombstone_of
+from gateway.domain.settling import Settled, Told, form, predicate_form, settled
+from gateway.domain.words import words_of
+from gateway.store.audit import append_deed
+from gateway.store.fact_rows import (
+    FACT,
+    FactRow,
+    as_told,
+    changing,
+    claims_of,
+    to_fact_row,
+    to_told,
+)
+from gateway.store.pen import Pen
+from gateway.store.rows import SEQ_BITS, place_of, to_micros, to_time
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one object, or of a whole predicate if that is functional."""
+
+    rows: Mapping[str, FactRow]  # by id
+    told: list[Told]
+    places: dict[str, int] = field(default_factory=dict)  # of claims' facts, by the claim's id
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """Where a claim belongs."""
+
+    scope: str
+    scope_id: int
+    id: int
+
+
+def add(scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen) -> None:
+    scope_id = _group("scope", scope, pen.db)
+    for claim, id_ in zip(claims, ids, strict=True):
+        names = (scope_id, form(claim.subject), predicate_form(claim.predicate))
+        topic = _Topic(scope, scope_id, _id_of(_FIND_TOPIC, _MAKE_TOPIC, names, pen.db))
+        new = Told(id_, claim, now)
+        known = _known(topic.id, new, pen.db)
+        _settle(topic, _Known(known.rows, [*known.told, new], known.places), now, pen.db)
+
+
+def _group(kind: str, name: str, db: sqlite3.Connection) -> int:
+    return _id_of(FIND_GROUP, _MAKE_GROUP, (kind, name), db)
+
+
+def _id_of(find: str, make: str, names: Sequence[object], db: sqlite3.Connection) -> int:
+    row = db.execute(find, names).fetchone() or db.execute(make, names).fetchone()
+    return int(row[0])
+
+
+# --- what is known -------------------------------------------------------------------------------
+
+
+def _known(topic: int, new: Told, db: sqlite3.Connection) -> _Known:
+    apart = _exists(_OF_OBJECT, (topic, 0, new.object), db)
+    is_functional = new.claim.functional or _exists(_OF_OBJECT, (topic, 1, new.object), db)
+    if not (is_functional and apart):
+        current = _current(topic, new, db, functional=is_functional)
+        if current is not None:
+            return current
+    rows = _rows(_OF_OBJECT, (topic, 0, new.object), db)
+    if is_functional:
+        rows += _rows(_FUNCTIONAL, (topic,), db)
+    return _all_of(rows, db)
+
+
+def _exists(where: str, values: Sequence[object], db: sqlite3.Connection) -> bool:
+    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM fact f {where})", values).fetchone()[0])
+
+
+def _rows(where: str, values: Sequence[object], db: sqlite3.Connection) -> list[FactRow]:
+    return [to_fact_row(row) for row in db.execute(f"{FACT} {where}", values).fetchall()]
+
+
+def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool) -> _Known | None:
+    """Enough, however often it was said before, for what comes in its order and ends nothing."""
+    ends = db.execute(_ANY_END, (topic,)).fetchone()[0]
+    if new.claim.valid_to is not None or ends:
+        return None
+    said_at: datetime | None = None
+    if functional:
+        latest = db.execute(_LATEST, (topic,)).fetchone()
+        if latest is None or (to_micros(new.since), to_micros(new.said)) <= latest:
+            return None
+        said_at = to_time(latest[1])
+        rows = _rows(_ONE_CURRENT, (topic,), db)
+    else:
+        rows = _rows(_OBJECT_CURRENT, (topic, 0, new.object), db)
+    if not rows:
+        return None
+    return _Known({row.fact.id: row for row in rows}, [as_told(row.fact, said_at) for row in rows])
+
+
+def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
+    facts = {row.place: row.fact for row in rows}
+    claims = claims_of([*facts], db)
+    told = [to_told(claim, facts[claim[2]]) for claim in claims]
+    places = {claim[1]: claim[2] for claim in claims}
+    return _Known({row.fact.id: row for row in rows}, told, places)
+
+
+# --- what changes --------------------------------------------------------------------------------
+
+
+def _settle(topic: _Topic, known: _Known, now: datetime, db: sqlite3.Connection) -> None:
+    before = {id_: row.fact for id_, row in known.rows.items()}
+    facts = settled(topic.scope, known.told, before=before, now=now)
+    # What is no longer current goes first: there are never two.
+    for one in sorted(facts, key=lambda one: one.fact.superseded_at is None):
+        row = known.rows.get(one.fact.id)
+        place = _insert(topic, one, db) if row is None else _update(row, one.fact, db)
+        for told in one.told:
+            if told.id in known.places and known.places[told.id] != place:
+                db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
+            elif told is known.told[-1] and told.id not in known.places:
+                _keep(topic, told, place, db)
+
+
+def _update(row: FactRow, fact: Fact, db: sqlite3.Connection) -> int:
+    if changing(row.fact) != changing(fact):
+        db.execute(_CHANGE, (*changing(fact), row.place))
+    was, now = (one.superseded_at is None for one in (row.fact, fact))
+    if was and not now:
+        _unlist((row.place, row.room_place), db)
+    elif now and not was:
+        _list((row.place, row.room_place), fact, db)
+    return row.place
+
+
+def _insert(topic: _Topic, one: Settled, db: sqlite3.Connection) -> int:
+    fact = one.fact
+    session = str(fact.session_key)
+    session_id = _group("session", session, db)
+    place = _next_place(topic.scope_id, db)
+    room_place = None if session == topic.scope else _next_place(session_id, db)
+    where = (place, room_place, fact.id, topic.scope_id, session_id, topic.id, form(fact.object))
+    what = (fact.entity_type, fact.subject, fact.predicate, fact.object)
+    db.execute(_INSERT, (*where, *what, to_micros(fact.learned_at), *changing(fact)))
+    if fact.superseded_at is None:
+        _list((place, room_place), fact, db)
+    return place
+
+
+def _next_place(group: int, db: sqlite3.Connection) -> int:
+    return place_of(group, db.execute(_NUMBER, (group,)).fetchone()[0])
+
+
+def _keep(topic: _Topic, told: Told, place: int, db: sqlite3.Connection) -> None:
+    claim, source = told.claim, told.claim.source
+    session = _group("session", str(source.session_key if source else claim.session_key), db)
+    since, said = to_micros(told.since), to_micros(told.said)
+    until = None if claim.valid_to is None else to_micros(claim.valid_to)
+    words = (source.message_id, source.quote, source.said_by) if source else (None, None, None)
+    how = (claim.object, claim.functional, claim.confidence, to_micros(told.learned_at))
+    db.execute(_KEEP, (told.id, place, topic.id, session, *how, since, said, until, *words))
+
+
+def _list(places: Sequence[int | None], fact: Fact, db: sqlite3.Connection) -> None:
+    words = " ".join(words_of(f"{fact.subject} {fact.predicate} {fact.object}"))
+    listed = [(place, words) for place in places if place is not None]
+    db.executemany("INSERT INTO fact_words (rowid, words) VALUES (?, ?)", listed)
+
+
+def _unlist(places: Sequence[int | None], db: sqlite3.Connection) -> None:
+    listed = [(place,) for place in places if place is not None]
+    db.executemany("DELETE FROM fact_words WHERE rowid = ?", listed)
+
+
+# --- erasing -------------------------------------------------------------------------------------
+
+
+def count_of(what: Erasure, db: sqlite3.Connection) -> int:
+    where, value = _erased(what)
+    return int(db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
+
+
+def erase(what: Erasure, now: datetime, pen: Pen) -> int:
+    """The index is written anew: old segments of it would keep the words."""
+    db = pen.db
+    where, value = _erased(what)
+    rows = _rows(where, (value,), db)
+    if what.session_key is not None:
+        db.execute(_BLANK, (str(what.session_key),))
+    _take_out(rows, now, db)
+    if rows:
+        db.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
+    tombstone = tombstone_of(what, now)
+    db.execute(_TOMBSTONE, (to_micros(now), what.kind, len(rows), tombstone))
+    detail = {"what": what.kind, "facts": len(rows), "tombstone": tombstone}
+    append_deed(Deed(now, "memory.erased", what.by, detail), pen)
+    pen.has_erased = True
+    return len(rows)
+
+
+def _erased(what: Erasure) -> tuple[str, str]:
+    if what.fact_id is not None:
+        return (
+            "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1",
+            what.fact_id,
+        )
+    column = "session" if what.scope is None else "scope"
+    group = f"(SELECT id FROM fact_group WHERE kind = '{column}' AND name = ?)"
+    return f"WHERE f.{column} = {group}", str(what.scope or what.session_key)
+
+
+def _take_out(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) -> None:
+    gone = {row.place for row in rows}
+    before: list[FactRow] = []
+    groups: set[tuple[int]] = set()
+    for row in rows:
+        before += _rows(_SUPERSEDED_BY, (row.fact.id,), db)
+        groups |= {(one,) for one in db.execute(_GROUPS, (row.place,)).fetchone()}
+        _unlist((row.place, row.room_place), db)
+    db.executemany("DELETE FROM fact_claim WHERE fact = ?", [(place,) for place in gone])
+    db.executemany("DELETE FROM fact WHERE place = ?", [(place,) for place in gone])
+    _end([row for row in before if row.place not in gone], now, db)
+    db.executemany(_DROP_TOPIC, {(row.topic,) for row in rows})
+    db.executemany(_DROP_GROUP, groups)
+
+
+def _end(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) -> None:
+    """They ended where what is erased began; otherwise they would be believed anew."""
+    lanes: dict[tuple[int, bool, str], FactRow] = {}
+    for row in rows:
+        fact = row.fact
+        assert fact.valid_to is not None
+        db.execute(_END, (to_micros(fact.valid_to), row.place))
+        lanes[row.topic, fact.functional, "" if fact.functional else form(fact.object)] = row
+    for (topic, functional, lane), row in lanes.items():
+        where = _FUNCTIONAL if functional else _OF_OBJECT
+        known = _all_of(_rows(where, (topic,) if functional else (topic, 0, lane), db), db)
+        _settle(_Topic(row.fact.scope, row.place >> SEQ_BITS, topic), known, now, db)
+
+
+FIND_GROUP = "SELECT id FROM fact_group WHERE kind = ? AND name = ?"
+_MAKE_GROUP = "INSERT INTO fact_group (kind, name) VALUES (?, ?) RETURNING id"
+_NUMBER = "UPDATE fact_group SET last = last + 1 WHERE id = ? RETURNING last"
+_FIND_TOPIC = "SELECT id FROM fact_topic WHERE scope = ? AND subject = ? AND predicate = ?"
+_MAKE_TOPIC = "INSERT INTO fact_topic (scope, subject, predicate) VALUES (?, ?, ?) RETURNING id"
+_OF_OBJECT = "WHERE f.topic = ? AND f.functional = ? AND f.form = ?"
+_FUNCTIONAL = "WHERE f.topic = ? AND f.functional = 1"
+_SUPERSEDED_BY = "WHERE f.superseded_by = ?"
+_ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"
+_OBJECT_CURRENT = f"{_OF_OBJECT} AND f.superseded_at IS NULL"
+_ANY_END = "SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ? AND until IS NOT NULL)"
+_LATEST = """
+SELECT since, said_at FROM fact_claim WHERE topic = ? ORDER BY since DESC, said_at DESC LIMIT 1
+"""
+_INSERT = """
+INSERT INTO fact (place, room_place, id, scope, session, topic, form, entity_type, subject,
+    predicate, object, learned_at, functional, confidence, valid_from, valid_to, superseded_at,
+    superseded_by)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_CHANGE = """
+UPDATE fact SET functional = ?, confidence = ?, valid_from = ?, valid_to = ?, superseded_at = ?,
+    superseded_by = ?
+WHERE place = ?
+"""
+_KEEP = """
+INSERT INTO fact_claim (id, fact, topic, session, object, functional, confidence, learned_at,
+    since, said_at, until, message_id, quote, said_by)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_BLANK = """
+UPDATE fact_claim SET message_id = NULL, quote = NULL, said_by = NULL
+WHERE session = (SELECT id FROM fact_group WHERE kind = 'session' AND name = ?)
+"""
+_END = """
+UPDATE fact_claim SET until = ? WHERE seq = (SELECT max(seq) FROM fact_claim WHERE fact = ?)
+"""
+_GROUPS = "SELECT scope, session FROM fact WHERE place = ?"
+_DROP_TOPIC = """
+DELETE FROM fact_topic WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM fact WHERE topic = ?1)
+"""
+_DROP_GROUP = """
+DELETE FROM fact_group WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM fact WHERE scope = ?1)
+    AND NOT EXISTS (SELECT 1 FROM fact WHERE session = ?1)
+    AND NOT EXISTS (SELECT 1 FROM fact_claim WHERE session = ?1)
+"""
+_TOMBSTONE = "INSERT INTO fact_erasure (at, kind, facts, tombstone) VALUES (?, ?, ?, ?)"

@@ -1,0 +1,251 @@
+"""Facts in SQLite, and how they are found."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Origin, Whose
+from gateway.domain.settling import (
+    MOST_NAMED,
+    Told,
+    by_time,
+    form,
+    is_wanted,
+    predicate_form,
+    settled,
+)
+from gateway.domain.words import words_of
+from gateway.store import fact_writing as writing
+from gateway.store.fact_rows import (
+    CLAIM,
+    FACT,
+    FactRow,
+    claims_of,
+    ranked,
+    require_claims,
+    require_erasure,
+    require_query,
+    to_fact_row,
+    to_told,
+)
+from gateway.store.pen import Pen
+from gateway.store.reader import Readers
+from gateway.store.rows import place_of, require_text, to_micros
+from gateway.store.writer import Writer
+
+_MOST_WORDS = 64  # of a question
+_MOST_HITS = 1000  # of a word: those that were learned last
+_MOST_SOURCES = 1000
+
+_Term = tuple[str, tuple[object, ...]]  # a condition and its values
+
+
+class SqliteFacts:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+
+    async def add(
+        self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
+    ) -> Sequence[Fact]:
+        require_claims(scope, claims, ids)
+        return await self._writer.write(partial(_add, scope, claims, ids, now), durable=False)
+
+    async def select(self, query: FactQuery) -> Sequence[Fact]:
+        require_query(query)
+        find = _select if query.known_at is None else _known_then
+        return await self._readers.read(partial(find, query))
+
+    async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        require_query(FactQuery(whose))
+        even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
+        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
+
+    async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        require_query(FactQuery(whose))
+        require_text("the query", *names)
+        forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
+        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
+
+    async def origin(self, fact_id: str) -> Origin | None:
+        require_text("the fact's id", fact_id)
+        return await self._readers.read(partial(_origin, fact_id))
+
+    async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
+        require_erasure(what)
+        if dry_run:
+            return await self._readers.read(partial(writing.count_of, what))
+        return await self._writer.write(partial(writing.erase, what, now), durable=True)
+
+
+def _add(
+    scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen
+) -> Sequence[Fact]:
+    writing.add(scope, claims, ids, now, pen)
+    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for id_ in ids]
+    return [_with_sources(row, pen.db) for row in found]
+
+
+def _rows(
+    terms: Sequence[_Term], rest: str, values: Sequence[object], db: sqlite3.Connection
+) -> list[FactRow]:
+    where = " AND ".join(term for term, _ in terms)
+    given = [value for _, some in terms for value in some]
+    rows = db.execute(f"{FACT} WHERE {where} {rest}", (*given, *values)).fetchall()
+    return [to_fact_row(row) for row in rows]
+
+
+def _with_sources(row: FactRow, db: sqlite3.Connection) -> Fact:
+    found = db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
+    return replace(row.fact, source_message_ids=tuple(dict.fromkeys(one for (one,) in found)))
+
+
+def _group_of(whose: Whose, db: sqlite3.Connection) -> int:
+    """0 if nothing was ever said there."""
+    kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
+    row = db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
+    return int(row[0]) if row else 0
+
+
+# --- by what it is about, and when ---------------------------------------------------------------
+
+
+def _select(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
+    terms = _about(query, db)
+    if query.at is not None:
+        at = to_micros(query.at)
+        terms.append(("f.valid_from <= ? AND (f.valid_to IS NULL OR f.valid_to > ?)", (at, at)))
+    elif not query.with_history:
+        terms.append(_IS_CURRENT)
+    rows = _rows(terms, _OLDEST, (max(0, query.limit),), db)
+    return [_with_sources(row, db) for row in rows]
+
+
+def _about(query: FactQuery, db: sqlite3.Connection) -> list[_Term]:
+    group, is_room = _group_of(query.whose, db), query.whose.room is not None
+    names: dict[str, str] = {}
+    if query.subject is not None:
+        names["subject"] = form(query.subject)
+    if query.predicate is not None:
+        names["predicate"] = predicate_form(query.predicate)
+    if names or is_room:
+        return _of_topics(group, names, is_room=is_room)
+    if query.at or query.known_at or query.with_history:
+        return [("f.place >= ? AND f.place < ?", _range(group))]
+    return [("f.scope = ?", (group,))]
+
+
+def _of_topics(group: int, names: Mapping[str, str], *, is_room: bool) -> list[_Term]:
+    if is_room:
+        topic = "(SELECT {} FROM fact_topic WHERE id = f.topic) = ?"
+        its = {topic.format(name): (value,) for name, value in names.items()}
+        return [("f.session = ?", (group,)), *its.items()]
+    where = " AND ".join(f"{name} = ?" for name in ("scope", *names))
+    topics = f"f.topic IN (SELECT id FROM fact_topic WHERE {where})"
+    return [(topics, (group, *names.values()))]
+
+
+def _range(group: int) -> tuple[int, int]:
+    return place_of(group, 0), place_of(group + 1, 0)
+
+
+def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
+    """What would be believed of the claims that had been learned by then."""
+    assert query.known_at is not None
+    about = _about(query, db)
+    where = " AND ".join(term for term, _ in about)
+    values = tuple(value for _, some in about for value in some)
+    in_topics = f"f.topic IN (SELECT DISTINCT f.topic FROM fact f WHERE {where})"
+    rows = {row.place: row for row in _rows([(in_topics, values)], "", (), db)}
+    before = {row.fact.id: row.fact for row in rows.values()}
+    facts = [
+        belief.fact
+        for (scope, _), told in _told_by(query.known_at, rows, db).items()
+        for belief in settled(scope, told, before=before, now=query.known_at)
+        if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
+    ]
+    return sorted(facts, key=by_time)[: max(0, query.limit)]
+
+
+def _told_by(
+    then: datetime, rows: Mapping[int, FactRow], db: sqlite3.Connection
+) -> Mapping[tuple[str, int], list[Told]]:
+    """By scope and topic."""
+    told: dict[tuple[str, int], list[Told]] = {}
+    for claim in claims_of([*rows], db):
+        row = rows[claim[2]]
+        one = to_told(claim, row.fact)
+        if one.learned_at <= then:
+            told.setdefault((row.fact.scope, row.topic), []).append(one)
+    return told
+
+
+# --- by words and names --------------------------------------------------------------------------
+
+
+def _matching(
+    whose: Whose, words: Sequence[str], limit: int, db: sqlite3.Connection
+) -> Sequence[Fact]:
+    """Word by word, each within the places of the scope: however many facts others have, the
+    index leads there at once."""
+    group = _group_of(whose, db)
+    ranges, said_there = [_range(group)], list[_Term]()
+    if whose.room is not None:  # in a direct chat everything lies at the person's own places
+        said_there.append(("f.session = ?", (group,)))
+        ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
+    hits = []
+    for word in words:
+        found = (db.execute(_HITS, (f'"{word}"', *some, _MOST_HITS)) for some in ranges)
+        hits.append([place for rows in found for (place,) in rows])
+    facts: list[Fact] = []
+    for place in ranked(hits):
+        if len(facts) >= limit:
+            break
+        its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
+        rows = _rows([its, *said_there, _IS_CURRENT], "", (), db)  # none: erased meanwhile
+        facts += [_with_sources(row, db) for row in rows]
+    return facts
+
+
+def _around(
+    whose: Whose, forms: Sequence[str], limit: int, db: sqlite3.Connection
+) -> Sequence[Fact]:
+    group, is_room = _group_of(whose, db), whose.room is not None
+    is_theirs = f"f.{'session' if is_room else 'scope'} = ?"
+    found: dict[str, FactRow] = {}
+    for name in forms:
+        subject = _of_topics(group, {"subject": name}, is_room=is_room)
+        for terms in (subject, [(f"{is_theirs} AND f.form = ?", (group, name))]):
+            rows = _rows([*terms, _IS_CURRENT], _OLDEST, (limit,), db)
+            found |= {row.fact.id: row for row in rows}
+    rows = sorted(found.values(), key=lambda row: by_time(row.fact))
+    return [_with_sources(row, db) for row in rows[:limit]]
+
+
+def _origin(fact_id: str, db: sqlite3.Connection) -> Origin | None:
+    rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), db)
+    if not rows:
+        return None
+    fact = rows[0].fact
+    claims = db.execute(f"{CLAIM} {_ITS_SOURCES}", (rows[0].place, _MOST_SOURCES)).fetchall()
+    told = [to_told(claim, fact) for claim in claims]
+    older = _rows([("f.superseded_by = ?", (fact_id,))], _OLDEST, (-1,), db)
+    return Origin(
+        _with_sources(rows[0], db),
+        tuple(dict.fromkeys(one.claim.source for one in told if one.claim.source)),
+        tuple(row.fact.id for row in older),
+    )
+
+
+_IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
+_OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
+_OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"
+_MESSAGES = """
+SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
+"""
+_ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
+_HITS = """
+SELECT rowid FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
+ORDER BY rowid DESC LIMIT ?
+"""

@@ -1,0 +1,133 @@
+"""What is special about facts on disk."""
+
+import sqlite3
+from contextlib import closing
+from datetime import timedelta
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.domain.facts import Claim, Erasure, FactQuery, Source, Whose
+from gateway.store.schema import migrate
+from gateway.store.sqlite import open_sqlite
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import NOON, session_key
+
+ANN = session_key("ann")
+CANARY = "Zebraquagga"
+
+
+def a_claim(number: int, object_: str) -> Claim:
+    source = Source(f"m{number}", ANN, NOON, f"I told you about {object_}", "ann")
+    subject = CANARY if object_ == CANARY else f"thing {number}"
+    return Claim(subject, "is", object_, False, NOON, ANN, source=source)
+
+
+def churned(number: int) -> Claim:
+    at = NOON + timedelta(seconds=number)
+    source = Source("m", ANN, at, f"I say {CANARY}{number}", "ann")
+    text = f"{CANARY} v{number} {'pad ' * (number % 90)}"
+    return Claim("user", f"p{number % 50}", text, True, at, ANN, source=source)
+
+
+def traces(data_dir: Path) -> list[str]:
+    return [
+        path.name
+        for path in data_dir.iterdir()
+        if any(form in path.read_bytes().lower() for form in (b"zebraquagga", b"zebra"))
+    ]
+
+
+@pytest.mark.parametrize(
+    "what", [Erasure(fact_id="f150"), Erasure(session_key=ANN), Erasure(scope="s")]
+)
+@pytest.mark.parametrize("is_superseded", [False, True])
+async def test_nothing_of_what_was_erased_is_left_in_the_files(
+    tmp_path: Path, what: Erasure, is_superseded: bool
+) -> None:
+    with anyio.fail_after(20):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            for number in range(300):
+                claim = a_claim(number, CANARY if number == 150 else f"words {number}")
+                await stores.facts.add("s", [claim], ids=[f"f{number}"], now=NOON)
+            if is_superseded:  # so that it is no longer in the index, but in old segments of it
+                ended = Claim(CANARY, "is", CANARY, False, NOON, ANN, valid_to=NOON)
+                await stores.facts.add("s", [ended], ids=["end"], now=NOON)
+            before = await anyio.to_thread.run_sync(traces, tmp_path)
+            count = await stores.facts.erase(what, dry_run=False, now=NOON)
+            after = await anyio.to_thread.run_sync(traces, tmp_path)
+            left = await stores.facts.select(FactQuery(Whose(scope="s")))
+            found = await stores.facts.matching(Whose(scope="s"), [CANARY, "words"], limit=999)
+
+    assert before
+    assert after == []
+    assert count == (1 if what.fact_id else 300)
+    assert len(left) == len(found) == 300 - count
+    assert await anyio.to_thread.run_sync(traces, tmp_path) == []
+
+
+async def test_nothing_is_left_between_the_rows_of_others(tmp_path: Path) -> None:
+    """Rows that were moved from page to page leave copies behind."""
+    with anyio.fail_after(20):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            for number in range(0, 600, 2):
+                both = [churned(number), churned(number + 1)]
+                at = both[1].valid_from
+                ids = [f"f{number}", f"f{number + 1}"]
+                await stores.facts.add("s", both, ids=ids, now=at)
+                other = Claim("user", "likes", f"x{number}", False, at, ANN)
+                await stores.facts.add("t", [other], ids=[f"g{number}"], now=at)
+            await stores.facts.erase(Erasure(scope="s"), dry_run=False, now=NOON)
+            after = await anyio.to_thread.run_sync(traces, tmp_path)
+            left = await stores.facts.select(FactQuery(Whose(scope="t")))
+
+    assert after == []
+    assert len(left) == 300
+
+
+def rows(path: Path) -> tuple[object, list[int]]:
+    """The only tombstone, and how many rows there are of facts."""
+    with closing(sqlite3.connect(path)) as db:
+        (tombstone,) = db.execute("SELECT kind, facts, length(tombstone) FROM fact_erasure")
+        tables = ("fact", "fact_claim", "fact_topic", "fact_group", "fact_words")
+        return tombstone, [
+            db.execute(f"SELECT count(*) FROM {one}").fetchone()[0] for one in tables
+        ]
+
+
+async def test_an_erasure_leaves_a_tombstone_and_says_no_word(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            await stores.facts.add("s", [a_claim(1, CANARY)], ids=["f1"], now=NOON)
+            await stores.facts.erase(Erasure(scope="s"), dry_run=True, now=NOON)
+            await stores.facts.erase(Erasure(scope="s"), dry_run=False, now=NOON)
+
+    tombstone, left = await anyio.to_thread.run_sync(rows, tmp_path / "store.db")
+
+    assert tombstone == ("scope", 1, 32)
+    assert left == [0] * 5
+
+
+async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
+    with anyio.fail_after(5):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            (made,) = await stores.facts.add("s", [a_claim(1, "x")], ids=["f1"], now=NOON)
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            assert await stores.facts.select(FactQuery(Whose(scope="s"))) == [made]
+            assert await stores.facts.matching(Whose(scope="s"), ["things"], limit=9) == [made]
+
+
+@pytest.mark.requirement("S-003-Memory-08")
+def test_the_database_itself_refuses_a_second_current_fact() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    insert = (
+        "INSERT INTO fact (place, id, scope, session, topic, form, entity_type, subject, predicate,"
+        " object, functional, confidence, learned_at, valid_from)"
+        " VALUES (?, 'f', 1, 1, 1, '', 'fact', '', '', '', 1, 1.0, 0, 0)"
+    )
+    db.execute(insert, (1,))
+
+    with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
+        db.execute(insert, (2,))
