@@ -1,0 +1,158 @@
+"""Dates as people say them, resolved against the time at which they were said. Pure."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
+_NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_FEW: dict[str, int] = {"a": 1, "an": 1, **{word: n for n, word in enumerate(_NUMBERS, 1)}}
+_MONTH = (
+    r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
+    r"|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
+)
+_HINT = re.compile(  # without one of these no form can be there
+    r"\d|\b(?:ago|last|yesterday|today|this|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)",
+    re.IGNORECASE,
+)
+_DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
+_YEAR = r"(?P<year>(?:19|20)\d\d)\b"
+_LEAD = r"\b(?:ever since|since|as of|starting|back in|in|on|from)\s{1,3}(?:the\s)?(?:early\s|late\s|mid-?\s?)?"
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """A date in a text: where it stands, and the begin of what it names."""
+
+    at: datetime
+    start: int
+    end: int
+    is_day: bool = False  # it names a day, not a longer time
+
+
+def find(text: str, said_at: datetime) -> When | None:
+    """None for what is unclear, lies in the future, or never was: the most exact form decides."""
+    if not _HINT.search(text):
+        return None
+    forms = ((pattern.search(text), resolve) for pattern, resolve in _FORMS)
+    match, resolve = next((form for form in forms if form[0]), (None, _written))
+    if match is None:
+        return None
+    try:
+        at = resolve(match, said_at.astimezone(UTC))
+    except (ValueError, OverflowError):  # there never was such a day
+        return None
+    if at > said_at:
+        return None
+    return When(at, match.start(), match.end(), "day" in match.groupdict())
+
+
+def parse(text: object, said_at: datetime) -> datetime | None:
+    """A date in ISO form; None if it is none, or in the future."""
+    if not isinstance(text, str):
+        return None
+    try:
+        at = datetime.fromisoformat(text[:40])
+    except ValueError:
+        return None
+    at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
+    return at if at <= said_at else None
+
+
+def _day(year: int, month: int = 1, day: int = 1) -> datetime:
+    return datetime(year, month, day, tzinfo=UTC)
+
+
+def _written(match: re.Match[str], said_at: datetime) -> datetime:
+    """Day and month with or without a year; without one it was the last such day."""
+    parts = match.groupdict()
+    month = _MONTHS.index(parts["month"][:3].lower()) + 1 if parts.get("month") else 1
+    day = int(parts.get("day") or 1)
+    if parts.get("year"):
+        return _day(int(parts["year"]), month, day)
+    this_year = _day(said_at.year, month, day)
+    return this_year if this_year <= said_at else _day(said_at.year - 1, month, day)
+
+
+def _iso(match: re.Match[str], _said_at: datetime) -> datetime:
+    return _day(*map(int, match["day"].split("-")))
+
+
+def _ago(match: re.Match[str], said_at: datetime) -> datetime:
+    """The same day, so many of them before; where that month has no such day, its last one."""
+    few, unit = match["few"].lower(), match["unit"].lower()
+    count = _FEW.get(few) or int(few)
+    if unit[0] in "dw":
+        return _midnight(said_at - timedelta(days=count * (7 if unit[0] == "w" else 1)))
+    first = _months_back(said_at, count * (12 if unit[0] == "y" else 1))
+    last = _months_back(first, -1) - timedelta(days=1)
+    return first.replace(day=min(said_at.day, last.day))
+
+
+def _last(match: re.Match[str], said_at: datetime) -> datetime:
+    """The begin of the week, month or year before this one."""
+    unit = match["unit"].lower()
+    if unit == "week":
+        return _midnight(said_at - timedelta(days=said_at.weekday() + 7))
+    return _day(said_at.year - 1) if unit == "year" else _months_back(said_at, 1)
+
+
+def _weekday(match: re.Match[str], said_at: datetime) -> datetime:
+    back = (said_at.weekday() - _DAYS.index(match["day"][:3].lower())) % 7 or 7
+    return _midnight(said_at - timedelta(days=back))
+
+
+def _near(match: re.Match[str], said_at: datetime) -> datetime:
+    days = {"yesterday": 1, "last night": 1, "the day before yesterday": 2}
+    return _midnight(said_at - timedelta(days=days.get(" ".join(match["day"].lower().split()), 0)))
+
+
+def _this(match: re.Match[str], said_at: datetime) -> datetime:
+    unit = match["unit"].lower()
+    if unit == "week":
+        return _midnight(said_at - timedelta(days=said_at.weekday()))
+    return _day(said_at.year, said_at.month if unit == "month" else 1)
+
+
+def _months_back(at: datetime, count: int) -> datetime:
+    """The first day of that month."""
+    months = at.year * 12 + at.month - 1 - count
+    return _day(months // 12, months % 12 + 1)
+
+
+def _midnight(at: datetime) -> datetime:
+    return at.replace(hour=0, minute=0, second=0, microsecond=0)
+
+
+Resolve = Callable[[re.Match[str], datetime], datetime]
+_MANY = r"(?P<few>an?|\d{1,3}|" + "|".join(_NUMBERS) + r")\s{1,3}"
+_OPENED = r"(?:\b(?:since|on|in|from|as of|back in)\s{1,3})?"
+# The first form that is found decides, so the more exact ones come first.
+_FORMS: tuple[tuple[re.Pattern[str], Resolve], ...] = tuple(
+    (re.compile(pattern, re.IGNORECASE), resolve)
+    for pattern, resolve in (
+        (rf"{_OPENED}(?P<day>\b\d{{4}}-\d\d-\d\d)\b", _iso),
+        (rf"{_OPENED}(?:the\s)?\b{_DAY}\s(?:of\s)?{_MONTH},?\s{_YEAR}", _written),
+        (rf"{_OPENED}\b{_MONTH}\s{_DAY},?\s{_YEAR}", _written),
+        (rf"{_LEAD}{_DAY}\s(?:of\s)?{_MONTH}", _written),
+        (rf"{_LEAD}{_MONTH}\s{_DAY}\b", _written),
+        (rf"{_OPENED}\b{_MONTH}\s(?:of\s)?{_YEAR}", _written),
+        (rf"\b(?:about\s|around\s)?{_MANY}(?P<unit>days?|weeks?|months?|years?)\sago\b", _ago),
+        (r"\b(?:since\s)?last\s(?P<unit>week|month|year)\b", _last),
+        (
+            r"\b(?:since\s|on\s)?last\s(?P<day>(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b",
+            _weekday,
+        ),
+        (rf"\b(?:since\s)?last\s{_MONTH}", _written),
+        (
+            r"\b(?:since\s)?(?P<day>the day before yesterday|yesterday|last night|today"
+            r"|this morning)\b",
+            _near,
+        ),
+        (r"\b(?:earlier\s)?this\s(?P<unit>week|month|year)\b", _this),
+        (rf"{_LEAD}{_MONTH}(?!\s?\d)", _written),
+        (rf"{_LEAD}{_YEAR}", _written),
+    )
+)

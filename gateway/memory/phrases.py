@@ -1,0 +1,278 @@
+"""The table of phrases in which people state facts of themselves and of theirs. Data."""
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.domain.facts import EntityType
+from gateway.memory.objects import Keeps
+
+
+class Makes(Enum):
+    PLAIN = "the form's predicate"
+    END = "it holds no more"
+    NAME_OF = "the name of a thing"
+    FAVOURITE = "a favourite"
+    ATTRIBUTE = "something of oneself"
+    OF_MINE = "something of a thing of one's own"
+    OF_ANOTHER = "something of somebody with a name"
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Groups: `object`; `thing` and `of` where what it makes needs them; `was`: what it was before.
+    `is_list`: several objects may be named at once."""
+
+    predicate: str
+    pattern: re.Pattern[str]
+    makes: Makes = Makes.PLAIN
+    keeps: Keeps = "thing"
+    type: EntityType = "attribute"
+    is_list: bool = False
+
+
+PETS = "dog|cat|puppy|kitten|parrot|hamster|rabbit|horse|pony|turtle"
+_KIN = (
+    rf"{PETS}|bird|fish|pet|son|daughter|brother|sister|wife|husband|partner|girlfriend|boyfriend"
+    r"|fiancee?|mother|mom|mum|father|dad|child|kid|baby|cousin|uncle|aunt|grand(?:ma|pa|mother|father)"
+    r"|nephew|niece|friend|boss|manager|colleague|neighbou?r|roommate|flatmate|vet|doctor|dentist"
+    r"|therapist|teacher"
+)
+_ADV = (
+    r"(?:(?:just|now|currently|really|also|still|recently|always|absolutely|already|finally|have"
+    r"|truly|do|mostly|officially|actually|usually|only)\s){0,3}"
+)
+_AM = r"i(?:['’]?m| am| was)\s"
+_I = rf"(?:i|we)(?:['’]ve|['’]m|['’]re| am| are| have)?\s{_ADV}"
+_WORD = r"[\w'’-]{1,30}"
+_THING = r"(?P<thing>[\w-]{1,30}(?:\s[\w-]{1,30}){0,2}?)"
+_PROPER = r"(?-i:[A-ZÄÖÜ])[\w’-]{0,30}"
+_REST = r"(?P<object>\S.{0,160})$"
+_IS = r"(?:\s(?:is|are)(?:\s(?:still|now|always))?|['’]s)\s"
+_CALLED = r",?\s(?:named|called|whose name is)\s"
+_MY = r"(?:my|our)\s"
+_JOBS = (
+    r"engineer|developer|programmer|teacher|nurse|doctor|student|lawyer|designer|writer|author"
+    r"|artist|musician|chef|cook|baker|pilot|driver|accountant|architect|scientist|researcher"
+    r"|professor|consultant|manager|photographer|journalist|electrician|plumber|carpenter|farmer"
+    r"|analyst|dentist|vet|veterinarian|pharmacist|physicist|biologist|chemist|mathematician"
+    r"|freelancer|founder|entrepreneur|translator|librarian|paramedic|firefighter|therapist"
+    r"|psychologist|administrator|technician|mechanic|retiree|barista|waiter|waitress|actor|dancer"
+)
+
+
+def _form(
+    predicate: str,
+    pattern: str,
+    makes: Makes = Makes.PLAIN,
+    keeps: Keeps = "thing",
+    *,
+    type_: EntityType = "attribute",
+    is_list: bool = False,
+) -> Form:
+    return Form(predicate, re.compile(pattern, re.IGNORECASE), makes, keeps, type_, is_list)
+
+
+_END, _NAME = Makes.END, Makes.NAME_OF
+
+# The first form that fits and has an object decides.
+FORMS: tuple[Form, ...] = (
+    _form("name", rf"my (?:full |first |real )?name{_IS}{_REST}", keeps="name"),
+    _form("name", rf"(?:(?:you (?:can|may) )?call me|{_AM}called|i go by)\s{_REST}", keeps="name"),
+    _form(
+        "location", rf"i (?:no longer live|don['’]?t live|used to live) in {_REST}", _END, "place"
+    ),
+    _form(
+        "location",
+        rf"{_I}(?:moved|relocated)(?:\s(?:back|over|away|house|here))?"
+        rf"(?:\sfrom (?P<was>.{{1,60}}?))? (?:to|into) {_REST}",
+        keeps="place",
+    ),
+    _form(
+        "location",
+        rf"{_I}(?:live|living|lived|been living|reside|based|settled(?: down)?)(?: now)? (?:in|at) {_REST}",
+        keeps="place",
+    ),
+    _form("hometown", rf"(?:i come from|{_AM}(?:originally )?from) {_REST}", keeps="place"),
+    _form(
+        "employer",
+        rf"i (?:no longer work|don['’]?t work|used to work|stopped working) (?:at|for) {_REST}",
+        _END,
+        "place",
+    ),
+    _form(
+        "employer",
+        rf"i {_ADV}(?:left|quit|resigned from|got laid off from|got fired from)"
+        rf" (?:my (?:old )?job (?:at|with) )?(?P<object>{_PROPER}.{{0,80}})$",
+        _END,
+        "place",
+    ),
+    _form(
+        "employer",
+        rf"{_I}(?:work|works|working|employed) (?:full[- ]time |part[- ]time )?(?:at|for|by) {_REST}",
+        keeps="place",
+    ),
+    _form(
+        "employer",
+        rf"{_I}(?:joined|started (?:working )?(?:at|for)|got hired (?:by|at)"
+        rf"|(?:got|took|accepted|started|have|landed) (?:a|my) (?:new )?(?:job|position|role) (?:at|with))"
+        rf" (?P<object>{_PROPER}.{{0,80}})$",
+        keeps="place",
+    ),
+    _form("occupation", rf"i {_ADV}work as (?P<object>\S.{{0,80}})$", keeps="place"),
+    _form(
+        "occupation",
+        rf"{_AM}{_ADV}an? (?P<object>(?:{_WORD} ){{0,3}}(?:{_JOBS}))\b",
+        keeps="place",
+    ),
+    _form("diet", rf"{_AM}{_ADV}(?:an? )?(?P<object>vegan|vegetarian|pescatarian)\b"),
+    _form("age", rf"{_AM}{_ADV}(?P<object>\d{{1,3}})(?: years? old|[ -]?y/?o)\b"),
+    _form("age", rf"(?:{_AM}|i {_ADV}turned |my age is )(?P<object>[1-9]\d)$"),
+    _form("birthday", rf"{_MY}birthday{_IS}(?:on )?(?P<object>\S.{{0,40}})$", keeps="name"),
+    _form("birthplace", rf"{_AM}born in (?P<object>{_PROPER}.{{0,60}})$", keeps="place"),
+    _form("allergic_to", rf"{_AM}{_ADV}(?:severely )?allergic to {_REST}", is_list=True),
+    _form("allergic_to", r"i have (?:an?|a severe) (?P<object>\w{2,20}) allergy\b"),
+    _form("speaks", rf"i {_ADV}speak (?:fluent )?{_REST}", keeps="place", is_list=True),
+    _form("studies", rf"{_I}(?:study|studying|majoring in) {_REST}"),
+    _form(
+        "spouse",
+        rf"{_I}(?:married(?: to)?|got married to) (?P<object>{_PROPER}.{{0,40}})$",
+        keeps="name",
+    ),
+    _form(
+        "likes",
+        r"i (?:no longer|don['’]?t) (?:like|love|enjoy) (?P<object>.{2,80}?)"
+        r" (?:anymore|any more|any longer)$",
+        _END,
+    ),
+    _form("likes", rf"i no longer (?:like|love|enjoy) {_REST}", _END),
+    _form(
+        "dislikes",
+        rf"i {_ADV}(?:hate|dislike|can['’]?t stand|detest|don['’]?t (?:really )?like) {_REST}",
+    ),
+    _form("likes", rf"i {_ADV}(?:like|love|enjoy|adore|prefer) {_REST}"),
+    _form(
+        "",
+        rf"(?P<object>\S.{{1,60}}?) is {_MY}(?:new |absolute |all-time )?favou?rite {_THING}$",
+        Makes.FAVOURITE,
+    ),
+    _form(
+        "",
+        rf"{_MY}(?:new |absolute |all-time )?favou?rite {_THING}(?:{_IS}|\shas always been ){_REST}",
+        Makes.FAVOURITE,
+    ),
+    _form("", rf"the name of {_MY}{_THING} is {_REST}", _NAME, "name", type_="relationship"),
+    _form("", rf"{_MY}{_THING}['’]s name{_IS}{_REST}", _NAME, "name", type_="relationship"),
+    _form(
+        "",
+        rf"{_MY}(?:new )?{_THING}{_IS}(?:named|called) {_REST}",
+        _NAME,
+        "name",
+        type_="relationship",
+    ),
+    _form("", rf"{_I}(?:named|called) {_MY}(?:new )?(?P<thing>{_WORD}) {_REST}", _NAME, "name"),
+    _form(
+        "",
+        rf"{_I}(?:have|got|had|own|adopted|bought|keep)?\s?(?:a|an|one)\s(?:{_WORD} ){{0,3}}?"
+        rf"(?P<thing>{_WORD}){_CALLED}{_REST}",
+        _NAME,
+        "name",
+        type_="relationship",
+    ),
+    _form(
+        "has", rf"i {_ADV}(?:sold|gave away|got rid of|lost|scrapped) {_MY}{_REST}", _END, "place"
+    ),
+    _form(
+        "has",
+        rf"{_I}(?:bought|own|adopted|drive|purchased) (?:an?|the|my) (?:new |used )?{_REST}",
+        keeps="place",
+    ),
+    _form(
+        "has",
+        rf"{_I}(?:have|got) an? (?P<object>(?:{_WORD} ){{0,2}}(?:{_KIN}|car|bike|boat|garden|motorbike|motorcycle))$",
+    ),
+    _form(
+        "started",
+        rf"{_I}(?:started|begun|began|taken up|took up) (?P<object>(?:learning|playing|studying|taking"
+        r"|doing|working on|going to|training|reading|writing|building|an?|my|new)\s.{1,80})$",
+    ),
+    _form("", rf"{_MY}(?P<of>{_WORD})['’]s {_THING}{_IS}(?:called |named )?{_REST}", Makes.OF_MINE),
+    _form(
+        "",
+        rf"(?!(?:it|that|what|he|she|there|here|let|today|who|where)['’])(?P<of>{_PROPER}(?:\s{_PROPER})?)['’]s"
+        rf" {_THING}{_IS}(?:called |named |on )?{_REST}",
+        Makes.OF_ANOTHER,
+    ),
+    _form(
+        "",
+        rf"(?P<object>{_PROPER}.{{0,60}}?) is (?P<of>{_PROPER})['’]s {_THING}$",
+        Makes.OF_ANOTHER,
+        "name",
+    ),
+    _form(
+        "",
+        rf"(?P<object>{_PROPER}) is {_MY}(?P<thing>{_KIN})$",
+        _NAME,
+        "name",
+        type_="relationship",
+    ),
+    _form("", rf"{_MY}{_THING}{_IS}{_REST}", Makes.ATTRIBUTE),
+    _form(
+        "",
+        rf"(?:.{{0,80}}\s)?{_MY}(?P<thing>{_KIN}),? (?P<object>(?-i:[A-Z])[a-z]{{1,20}})\b(?!['’])",
+        _NAME,
+        "name",
+        type_="relationship",
+    ),
+    # German
+    _form("name", rf"(?:mein name ist|ich hei(?:ß|ss)e) {_REST}", keeps="name"),
+    _form("location", rf"ich (?:wohne|lebe)(?: jetzt)? in {_REST}", keeps="place"),
+    _form(
+        "location",
+        r"ich bin (?:von (?P<was>\S{1,40}) )?nach (?P<object>\S.{0,60}?) (?:um)?gezogen$",
+        keeps="place",
+    ),
+    _form("employer", rf"ich arbeite (?:bei|für) {_REST}", keeps="place"),
+    _form("age", r"ich bin (?P<object>\d{1,3}) jahre alt\b"),
+    _form("allergic_to", rf"ich bin allergisch gegen {_REST}", is_list=True),
+    _form("", rf"meine? (?P<thing>{_WORD}) (?:heißt|heisst) {_REST}", _NAME, "name"),
+    # Chinese
+    _form("name", r"(?:我叫|我的名字(?:是|叫))(?P<object>\w{1,12})$", keeps="name"),
+    _form("location", r"我(?:现在)?住在(?P<object>\w{1,20})$", keeps="place"),
+    _form(
+        "location",
+        r"我(?:从(?P<was>\w{1,12}?))?搬到(?:了)?(?P<object>\w{1,12}?)(?:了)?$",
+        keeps="place",
+    ),
+    _form("employer", r"我在(?P<object>\w{1,20})(?:工作|上班)$", keeps="place"),
+    _form("age", r"我(?:今年)?(?P<object>\d{1,3})岁"),
+    _form("likes", r"我(?:很)?喜欢(?P<object>\w{1,20})$", is_list=True),
+    _form("", r"我的(?P<thing>狗|猫)叫(?P<object>\w{1,12})$", _NAME, "name"),
+)
+
+# By how their patterns open: most clauses need not be held against most forms.
+_OPENINGS = {"i": ("i ", "i(", "(?:i|we)"), "my": (_MY, "my ")}
+
+
+def _opened(opening: str) -> tuple[Form, ...]:
+    others = tuple(one for name, ones in _OPENINGS.items() if name != opening for one in ones)
+    return tuple(form for form in FORMS if not form.pattern.pattern.startswith(others))
+
+
+_BY_OPENING = {"i": _opened("i"), "we": _opened("i"), "my": _opened("my"), "our": _opened("my")}
+_ELSE = _opened("")
+_FIRST_WORD = re.compile(r"i(?=['’]?m\b|['’]ve\b)|[a-z]+", re.IGNORECASE)
+
+
+def forms_for(clause: str) -> tuple[Form, ...]:
+    """Those that the clause may be of, in their order."""
+    word = _FIRST_WORD.match(clause)
+    return _BY_OPENING.get(word[0].lower() if word else "", _ELSE)
+
+
+HELLO = re.compile(
+    r"\W{0,5}(?:hi|hello|hey)\b(?: there| all| everyone)?[\s,!.–-]{1,4}(?:i['’]?m|i am|this is)\s"
+    r"(?!(?:american|german|french|english|british|chinese|italian|spanish|indian|russian)\b)"
+    r"(?P<object>(?-i:[A-Z])[a-zà-ÿ’'-]{1,20})\b(?=\s*(?:[,.!;]|and\b|from\b|$))",
+    re.IGNORECASE,
+)
