@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ from gateway.agent.plans import Plans
 from gateway.app.agents import soul_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
 from gateway.app.decisions import decision_trees
+from gateway.app.keeping import keeper_of
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
@@ -35,6 +36,7 @@ from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
+from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
 from gateway.providers.prices import PriceTable
 from gateway.routing import Router
@@ -108,6 +110,7 @@ class Gateway:
     rules: Rulebook
     meter: Meter
     replays: Replays
+    keeper: Keeper
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -137,6 +140,7 @@ class Gateway:
                 plugins=lambda: self.plugins.infos,
                 account=self.plugins.account,
                 budget=spending.periods,
+                backlog=lambda: self.keeper.backlog,
             ).all(),
         )
         chat = ChatApi(self.front, to_json, from_json, self.ids)
@@ -244,6 +248,7 @@ async def assembled(
             meter,
         )
         rooms = _wired(config, parts, group)
+        await rooms.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         for task in (*followed, rooms.sweep, rooms.watch_store):
             group.start_soon(task)
@@ -291,7 +296,10 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     bus = parts.bus
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
-    means = _means(parts, agents, episodes, settings, bus)
+    keeper = keeper_of(
+        parts.stores, agents, parts.model, clock=parts.clock, ids=parts.ids, group=group
+    )
+    means = replace(_means(parts, agents, episodes, settings, bus), keeper=keeper)
     router = Router(tuple(agents), config.bindings, config.default_agent)
     reception = Reception(
         router=router,
@@ -333,6 +341,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         rules=parts.rules,
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
+        keeper=keeper,
     )
 
 

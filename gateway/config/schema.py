@@ -38,7 +38,14 @@ from gateway.config.values import (
     StoreSettings,
     StoreUrl,
 )
-from gateway.domain.agents import BOUNDS, AgentDef, ContextRules, Limits
+from gateway.domain.agents import (
+    BOUNDS,
+    AgentDef,
+    ContextRules,
+    Extraction,
+    FactScope,
+    Limits,
+)
 from gateway.domain.events import Severity
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import QueueMode
@@ -147,6 +154,15 @@ class ContextSection(Section):
     recent_turns: int = key(_CONTEXT.recent_turns, "Whole exchanges.", ge=1, le=1_000)
     warning_percent: int = key(
         _CONTEXT.warning_percent, "Warns when so much of the model's window is used.", ge=50, le=95
+    )
+    extraction: Extraction = key(
+        _CONTEXT.extraction,
+        "Who looks for facts: patterns; model, which is asked after each turn; auto, patterns and "
+        "a model where one compacts anyway; off.",
+    )
+    fact_scope: FactScope = key(
+        _CONTEXT.fact_scope,
+        "Whose facts are known: the person's own, or all that the agent was told.",
     )
 
 

@@ -3,8 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Literal
 
 from gateway.domain.ids import AgentId
+
+# Who looks for facts. "auto": patterns after each turn, and a model where one compacts anyway.
+Extraction = Literal["auto", "model", "patterns", "off"]
+FactScope = Literal["person", "agent"]  # "agent": all who talk to the agent know the same facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ class ContextRules:
     token_budget: int = 16_000  # what is sent, in estimated tokens
     recent_turns: int = 12  # whole exchanges
     warning_percent: int = 70  # of the model's window
+    extraction: Extraction = "auto"
+    fact_scope: FactScope = "person"
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Protocol
 from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
 from gateway.domain.facts import Facts
+from gateway.domain.hearing import Hearing
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
@@ -278,6 +279,7 @@ class Stores:
     rule_states: RuleStates
     notices: NoticeBoard
     facts: Facts
+    hearing: Hearing
 
 
 class Deliver(Protocol):

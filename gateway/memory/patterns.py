@@ -7,7 +7,7 @@ bounded length.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from gateway.domain.facts import SUBJECT, Claim, EntityType, Source
@@ -45,8 +45,10 @@ def claims_in(said: Said, key: SessionKey, *, last: Claim | None = None) -> tupl
         if hello and sentence.start <= hello.start("object") < sentence.end:
             claims += _made("name", hello["object"], source, said.at)
         for clause in sentence.clauses:
-            before = claims[-1] if claims else last
-            claims += _claims(clause, source, before)
+            if made := _claims(clause, source):
+                claims += made
+            elif corrected := _corrected(clause, source, claims[-1] if claims else last):
+                claims[-1:] = [corrected]
     return tuple(claims[:MOST_CLAIMS])
 
 
@@ -55,12 +57,12 @@ def _source(said: Said, key: SessionKey, sentence: Sentence) -> Source:
     return Source(said.message_id, key, said.at, sentence.quote, said_by)
 
 
-def _claims(clause: str, source: Source, before: Claim | None) -> Sequence[Claim]:
+def _claims(clause: str, source: Source) -> Sequence[Claim]:
     if not _WORTH_A_LOOK.search(clause):
         return ()
     when = dates.find(clause, source.at)
     if when is None:
-        return _stated(clause, source, source.at) or _corrected(clause, source, before)
+        return _stated(clause, source, source.at)
     bare = " ".join(f"{clause[: when.start]} {clause[when.end :]}".split()).strip(" ,")
     # A date may be what is told, and not since when.
     told = _stated(bare, source, when.at) or _stated(clause, source, source.at)
@@ -158,23 +160,16 @@ def _birth(clause: str, source: Source, when: dates.When) -> Sequence[Claim]:
     return _made("birthday" if when.is_day else "birth_date", text, source, when.at)
 
 
-def _corrected(clause: str, source: Source, before: Claim | None) -> Sequence[Claim]:
-    """`Actually it's Y`: another object, of the same sort, for what was claimed last."""
+def _corrected(clause: str, source: Source, before: Claim | None) -> Claim | None:
+    """`Actually it's Y`: another object, of the same sort, for what was claimed last, since then."""
     match = _CORRECTION.match(clause)
     if match is None or before is None or before.valid_to is not None:
-        return ()
+        return None
     object_ = tidied(match["object"], "name")
-    if object_ is None or _sort(object_) != _sort(before.object) or object_ == before.object:
-        return ()
-    said_now = max(before.valid_from, source.at) if before.source != source else before.valid_from
-    return (replace(before, object=object_, valid_from=said_now, source=source),)
+    if object_ is None or _sort(object_) != _sort(before.object):
+        return None
+    return replace(before, object=object_, source=source)
 
 
-@dataclass(frozen=True, slots=True)
-class _Sort:
-    is_upper: bool
-    is_number: bool
-
-
-def _sort(text: str) -> _Sort:
-    return _Sort(text[0].isupper(), text[0].isdigit())
+def _sort(text: str) -> tuple[bool, bool]:
+    return text[0].isupper(), text[0].isdigit()

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -22,7 +22,8 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
-from gateway.domain.ids import AgentId, SessionKey, encode_part
+from gateway.domain.hearing import Said
+from gateway.domain.ids import AgentId, NodeId, SessionKey, encode_part
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
@@ -39,6 +40,7 @@ from gateway.domain.ports import (
 from gateway.domain.settings import as_wished
 from gateway.memory.context import pack
 from gateway.memory.episodes import Episode, Episodes
+from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
 from gateway.sessions.endings import Asked, End, Timing, answered, merged, refused
 from gateway.sessions.lines import Batch, Waiting
@@ -84,6 +86,7 @@ class Means:
     decisions: DecisionTrees = DecisionTrees()
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     pace: Pace = field(default_factory=Pace)
+    keeper: Keeper | None = None  # None: nobody looks for facts
 
     def fresh_rules(self) -> RuleSet:
         """The same rules, whose failures count nowhere else."""
@@ -114,6 +117,8 @@ class Work:
         """Brings accepted messages to their one end, those that are merged along with the one that
         carries them. Only cancellation gets out of here, and then all are still in the inbox."""
         means, entry, run = self.means, batch.entry, batch.run
+        if means.keeper is not None:
+            await means.keeper.settled(run.session_key)
         attempt = entry.attempts
         if entry.state == "queued":
             attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
@@ -131,6 +136,8 @@ class Work:
         for ended in (*(one.run for one in batch.merged), run):
             self._runs.close(ended.run_id)
             ended.publish()
+        if means.keeper is not None:
+            means.keeper.told(run.session_key, _said(batch), end.nodes[-1].id)
         if end.farewell is not None:
             means.bus.publish(end.farewell)
 
@@ -323,6 +330,14 @@ class Work:
             return ()
         delivery_id = f"d_{entry.new.message_id}"
         return (NewDelivery(delivery_id, key.channel, key.account, key.peer, None, end.text),)
+
+
+def _said(batch: Batch) -> Sequence[Said]:
+    news = [one.entry.new for one in (*batch.asked, *batch.taken)]
+    return [
+        Said(NodeId(new.message_id), new.run_id, new.sender, new.content, new.accepted_at)
+        for new in news
+    ]
 
 
 def _asked(batch: Batch) -> Asked:

@@ -14,6 +14,7 @@ from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
 from gateway.store.memory_audit import MemoryAudit
 from gateway.store.memory_facts import MemoryFacts
+from gateway.store.memory_hearing import MemoryHearing
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
@@ -43,6 +44,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryRuleStates(shelf),
             MemoryNotices(shelf),
             MemoryFacts(shelf),
+            MemoryHearing(shelf),
         )
     finally:
         shelf.is_closed = True

@@ -79,6 +79,8 @@ class Shelf:
     last_day: str = ""
     audit: list[AuditEntry] = field(default_factory=list)
     topics: dict[tuple[str, str, str], Topic] = field(default_factory=dict)
+    heard: dict[SessionKey, int] = field(default_factory=dict)  # how many nodes
+    unread: dict[SessionKey, tuple[int, bool]] = field(default_factory=dict)
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

@@ -318,9 +318,28 @@ CREATE TABLE IF NOT EXISTS fact_erasure (  -- what is left of what was erased
 );
 """
 
+# How far facts were looked for in what people said.
+_HEARING = """
+CREATE TABLE IF NOT EXISTS heard (   -- by patterns, up to this node of the session
+    session INTEGER PRIMARY KEY REFERENCES session (id),
+    seq INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS unread (  -- by a model: what comes after this node, if it is owed
+    session INTEGER PRIMARY KEY REFERENCES session (id),
+    seq INTEGER NOT NULL,
+    is_owed INTEGER NOT NULL
+);
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH, _LEDGER + _AUDIT, _FACTS)
+MIGRATIONS: tuple[str, ...] = (
+    _FIRST,
+    _PLUGINS,
+    _SETTINGS + _AFTERMATH,
+    _LEDGER + _AUDIT,
+    _FACTS + _HEARING,
+)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)

@@ -19,6 +19,7 @@ from gateway.store.commits import Commits
 from gateway.store.data_dir import Held, Mark, require_all
 from gateway.store.facts import SqliteFacts
 from gateway.store.faults import at_opening, damaged, file_faults
+from gateway.store.hearing import SqliteHearing
 from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
 from gateway.store.ledger import SqliteLedger
@@ -93,6 +94,7 @@ async def open_sqlite(
                 SqliteRuleStates(readers),
                 SqliteNotices(writer, readers, opened.pen),
                 SqliteFacts(writer, readers),
+                SqliteHearing(writer, readers),
             )
         finally:
             await care.close()

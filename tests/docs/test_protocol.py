@@ -64,6 +64,7 @@ async def methods() -> list[Method]:
                 plugins=list,
                 account=lambda _: None,
                 budget=budget.periods,
+                backlog=lambda: 0,
             ).all(),
             *budget.all(),
             *AuditMethods(stores.audit).all(),

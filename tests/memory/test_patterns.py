@@ -70,7 +70,7 @@ FACTS = {
     "I just started learning Spanish last month": ["user started: learning Spanish"],
     "I sold my car": ["-user has: car"],
     "my locker code is 4711": ["user locker_code: 4711"],
-    "My name is Anna, actually it's Anne": ["user name: Anna", "user name: Anne"],
+    "My name is Anna, actually it's Anne": ["user name: Anne"],
     "Ich heiße Jürgen": ["user name: Jürgen"],
     "我叫小明，我住在北京": ["user name: 小明", "user location: 北京"],
 }

@@ -60,6 +60,7 @@ class InsightMethods:
     plugins: Callable[[], Sequence[PluginInfo]]
     account: Callable[[str], PluginAccount | None]
     budget: Callable[[], Awaitable[Sequence[object]]]
+    backlog: Callable[[], int]
 
     def all(self) -> Sequence[Method]:
         return (
@@ -94,6 +95,7 @@ class InsightMethods:
             shown["sessions"] = await front.sessions.count()
             shown["pending"] = front.reception.pending
             shown["running"] = front.reception.lanes.working
+            shown["memory"] = {"backlog": self.backlog()}
             shown["pid"] = about.pid
             shown["config"] = about.origin
             shown["problems"] = [*front.souls.problems, *front.plans.problems, *self._problems()]

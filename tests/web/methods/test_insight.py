@@ -63,6 +63,7 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
         plugins=lambda: PLUGINS,
         account={"tally": ACCOUNT}.get,
         budget=no_budget,
+        backlog=lambda: 3,
     ).all()
     return {method.name: method for method in methods}
 

@@ -1,0 +1,142 @@
+"""What every store promises about what was said and not looked at yet."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.domain.hearing import Heard, Said
+from gateway.domain.ids import MessageId, NodeId, SessionKey
+from gateway.domain.ports import Stores
+from gateway.store.opening import open_store
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
+
+Open = Callable[[], AbstractAsyncContextManager[Stores]]
+HERE, THERE = session_key("here"), session_key("there")
+
+
+@pytest.fixture(params=["embedded", "memory"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    @asynccontextmanager
+    async def bounded() -> AsyncIterator[Stores]:
+        with anyio.fail_after(5):
+            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
+                yield stores
+
+    return bounded
+
+
+async def a_turn(stores: Stores, name: str, key: SessionKey, *, after: str | None = None) -> None:
+    """A question of `ann`, and its answer: nodes NAME-1 and NAME-2."""
+    entry = replace(an_entry(name, key), message_id=MessageId(f"{name}-1"), sender="ann")
+    await stores.inbox.accept(entry, begin=True)
+    await stores.inbox.finish(an_ending(name, key, grown_from=after))
+
+
+def said(name: str) -> Said:
+    nodes = an_exchange(name)
+    return Said(nodes[0].id, nodes[0].run_id, "ann", "question", NOON)
+
+
+def heard(name: str, node: int, *names: str) -> Heard:
+    return Heard(tuple(map(said, names)), NodeId(f"{name}-{node}"))
+
+
+async def test_what_people_said_comes_in_order_with_who_said_it(opened: Open) -> None:
+    async with opened() as stores:
+        await a_turn(stores, "a", HERE)
+        await a_turn(stores, "b", HERE, after="a-2")
+        await a_turn(stores, "c", THERE)
+        hearing = stores.hearing
+
+        whole = await hearing.next(HERE, limit=10)
+        part = await hearing.next(HERE, limit=1)
+        nothing = await hearing.next(session_key("nowhere"), limit=10)
+
+    assert whole == heard("b", 2, "a", "b")
+    assert part == heard("a", 1, "a")
+    assert nothing == Heard()
+
+
+async def test_where_looking_stopped_is_where_it_goes_on_and_it_never_goes_back(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await a_turn(stores, "a", HERE)
+        await a_turn(stores, "b", HERE, after="a-2")
+        await a_turn(stores, "c", THERE)
+        hearing = stores.hearing
+        assert set(await hearing.behind()) == {HERE, THERE}
+
+        await hearing.looked({HERE: NodeId("a-2"), THERE: NodeId("c-2")})
+        await hearing.looked({HERE: NodeId("a-1")})
+        await hearing.looked({HERE: NodeId("gone"), session_key("nowhere"): NodeId("x")})
+
+        assert await hearing.behind() == [HERE]
+        assert await hearing.next(HERE, limit=10) == heard("b", 2, "b")
+        await hearing.looked({HERE: NodeId("b-2")})
+        assert await hearing.behind() == []
+        assert await hearing.next(HERE, limit=10) == Heard()
+
+
+async def test_a_model_is_owed_only_what_it_has_to_look_at(opened: Open) -> None:
+    async with opened() as stores:
+        await a_turn(stores, "a", HERE)
+        await a_turn(stores, "b", HERE, after="a-2")
+        hearing = stores.hearing
+        assert await hearing.next_owed(HERE, limit=10) == Heard()
+
+        await hearing.owe(HERE, NodeId("b-1"))
+        await hearing.owe(HERE, NodeId("gone"))
+
+        assert await hearing.owed() == [HERE]
+        assert await hearing.next_owed(HERE, limit=10) == heard("b", 2, "b")
+        assert await hearing.read(HERE, NodeId("b-1"))  # the answer is left
+        assert not await hearing.read(HERE, NodeId("b-2"))
+        assert await hearing.owed() == []
+        assert await hearing.next_owed(HERE, limit=10) == Heard()
+
+
+async def test_what_a_model_has_looked_at_is_not_owed_again(opened: Open) -> None:
+    async with opened() as stores:
+        await a_turn(stores, "a", HERE)
+        hearing = stores.hearing
+        await hearing.owe(HERE, NodeId("a-1"))
+        await hearing.read(HERE, NodeId("a-2"))
+        await a_turn(stores, "b", HERE, after="a-2")
+        await a_turn(stores, "c", HERE, after="b-2")
+
+        await hearing.owe(HERE, NodeId("a-1"))
+
+        assert await hearing.next_owed(HERE, limit=10) == heard("c", 2, "b", "c")
+        assert await hearing.read(HERE, NodeId("b-2"))
+
+
+async def test_what_was_owed_stays_so_whatever_is_owed_besides(opened: Open) -> None:
+    async with opened() as stores:
+        await a_turn(stores, "a", HERE)
+        await a_turn(stores, "b", HERE, after="a-2")
+
+        await stores.hearing.owe(HERE, NodeId("a-1"))
+        await stores.hearing.owe(HERE, NodeId("b-1"))
+
+        assert await stores.hearing.next_owed(HERE, limit=10) == heard("b", 2, "a", "b")
+
+
+async def test_what_stands_as_a_users_but_was_not_accepted_was_said_by_nobody(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await a_turn(stores, "a", HERE)
+        entry = replace(an_entry("b", HERE), message_id=MessageId("b-1"), sender="ann")
+        await stores.inbox.accept(entry, begin=True)
+        nodes = an_exchange("b", "question", "answer", "inserted by a tool", "another answer")
+        await stores.inbox.finish(an_ending("b", HERE, grown_from="a-2", nodes=nodes))
+
+        found = await stores.hearing.next(HERE, limit=10)
+
+    assert found == heard("b", 4, "a", "b")
