@@ -58,6 +58,7 @@ class ContextRules:
     warning_percent: int = 70  # of the model's window
     extraction: Extraction = "auto"
     fact_scope: FactScope = "person"
+    quiet_s: float = 5.0  # in a session, before a model looks at what was said in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 2  # models that are asked
 PAGE = 100  # nodes
-QUIET_S = 5.0  # in a session, before a model looks at what was said in it
 LONGEST_WAIT_S = 60.0  # however much is said meanwhile
 ASK_S = 60.0
 LOOKED_FOR = 40  # words by which known facts are found
@@ -63,12 +62,12 @@ class Reader:
             await self._pay(key, self._debts[key])
 
     async def _pay(self, key: SessionKey, debt: _Debt) -> None:
-        is_resumed = debt.since is None
+        keeping, is_resumed = self._keeping, debt.since is None
         try:
             while is_resumed or debt.since is not None:
                 if debt.since is not None:
-                    await self._keeping.hearing.owe(key, debt.since)
-                    await self._until_quiet(debt)
+                    await keeping.hearing.owe(key, debt.since)
+                    await self._until_quiet(debt, keeping.agents[key.agent].context.quiet_s)
                 is_resumed = False
                 async with self._slots:
                     await self._read(key, debt)
@@ -80,10 +79,10 @@ class Reader:
         finally:
             del self._debts[key]
 
-    async def _until_quiet(self, debt: _Debt) -> None:
+    async def _until_quiet(self, debt: _Debt, quiet_s: float) -> None:
         clock = self._keeping.clock
         latest = clock.monotonic() + LONGEST_WAIT_S
-        while (rest := min(debt.said_at + QUIET_S, latest) - clock.monotonic()) > 0:
+        while (rest := min(debt.said_at + quiet_s, latest) - clock.monotonic()) > 0:
             await clock.sleep(rest)
 
     async def _read(self, key: SessionKey, debt: _Debt) -> None:

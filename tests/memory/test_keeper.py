@@ -18,7 +18,7 @@ from gateway.domain.model import ModelReply
 from gateway.domain.ports import Stores
 from gateway.memory.keeper import AGAIN_S, NOTE_EVERY_S, Keeper
 from gateway.memory.keeping import Keeping
-from gateway.memory.reader import LONGEST_WAIT_S, QUIET_S
+from gateway.memory.reader import LONGEST_WAIT_S
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, open_memory, session_key
@@ -39,6 +39,7 @@ def fact_reply(quote: str, predicate: str, object_: str, *, message: int = 1) ->
     return says(json.dumps({"facts": [fact]}))
 
 
+QUIET_S = ContextRules().quiet_s
 NOTHING = says('{"facts": []}')
 
 
