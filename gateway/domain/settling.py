@@ -75,6 +75,11 @@ class Told:
         return form(self.claim.object)
 
     @property
+    def only_ends(self) -> bool:
+        """It says that something is over, and nothing of what is there instead."""
+        return self.claim.valid_to is not None and self.claim.valid_to <= self.claim.valid_from
+
+    @property
     def since(self) -> datetime:
         """Not after its end: who says only that it has ended says nothing of its beginning."""
         return min(self.claim.valid_from, self.claim.valid_to or self.claim.valid_from)
@@ -158,8 +163,11 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
     """One after the other, no two side by side have the same object unless one ended."""
     periods: list[_Period] = []
     for at, is_end, number, one in _points(told):
-        last = periods[-1] if periods and periods[-1].until is None else None
+        last = _open_one(periods)
         goes_on = last is not None and last.object == one.object
+        if not is_end and _is_beside(last, one):
+            periods.insert(0, _Period(one.object, at, at, {number: one}))
+            continue
         if last is not None and goes_on == is_end:  # it has ended, or there is another
             last.until = at
         if is_end:
@@ -168,6 +176,15 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
             periods.append(_Period(one.object, at))
         periods[-1].told[number] = one
     return periods
+
+
+def _open_one(periods: Sequence[_Period]) -> _Period | None:
+    return periods[-1] if periods and periods[-1].until is None else None
+
+
+def _is_beside(last: _Period | None, one: Told) -> bool:
+    """What is over says nothing of another that is there now: that one goes on."""
+    return last is not None and last.object != one.object and one.only_ends
 
 
 def _points(

@@ -330,7 +330,7 @@ def modelled(claims: Sequence[Claim], at: datetime, known: datetime | None) -> o
                 for one in some
                 if ("" if form(one.object) in single else form(one.object)) == lane
             ]
-            begun = [one for one in mine if begin(one)[0] <= at]
+            begun = [one for one in mine if begin(one)[0] <= at and not only_ends(one)]
             if not begun:
                 continue
             since, *_, object_ = max(begin(one) for one in begun)
@@ -338,6 +338,10 @@ def modelled(claims: Sequence[Claim], at: datetime, known: datetime | None) -> o
             if not any(since <= end <= at for end in ends):
                 held.add((predicate, object_))
     return sorted(held)
+
+
+def only_ends(claim: Claim) -> bool:
+    return claim.valid_to is not None and claim.valid_to <= claim.valid_from
 
 
 def begin(claim: Claim) -> tuple[datetime, bool, datetime, str]:
