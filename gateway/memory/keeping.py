@@ -1,8 +1,10 @@
 """What keeping facts needs, and how claims become facts of whoever made them."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from gateway.domain.agents import AgentDef, Extraction
 from gateway.domain.errors import GatewayError, StoreUnavailable
@@ -10,6 +12,9 @@ from gateway.domain.facts import Claim, Facts, Whose, scope_of, whose
 from gateway.domain.hearing import Hearing
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Clock, Decode, Encode, Ids, Model
+
+LATELY = timedelta(days=400)
+_SINCE = re.compile(r"\bsince\b|\bseit\b", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 
@@ -40,12 +45,22 @@ class Keeping:
         scope = scope_of(key, person, is_shared=self._is_shared(key))
         if not claims:
             return
+        claims = [one for claim in claims for one in _affirmed(claim)]
         ids = [f"f_{self.ids.new()}" for _ in claims]
         try:
             await self.facts.add(scope, claims, ids=ids, now=self.clock.now())
         except StoreUnavailable:
             raise
         except GatewayError as error:
-            log.warning("a claim is no fact", extra={"why": str(error), "session": str(key)})
-            for one in claims if len(claims) > 1 else ():
-                await self.keep(key, person, (one,))
+            log.warning("claims are no facts", extra={"why": str(error), "session": str(key)})
+
+
+def _affirmed(claim: Claim) -> Iterator[Claim]:
+    """Who says what became so lately, or since when it is so, says that it is so now: whatever was
+    claimed in between, without a date of its own."""
+    yield claim
+    said = claim.source
+    if said is None or not claim.functional or claim.valid_to or claim.valid_from >= said.at:
+        return
+    if said.at - claim.valid_from < LATELY or _SINCE.search(said.quote):
+        yield replace(claim, valid_from=said.at)

@@ -80,7 +80,10 @@ FORMS: tuple[Form, ...] = (
     _form("name", rf"my (?:full |first |real )?name{_IS}{_REST}", keeps="name"),
     _form("name", rf"(?:(?:you (?:can|may) )?call me|{_AM}called|i go by)\s{_REST}", keeps="name"),
     _form(
-        "location", rf"i (?:no longer live|don['’]?t live|used to live) in {_REST}", _END, "place"
+        "location",
+        rf"i (?:no longer live|don['’]?t live|used to live|lived) in {_REST}",
+        _END,
+        "place",
     ),
     _form(
         "location",
@@ -96,7 +99,7 @@ FORMS: tuple[Form, ...] = (
     _form("hometown", rf"(?:i come from|{_AM}(?:originally )?from) {_REST}", keeps="place"),
     _form(
         "employer",
-        rf"i (?:no longer work|don['’]?t work|used to work|stopped working) (?:at|for) {_REST}",
+        rf"i (?:no longer work|don['’]?t work|used to work|stopped working|worked) (?:at|for) {_REST}",
         _END,
         "place",
     ),

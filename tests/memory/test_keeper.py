@@ -54,7 +54,9 @@ class Site:
         self, name: str, text: str, key: SessionKey = KEY, sender: str | None = None
     ) -> None:
         """Something is said and answered, and the keeper is told as a lane does it."""
-        self.keeper.told(key, [await said_in(self.stores, name, text, key, sender)], answer(name))
+        said = await said_in(self.stores, name, text, key, sender)
+        self.clock.set_wall(said.at)
+        self.keeper.told(key, [said], answer(name))
 
     async def known(self, key: SessionKey = KEY, sender: str | None = None) -> list[str]:
         return shown(await self.stores.facts.select(FactQuery(whose(key, sender))))
@@ -172,6 +174,29 @@ async def test_in_a_room_each_senders_own_words_make_their_own_facts() -> None:
 
     assert sorted(scopes) == [scope_of(ROOM, "ann"), scope_of(ROOM, "bob")]
     assert anns == ["user location: Oslo"]
+
+
+@pytest.mark.requirement("S-003-Memory-03")
+async def test_what_is_said_to_have_changed_lately_holds_whatever_was_said_just_before() -> None:
+    async with open_memory() as stores, kept(stores) as site:
+        await site.turn("a", "I live in NYC")
+        await site.turn("b", "I moved from NYC to LA yesterday")
+        await site.turn("c", "I moved to Rome in 1999")
+        await site.keeper.settled(KEY)
+
+        assert await site.known() == ["user location: LA"]
+
+
+async def test_what_is_over_says_nothing_of_what_is_there_instead() -> None:
+    async with open_memory() as stores, kept(stores) as site:
+        await site.turn("a", "I live in Oslo")
+        await site.turn("b", "I used to live in Rome")
+        await site.keeper.settled(KEY)
+        before = await site.known()
+        await site.turn("c", "I no longer live in Oslo")
+        await site.keeper.settled(KEY)
+
+        assert (before, await site.known()) == (["user location: Oslo"], [])
 
 
 async def test_facts_of_an_agent_are_shared_only_if_that_is_configured() -> None:

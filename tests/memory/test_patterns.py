@@ -45,6 +45,7 @@ FACTS = {
     ],
     "I live in Berlin and work at Google": ["user location: Berlin", "user employer: Google"],
     "I work for a bank as a teller": ["user employer: a bank"],
+    "I lived in Rome in 2019": ["-user location: Rome"],
     "I left Microsoft in 2020": ["-user employer: Microsoft"],
     "I'm a software engineer at Siemens": ["user occupation: software engineer"],
     "I am 34 years old": ["user age: 34"],
