@@ -30,6 +30,7 @@ def status(context: CliContext) -> None:
         click.echo(f"  Plugins    {', '.join(map(_plugin, shown['plugins'])) or 'none'}")
         click.echo(f"  Sessions   {shown['sessions']}")
         click.echo(f"  Messages   {shown['running']} at work, {shown['pending']} not ended")
+        click.echo(f"  Memory     {shown['memory']['backlog']} sessions to look at for facts")
     if not shown["ready"]:
         sys.exit(FAILED)
 

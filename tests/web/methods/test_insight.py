@@ -75,8 +75,9 @@ async def test_status_tells_others_business_only_to_those_who_may_read_it() -> N
 
     assert (mine["ready"], mine["reasons"]) == (False, ["disk full"])
     assert mine["sessions"] == 0
+    assert mine["memory"] == {"backlog": 3}
     assert (bobs["ready"], bobs["version"]) == (True, "1.2.3")
-    assert not {"sessions", "pid", "config", "pending"} & bobs.keys()
+    assert not {"sessions", "pid", "config", "pending", "memory"} & bobs.keys()
 
 
 @pytest.mark.requirement("S-001-State-07")
