@@ -29,8 +29,10 @@ def sentences_of(text: str) -> Iterator[Sentence]:
         if number == MOST_SENTENCES:
             return
         said = match["said"]
-        if _BRINGS_TEXT.search(said) and not _OF_ONESELF.search(said):
+        if ":" in said and _BRINGS_TEXT.search(said) and not _OF_ONESELF.search(said):
             return  # what follows is a text to work on
+        if not _OF_OURS.search(said):
+            continue
         clauses = tuple(_stated(said, is_question=match["end"].strip()[:1] in {"?", "？"}))
         if clauses:
             start, end = match.span("said")
@@ -44,7 +46,7 @@ def _masked(text: str) -> str:
     for pattern in (_CODE, _QUOTED_LINE):
         text = pattern.sub(_blank, text)
     text = _SPEECH.sub(_unmarked, text)
-    return _TITLE.sub(lambda title: f"{title[1]}\u2024", text)
+    return _TITLE.sub("\u2024", text)
 
 
 def _blank(match: re.Match[str]) -> str:
@@ -74,7 +76,10 @@ def _stated(said: str, *, is_question: bool) -> Iterator[str]:
 def _is_meant(clause: str) -> bool:
     if len(clause) > LONGEST_CLAUSE or _ASKS.match(clause):
         return False
-    return _NOT_MEANT.search(clause) is None
+    lower = clause.lower()
+    if not _NOT_MEANT.isdisjoint(_WORDS.findall(lower)):
+        return False
+    return not any(phrase in lower for phrase in _NOT_MEANT_EITHER)
 
 
 _REMEMBER = re.compile(
@@ -88,13 +93,18 @@ _QUOTED_LINE = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _SPEECH = re.compile(r"[\"“„«](?P<said>[^\"“”„«»\n]{0,400})[\"”“»]")
-_TITLE = re.compile(r"\b(dr|mr|mrs|ms|prof|st|mt)\.", re.IGNORECASE)
+_TITLE = re.compile(r"\.(?<=\b[DdMmS][rst]\.)|\.(?<=\b[Mm]rs\.)|\.(?<=\b[Pp]rof\.)")
 _SENTENCE = re.compile(
     r"(?P<said>[^.!?;\n。！？；]{1,1200}(?:[.;](?=\S)[^.!?;\n。！？；]{0,1200}){0,20})"
     r"(?P<end>[.!?;\n。！？；]{0,8})"
 )
 _OF_ONESELF = re.compile(
     r"\b(?:i|i['’]m|me|my|myself|remember|ich|mein|mich|mir)\b|我", re.IGNORECASE
+)
+_OF_OURS = re.compile(  # without one of these nothing is told of oneself, and of others by name
+    r"\b(?:i|i['’]?m|i['’]ve|my|me|our|we|ich|meine?|actually|it['’]?s|it is|that['’]s|make that"
+    r"|correction)\b|['’]s\s|我",
+    re.IGNORECASE,
 )
 _BRINGS_TEXT = re.compile(
     r":\s*$|\b(?:translate|rewrite|proofread|summari[sz]e|paraphrase|correct|fix)\b.{0,60}:",
@@ -120,15 +130,88 @@ _ASKS = re.compile(
     re.IGNORECASE,
 )
 # Supposed, wished, uncertain; told of or by others; a role, a story, a text.
-_NOT_MEANT = re.compile(
-    r"\b(?:if|imagine|suppose|supposing|pretend|hypothetically|wish|wished|would|could|might|maybe"
-    r"|perhaps|unless|whether|in case|as though|let['’]?s say|assume|assuming|should|dream(?:ed|t)?"
-    r"|want to|going to|plan(?:ning)? to|hope to|about to|almost|nearly|never"
-    r"|says?|said|told|tells|wrote|writes|claims?|claimed|thinks?|thought|according to|quote|lyrics?"
-    r"|translate|translation|character|novel|story|role-?play|act as|act like"
-    r"|wenn|falls|würde|wäre|vielleicht|sagt|sagte)\b|如果|说|假如|\x00",
-    re.IGNORECASE,
+_NOT_MEANT = frozenset(
+    [
+        "if",
+        "imagine",
+        "suppose",
+        "supposing",
+        "pretend",
+        "hypothetically",
+        "wish",
+        "wished",
+        "would",
+        "could",
+        "might",
+        "maybe",
+        "perhaps",
+        "unless",
+        "whether",
+        "assume",
+        "assuming",
+        "should",
+        "dream",
+        "dreamed",
+        "dreamt",
+        "almost",
+        "nearly",
+        "never",
+        "say",
+        "says",
+        "said",
+        "told",
+        "tells",
+        "wrote",
+        "writes",
+        "claim",
+        "claims",
+        "claimed",
+        "think",
+        "thinks",
+        "thought",
+        "quote",
+        "lyric",
+        "lyrics",
+        "translate",
+        "translation",
+        "character",
+        "novel",
+        "story",
+        "roleplay",
+        "wenn",
+        "falls",
+        "würde",
+        "wäre",
+        "vielleicht",
+        "sagt",
+        "sagte",
+    ]
 )
+_NOT_MEANT_EITHER = (
+    *(
+        "in case",
+        "as though",
+        "let's say",
+        "let’s say",
+        "want to",
+        "going to",
+        "plan to",
+        "planning to",
+    ),
+    *(
+        "hope to",
+        "about to",
+        "according to",
+        "role-play",
+        "act as",
+        "act like",
+        "如果",
+        "假如",
+        "说",
+        "\x00",
+    ),
+)
+_WORDS = re.compile(r"[^\W\d_]+")
 _LEAD = re.compile(
     r"^\s*(?:[-*•]\s+)?(?:(?:hi|hello|hey|well|so|oh|ok|okay|yes|yeah|no|nope|sorry|and|but|also"
     r"|btw|by the way|anyway|fyi|now|then|please|just|note(?: that)?|ps|update"

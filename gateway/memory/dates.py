@@ -13,10 +13,6 @@ _MONTH = (
     r"(?P<month>jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
     r"|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\b\.?"
 )
-_HINT = re.compile(  # without one of these no form can be there
-    r"\d|\b(?:ago|last|yesterday|today|this|jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)",
-    re.IGNORECASE,
-)
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>(?:19|20)\d\d)\b"
 _LEAD = r"\b(?:ever since|since|as of|starting|back in|in|on|from)\s{1,3}(?:the\s)?(?:early\s|late\s|mid-?\s?)?"
@@ -34,9 +30,10 @@ class When:
 
 def find(text: str, said_at: datetime) -> When | None:
     """None for what is unclear, lies in the future, or never was: the most exact form decides."""
-    if not _HINT.search(text):
+    hints = tuple(hint for hint in (_WRITTEN, _RELATIVE) if hint.search(text))
+    if not hints:
         return None
-    forms = ((pattern.search(text), resolve) for pattern, resolve in _FORMS)
+    forms = ((pattern.search(text), resolve) for hint, pattern, resolve in _FORMS if hint in hints)
     match, resolve = next((form for form in forms if form[0]), (None, _written))
     if match is None:
         return None
@@ -94,6 +91,8 @@ def _ago(match: re.Match[str], said_at: datetime) -> datetime:
 def _last(match: re.Match[str], said_at: datetime) -> datetime:
     """The begin of the week, month or year before this one."""
     unit = match["unit"].lower()
+    if unit == "day":
+        return _midnight(said_at - timedelta(days=1))
     if unit == "week":
         return _midnight(said_at - timedelta(days=said_at.weekday() + 7))
     return _day(said_at.year - 1) if unit == "year" else _months_back(said_at, 1)
@@ -111,8 +110,8 @@ def _near(match: re.Match[str], said_at: datetime) -> datetime:
 
 def _this(match: re.Match[str], said_at: datetime) -> datetime:
     unit = match["unit"].lower()
-    if unit == "week":
-        return _midnight(said_at - timedelta(days=said_at.weekday()))
+    if unit in {"day", "week"}:
+        return _midnight(said_at - timedelta(days=said_at.weekday() if unit == "week" else 0))
     return _day(said_at.year, said_at.month if unit == "month" else 1)
 
 
@@ -128,31 +127,30 @@ def _midnight(at: datetime) -> datetime:
 
 Resolve = Callable[[re.Match[str], datetime], datetime]
 _MANY = r"(?P<few>an?|\d{1,3}|" + "|".join(_NUMBERS) + r")\s{1,3}"
+_UNIT = r"(?:day|week|month|year)"
 _OPENED = r"(?:\b(?:since|on|in|from|as of|back in)\s{1,3})?"
+# Without these none of the forms that come with them can be there.
+_WRITTEN = re.compile(r"\d|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)", re.IGNORECASE)
+_RELATIVE = re.compile(r"\b(?:ago|last|this|yesterday|today)\b", re.IGNORECASE)
+_NEAR = r"the day before yesterday|yesterday|last night|today|this morning"
+_WEEKDAY = r"(?:mon|tues|wednes|thurs|fri|satur|sun)day"
 # The first form that is found decides, so the more exact ones come first.
-_FORMS: tuple[tuple[re.Pattern[str], Resolve], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), resolve)
-    for pattern, resolve in (
-        (rf"{_OPENED}(?P<day>\b\d{{4}}-\d\d-\d\d)\b", _iso),
-        (rf"{_OPENED}(?:the\s)?\b{_DAY}\s(?:of\s)?{_MONTH},?\s{_YEAR}", _written),
-        (rf"{_OPENED}\b{_MONTH}\s{_DAY},?\s{_YEAR}", _written),
-        (rf"{_LEAD}{_DAY}\s(?:of\s)?{_MONTH}", _written),
-        (rf"{_LEAD}{_MONTH}\s{_DAY}\b", _written),
-        (rf"{_OPENED}\b{_MONTH}\s(?:of\s)?{_YEAR}", _written),
-        (rf"\b(?:about\s|around\s)?{_MANY}(?P<unit>days?|weeks?|months?|years?)\sago\b", _ago),
-        (r"\b(?:since\s)?last\s(?P<unit>week|month|year)\b", _last),
-        (
-            r"\b(?:since\s|on\s)?last\s(?P<day>(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b",
-            _weekday,
-        ),
-        (rf"\b(?:since\s)?last\s{_MONTH}", _written),
-        (
-            r"\b(?:since\s)?(?P<day>the day before yesterday|yesterday|last night|today"
-            r"|this morning)\b",
-            _near,
-        ),
-        (r"\b(?:earlier\s)?this\s(?P<unit>week|month|year)\b", _this),
-        (rf"{_LEAD}{_MONTH}(?!\s?\d)", _written),
-        (rf"{_LEAD}{_YEAR}", _written),
+_FORMS: tuple[tuple[re.Pattern[str], re.Pattern[str], Resolve], ...] = tuple(
+    (hint, re.compile(pattern, re.IGNORECASE), resolve)
+    for hint, pattern, resolve in (
+        (_WRITTEN, rf"{_OPENED}(?P<day>\b\d{{4}}-\d\d-\d\d)\b", _iso),
+        (_WRITTEN, rf"{_OPENED}(?:the\s)?\b{_DAY}\s(?:of\s)?{_MONTH},?\s{_YEAR}", _written),
+        (_WRITTEN, rf"{_OPENED}\b{_MONTH}\s{_DAY},?\s{_YEAR}", _written),
+        (_WRITTEN, rf"{_LEAD}{_DAY}\s(?:of\s)?{_MONTH}", _written),
+        (_WRITTEN, rf"{_LEAD}{_MONTH}\s{_DAY}\b", _written),
+        (_WRITTEN, rf"{_OPENED}\b{_MONTH}\s(?:of\s)?{_YEAR}", _written),
+        (_RELATIVE, rf"\b(?:about\s|around\s)?{_MANY}(?P<unit>{_UNIT}s?)\sago\b", _ago),
+        (_RELATIVE, rf"\b(?:since\s)?last\s(?P<unit>{_UNIT})\b", _last),
+        (_RELATIVE, rf"\b(?:since\s|on\s)?last\s(?P<day>{_WEEKDAY})\b", _weekday),
+        (_RELATIVE, rf"\b(?:since\s)?last\s{_MONTH}", _written),
+        (_RELATIVE, rf"\b(?:since\s)?(?P<day>{_NEAR})\b", _near),
+        (_RELATIVE, rf"\b(?:earlier\s)?this\s(?P<unit>{_UNIT})\b", _this),
+        (_WRITTEN, rf"{_LEAD}{_MONTH}(?!\s?\d)", _written),
+        (_WRITTEN, rf"{_LEAD}{_YEAR}", _written),
     )
 )

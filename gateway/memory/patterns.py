@@ -22,11 +22,6 @@ from gateway.memory.predicates import is_functional, predicate_of
 CONFIDENCE = 0.8
 MOST_CLAIMS = 20  # of a message
 _JUST_BEFORE = timedelta(microseconds=1)
-_WORTH_A_LOOK = re.compile(
-    r"\b(?:i|i['’]?m|i['’]ve|my|me|our|we|it['’]?s|it is|that['’]s|ich|meine?|actually|make that|correction)\b"
-    r"|['’]s\s|我",
-    re.IGNORECASE,
-)
 _AND = re.compile(r"\s*(?:,| and | or | und |、|和)\s*", re.IGNORECASE)
 _CORRECTION = re.compile(
     r"(?:(?:no|oh|oops|sorry|wait|actually|hmm|correction)[,:]?\s){0,4}"
@@ -58,8 +53,6 @@ def _source(said: Said, key: SessionKey, sentence: Sentence) -> Source:
 
 
 def _claims(clause: str, source: Source) -> Sequence[Claim]:
-    if not _WORTH_A_LOOK.search(clause):
-        return ()
     when = dates.find(clause, source.at)
     if when is None:
         return _stated(clause, source, source.at)
