@@ -44,6 +44,7 @@ class Keeper:
         self._is_noting = False
         self._writing: dict[SessionKey, anyio.Event] = {}
         self._behind: dict[SessionKey, int] = {}  # turns that came meanwhile
+        self._catching: dict[SessionKey, anyio.Event] = {}  # of those behind, who is at work on
         self._last: dict[SessionKey, Claim] = {}
 
     @property
@@ -56,7 +57,7 @@ class Keeper:
         hearing, how = self._keeping.hearing, self._keeping.how
         self._behind = {key: 0 for key in await hearing.behind() if how(key) != "off"}
         self._reader.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
-        self._group.start_soon(self._catch_up_all, tuple(self._behind))
+        self._group.start_soon(self._catch_up_all, tuple(self._behind), anyio.Event())
 
     def told(self, key: SessionKey, said: Sequence[Said], upto: NodeId) -> None:
         """What people said in a run that has ended, with that node. Never waits."""
@@ -78,11 +79,11 @@ class Keeper:
         written = self._writing.get(key)
         if written is None and key not in self._behind:
             return
+        if written is None:
+            written = anyio.Event()
+            self._group.start_soon(self._catch_up_all, (key,), written)
         with anyio.move_on_after(SETTLE_S):
-            if written is not None:
-                await written.wait()
-            else:
-                await self._catch_up(key)
+            await written.wait()
 
     def on_compacted(self, key: SessionKey, nodes: Sequence[Node]) -> None:
         """A summary stands for these now, and a model was asked anyway: it also looks at what was
@@ -152,12 +153,16 @@ class Keeper:
         await self._keeping.clock.sleep(AGAIN_S)
         await self._catch_up(key)
 
-    async def _catch_up_all(self, keys: Sequence[SessionKey]) -> None:
+    async def _catch_up_all(self, keys: Sequence[SessionKey], done: anyio.Event) -> None:
         for key in keys:
             await self._catch_up(key)
+        done.set()
 
     async def _catch_up(self, key: SessionKey) -> None:
         """Reads what patterns have not looked at, oldest first, until there is no more."""
+        if key in self._catching:
+            return await self._catching[key].wait()
+        done = self._catching[key] = anyio.Event()
         hearing = self._keeping.hearing
         try:
             while (turns := self._behind.get(key)) is not None:
@@ -173,6 +178,9 @@ class Keeper:
         except Exception:
             log.exception("facts of a session are lost", extra={"session": str(key)})
             self._behind.pop(key, None)
+        finally:
+            del self._catching[key]
+            done.set()
 
 
 def _by_person(found: _Found) -> Iterator[tuple[str | None, Sequence[Claim]]]:
