@@ -232,21 +232,8 @@ async def assembled(
         gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
-        parts = Parts(
-            version,
-            clock,
-            bus,
-            ids,
-            stores,
-            souls,
-            plans,
-            decisions,
-            model,
-            plugins,
-            gate,
-            rules,
-            meter,
-        )
+        opened = (version, clock, bus, ids, stores, souls, plans, decisions)
+        parts = Parts(*opened, model, plugins, gate, rules, meter)
         rooms = _wired(config, parts, group)
         await rooms.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
