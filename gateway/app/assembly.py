@@ -35,6 +35,7 @@ from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
+from gateway.memory.indexer import Indexer
 from gateway.memory.souls import Souls
 from gateway.providers.prices import PriceTable
 from gateway.routing import Router
@@ -108,6 +109,7 @@ class Gateway:
     rules: Rulebook
     meter: Meter
     replays: Replays
+    indexer: Indexer
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -242,10 +244,11 @@ async def assembled(
             gate,
             rules,
             meter,
+            Indexer(stores.turn_index, clock),
         )
         rooms = _wired(config, parts, group)
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
-        for task in (*followed, rooms.sweep, rooms.watch_store):
+        for task in (*followed, rooms.sweep, rooms.watch_store, rooms.indexer.run):
             group.start_soon(task)
         try:
             yield rooms
@@ -282,6 +285,7 @@ class Parts:
     gate: ToolGate
     rules: Rulebook
     meter: Meter
+    indexer: Indexer
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -333,6 +337,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         rules=parts.rules,
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
+        indexer=parts.indexer,
     )
 
 
@@ -361,6 +366,7 @@ def _means(
         rule_states=parts.stores.rule_states,
         notices=parts.stores.notices,
         decisions=parts.decisions,
+        said=parts.indexer.note,
     )
 
 

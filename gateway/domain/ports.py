@@ -19,6 +19,7 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
 from gateway.domain.notices import Notice
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import PluginDef, PluginSecret
+from gateway.domain.recall import TurnIndex, Turns
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
 
 Encode = Callable[[object], bytes]  # a plain value -> compact JSON
@@ -278,6 +279,8 @@ class Stores:
     rule_states: RuleStates
     notices: NoticeBoard
     facts: Facts
+    turns: Turns
+    turn_index: TurnIndex
 
 
 class Deliver(Protocol):

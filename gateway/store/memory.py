@@ -18,6 +18,7 @@ from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
+from gateway.store.memory_turns import MemoryTurns
 from gateway.store.outbox import not_pending, require_settled
 from gateway.store.plugins import filled, key_form, require_kept
 from gateway.store.rows import require_text
@@ -26,6 +27,7 @@ from gateway.store.rows import require_text
 @contextlib.asynccontextmanager
 async def open_memory() -> AsyncIterator[Stores]:
     shelf = Shelf()
+    turns = MemoryTurns(shelf)
     try:
         yield Stores(
             MemoryInbox(shelf),
@@ -43,6 +45,8 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryRuleStates(shelf),
             MemoryNotices(shelf),
             MemoryFacts(shelf),
+            turns,
+            turns,
         )
     finally:
         shelf.is_closed = True

@@ -318,9 +318,27 @@ CREATE TABLE IF NOT EXISTS fact_erasure (  -- what is left of what was erased
 );
 """
 
+# Where each word was said. The words themselves are not kept; its rows are places of nodes.
+_TURNS = """
+CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 (
+    words, content = '', columnsize = 0, tokenize = "porter unicode61 categories 'L* N* Co M*'"
+);
+CREATE TABLE IF NOT EXISTS turn_cursor (
+    session INTEGER PRIMARY KEY REFERENCES session (id),
+    upto INTEGER NOT NULL            -- number of the last node that was looked at
+);
+CREATE INDEX IF NOT EXISTS node_fork ON node (place, parent) WHERE parent IS NOT place - 1;
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
-MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH, _LEDGER + _AUDIT, _FACTS)
+MIGRATIONS: tuple[str, ...] = (
+    _FIRST,
+    _PLUGINS,
+    _SETTINGS + _AFTERMATH,
+    _LEDGER + _AUDIT,
+    _FACTS + _TURNS,
+)
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)
