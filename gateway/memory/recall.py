@@ -12,11 +12,11 @@ from gateway.memory.ranking import distinct, ranked
 
 _LOOKED_AT = 1000  # characters at either end of a question
 _MOST_WORDS = 24
-_HITS = 128  # of a word
-_CANDIDATES = 64  # turns that are read
+_HITS = 96  # of a word
+_CANDIDATES = 32  # turns that are read, at least
 _FACTS = 24
 _HOPS_FROM = 3  # facts whose names lead to others
-_OF_FACT, _OF_SPEAKER = 0.8, 0.4
+_OF_FACT, _OF_SPEAKER = 0.8, 0.5
 _SOURCES = 4  # of a fact, the newest
 _FADES = 0.15  # what each place further down a list of facts takes from its score
 _KINDS: tuple[RecallKind, ...] = ("fact", "turn")
@@ -61,17 +61,15 @@ class Recall:
         shown: Shown = _NOTHING,
     ) -> tuple[Recalled, ...]:
         """Best first: at most `limit` facts, then at most `limit` turns."""
-        said = words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
-        words = tuple(dict.fromkeys(word for word in said if word not in _STOP))[:_MOST_WORDS]
+        words = asked_words(question)
         if not words:
             return ()
         facts = await self._known(words, whose)
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told
-        asked = _Asked(frozenset(said), words, key)
-        turns = await self._said(asked, facts, shown)
-        return (*told, *turns[:limit])
+        asked = _Asked(frozenset(_all_words(question)), words, key)
+        return (*told, *await self._said(asked, facts, shown, limit))
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
         """Facts in which the words occur, then those one hop away from the first of them."""
@@ -85,7 +83,7 @@ class Recall:
         return [_recalled_fact(fact, 1 / (1 + _FADES * place), why) for place, (fact, why) in facts]
 
     async def _said(
-        self, asked: "_Asked", facts: Sequence[Recalled], shown: Shown
+        self, asked: "_Asked", facts: Sequence[Recalled], shown: Shown, limit: int
     ) -> list[Recalled]:
         sources = _sources(facts)
         messages = (*sources, *shown.messages)
@@ -95,12 +93,23 @@ class Recall:
         depths = found.messages
         boosts = {depths[name]: _OF_FACT * by for name, by in sources.items() if name in depths}
         hidden = frozenset(depths[name] for name in shown.messages if name in depths)
-        best = dict(ranked(found, boosts, limit=_CANDIDATES, without=hidden))
+        many = max(_CANDIDATES, 2 * limit)
+        best = dict(ranked(found, boosts, limit=many, without=hidden))
         if not best:
             return []
         turns = await self._turns.fetch(asked.key, found.trail, tuple(best))
         recalled = [asked.recalled(one, best[one.depth], found, boosts) for one in turns]
-        return sorted(recalled, key=lambda one: (-one.score, one.at, one.id))
+        return sorted(recalled, key=lambda one: (-one.score, one.at, one.id))[:limit]
+
+
+def asked_words(question: str) -> tuple[str, ...]:
+    """Those that say what it is about."""
+    words = (word for word in _all_words(question) if word not in _STOP)
+    return tuple(dict.fromkeys(words))[:_MOST_WORDS]
+
+
+def _all_words(question: str) -> tuple[str, ...]:
+    return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class SqliteTurns:
         limit: int,
     ) -> Found:
         require_text("the session's key or a message's id", str(key), upto, *messages)
-        words = [word for word in words if words_of(word) == (word,)]
+        words = [word for word in words if word in words_of(word)]  # and is no query
 
         def look(db: sqlite3.Connection) -> Found:
             known = _session_and_trail(key, upto, db)
