@@ -13,20 +13,21 @@ import json
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import anyio
 
-from bench.conversations import Conversation, Said, conversation
+from bench.conversations import BEGIN, TOPICS, Conversation, Said, conversation
 from bench.marks import Figure, marked, table
 from bench.measuring import spread, timed
 from bench.process import other_cores
-from gateway.domain.facts import whose
+from gateway.domain.facts import Claim, scope_of, whose
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, NewEntry
 from gateway.domain.messages import Message, Node
@@ -39,7 +40,7 @@ from gateway.store.opening import open_store
 FOUND = 10
 AGAINST_BM25, AGAINST_SHORT, LONG_MS = 1.15, 1.5, 5.0
 AT_ONCE = 500  # messages a commit
-SHORT, ROUNDS = 1_000, 5
+SHORT, ROUNDS = 1_000, 9
 
 Find = Callable[[str], Awaitable[Sequence[int]]]
 
@@ -148,25 +149,40 @@ async def vectors(many: int, ours: float) -> list[Figure]:
 
 
 async def cost(stores: Stores, long: int) -> list[Figure]:
-    """The same questions in a short session and in a long one."""
-    recall, took = Recall(stores.turns, stores.facts), {}
-    questions = conversation(0).questions
-    for number, length in enumerate((SHORT, long), 1000):
-        key = key_of(number)
+    """The same questions in a short session and in a long one, in turns."""
+    recall = Recall(stores.turns, stores.facts)
+    questions = [question.text for question in conversation(0).questions]
+    keys = {length: key_of(number) for number, length in enumerate((SHORT, long), 1000)}
+    for length, key in keys.items():
         await tell(stores, key, long_talk(length))
-        asked = iter(questions * (ROUNDS + 1))
-
-        async def ask(key: SessionKey = key, asked=asked) -> object:  # type: ignore[no-untyped-def]
-            return await recall.of(next(asked).text, key, whose(key, None))
-
-        await timed(ask, len(questions))  # warm
-        rounds = [await timed(ask, len(questions)) for _ in range(ROUNDS - 1)]
-        took[length] = [median(one) for one in rounds]
+        await learn(stores, key)
+    took: dict[int, list[float]] = {length: [] for length in keys}
+    for _ in range(ROUNDS):
+        for length, key in keys.items():
+            asked = iter(questions)
+            ask = partial(_ask, recall, asked, key)
+            took[length].append(median(await timed(ask, len(questions))))
     short, far = took[SHORT], took[long]
     name = f"recall p50 in {long:,} messages"
     told = Figure(name, "ms", median(far), spread=spread(far))
     ratio = Figure(f"{name} against {SHORT:,}", "ms", median(far), median(short), base="short")
     return [marked(told, LONG_MS), marked(ratio, AGAINST_SHORT, ratio=True)]
+
+
+async def _ask(recall: Recall, asked: Iterator[str], key: SessionKey) -> object:
+    return await recall.of(next(asked), key, whose(key, None))
+
+
+async def learn(stores: Stores, key: SessionKey) -> None:
+    """A few things of each topic, so that facts have their part in it."""
+    claims = [
+        Claim("user", f"{noun}_{number}", value, functional=True, valid_from=BEGIN, session_key=key)
+        for nouns, values in TOPICS
+        for noun in nouns
+        for number, value in enumerate(values)
+    ]
+    ids = [f"{key.peer}-fact-{number}" for number in range(len(claims))]
+    await stores.facts.add(scope_of(key, None), claims, ids=ids, now=BEGIN)
 
 
 def long_talk(length: int) -> list[Said]:

@@ -13,7 +13,7 @@ _BESIDE = ((0, 1.0), (1, 1.0), (-1, 1.0), (2, 0.75), (-2, 0.75), (3, 0.5), (-3, 
 _REACH = 4
 _SATURATION = 1.2
 _BLOCK_BITS = 5  # a block is 32 turns: about what is said at a time
-_CELL_BITS, _CELLS = 3, 20  # of 8 turns
+_CELL_BITS, _CELLS = 3, 16  # of 8 turns
 _OWN, _BLOCK = 0.5, 0.3  # beside 1.0 for the neighbourhood; each is 1.0 for the best turn
 
 

@@ -12,7 +12,7 @@ from gateway.memory.ranking import distinct, ranked
 
 _LOOKED_AT = 1000  # characters at either end of a question
 _MOST_WORDS = 24
-_HITS = 96  # of a word
+_HITS = 64  # of a word
 _CANDIDATES = 32  # turns that are read, at least
 _FACTS = 24
 _HOPS_FROM = 3  # facts whose names lead to others

@@ -21,7 +21,7 @@ SAID_BY = ("user", "assistant")
 
 _MOST_FORKS = 1000  # of a session that are looked at, the newest
 _MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
-_MOST_COMMON = 4  # frequent words that are looked for beside each other
+_MOST_COMMON = 3  # frequent words that are looked for beside each other
 _MERGED_PAGES = 200  # a commit
 
 
@@ -161,6 +161,9 @@ def _hits_of(
 
 def _seen(rows: sqlite3.Cursor, trail: Trail, limit: int) -> set[int]:
     """The first `limit` that may be seen."""
+    if len(trail.spans) == 1:  # so are all within its bounds
+        first = trail.spans[0][0]
+        return {seq_of(place) - first for (place,) in rows.fetchmany(limit)}
     found: set[int] = set()
     for number, (place,) in enumerate(rows, 1):
         depth = trail.depth_of(seq_of(place))
