@@ -4,7 +4,7 @@ import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, islice
 
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, SessionKey
@@ -136,8 +136,10 @@ def _hits_of(
     bounds = (place_of(session, trail.spans[0][0]), place_of(session, trail.spans[-1][1]))
 
     def look(query: str) -> set[int]:
-        rows = db.execute(_MATCH, (query, *bounds))
-        return _seen(rows, trail, limit)
+        # Where there is but one span, all within its bounds may be seen.
+        most = limit if len(trail.spans) == 1 else limit * _MOST_SKIPPED
+        (places,) = db.execute(_MATCH, (query, *bounds, most)).fetchone()
+        return _seen(places, trail, limit) if places else set()
 
     hits = {word: look(_quoted(word)) for word in words}
     rare = [word for word, found in hits.items() if 0 < len(found) < limit]
@@ -159,20 +161,10 @@ def _hits_of(
     }
 
 
-def _seen(rows: sqlite3.Cursor, trail: Trail, limit: int) -> set[int]:
+def _seen(places: str, trail: Trail, limit: int) -> set[int]:
     """The first `limit` that may be seen."""
-    if len(trail.spans) == 1:  # so are all within its bounds
-        first = trail.spans[0][0]
-        return {seq_of(place) - first for (place,) in rows.fetchmany(limit)}
-    found: set[int] = set()
-    for number, (place,) in enumerate(rows, 1):
-        depth = trail.depth_of(seq_of(place))
-        if depth is not None:
-            found.add(depth)
-        if len(found) >= limit or number >= limit * _MOST_SKIPPED:
-            break
-    rows.close()
-    return found
+    depths = (trail.depth_of(seq_of(int(place))) for place in places.split(","))
+    return set(islice((depth for depth in depths if depth is not None), limit))
 
 
 def _total(newest: set[int], trail: Trail) -> int:
@@ -266,7 +258,12 @@ _FORKS = """
 SELECT place, parent FROM node INDEXED BY node_fork
 WHERE parent IS NOT place - 1 AND place > ? AND place < ? ORDER BY place DESC LIMIT ?
 """
-_MATCH = "SELECT rowid FROM turn WHERE turn MATCH ? AND rowid BETWEEN ? AND ? ORDER BY rowid DESC"
+# In one piece: a row each would hand the interpreter's lock over and back for every hit.
+_MATCH = """
+SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM turn WHERE turn MATCH ? AND rowid BETWEEN ? AND ?
+    ORDER BY rowid DESC LIMIT ?)
+"""
 _FETCH = """
 SELECT n.place, n.id, n.role, substr(n.text, 1, ?), n.created_at, r.sender
 FROM node n LEFT JOIN run r ON r.run_id = n.run_id
