@@ -199,10 +199,7 @@ class Gateway:
 
 @asynccontextmanager
 async def assembled(
-    config: GatewayConfig,
-    *,
-    version: str,
-    accept_loss: bool = False,
+    config: GatewayConfig, *, version: str, accept_loss: bool = False
 ) -> AsyncIterator[Gateway]:
     """Everything but the front doors, at work until the context is left."""
     clock = SystemClock()
