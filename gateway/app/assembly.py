@@ -36,6 +36,7 @@ from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
+from gateway.memory.indexer import Indexer
 from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
 from gateway.providers.prices import PriceTable
@@ -111,6 +112,7 @@ class Gateway:
     meter: Meter
     replays: Replays
     keeper: Keeper
+    indexer: Indexer
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -201,10 +203,7 @@ class Gateway:
 
 @asynccontextmanager
 async def assembled(
-    config: GatewayConfig,
-    *,
-    version: str,
-    accept_loss: bool = False,
+    config: GatewayConfig, *, version: str, accept_loss: bool = False
 ) -> AsyncIterator[Gateway]:
     """Everything but the front doors, at work until the context is left."""
     clock = SystemClock()
@@ -233,11 +232,12 @@ async def assembled(
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)
-        parts = Parts(*opened, model, plugins, gate, rules, meter)
+        indexer = Indexer(stores.turn_index, clock)
+        parts = Parts(*opened, model, plugins, gate, rules, meter, indexer)
         rooms = _wired(config, parts, group)
         await rooms.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
-        for task in (*followed, rooms.sweep, rooms.watch_store):
+        for task in (*followed, rooms.sweep, rooms.watch_store, rooms.indexer.run):
             group.start_soon(task)
         try:
             yield rooms
@@ -274,6 +274,7 @@ class Parts:
     gate: ToolGate
     rules: Rulebook
     meter: Meter
+    indexer: Indexer
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -329,6 +330,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
         keeper=keeper,
+        indexer=parts.indexer,
     )
 
 
@@ -357,6 +359,7 @@ def _means(
         rule_states=parts.stores.rule_states,
         notices=parts.stores.notices,
         decisions=parts.decisions,
+        said=parts.indexer.note,
     )
 
 

@@ -20,6 +20,7 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
 from gateway.domain.notices import Notice
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import PluginDef, PluginSecret
+from gateway.domain.recall import TurnIndex, Turns
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
 
 Encode = Callable[[object], bytes]  # a plain value -> compact JSON
@@ -280,6 +281,8 @@ class Stores:
     notices: NoticeBoard
     facts: Facts
     hearing: Hearing
+    turns: Turns
+    turn_index: TurnIndex
 
 
 class Deliver(Protocol):

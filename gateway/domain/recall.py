@@ -1,12 +1,16 @@
 """What is found again of what was said: hits, and the ports that find and weigh them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
+from operator import itemgetter
 from typing import Literal, Protocol
 
 from gateway.domain.facts import Fact
-from gateway.domain.ids import SessionKey
+from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.messages import Role
 
 RecallKind = Literal["fact", "turn"]
 
@@ -26,7 +30,124 @@ class Recalled:
     fact: Fact | None = None
 
 
-class Embedder(Protocol):
-    """Texts as vectors of one length."""
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """What may be seen of a session: spans of `seq`, oldest first, each (first, last, depth of the
+    first). A depth counts along them: neighbours in the conversation are neighbours in depth."""
 
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
+    spans: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def of(cls, spans: Iterable[tuple[int, int]]) -> "Trail":
+        """From (first, last), in any order; they do not overlap."""
+        depth, counted = 0, []
+        for first, last in sorted(spans):
+            counted.append((first, last, depth))
+            depth += last - first + 1
+        return cls(tuple(counted))
+
+    @property
+    def length(self) -> int:
+        if not self.spans:
+            return 0
+        first, last, depth = self.spans[-1]
+        return depth + last - first + 1
+
+    def depth_of(self, seq: int) -> int | None:
+        """None for what must not be seen."""
+        at = bisect_right(self.spans, seq, key=itemgetter(0)) - 1
+        if at < 0 or seq > self.spans[at][1]:
+            return None
+        return self.spans[at][2] + seq - self.spans[at][0]
+
+    def seq_at(self, depth: int) -> int:
+        first, _, before = self.spans[bisect_right(self.spans, depth, key=itemgetter(2)) - 1]
+        return first + depth - before
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Where a word was said, as depths; `total`: about how often, if these are only the newest."""
+
+    depths: frozenset[int]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    trail: Trail = Trail()
+    words: Mapping[str, Hits] = field(default_factory=dict)
+    messages: Mapping[str, int] = field(default_factory=dict)  # those asked for, and their depths
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What somebody said; `text` may be cut."""
+
+    depth: int
+    id: NodeId
+    role: Role
+    text: str
+    at: datetime
+    sender: str | None = None
+
+
+class Turns(Protocol):
+    """What was said in a session, by its words. Nothing of another session, of a sibling branch
+    or of a tool ever comes out. Raises StoreUnavailable."""
+
+    async def find(
+        self,
+        key: SessionKey,
+        words: Sequence[str],
+        *,
+        messages: Sequence[str] = (),
+        upto: NodeId | None = None,
+        limit: int,
+    ) -> Found:
+        """On the path to HEAD (or to `upto`) and in earlier conversations under the same key; the
+        newest `limit` of a word, and of frequent words also where they meet rarer ones. Costs the
+        same in a session of any length. Raises NotFound for an `upto` of another session."""
+        ...
+
+    async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
+        """In any order; what is gone is left out."""
+        ...
+
+
+class TurnIndex(Protocol):
+    """Brings `Turns` up to date, off everybody's path. Raises StoreUnavailable."""
+
+    async def behind(self, *, limit: int) -> Sequence[SessionKey]: ...
+
+    async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
+        """Takes in at most `limit` messages in one commit without an fsync; gives the sessions that
+        are still behind."""
+        ...
+
+    async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
+        """Takes messages out before their texts are erased; durable, and no word of them stays."""
+        ...
+
+
+OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it
+_EDGES = re.compile(r"<(?=/?memory>)", re.IGNORECASE)
+
+
+def told_line(recalled: Recalled) -> str:
+    """One line a model reads: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
+    `- said 2026-11-18: …`; nothing that was said can end the block or begin a line of its own."""
+    if fact := recalled.fact:
+        dates = f"since {_day(fact.valid_from)}, told {_day(fact.learned_at)}"
+        dates = f"{dates}, until {_day(fact.valid_to)}" if fact.valid_to else dates
+        predicate = "_".join(fact.predicate.split())  # one word, so that a line can be read back
+        return f"- {_flat(f'{fact.subject} {predicate} {fact.object}')} ({dates})"
+    return f"- said {_day(recalled.at)}: {_flat(recalled.text)}"
+
+
+def _day(at: datetime) -> str:
+    return at.date().isoformat()
+
+
+def _flat(text: str) -> str:
+    return _EDGES.sub("‹", " ".join(text.split()))

@@ -87,6 +87,7 @@ class Means:
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     pace: Pace = field(default_factory=Pace)
     keeper: Keeper | None = None  # None: nobody looks for facts
+    said: Callable[[SessionKey], None] = lambda key: None  # is told when a turn is in the store
 
     def fresh_rules(self) -> RuleSet:
         """The same rules, whose failures count nowhere else."""
@@ -309,6 +310,7 @@ class Work:
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
+        means.said(new.session_key)
         agent = means.agents.get(new.session_key.agent)
         if moved and agent is not None:
             means.episodes.append(new.session_key, episode, end.nodes, agent.context)

@@ -19,6 +19,7 @@ from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
 from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
+from gateway.store.memory_turns import MemoryTurns
 from gateway.store.outbox import not_pending, require_settled
 from gateway.store.plugins import filled, key_form, require_kept
 from gateway.store.rows import require_text
@@ -27,6 +28,7 @@ from gateway.store.rows import require_text
 @contextlib.asynccontextmanager
 async def open_memory() -> AsyncIterator[Stores]:
     shelf = Shelf()
+    turns = MemoryTurns(shelf)
     try:
         yield Stores(
             MemoryInbox(shelf),
@@ -45,6 +47,8 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryNotices(shelf),
             MemoryFacts(shelf),
             MemoryHearing(shelf),
+            turns,
+            turns,
         )
     finally:
         shelf.is_closed = True

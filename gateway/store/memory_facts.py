@@ -155,10 +155,10 @@ def _is_of(fact: Fact, whose: Whose) -> bool:
 def _holds(fact: Fact, word: str) -> bool:
     """Also another form of it."""
     held = words_of(f"{fact.subject} {fact.predicate} {fact.object}")
-    return _stem(word) in {_stem(one) for one in held}
+    return stem(word) in {stem(one) for one in held}
 
 
-def _stem(word: str) -> str:
+def stem(word: str) -> str:
     return _ENDING.sub("", word) if len(word) > 3 else word
 
 

@@ -331,6 +331,18 @@ CREATE TABLE IF NOT EXISTS unread (  -- by a model: what comes after this node, 
 );
 """
 
+# Where each word was said. The words themselves are not kept; its rows are places of nodes.
+_TURNS = """
+CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 (
+    words, content = '', columnsize = 0, tokenize = "porter unicode61 categories 'L* N* Co M*'"
+);
+CREATE TABLE IF NOT EXISTS turn_cursor (
+    session INTEGER PRIMARY KEY REFERENCES session (id),
+    upto INTEGER NOT NULL            -- number of the last node that was looked at
+);
+CREATE INDEX IF NOT EXISTS node_fork ON node (place, parent) WHERE parent IS NOT place - 1;
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
 MIGRATIONS: tuple[str, ...] = (
@@ -338,7 +350,7 @@ MIGRATIONS: tuple[str, ...] = (
     _PLUGINS,
     _SETTINGS + _AFTERMATH,
     _LEDGER + _AUDIT,
-    _FACTS + _HEARING,
+    _FACTS + _HEARING + _TURNS,
 )
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there: SQL cannot ask for that itself.

@@ -40,6 +40,7 @@ from gateway.store.sessions import SqliteSessions
 from gateway.store.settings import SqliteSettings
 from gateway.store.spending import SqliteSpending
 from gateway.store.transcript import SqliteTranscript
+from gateway.store.turns import SqliteTurns
 from gateway.store.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ async def open_sqlite(
         writer = Writer(opened.commits)
         readers = Readers(opened.path)
         care = SqliteCare(writer, readers, clock)
+        turns = SqliteTurns(writer, readers)
         writer.start()
         readers.start()
         try:
@@ -95,6 +97,8 @@ async def open_sqlite(
                 SqliteNotices(writer, readers, opened.pen),
                 SqliteFacts(writer, readers),
                 SqliteHearing(writer, readers),
+                turns,
+                turns,
             )
         finally:
             await care.close()

@@ -1,7 +1,7 @@
 """A core with the in-memory store, a scripted model and a fake clock, ready to accept messages."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -16,7 +16,7 @@ from gateway.control.rules.engine import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
 from gateway.domain.budgets import Budgets
-from gateway.domain.ids import AgentId
+from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
 from gateway.memory.episodes import Episodes
@@ -127,6 +127,7 @@ async def staged(
     budgets: Budgets = UNLIMITED,
     decisions: DecisionTrees = OURS,
     bus: Bus | None = None,
+    said: Callable[[SessionKey], None] = lambda key: None,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -156,6 +157,7 @@ async def staged(
         notices=stores.notices,
         channels=channels,
         decisions=decisions,
+        said=said,
     )
     router = Router([agent.id for agent in agents], (), AGENT.id)
     with anyio.fail_after(5):

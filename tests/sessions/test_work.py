@@ -705,3 +705,17 @@ async def test_fifty_turns_and_a_clock_that_jumps_pass_no_daily_limit() -> None:
     assert 9_000 < of_day.used.tokens <= 10_000
     assert of_month.used.tokens == of_day.used.tokens + 10 * 610
     assert (of_day.held, of_month.held) == (Amount(), Amount())
+
+
+async def test_who_indexes_what_was_said_is_told_once_it_is_in_the_store() -> None:
+    indexed: list[SessionKey] = []
+    model = ScriptedModel(says("hi"), says("ho"))
+    async with open_memory() as stores:
+        async with staged(model, stores, said=indexed.append) as stage:
+            await stage.say("one")
+            await stage.say("two", peer="other")
+            await stage.until_idle()
+
+        assert {key.peer for key in indexed} == {"main", "other"}
+        assert len(indexed) == 2
+        assert list(await stores.turn_index.behind(limit=9)) == indexed

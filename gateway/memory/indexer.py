@@ -1,0 +1,82 @@
+"""Keeps what was said findable: off the path of every turn, a little at a time."""
+
+import logging
+from collections.abc import Sequence
+
+import anyio
+
+from gateway.domain.errors import StoreLost, StoreUnavailable
+from gateway.domain.ids import SessionKey
+from gateway.domain.ports import Clock
+from gateway.domain.recall import TurnIndex
+
+log = logging.getLogger(__name__)
+
+GATHER_S = 1.0  # so that busy sessions share a commit; until then their windows show what was said
+AGAIN_S = 5.0
+PAUSE_S = 0.01
+AT_ONCE = 64  # messages a commit: others wait for it a few milliseconds
+SESSIONS_AT_ONCE = 1000
+
+
+class Indexer:
+    """Where it stopped is kept in the store, a session each; a start goes on from there."""
+
+    def __init__(self, index: TurnIndex, clock: Clock) -> None:
+        self._index, self._clock = index, clock
+        self._waiting: dict[SessionKey, None] = {}
+        self._said = anyio.Event()
+        self._is_behind = True  # sessions may wait that nobody has named to us
+
+    @property
+    def backlog(self) -> int:
+        """Sessions in which something was said that is not findable yet."""
+        return len(self._waiting)
+
+    def note(self, key: SessionKey) -> None:
+        """Something was said there."""
+        self._waiting[key] = None
+        self._said.set()
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                if self._is_behind:
+                    await self._take_up()
+                else:
+                    await self._said.wait()
+                    await self._clock.sleep(GATHER_S)
+                await self._work_off()
+            except StoreLost:
+                raise
+            except StoreUnavailable as error:
+                log.warning("what was said is not findable yet", extra={"why": str(error)})
+                await self._clock.sleep(AGAIN_S)
+
+    async def catch_up(self, key: SessionKey) -> None:
+        """Comes back once all that was said there is findable. Raises StoreUnavailable."""
+        behind: Sequence[SessionKey] = (key,)
+        while behind:
+            behind = await self._index.advance(behind, limit=AT_ONCE)
+
+    async def _take_up(self) -> None:
+        """What an earlier process left."""
+        behind = await self._index.behind(limit=SESSIONS_AT_ONCE)
+        self._waiting.update(dict.fromkeys(behind))
+        self._is_behind = len(behind) == SESSIONS_AT_ONCE
+
+    async def _work_off(self) -> None:
+        self._said = anyio.Event()
+        while self._waiting:
+            keys = tuple(self._waiting)[:AT_ONCE]
+            for key in keys:  # before it is looked at: what is said meanwhile must be noted anew
+                del self._waiting[key]
+            behind: Sequence[SessionKey] = keys  # should it fail
+            try:
+                behind = await self._index.advance(keys, limit=AT_ONCE)
+            finally:
+                for key in behind:
+                    self.note(key)
+            if behind:
+                await self._clock.sleep(PAUSE_S)

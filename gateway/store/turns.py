@@ -1,0 +1,282 @@
+"""What was said in SQLite, found by its words: a full-text index that tells only where they are."""
+
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from itertools import combinations, islice
+
+from gateway.domain.errors import NotFound
+from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.recall import Found, Hits, Trail, Turn
+from gateway.domain.words import words_of
+from gateway.store.pen import Pen
+from gateway.store.reader import Readers
+from gateway.store.rows import SEQ_BITS, place_of, require_text, seq_of, to_time
+from gateway.store.writer import Writer
+
+SHOWN_CHARS = 4000  # of a message that is found
+INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found
+SAID_BY = ("user", "assistant")
+
+_MOST_FORKS = 1000  # of a session that are looked at, the newest
+_MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
+_MOST_COMMON = 3  # frequent words that are looked for beside each other
+_MERGED_PAGES = 200  # a commit
+
+
+class SqliteTurns:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+
+    async def find(
+        self,
+        key: SessionKey,
+        words: Sequence[str],
+        *,
+        messages: Sequence[str] = (),
+        upto: NodeId | None = None,
+        limit: int,
+    ) -> Found:
+        require_text("the session's key or a message's id", str(key), upto, *messages)
+        words = [word for word in words if word in words_of(word)]  # and is no query
+
+        def look(db: sqlite3.Connection) -> Found:
+            known = _session_and_trail(key, upto, db)
+            if known is None:
+                return Found()
+            session, trail = known
+            depths = _depths_of(messages, session, trail, db)
+            return Found(trail, _hits_of(words, session, trail, limit, db), depths)
+
+        return await self._readers.read(look)
+
+    async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
+        require_text("the session's key", str(key))
+        return await self._readers.read(partial(_fetch, key, trail, depths))
+
+    async def behind(self, *, limit: int) -> Sequence[SessionKey]:
+        return await self._readers.read(partial(_behind, limit))
+
+    async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
+        require_text("the session's key", *map(str, keys))
+        return await self._writer.write(partial(_advance, keys, limit), durable=False)
+
+    async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
+        require_text("the session's key or a message's id", str(key), *ids)
+        await self._writer.write(partial(forget_turns, key, ids), durable=True)
+        while await self._writer.write(_merge, durable=False):
+            pass
+
+
+def _session_and_trail(
+    key: SessionKey, upto: NodeId | None, db: sqlite3.Connection
+) -> tuple[int, Trail] | None:
+    row = db.execute("SELECT id, head, last_seq FROM session WHERE key = ?", (str(key),)).fetchone()
+    if row is None:
+        return None
+    session, head, last = row
+    if upto is not None:
+        head = _place_in(session, upto, db)
+        if head is None:
+            raise NotFound(f"message {upto}")
+    bounds = (place_of(session, 0), place_of(session + 1, 0), _MOST_FORKS)
+    forks = db.execute(_FORKS, bounds).fetchall()
+    grown = [(seq_of(at), None if up is None else seq_of(up)) for at, up in reversed(forks)]
+    return session, trail_of(grown, None if head is None else seq_of(head), last)
+
+
+def _depths_of(
+    messages: Sequence[str], session: int, trail: Trail, db: sqlite3.Connection
+) -> Mapping[str, int]:
+    places = ((name, _place_in(session, name, db)) for name in messages)
+    depths = {name: trail.depth_of(seq_of(place)) for name, place in places if place is not None}
+    return {name: depth for name, depth in depths.items() if depth is not None}
+
+
+def _place_in(session: int, node_id: str, db: sqlite3.Connection) -> int | None:
+    row = db.execute("SELECT place FROM node WHERE id = ?", (node_id,)).fetchone()
+    return None if row is None or row[0] >> SEQ_BITS != session else int(row[0])
+
+
+def trail_of(forks: Sequence[tuple[int, int | None]], head: int | None, last: int) -> Trail:
+    """`forks`: (seq, the parent's) of each message that does not follow on the one before it in
+    time, oldest first; every other message does. So a path is a few spans, however long it is."""
+    starts = [seq for seq, _ in forks]
+    spans = set(_path(head, forks, starts)) if head is not None else set()
+    own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
+    ends = [*(start - 1 for start in starts[1:]), last]
+    tips: dict[int, int] = {}  # of earlier conversations: the last that was said
+    roots: list[int] = []
+    for (start, parent), end in zip(forks, ends, strict=True):
+        at = -1 if parent is None else bisect_right(starts, parent) - 1
+        roots.append(start if at < 0 else roots[at])
+        tips[roots[-1]] = end
+    for root, tip in tips.items():
+        if root < own:
+            spans.update(_path(tip, forks, starts))
+    return Trail.of(spans)
+
+
+def _path(
+    tip: int, forks: Sequence[tuple[int, int | None]], starts: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Its spans, newest first, as far back as forks are known."""
+    at: int | None = tip
+    while at is not None and (number := bisect_right(starts, at) - 1) >= 0:
+        yield starts[number], at
+        at = forks[number][1]
+
+
+def _hits_of(
+    words: Sequence[str], session: int, trail: Trail, limit: int, db: sqlite3.Connection
+) -> Mapping[str, Hits]:
+    if not trail.spans:
+        return {}
+    bounds = (place_of(session, trail.spans[0][0]), place_of(session, trail.spans[-1][1]))
+
+    def look(query: str) -> set[int]:
+        # Where there is but one span, all within its bounds may be seen.
+        most = limit if len(trail.spans) == 1 else limit * _MOST_SKIPPED
+        (places,) = db.execute(_MATCH, (query, *bounds, most)).fetchone()
+        return _seen(places, trail, limit) if places else set()
+
+    hits = {word: look(_quoted(word)) for word in words}
+    rare = [word for word, found in hits.items() if 0 < len(found) < limit]
+    common = [word for word, found in hits.items() if len(found) >= limit]
+    totals = {word: _total(hits[word], trail) for word in common}
+    common = sorted(common, key=lambda word: totals[word])[:_MOST_COMMON]
+    if rare:
+        any_rare = " OR ".join(map(_quoted, rare))
+        for word in common:
+            hits[word] |= look(f"{_quoted(word)} AND ({any_rare})")
+    for one, other in combinations(common, 2):
+        both = look(f"{_quoted(one)} AND {_quoted(other)}")
+        hits[one] |= both
+        hits[other] |= both
+    return {
+        word: Hits(frozenset(found), max(len(found), totals.get(word, 0)))
+        for word, found in hits.items()
+        if found
+    }
+
+
+def _seen(places: str, trail: Trail, limit: int) -> set[int]:
+    """The first `limit` that may be seen."""
+    depths = (trail.depth_of(seq_of(int(place))) for place in places.split(","))
+    return set(islice((depth for depth in depths if depth is not None), limit))
+
+
+def _total(newest: set[int], trail: Trail) -> int:
+    """Of a word whose newest hits these are, if it was always said as often."""
+    return len(newest) * trail.length // (trail.length - min(newest))
+
+
+def _quoted(word: str) -> str:
+    return f'"{word}"'  # words hold no quotes
+
+
+def _fetch(
+    key: SessionKey, trail: Trail, depths: Sequence[int], db: sqlite3.Connection
+) -> Sequence[Turn]:
+    row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
+    if row is None:
+        return ()
+    places = {place_of(row[0], trail.seq_at(depth)): depth for depth in depths}
+    marks = ", ".join("?" * len(places))
+    rows = db.execute(_FETCH.format(marks), (SHOWN_CHARS, *places)).fetchall()
+    return [
+        Turn(places[place], node_id, role, text, to_time(at), sender if role == "user" else None)
+        for place, node_id, role, text, at, sender in rows
+    ]
+
+
+def _behind(limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
+    return [SessionKey.parse(row[0]) for row in db.execute(_BEHIND, (limit,))]
+
+
+def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[SessionKey]:
+    left, behind = limit, []
+    for key in dict.fromkeys(keys):
+        session = pen.session(key)
+        if session is None:
+            continue
+        row = pen.db.execute(_CURSOR, (session.id,)).fetchone()
+        upto = row[0] if row else 0
+        bounds = (place_of(session.id, upto), place_of(session.id + 1, 0), left)
+        rows = pen.db.execute(_NEXT, bounds).fetchall() if upto < session.last_seq else []
+        _add_words([(place, text) for place, role, text in rows if role in SAID_BY], pen.db)
+        if left:
+            upto = seq_of(rows[-1][0]) if len(rows) == left else session.last_seq
+            pen.db.execute(_SET_CURSOR, (session.id, upto))
+        left -= len(rows)
+        if upto < session.last_seq:
+            behind.append(key)
+    return behind
+
+
+def _add_words(texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
+    """Each at its place."""
+    rows = [(place, words) for place, text in texts if (words := _indexed(text))]
+    db.executemany("INSERT INTO turn (rowid, words) VALUES (?, ?)", rows)
+
+
+def _take_words(texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
+    """The inverse of `_add_words`, which has to be told what is to go."""
+    rows = [(place, words) for place, text in texts if (words := _indexed(text))]
+    db.executemany("INSERT INTO turn (turn, rowid, words) VALUES ('delete', ?, ?)", rows)
+
+
+def _indexed(text: str) -> str:
+    return " ".join(words_of(text[:INDEXED_CHARS]))
+
+
+def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
+    """Within the transaction that erases their texts, and before that."""
+    session = pen.session(key)
+    if session is None:
+        return
+    row = pen.db.execute(_CURSOR, (session.id,)).fetchone()
+    upto = place_of(session.id, row[0] if row else 0)
+    places = (pen.place(session, node_id) for node_id in ids)
+    found = [place for place in places if place is not None and place <= upto]
+    texts = [pen.db.execute(_TEXT, (place, *SAID_BY)).fetchone() for place in found]
+    _take_words([row for row in texts if row is not None], pen.db)
+
+
+def _merge(pen: Pen) -> bool:
+    """Rewrites a part of the index, so that what was taken out is not in older parts of it; whether
+    there is more to do."""
+    pen.db.execute("PRAGMA secure_delete = ON")
+    before = pen.db.total_changes
+    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
+    pen.db.execute("PRAGMA secure_delete = OFF")
+    return pen.db.total_changes - before >= 2
+
+
+_FORKS = """
+SELECT place, parent FROM node INDEXED BY node_fork
+WHERE parent IS NOT place - 1 AND place > ? AND place < ? ORDER BY place DESC LIMIT ?
+"""
+# In one piece: a row each would hand the interpreter's lock over and back for every hit.
+_MATCH = """
+SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM turn WHERE turn MATCH ? AND rowid BETWEEN ? AND ?
+    ORDER BY rowid DESC LIMIT ?)
+"""
+_FETCH = """
+SELECT n.place, n.id, n.role, substr(n.text, 1, ?), n.created_at, r.sender
+FROM node n LEFT JOIN run r ON r.run_id = n.run_id
+WHERE n.place IN ({}) AND n.role IN ('user', 'assistant') AND n.text <> ''
+"""
+_BEHIND = """
+SELECT s.key FROM session s LEFT JOIN turn_cursor c ON c.session = s.id
+WHERE s.last_seq > coalesce(c.upto, 0) ORDER BY s.id LIMIT ?
+"""
+_CURSOR = "SELECT upto FROM turn_cursor WHERE session = ?"
+_SET_CURSOR = """
+INSERT INTO turn_cursor (session, upto) VALUES (?, ?)
+ON CONFLICT (session) DO UPDATE SET upto = excluded.upto
+"""
+_NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER BY place LIMIT ?"
+_TEXT = "SELECT place, text FROM node WHERE place = ? AND role IN (?, ?)"

@@ -1,0 +1,254 @@
+"""What every store promises about finding what was said."""
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.domain.errors import NotFound
+from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.messages import Message, ToolResult
+from gateway.domain.ports import Stores
+from gateway.domain.recall import Found, Trail
+from gateway.store.opening import open_store
+from gateway.store.rows import TextRefused
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import an_ending, an_entry, an_exchange, session_key
+
+Open = Callable[[], AbstractAsyncContextManager[Stores]]
+HERE, THERE = session_key("here"), session_key("there")
+
+
+@pytest.fixture(params=["embedded", "memory"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    @asynccontextmanager
+    async def bounded() -> AsyncIterator[Stores]:
+        with anyio.fail_after(5):
+            async with open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores:
+                yield stores
+
+    return bounded
+
+
+async def say(
+    stores: Stores, name: str, *texts: str, key: SessionKey = HERE, after: str | None = None
+) -> None:
+    """An exchange of nodes NAME-1, NAME-2, … that HEAD follows."""
+    await stores.inbox.accept(an_entry(name, key), begin=True)
+    nodes = an_exchange(name, *texts)
+    await stores.inbox.finish(an_ending(name, key, grown_from=after, nodes=nodes, take_head=True))
+
+
+async def index(stores: Stores, *keys: SessionKey) -> None:
+    behind: Sequence[SessionKey] = keys or (HERE, THERE)
+    while behind:
+        behind = await stores.turn_index.advance(behind, limit=3)
+
+
+async def ids(stores: Stores, found: Found, key: SessionKey = HERE) -> dict[str, set[str]]:
+    depths = range(found.trail.length)
+    names = {turn.depth: turn.id for turn in await stores.turns.fetch(key, found.trail, depths)}
+    return {
+        word: {names[depth] for depth in hits.depths if depth in names}
+        for word, hits in found.words.items()
+    }
+
+
+async def found_by(stores: Stores, *words: str, key: SessionKey = HERE) -> dict[str, set[str]]:
+    return await ids(stores, await stores.turns.find(key, words, limit=100), key)
+
+
+async def test_what_was_said_is_found_by_any_form_of_its_words(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "My dogs are called Luna and Otis", "Two dogs!")
+        await say(stores, "b", "One dog barks", "ok", after="a-2")
+        await index(stores)
+
+        found = await found_by(stores, "dog", "luna", "absent")
+
+    assert found == {"dog": {"a-1", "a-2", "b-1"}, "luna": {"a-1"}}
+
+
+async def test_writing_without_spaces_is_found_too(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "我的狗叫小白", "好的")
+        await index(stores)
+
+        found = await found_by(stores, "小白", "狗")
+
+    assert found == {"小白": {"a-1"}, "狗": {"a-1"}}
+
+
+async def test_what_a_tool_said_is_not_found(opened: Open) -> None:
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a", HERE), begin=True)
+        asked, told = an_exchange("a", "say it", "secret")
+        result = ToolResult("c1", "read", "secret")
+        told = replace(told, message=Message("tool", "secret", result=result))
+        await stores.inbox.finish(an_ending("a", HERE, nodes=(asked, told)))
+        await index(stores)
+
+        found = await stores.turns.find(HERE, ["say", "secret"], limit=9)
+
+        assert await ids(stores, found) == {"say": {"a-1"}}
+        assert [turn.id for turn in await stores.turns.fetch(HERE, found.trail, [0, 1])] == ["a-1"]
+
+
+@pytest.mark.requirement("S-002-CtxTree-02")
+async def test_a_sibling_branch_is_never_found(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "root word", "fine")
+        await say(stores, "b", "left word", "fine", after="a-2")
+        await say(stores, "c", "right word", "fine", after="a-2")
+        await index(stores)
+
+        on_right = await stores.turns.find(HERE, ["word"], messages=["b-1", "c-1"], limit=9)
+        on_left = await stores.turns.find(HERE, ["word"], upto=NodeId("b-2"), limit=9)
+        at_root = await stores.turns.find(HERE, ["word"], upto=NodeId("a-1"), limit=9)
+
+        assert await ids(stores, on_right) == {"word": {"a-1", "c-1"}}
+        assert on_right.messages == {"c-1": 2}
+        assert await ids(stores, on_left) == {"word": {"a-1", "b-1"}}
+        assert await ids(stores, at_root) == {"word": {"a-1"}}
+
+
+async def test_going_back_to_a_branch_makes_it_the_one_that_is_found(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "root word", "fine")
+        await say(stores, "b", "left word", "fine", after="a-2")
+        await say(stores, "c", "right word", "fine", after="a-2")
+        await index(stores)
+        await stores.transcript.move_head(HERE, NodeId("b-2"), expected=NodeId("c-2"))
+
+        found = await found_by(stores, "word")
+
+    assert found == {"word": {"a-1", "b-1"}}
+
+
+async def test_an_earlier_conversation_is_found_and_a_later_one_is_not(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "first word", "fine")
+        await say(stores, "b", "second word", "fine")
+        await index(stores)
+
+        newest = await found_by(stores, "word")
+        first = await stores.turns.find(HERE, ["word"], upto=NodeId("a-2"), limit=9)
+
+        assert newest == {"word": {"a-1", "b-1"}}
+        assert await ids(stores, first) == {"word": {"a-1"}}
+
+
+@pytest.mark.requirement("S-003-Memory-10")
+async def test_no_other_session_is_ever_looked_into(opened: Open) -> None:
+    async with opened() as stores:
+        for number in range(5):
+            after = f"h{number - 1}-2" if number else None
+            await say(stores, f"h{number}", "mine word", "fine", after=after)
+            after = f"t{number - 1}-2" if number else None
+            await say(stores, f"t{number}", "yours canary word", "fine", key=THERE, after=after)
+        await index(stores)
+
+        found = await stores.turns.find(HERE, ["word", "canary"], messages=["t1-1"], limit=99)
+        turns = await stores.turns.fetch(HERE, found.trail, range(found.trail.length))
+
+        assert await ids(stores, found) == {"word": {f"h{number}-1" for number in range(5)}}
+        assert not found.messages
+        assert not [turn for turn in turns if "canary" in turn.text]
+        with pytest.raises(NotFound):
+            await stores.turns.find(HERE, ["word"], upto=NodeId("t1-1"), limit=9)
+
+
+async def test_of_a_frequent_word_the_newest_are_found_and_those_beside_a_rare_one(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "frequent rare", *["frequent again"] * 40)
+        await index(stores)
+
+        found = await stores.turns.find(HERE, ["frequent", "rare"], limit=10)
+
+    assert found.words["rare"].depths == {0}
+    assert found.words["frequent"].depths >= set(range(31, 41))
+    assert 35 <= found.words["frequent"].total <= 45
+
+
+async def test_an_unknown_session_knows_nothing(opened: Open) -> None:
+    async with opened() as stores:
+        assert await stores.turns.find(HERE, ["word"], limit=9) == Found()
+        assert list(await stores.turns.fetch(HERE, Trail(), [])) == []
+        assert list(await stores.turn_index.behind(limit=9)) == []
+        assert list(await stores.turn_index.advance([HERE], limit=9)) == []
+        await stores.turn_index.forget(HERE, ["x"])
+
+
+async def test_what_is_forgotten_is_not_found_again(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "old word", "word", "new word")
+        await index(stores)
+
+        await stores.turn_index.forget(HERE, ["a-1", "unknown"])
+        await index(stores)
+
+        assert await found_by(stores, "word", "old") == {"word": {"a-2", "a-3"}}
+
+
+async def test_another_session_cannot_make_a_message_forgotten(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "word", "fine")
+        await say(stores, "b", "word", "fine", key=THERE)
+        await index(stores)
+
+        await stores.turn_index.forget(THERE, ["a-1"])
+
+        assert await found_by(stores, "word") == {"word": {"a-1"}}
+
+
+async def test_sessions_are_behind_until_all_that_was_said_is_looked_at(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "one", "two", "three", "four")
+        await say(stores, "b", "five", "six", key=THERE)
+
+        behind = list(await stores.turn_index.behind(limit=9))
+        first = await stores.turn_index.advance([HERE, THERE], limit=3)
+        then = await stores.turn_index.advance([HERE, THERE], limit=3)
+
+        assert behind == [HERE, THERE]
+        assert (list(first), list(then)) == ([HERE, THERE], [])
+        assert list(await stores.turn_index.behind(limit=9)) == []
+
+
+@pytest.mark.parametrize(
+    "word",
+    ['"', 'a" OR "b', "*", "a*", "NEAR(a b)", "words:a", "\0", "-a", "a AND b", "", "x" * 99],
+)
+async def test_a_word_is_never_a_query(opened: Open, word: str) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "a b words near", 'a" OR "b')
+        await index(stores)
+
+        found = await stores.turns.find(HERE, [word], limit=9)
+
+    assert not found.words
+
+
+async def test_a_text_that_no_row_can_hold_is_refused(opened: Open) -> None:
+    async with opened() as stores:
+        with pytest.raises(TextRefused):
+            await stores.turns.find(session_key("\ud800"), ["a"], limit=9)
+        with pytest.raises(TextRefused):
+            await stores.turns.find(HERE, ["a"], messages=["\ud800"], limit=9)
+
+
+async def test_a_huge_or_odd_message_does_not_stop_the_others(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "begin " + "x" * 1_000_000, "a\0b nul", "🙂" * 50, "end")
+        await index(stores)
+
+        found = await stores.turns.find(HERE, ["begin", "nul", "end"], limit=9)
+        turns = await stores.turns.fetch(HERE, found.trail, [0])
+
+        assert await ids(stores, found) == {"begin": {"a-1"}, "nul": {"a-2"}, "end": {"a-4"}}
+        assert len(turns[0].text) < 5000

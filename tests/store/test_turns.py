@@ -1,0 +1,122 @@
+"""The index of what was said: whose conversation a message belongs to, and what is left of it."""
+
+import contextlib
+import sqlite3
+from pathlib import Path
+
+import pytest
+from anyio import to_thread
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.store.opening import open_store
+from gateway.store.schema import MIGRATIONS, migrate
+from gateway.store.turns import trail_of
+from tests.conformance.test_turns import HERE, found_by, index, say
+from tests.fakes.clock import FakeClock
+
+FORKS = "SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork WHERE parent IS NOT place - 1 ORDER BY place"
+
+Tree = list[int | None]  # of each message, in time, the number of its parent
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> tuple[Tree, int | None]:
+    parents: Tree = []
+    for seq in range(1, draw(st.integers(1, 30)) + 1):
+        last = seq - 1 or None
+        other = st.none() | st.integers(1, seq - 1) if last else st.none()
+        parents.append(draw(st.just(last) | other))
+    return parents, draw(st.none() | st.integers(1, len(parents)))
+
+
+def above(parents: Tree, seq: int | None) -> set[int]:
+    seen = set()
+    while seq is not None:
+        seen.add(seq)
+        seq = parents[seq - 1]
+    return seen
+
+
+def blocks_of(file: Path) -> bytes:
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        return b"".join(row[0] for row in db.execute("SELECT block FROM turn_data"))
+
+
+@given(trees())
+def test_a_trail_is_the_path_and_the_last_word_of_each_earlier_conversation(
+    grown: tuple[Tree, int | None],
+) -> None:
+    parents, head = grown
+    forks = [(seq, up) for seq, up in enumerate(parents, 1) if up is None or up != seq - 1]
+    path = above(parents, head)
+    newest = {min(above(parents, seq)): seq for seq in range(1, len(parents) + 1)}
+    earlier = [tip for root, tip in newest.items() if not path or root < min(path)]
+    expected = sorted(path.union(*(above(parents, tip) for tip in earlier)))
+
+    trail = trail_of(forks, head, len(parents))
+
+    seen = [seq for seq in range(1, len(parents) + 1) if trail.depth_of(seq) is not None]
+    assert seen == expected
+    assert [trail.depth_of(seq) for seq in seen] == list(range(trail.length))
+    assert [trail.seq_at(depth) for depth in range(trail.length)] == seen
+    assert trail.depth_of(0) is None
+    assert trail.depth_of(len(parents) + 1) is None
+
+
+def test_a_conversation_from_before_there_was_an_index_is_found(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
+    migrate(db, len(MIGRATIONS) - 1)
+    db.execute("INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
+               " VALUES (1, 'a:b:c:d', 'a', 'b', 'c', 'd', 1, 1)")  # fmt: skip
+    for seq, parent in [(1, None), (2, 1), (3, 1), (4, 3), (5, None)]:
+        up = None if parent is None else 1 << 32 | parent
+        row = (1 << 32 | seq, f"n{seq}", up)
+        db.execute("INSERT INTO node VALUES (?, ?, ?, 'r', 'user', 't', NULL, 'complete', 1, NULL, 1, NULL)", row)  # fmt: skip
+
+    migrate(db)
+
+    assert db.execute(FORKS).fetchall() == [(1, None), (3, 1), (5, None)]
+    db.close()
+
+
+async def test_no_word_of_what_is_forgotten_stays_in_the_file(tmp_path: Path) -> None:
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        await say(stores, "a", *(f"unspeakable{number} word" for number in range(50)))
+        await index(stores, HERE)
+        await say(stores, "b", "harmless word", "fine", after="a-50")
+        await index(stores, HERE)
+
+        await stores.turn_index.forget(HERE, [f"a-{number}" for number in range(1, 51)])
+
+        assert await found_by(stores, "word") == {"word": {"b-1"}}
+    kept = await to_thread.run_sync(blocks_of, tmp_path / "store.db")
+    assert b"unspeak" not in kept
+    assert b"harmless" in kept
+
+
+async def test_where_the_index_stopped_is_known_after_a_restart(tmp_path: Path) -> None:
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        await say(stores, "a", "one word", "two words", "three words")
+        await stores.turn_index.advance([HERE], limit=2)
+
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        assert await found_by(stores, "word") == {"word": {"a-1", "a-2"}}
+        assert list(await stores.turn_index.behind(limit=9)) == [HERE]
+        await index(stores, HERE)
+        assert await found_by(stores, "word") == {"word": {"a-1", "a-2", "a-3"}}
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_what_is_forgotten_before_it_is_indexed_can_still_be_indexed(
+    tmp_path: Path, first: bool
+) -> None:
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        await say(stores, "a", "one word", "fine")
+        if first:
+            await index(stores, HERE)
+
+        await stores.turn_index.forget(HERE, ["a-1"])
+        await index(stores, HERE)
+
+        assert await found_by(stores, "word") == ({} if first else {"word": {"a-1"}})
