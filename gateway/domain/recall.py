@@ -1,5 +1,6 @@
 """What is found again of what was said: hits, and the ports that find and weigh them."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,3 +31,26 @@ class Embedder(Protocol):
     """Texts as vectors of one length."""
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]: ...
+
+
+OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it
+_EDGES = re.compile(r"<(?=/?memory>)", re.IGNORECASE)
+
+
+def told_line(recalled: Recalled) -> str:
+    """One line a model reads: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
+    `- said 2026-11-18: …`; nothing that was said can end the block or begin a line of its own."""
+    if fact := recalled.fact:
+        dates = f"since {_day(fact.valid_from)}, told {_day(fact.learned_at)}"
+        dates = f"{dates}, until {_day(fact.valid_to)}" if fact.valid_to else dates
+        predicate = "_".join(fact.predicate.split())  # one word, so that a line can be read back
+        return f"- {_flat(f'{fact.subject} {predicate} {fact.object}')} ({dates})"
+    return f"- said {_day(recalled.at)}: {_flat(recalled.text)}"
+
+
+def _day(at: datetime) -> str:
+    return at.date().isoformat()
+
+
+def _flat(text: str) -> str:
+    return _EDGES.sub("‹", " ".join(text.split()))
