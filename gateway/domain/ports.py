@@ -20,6 +20,7 @@ from gateway.domain.notices import Notice
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
+from gateway.domain.summaries import Summaries
 
 Encode = Callable[[object], bytes]  # a plain value -> compact JSON
 Decode = Callable[[bytes | str], object]  # the inverse; raises ValueError
@@ -278,6 +279,7 @@ class Stores:
     rule_states: RuleStates
     notices: NoticeBoard
     facts: Facts
+    summaries: Summaries
 
 
 class Deliver(Protocol):

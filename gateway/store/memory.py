@@ -16,7 +16,7 @@ from gateway.store.memory_audit import MemoryAudit
 from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
-from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
+from gateway.store.memory_sessions import MemorySessions, MemorySummaries, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
 from gateway.store.outbox import not_pending, require_settled
 from gateway.store.plugins import filled, key_form, require_kept
@@ -43,6 +43,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryRuleStates(shelf),
             MemoryNotices(shelf),
             MemoryFacts(shelf),
+            MemorySummaries(shelf),
         )
     finally:
         shelf.is_closed = True

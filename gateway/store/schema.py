@@ -318,12 +318,17 @@ CREATE TABLE IF NOT EXISTS fact_erasure (  -- what is left of what was erased
 );
 """
 
+# The place of the newest summary on the path to a node: its own, and it is one itself. Its `role` is
+# then that of whoever made it; a role of its own would mean to write the table anew.
+_SUMMARIES = "ALTER TABLE node ADD COLUMN summary INTEGER"
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
 MIGRATIONS: tuple[str, ...] = (_FIRST, _PLUGINS, _SETTINGS + _AFTERMATH, _LEDGER + _AUDIT, _FACTS)
 VERSION = len(MIGRATIONS)
-# What a step does besides as long as a column is still there: SQL cannot ask for that itself.
+# What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), _LIMITS),)
+_ADDED: tuple[tuple[int, tuple[str, str], str], ...] = ((4, ("node", "summary"), _SUMMARIES),)
 
 
 @cache
@@ -361,5 +366,6 @@ def migrate(db: sqlite3.Connection, to: int = VERSION) -> None:
     for step in range(version_of(db), to):
         columns = columns_of(db)
         moves = [move for at, column, move in _MOVES if at == step and column in columns]
+        moves += [add for at, column, add in _ADDED if at == step and column not in columns]
         script = "; ".join([MIGRATIONS[step], *moves, f"PRAGMA user_version = {step + 1}"])
         db.executescript(f"BEGIN IMMEDIATE; {script}; COMMIT")

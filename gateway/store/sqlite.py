@@ -38,6 +38,7 @@ from gateway.store.schema import (
 from gateway.store.sessions import SqliteSessions
 from gateway.store.settings import SqliteSettings
 from gateway.store.spending import SqliteSpending
+from gateway.store.summaries import SqliteSummaries
 from gateway.store.transcript import SqliteTranscript
 from gateway.store.writer import Writer
 
@@ -93,6 +94,7 @@ async def open_sqlite(
                 SqliteRuleStates(readers),
                 SqliteNotices(writer, readers, opened.pen),
                 SqliteFacts(writer, readers),
+                SqliteSummaries(writer),
             )
         finally:
             await care.close()
