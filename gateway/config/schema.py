@@ -148,6 +148,16 @@ class ContextSection(Section):
     warning_percent: int = key(
         _CONTEXT.warning_percent, "Warns when so much of the model's window is used.", ge=50, le=95
     )
+    facts: int = key(_CONTEXT.facts, "Facts that are shown at most.", ge=0, le=100)
+    semantic: bool = key(
+        _CONTEXT.semantic, "Look for facts and earlier turns that fit the question."
+    )
+    compact_percent: int = key(
+        _CONTEXT.compact_percent,
+        "Of token_budget: beyond it the older part is summed up.",
+        ge=30,
+        le=95,
+    )
 
 
 class ModelSection(Section):

@@ -51,6 +51,9 @@ class ContextRules:
     token_budget: int = 16_000  # what is sent, in estimated tokens
     recent_turns: int = 12  # whole exchanges
     warning_percent: int = 70  # of the model's window
+    facts: int = 12  # at most, of what is known
+    semantic: bool = True  # whether facts and earlier turns are looked for at all
+    compact_percent: int = 80  # of token_budget: beyond it a summary is made
 
 
 @dataclass(frozen=True, slots=True)

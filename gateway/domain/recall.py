@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
 
+from gateway.domain.agents import AgentDef
 from gateway.domain.facts import Fact
 from gateway.domain.ids import SessionKey
+from gateway.domain.messages import Node
 
 RecallKind = Literal["fact", "turn"]
 
@@ -25,6 +27,19 @@ class Recalled:
     at: datetime
     message_id: str | None = None
     fact: Fact | None = None
+
+
+class Remember(Protocol):
+    async def of(
+        self,
+        question: str,
+        key: SessionKey,
+        sender: str | None,
+        agent: AgentDef,
+        window: Sequence[Node],
+    ) -> tuple[Recalled, ...]:
+        """What fits a question, the best first, without what stands in the window."""
+        ...
 
 
 class Embedder(Protocol):

@@ -1,5 +1,6 @@
 """The episodic window: the last whole exchanges of a session, kept warm for the sessions in use."""
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -7,7 +8,12 @@ from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.ports import Transcript
-from gateway.memory.context import begins_exchange
+from gateway.domain.sessions import Path
+from gateway.domain.summaries import Summary
+from gateway.memory.compaction import summary_at
+from gateway.memory.window import begins_exchange
+
+log = logging.getLogger(__name__)
 
 PAGE = 64  # nodes a read
 SLACK_TURNS = 4  # a long session is cut now and then, not with every turn
@@ -16,12 +22,14 @@ KEPT_TOKENS = 4_000_000  # over all warm sessions together, about 13 MB of text
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Nodes on the path to `head`, oldest first, beginning with a question."""
+    """Nodes on the path to `head`, oldest first, beginning with a question: of what the summary does
+    not stand for, the end."""
 
     head: NodeId | None
     nodes: tuple[Node, ...] = ()
     turns: int = 0
     weight: int = 0  # what keeping it costs, in tokens
+    summary: Summary | None = None
 
 
 class Episodes:
@@ -44,11 +52,14 @@ class Episodes:
             self._warm.move_to_end(key)
             return self._warm[key]
         path = await self._transcript.path(key, upto=upto, limit=PAGE)
-        nodes, more = path.nodes, path.more
+        summary = _summary_at(path.summary)
+        nodes, more = _open(path, summary)
+        oldest = path.nodes
         while more and not _is_enough(nodes, rules):
-            earlier = await self._transcript.path(key, before=nodes[0].id, limit=PAGE)
-            nodes, more = (*earlier.nodes, *nodes), earlier.more
-        episode = _episode(upto or path.head, nodes)
+            page = await self._transcript.path(key, before=oldest[0].id, limit=PAGE)
+            earlier, more = _open(page, summary)
+            nodes, oldest = (*earlier, *nodes), page.nodes
+        episode = _episode(upto or path.head, nodes, summary)
         if upto is None:
             self._keep(key, episode)
         return episode
@@ -58,10 +69,11 @@ class Episodes:
     ) -> None:
         """What was just committed, so that the next turn need not read it."""
         weight = episode.weight + _weight(nodes)
-        grown = Episode(nodes[-1].id, (*episode.nodes, *nodes), episode.turns + 1, weight)
+        said, summary = (*episode.nodes, *nodes), episode.summary
+        grown = Episode(nodes[-1].id, said, episode.turns + 1, weight, summary)
         too_long = grown.turns > rules.recent_turns + SLACK_TURNS
         if too_long or weight > 2 * rules.token_budget + 100 * len(grown.nodes):
-            grown = _episode(grown.head, _needed(grown.nodes, rules))
+            grown = _episode(grown.head, _needed(grown.nodes, rules), summary)
         self._keep(key, grown)
 
     def forget(self, key: SessionKey) -> None:
@@ -94,11 +106,31 @@ def _needed(nodes: tuple[Node, ...], rules: ContextRules) -> tuple[Node, ...]:
     return nodes
 
 
-def _episode(head: NodeId | None, nodes: tuple[Node, ...]) -> Episode:
+def _open(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
+    """What the summary does not stand for, and whether there is more of it."""
+    nodes, more = path.nodes, path.more
+    ids = [node.id for node in nodes]
+    if summary is not None and summary.covers in ids:
+        nodes, more = nodes[ids.index(summary.covers) + 1 :], False
+    return tuple(node for node in nodes if node.message.role != "summary"), more
+
+
+def _summary_at(node: Node | None) -> Summary | None:
+    """One that cannot be read stands for nothing: then its messages are shown themselves."""
+    try:
+        return summary_at(node)
+    except ValueError:
+        log.exception("a summary cannot be read", extra={"node": node and node.id})
+        return None
+
+
+def _episode(
+    head: NodeId | None, nodes: tuple[Node, ...], summary: Summary | None = None
+) -> Episode:
     """Without the rest of an exchange whose question was cut off."""
     starts = [place for place in range(len(nodes)) if begins_exchange(nodes, place)]
     whole = nodes[starts[0] :] if starts else ()
-    return Episode(head, whole, len(starts), _weight(whole))
+    return Episode(head, whole, len(starts), _weight(whole), summary)
 
 
 def _weight(nodes: tuple[Node, ...]) -> int:

@@ -37,11 +37,12 @@ from gateway.domain.ports import (
     ToolScope,
 )
 from gateway.domain.settings import as_wished
-from gateway.memory.context import pack
+from gateway.memory.context import Besides, pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.souls import Souls
 from gateway.sessions.endings import Asked, End, Timing, answered, merged, refused
 from gateway.sessions.lines import Batch, Waiting
+from gateway.sessions.remembering import Recollected, Recollection, TapedRecollection
 from gateway.sessions.runs import LiveRun, LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.taping import (
@@ -82,6 +83,7 @@ class Means:
     rule_states: RuleStates
     notices: NoticeBoard
     decisions: DecisionTrees = DecisionTrees()
+    recollection: Recollection = Recollected()
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     pace: Pace = field(default_factory=Pace)
 
@@ -101,6 +103,7 @@ class Means:
             journal=store,
             rule_states=store,
             notices=store,
+            recollection=TapedRecollection(self.recollection, recorder),
             pace=TapedPace(recorder),
         )
 
@@ -222,7 +225,9 @@ class Work:
         tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
-        context = pack(agent, soul, episode.nodes, question, tools, earlier=earlier)
+        found, missing = await means.recollection.of(new, agent, episode.nodes)
+        besides = Besides(episode.summary, found, missing, earlier, new.message_id)
+        context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         scope = ToolScope(new.session_key, new.run_id, person)
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)

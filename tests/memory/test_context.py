@@ -12,7 +12,8 @@ from gateway.domain.ids import AgentId, NodeId, RunId
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.souls import Soul
-from gateway.memory.context import message_tokens, pack
+from gateway.memory.context import pack
+from gateway.memory.window import message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m", system_prompt="Be kind.", context_window=100_000)
@@ -24,7 +25,7 @@ def exchange(run: int, *, size: int = 10, tools: int = 0) -> list[Node]:
     messages = [Message("user", "q" * size)]
     for n in range(tools):
         messages.append(Message("assistant", "", (ToolCall(str(n), "echo"),)))
-        messages.append(Message("tool", result=ToolResult(str(n), "echo", "r" * size)))
+        messages.append(Message("tool", result=ToolResult(str(n), "echo", "r" * min(size, 700))))
     messages.append(Message("assistant", "a" * size))
     return [
         Node(NodeId(f"{run}.{n}"), None, RunId(str(run)), message, NOW, message_tokens(message))
