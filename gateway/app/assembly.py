@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -40,6 +40,7 @@ from gateway.providers.prices import PriceTable
 from gateway.routing import Router
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
+from gateway.sessions.compacting import Compaction
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.lines import Manner
@@ -291,7 +292,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     bus = parts.bus
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
-    means = _means(parts, agents, episodes, settings, bus)
+    kept = (parts.stores.transcript, parts.stores.summaries, episodes)
+    compaction = Compaction(parts.model, *kept, lanes, parts.clock, parts.ids)
+    means = replace(_means(parts, agents, episodes, settings, bus), compact=compaction.consider)
     router = Router(tuple(agents), config.bindings, config.default_agent)
     reception = Reception(
         router=router,

@@ -1,6 +1,7 @@
 """Sums up the older part of a conversation: which part, how a model is asked, what is kept of it. Pure."""
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,6 +10,8 @@ from gateway.domain.summaries import Summary, from_plain, to_plain
 from gateway.domain.tokens import estimate_tokens
 from gateway.memory.identifiers import files_and_symbols, missing_from
 from gateway.memory.window import Exchange, cut, exchanges_of, size_of
+
+log = logging.getLogger(__name__)
 
 KEPT_SHARE = 0.3  # of the allowance: what stays in the window
 LEAST_SHARE = 0.1  # of the allowance: less is not worth a call
@@ -185,6 +188,10 @@ def summary_message(summary: Summary) -> Message:
     return Message("summary", json.dumps(to_plain(summary), ensure_ascii=False))
 
 
-def summary_at(node: Node | None) -> Summary | None:
-    """Raises ValueError for a node that holds none."""
-    return None if node is None else from_plain(json.loads(node.message.text))
+def summary_of(node: Node | None) -> Summary | None:
+    """One that cannot be read stands for nothing: then its messages are shown themselves."""
+    try:
+        return None if node is None else from_plain(json.loads(node.message.text))
+    except ValueError:
+        log.exception("a summary cannot be read", extra={"node": node and node.id})
+        return None

@@ -1,8 +1,7 @@
 """The episodic window: the last whole exchanges of a session, kept warm for the sessions in use."""
 
-import logging
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
@@ -10,10 +9,8 @@ from gateway.domain.messages import Node
 from gateway.domain.ports import Transcript
 from gateway.domain.sessions import Path
 from gateway.domain.summaries import Summary
-from gateway.memory.compaction import summary_at
+from gateway.memory.compaction import summary_of
 from gateway.memory.window import begins_exchange
-
-log = logging.getLogger(__name__)
 
 PAGE = 64  # nodes a read
 SLACK_TURNS = 4  # a long session is cut now and then, not with every turn
@@ -30,6 +27,11 @@ class Episode:
     turns: int = 0
     weight: int = 0  # what keeping it costs, in tokens
     summary: Summary | None = None
+    follows: NodeId | None = None  # `head` is a summary, made right after this message
+
+    def is_summed_up_after(self, node: NodeId) -> bool:
+        """Whether to go on from there is to go on from here."""
+        return self.follows == node
 
 
 class Episodes:
@@ -52,14 +54,16 @@ class Episodes:
             self._warm.move_to_end(key)
             return self._warm[key]
         path = await self._transcript.path(key, upto=upto, limit=PAGE)
-        summary = _summary_at(path.summary)
-        nodes, more = _open(path, summary)
+        summary = summary_of(path.summary)
+        nodes, more = not_covered(path, summary)
         oldest = path.nodes
         while more and not _is_enough(nodes, rules):
             page = await self._transcript.path(key, before=oldest[0].id, limit=PAGE)
-            earlier, more = _open(page, summary)
+            earlier, more = not_covered(page, summary)
             nodes, oldest = (*earlier, *nodes), page.nodes
         episode = _episode(upto or path.head, nodes, summary)
+        if path.nodes and path.nodes[-1].message.role == "summary":
+            episode = replace(episode, follows=path.nodes[-1].parent_id)
         if upto is None:
             self._keep(key, episode)
         return episode
@@ -106,22 +110,13 @@ def _needed(nodes: tuple[Node, ...], rules: ContextRules) -> tuple[Node, ...]:
     return nodes
 
 
-def _open(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
+def not_covered(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
     """What the summary does not stand for, and whether there is more of it."""
     nodes, more = path.nodes, path.more
     ids = [node.id for node in nodes]
     if summary is not None and summary.covers in ids:
         nodes, more = nodes[ids.index(summary.covers) + 1 :], False
     return tuple(node for node in nodes if node.message.role != "summary"), more
-
-
-def _summary_at(node: Node | None) -> Summary | None:
-    """One that cannot be read stands for nothing: then its messages are shown themselves."""
-    try:
-        return summary_at(node)
-    except ValueError:
-        log.exception("a summary cannot be read", extra={"node": node and node.id})
-        return None
 
 
 def _episode(

@@ -22,7 +22,7 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
-from gateway.domain.ids import AgentId, SessionKey, encode_part
+from gateway.domain.ids import AgentId, RunId, SessionKey, encode_part
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
@@ -84,6 +84,7 @@ class Means:
     notices: NoticeBoard
     decisions: DecisionTrees = DecisionTrees()
     recollection: Recollection = Recollected()
+    compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     pace: Pace = field(default_factory=Pace)
 
@@ -136,6 +137,8 @@ class Work:
             ended.publish()
         if end.farewell is not None:
             means.bus.publish(end.farewell)
+        if batch.crowds is not None:
+            means.compact(run.session_key, batch.crowds, run.run_id)
 
     async def _forgive(self, run: LiveRun) -> None:
         """We are cut off in good order: that must not count against the message."""
@@ -176,6 +179,10 @@ class Work:
             return Episode(None)  # nothing was said before the first
         means = self.means
         recall = means.episodes.recall
+        if upto is not None:
+            episode = await until_stored(means.clock, lambda: recall(key, rules))
+            if episode.is_summed_up_after(upto):
+                return episode
         try:
             return await until_stored(means.clock, lambda: recall(key, rules, upto=upto))
         except NotFound:
@@ -228,6 +235,7 @@ class Work:
         found, missing = await means.recollection.of(new, agent, episode.nodes)
         besides = Besides(episode.summary, found, missing, earlier, new.message_id)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
+        batch.crowds = agent if context.is_crowded else None
         scope = ToolScope(new.session_key, new.run_id, person)
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,13 +19,16 @@ from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId
 from gateway.domain.inbound import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
+from gateway.domain.recall import Remember
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.routing import Router
+from gateway.sessions.compacting import Compaction
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.remembering import Recollected
 from gateway.sessions.replayed import Reel
 from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
@@ -127,6 +130,8 @@ async def staged(
     budgets: Budgets = UNLIMITED,
     decisions: DecisionTrees = OURS,
     bus: Bus | None = None,
+    remember: Remember | None = None,
+    compacts: bool = False,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -156,11 +161,16 @@ async def staged(
         notices=stores.notices,
         channels=channels,
         decisions=decisions,
+        recollection=Recollected(remember),
     )
     router = Router([agent.id for agent in agents], (), AGENT.id)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=width)
+            kept = (stores.transcript, stores.summaries, episodes)
+            compaction = Compaction(meter.around(model), *kept, lanes, clock, ids)
+            if compacts:
+                means = replace(means, compact=compaction.consider)
             reception = Reception(
                 router=router,
                 inbox=used,
