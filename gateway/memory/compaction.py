@@ -125,7 +125,9 @@ def _spoken(exchanges: Sequence[Exchange]) -> Sequence[str]:
 
 
 def _line_of(value: object) -> str:
-    return " ".join(value.split())[:LONGEST_LINE] if isinstance(value, str) else ""
+    """In a form that can be stored: JSON may hold half of a surrogate pair."""
+    line = " ".join(value.split())[:LONGEST_LINE] if isinstance(value, str) else ""
+    return line.encode(errors="replace").decode()
 
 
 def _lines(reply: dict[str, object], *names: str) -> tuple[str, ...]:

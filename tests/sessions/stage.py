@@ -67,6 +67,7 @@ class Stage:
     gate: ToolGate
     settings: SettingsBook
     replays: Replays
+    compaction: Compaction
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -198,4 +199,4 @@ async def staged(
                 clock=clock,
             )
             replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
-            yield Stage(front, lanes, clock, stores, gate, settings, replays)
+            yield Stage(front, lanes, clock, stores, gate, settings, replays, compaction)
