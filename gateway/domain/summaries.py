@@ -21,6 +21,7 @@ class Summary:
     symbols: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     made: int = 1
+    text: str = ""  # as somebody else wrote it, whole
 
 
 def to_plain(summary: Summary) -> dict[str, object]:

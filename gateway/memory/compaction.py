@@ -75,7 +75,7 @@ def request_text(earlier: Summary | None, span: Span, room: int) -> str:
 
 
 def _as_json(summary: Summary) -> str:
-    named = ("goal", "decisions", "facts", "open", "identifiers", "key_insight")
+    named = ("text", "goal", "decisions", "facts", "open", "identifiers", "key_insight")
     return json.dumps({name: getattr(summary, name) for name in named}, ensure_ascii=False)
 
 
@@ -116,7 +116,9 @@ def summed_up(reply: dict[str, object], earlier: Summary | None, span: Span) -> 
     told = _as_json(summary)
     carried = [one for one in before.identifiers if one not in told]
     named = _joined(carried, _lines(reply, "identifiers"))
-    lost = missing_from(told + "\n".join(named), texts, later, most=MOST_IDENTIFIERS)
+    lost = missing_from(
+        told + "\n".join(named), [before.text, *texts], later, most=MOST_IDENTIFIERS
+    )
     return replace(summary, identifiers=_joined(named, lost)[-MOST_IDENTIFIERS:])
 
 
@@ -156,21 +158,27 @@ def told_summary(summary: Summary, most: int) -> str:
     }
     left = most - estimate_tokens(f"{OPENING}\n{CLOSING}\n")
     sections: list[str] = []
-    for title, text in (("Goal", summary.goal), ("Insight", summary.key_insight)):
-        if text and (tokens := estimate_tokens(f"{title}: {text}\n")) <= left:
-            sections.append(_safe(f"{title}: {text}"))
+    goal, insight = f"Goal: {summary.goal}", f"Insight: {summary.key_insight}"
+    for text in (summary.text, summary.goal and goal, summary.key_insight and insight):
+        if text and (tokens := estimate_tokens(f"{text}\n")) <= left:
+            sections.append(_safe(text))
             left -= tokens
     for title, entries in lists.items():
-        lines: list[str] = []
-        for entry in reversed(entries):
-            tokens = estimate_tokens(f"- {entry}\n") + (0 if lines else estimate_tokens(title) + 1)
-            if tokens > left:
-                break
-            lines.append(_safe(f"- {entry}"))
-            left -= tokens
-        if lines:
-            sections.append("\n".join((f"{title}:", *reversed(lines))))
+        lines, left = _newest(title, entries, left)
+        sections += lines
     return "\n".join((OPENING, *sections, CLOSING)) if sections else ""
+
+
+def _newest(title: str, entries: Sequence[str], left: int) -> tuple[Sequence[str], int]:
+    """Under their title, and what room they leave."""
+    lines: list[str] = []
+    for entry in reversed(entries):
+        tokens = estimate_tokens(f"- {entry}\n") + (0 if lines else estimate_tokens(title) + 1)
+        if tokens > left:
+            break
+        lines.insert(0, _safe(f"- {entry}"))
+        left -= tokens
+    return ([f"{title}:", *lines] if lines else []), left
 
 
 def _safe(line: str) -> str:
