@@ -76,7 +76,8 @@ def request_text(earlier: Summary | None, span: Span, room: int) -> str:
 
 def _as_json(summary: Summary) -> str:
     named = ("text", "goal", "decisions", "facts", "open", "identifiers", "key_insight")
-    return json.dumps({name: getattr(summary, name) for name in named}, ensure_ascii=False)
+    values = {name: value for name in named if (value := getattr(summary, name))}
+    return json.dumps(values, ensure_ascii=False)
 
 
 def _line(node: Node) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from zlib import crc32
 
 from gateway.domain.ids import NodeId
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
@@ -44,9 +45,10 @@ def size_of(exchanges: Sequence[Exchange]) -> int:
 def fitting(
     exchanges: Sequence[Exchange], room: int, turns: int, first: NodeId | None
 ) -> Sequence[Exchange]:
-    """The newest that fit. A window that slid with every turn would begin every request anew, so its
-    begin stays for some turns: where the number of a message within its session is a round one.
-    `first` is the message that the oldest of them follows, if nothing older may be shown."""
+    """The newest that fit. A window that slid with every turn would begin every request anew, so it
+    begins at a mark, and stays there until that slides out: about every third part of `turns` is one,
+    by its id, so that everybody finds the same. `first` is the message that the oldest exchange
+    follows, if nothing older may be shown."""
     used, count = 0, 0
     for exchange in reversed(exchanges):
         used += size_of((exchange,))
@@ -56,14 +58,10 @@ def fitting(
     shown = exchanges[len(exchanges) - count :]
     if not shown or shown[0][0].parent_id == first:
         return shown
-    step = 2 * max(1, turns // 3)
-    steady = (place for place, one in enumerate(shown) if _holds_round(one, step))
-    start = next(steady, 0)
+    apart = max(1, turns // 3)
+    marks = (place for place, one in enumerate(shown) if crc32(one[0].id.encode()) % apart == 0)
+    start = next(marks, 0)
     return shown[start:] if 2 * start <= count else shown
-
-
-def _holds_round(exchange: Exchange, step: int) -> bool:
-    return (exchange[0].seq - 1) // step != exchange[-1].seq // step
 
 
 def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:

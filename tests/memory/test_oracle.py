@@ -245,13 +245,35 @@ def test_the_newest_exchanges_stay_within_the_budget() -> None:
     assert context.recent_exchanges[0].role == "user"
 
 
-@pytest.mark.requirement("S-000-Context-04", "S-000-Context-08")
+@pytest.mark.requirement("S-000-Context-04", "S-000-Context-07")
 def test_a_conversation_with_another_model_is_suspended_until_its_next_turn() -> None:
     changed = view(*SAID, model="old")
 
     assert (changed.status, changed.last_model) == ("suspended", "old")
     closed = viewed(replace(RECORD, state="closed"), (), None, AGENT, user="ann")
     assert (closed.status, closed.recent_exchanges) == ("closed", ())
+
+
+@pytest.mark.requirement("S-000-Model-01")
+def test_what_is_absent_takes_its_default() -> None:
+    least = {"id": "x", "user_id": "u", "project_id": "p", "session_start": "2025-01-15T10:30:00"}
+
+    assert from_values(least) == OracleContext("x", "u", "p", NOW)
+    assert to_values(from_values(least)) == {
+        **least,
+        "session_start": "2025-01-15T10:30:00Z",
+        "last_activity": None,
+        "last_model": None,
+        "token_budget": 16_000,
+        "tokens_used": 0,
+        "compressed_summary": None,
+        "recent_exchanges": [],
+        "key_decisions": [],
+        "mentioned_symbols": None,
+        "mentioned_files": None,
+        "status": "active",
+        "compression_count": 0,
+    }
 
 
 def test_results_that_stand_by_themselves_find_their_calls() -> None:

@@ -1,7 +1,9 @@
 """Memory helps an answer and never stops one; a replay is shown what the run was shown."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -102,6 +104,28 @@ async def test_an_answer_goes_on_without_a_memory_that_fails(memory: Memory, why
     assert stage.heard[run][-1]["response"] == "ok"
     assert shown(model) == ["what?"]
     assert parts["recall"] == [["none", 0, why]]
+
+
+@pytest.mark.requirement("S-003-Memory-09")
+async def test_fifty_turns_stay_small_with_what_was_said_long_ago_in_the_last_one() -> None:
+    model = ScriptedModel(says("That is nice to hear. " * 10))
+    async with open_memory() as stores, staged(model, stores, remember=Memory(a_fact(1))) as stage:
+        for turn in range(50):
+            run = await stage.say(f"turn {turn}: " + "I tell you of my day. " * 10)
+            await stage.until_idle()
+        record = await stores.runs.find(RunId(run))
+    assert record is not None
+
+    context = json.loads(record.summary)["context"]
+    assert context["total_tokens"] < 5_000
+    assert sum(len(text) for text in shown(model)) / 3.2 < 5_000
+    assert "user thing_1" in shown(model)[-2]
+    assert len(record.summary) < 6_000
+    alike = [
+        later.messages[: len(one.messages) - 2] == one.messages[:-2]
+        for one, later in pairwise(model.asked)
+    ]
+    assert alike.count(False) <= 50 // 3
 
 
 async def test_a_memory_that_is_switched_off_is_not_asked() -> None:
