@@ -1,14 +1,15 @@
-"""A conversation as an OracleContext: what it shows, as JSON values and back. Pure."""
+"""A conversation as an OracleContext: the documented JSON, what a conversation shows in it, and back."""
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
-from typing import Literal
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal
 from uuid import NAMESPACE_URL, uuid5
 
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
 from gateway.domain.agents import AgentDef
-from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.sessions import SessionRecord
@@ -18,8 +19,6 @@ from gateway.memory.compaction import CLOSING, OPENING, told_summary
 from gateway.memory.identifiers import files_and_symbols
 from gateway.memory.window import Exchange, exchanges_of
 
-Status = Literal["active", "suspended", "closed"]
-CallStatus = Literal["pending", "success", "error"]
 OVERFLOW = 1.1  # times the budget
 LEAST_BUDGET, MOST_BUDGET = 4_000, 128_000
 NO_ANSWER = "(no answer)"
@@ -27,55 +26,93 @@ _UNREADABLE = "_unreadable"  # holds arguments that are no JSON object
 _ALL = 1 << 40
 
 
-class OracleRefused(GatewayError):
-    """It names the field."""
-
-    code = "bad_context"
+def _utc(at: datetime) -> datetime:
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
-@dataclass(frozen=True, slots=True)
-class OracleCall:
-    id: str
-    name: str
-    arguments: Mapping[str, object]
+Time = Annotated[datetime, AfterValidator(_utc)]
+Name = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0, strict=True)]
+Status = Literal["active", "suspended", "closed"]
+
+
+class _Form(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class OracleCall(_Form):
+    id: Name
+    name: Name
+    arguments: dict[str, Any]
     result: str | None = None
-    status: CallStatus = "pending"
-    duration_ms: int | None = None
+    status: Literal["pending", "success", "error"] = "pending"
+    duration_ms: Count | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class OracleExchange:
+class OracleExchange(_Form):
     """A question, or an answer with all the calls that led to it."""
 
-    id: str
+    id: Name
     role: Literal["user", "assistant", "tool"]
     content: str
-    timestamp: datetime
-    token_count: int
-    tool_calls: tuple[OracleCall, ...] = ()
-    tool_call_id: str | None = None
+    tool_calls: tuple[OracleCall, ...] | None = None
+    tool_call_id: Name | None = Field(default=None, validate_default=True)
+    timestamp: Time
+    token_count: Annotated[int, Field(ge=1, strict=True)]
     key_insight: str | None = None
     mentioned_symbols: tuple[str, ...] = ()
     mentioned_files: tuple[str, ...] = ()
 
+    @field_validator("content")
+    @classmethod
+    def _says_something(cls, content: str, info: ValidationInfo) -> str:
+        if not content.strip() and info.data.get("role") != "tool":
+            raise ValueError("it is empty")
+        return content
 
-@dataclass(frozen=True, slots=True)
-class OracleContext:
-    id: str
-    user_id: str
-    project_id: str
-    session_start: datetime
-    last_activity: datetime | None = None
+    @field_validator("tool_call_id")
+    @classmethod
+    def _names_its_call(cls, call_id: str | None, info: ValidationInfo) -> str | None:
+        if call_id is None and info.data.get("role") == "tool":
+            raise ValueError("a tool's message names the call that it answers")
+        return call_id
+
+
+class OracleContext(_Form):
+    id: Name
+    user_id: Name
+    project_id: Name
+    session_start: Time
+    last_activity: Time | None = None
     last_model: str | None = None
-    token_budget: int = 16_000
-    tokens_used: int = 0
+    token_budget: Annotated[int, Field(ge=LEAST_BUDGET, le=MOST_BUDGET, strict=True)] = 16_000
+    tokens_used: Count = 0
     compressed_summary: str | None = None
     recent_exchanges: tuple[OracleExchange, ...] = ()
     key_decisions: tuple[str, ...] = ()
     mentioned_symbols: str | None = None
     mentioned_files: str | None = None
     status: Status = "active"
-    compression_count: int = 0
+    compression_count: Count = 0
+
+    @field_validator("tokens_used")
+    @classmethod
+    def _is_within_its_budget(cls, used: int, info: ValidationInfo) -> int:
+        if used > OVERFLOW * info.data.get("token_budget", used):
+            raise ValueError(f"more than {OVERFLOW} times the token_budget")
+        return used
+
+    @field_validator("recent_exchanges")
+    @classmethod
+    def _has_a_call_for_each_result(
+        cls, exchanges: tuple[OracleExchange, ...]
+    ) -> tuple[OracleExchange, ...]:
+        known: set[str | None] = {None}
+        for one in exchanges:
+            known.update(call.id for call in one.tool_calls or ())
+            if one.tool_call_id not in known:
+                raise ValueError(f"{one.id[:64]!r} answers a call that is not before it")
+        return exchanges
 
 
 # -- from a conversation
@@ -135,7 +172,8 @@ def _recent(exchanges: Sequence[Exchange], named: Summary, room: int) -> Sequenc
         if (room := room - sum(one.token_count for one in folded)) < 0:
             break
         if any(node.id == named.covers for node in exchange):
-            folded[-1] = replace(folded[-1], key_insight=named.key_insight or None)
+            insight = {"key_insight": named.key_insight or None}
+            folded[-1] = folded[-1].model_copy(update=insight)
         recent[:0] = folded
     return recent
 
@@ -157,7 +195,8 @@ def _folded(exchange: Exchange) -> list[OracleExchange]:
     calls = [call for node in answers for call in node.message.tool_calls]
     text = "\n\n".join(node.message.text for node in answers if node.message.text)
     told = _told(answers[-1], text, answers)
-    return [*folded, replace(told, tool_calls=tuple(_call(call, results) for call in calls))]
+    made = tuple(_call(call, results) for call in calls) or None
+    return [*folded, told.model_copy(update={"tool_calls": made})]
 
 
 def _asks(node: Node) -> bool:
@@ -166,10 +205,15 @@ def _asks(node: Node) -> bool:
 
 def _told(node: Node, text: str, nodes: Sequence[Node]) -> OracleExchange:
     files, symbols = files_and_symbols([text])
-    role: Literal["user", "assistant"] = "user" if node.message.role == "user" else "assistant"
-    tokens = max(1, sum(one.token_count for one in nodes))
-    told = OracleExchange(node.id, role, text or NO_ANSWER, node.created_at, tokens)
-    return replace(told, mentioned_symbols=tuple(symbols), mentioned_files=tuple(files))
+    return OracleExchange(
+        id=node.id,
+        role="user" if _asks(node) else "assistant",
+        content=text if text.strip() else NO_ANSWER,
+        timestamp=node.created_at,
+        token_count=max(1, sum(one.token_count for one in nodes)),
+        mentioned_symbols=tuple(symbols),
+        mentioned_files=tuple(files),
+    )
 
 
 def _call(call: ToolCall, results: Mapping[str, ToolResult]) -> OracleCall:
@@ -179,11 +223,14 @@ def _call(call: ToolCall, results: Mapping[str, ToolResult]) -> OracleCall:
         arguments = None
     given = arguments if isinstance(arguments, dict) else {_UNREADABLE: call.arguments}
     result = results.get(call.id)
-    if result is None:
-        return OracleCall(call.id, call.name, given, status="error")
-    status: CallStatus = "error" if result.is_error else "success"
-    took_ms = round(result.duration_ms)
-    return OracleCall(call.id, call.name, given, result.content, status, took_ms)
+    return OracleCall(
+        id=call.id,
+        name=call.name,
+        arguments=given,
+        result=result.content if result else None,
+        status="success" if result and not result.is_error else "error",
+        duration_ms=round(result.duration_ms) if result else None,
+    )
 
 
 # -- to a conversation
@@ -194,9 +241,10 @@ def said_in(context: OracleContext) -> Sequence[tuple[str, datetime, Message]]:
     ended: nobody waits for it any more."""
     told: list[tuple[str, datetime, Message]] = []
     for one in context.recent_exchanges:
-        calls = tuple(ToolCall(call.id, call.name, _arguments(call)) for call in one.tool_calls)
+        made = one.tool_calls or ()
+        calls = tuple(ToolCall(call.id, call.name, _arguments(call)) for call in made)
         if calls:
-            results = [Message("tool", result=_result(call)) for call in one.tool_calls]
+            results = [Message("tool", result=_result(call)) for call in made]
             asked = Message("assistant", tool_calls=calls)
             told += [(one.id, one.timestamp, message) for message in (asked, *results)]
         if one.role == "tool":

