@@ -114,25 +114,28 @@ def pack(
     system_tokens = sum(part.tokens for part in fixed)
     room = allowance(agent) - system_tokens - offered.tokens - asked
     summary, summed = _summary(besides.summary, room)
-    memory = _Memory(agent, besides.recalled, room)
+    memory = _memory(agent, besides.recalled, room)
     left = room - summed.tokens - _tokens(memory.message)
     shown, is_crowded = _window(agent, window, left, besides.summary)
-    memory = memory.without({node.id for exchange in shown for node in exchange})
+    if memory.turns:
+        memory = memory.without({node.id for exchange in shown for node in exchange})
+    told = memory.message
+    seen = _part("window", [Item(one[0].id, size_of((one,)), RECENT) for one in shown])
     history = paired(tuple(node.message for exchange in shown for node in exchange))
     return Context(
         system,
         (*summary, *history, *besides.earlier),
         question,
         system_tokens,
-        summed.tokens + size_of(shown),
+        summed.tokens + seen.tokens,
         asked,
         offered.tokens,
-        memory.message,
+        told,
         (
             *fixed,
             summed,
-            _part("window", [Item(one[0].id, size_of((one,)), RECENT) for one in shown]),
-            *memory.parts(besides.missing),
+            seen,
+            *memory.parts(_tokens(told), besides.missing),
             offered,
             _part("question", [Item(besides.question_id, asked, ASKED)]),
         ),
@@ -174,59 +177,75 @@ def _window(
     turns, spare = agent.context.recent_turns, 100 - agent.context.compact_percent
     limit = room - spare * allowance(agent) // 100
     recent = exchanges_of(nodes)[-turns:] if turns else ()
-    if size_of(recent) > limit:
+    size = size_of(recent)
+    if size > limit:
         recent = shortened(recent)
+        size = size_of(recent)
     shown = fitting(recent, room, turns, summary.covers if summary else None)
-    return shown, size_of(recent) > limit
+    return shown, size > limit
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    recalled: Recalled
+    text: str
+    tokens: int
+
+    @property
+    def item(self) -> Item:
+        return Item(self.recalled.id, self.tokens, self.recalled.why[:WHY_SHOWN])
+
+
+@dataclass(frozen=True, slots=True)
 class _Memory:
     """What was recalled, as far as its shares allow: the first are the ones that matter most."""
 
-    def __init__(self, agent: AgentDef, recalled: Sequence[Recalled], room: int) -> None:
-        facts = [one for one in recalled if one.kind == "fact"][: agent.context.facts]
-        turns = [one for one in recalled if one.kind == "turn"]
-        self.facts = _within(facts, int(room * FACTS_SHARE) - _EDGES)
-        self.turns = _within(turns, min(RECALL_TOKENS, int(room * RECALL_SHARE)) - _EDGES)
+    facts: Sequence[_Line]
+    turns: Sequence[_Line]
 
     @property
     def message(self) -> Message | None:
-        lines = [told_line(one) for one in (*self.facts, *self.turns)]
+        lines = [line.text for line in (*self.facts, *self.turns)]
         return Message("user", "\n".join((OPENING, *lines, CLOSING))) if lines else None
 
     def without(self, in_sight: set[str]) -> "_Memory":
         """Nobody has to be told again what stands in the window."""
-        self.turns = [one for one in self.turns if (one.message_id or one.id) not in in_sight]
-        return self
+        told = [line for line in self.turns if _message_of(line) not in in_sight]
+        return self if len(told) == len(self.turns) else _Memory(self.facts, told)
 
-    def parts(self, missing: str) -> tuple[Part, Part]:
-        total = _tokens(self.message)
-        lines = "\n".join(map(told_line, self.facts))
+    def parts(self, total: int, missing: str) -> tuple[Part, Part]:
+        lines = "\n".join(line.text for line in self.facts)
         facts = estimate_tokens(lines) if self.turns else total
-        kept = _part("facts", list(map(_recalled_item, self.facts)), facts)
+        kept = _part("facts", [line.item for line in self.facts], facts)
         absent = [Item("none", 0, missing)] if missing else []
-        found = list(map(_recalled_item, self.turns)) or absent
+        found = [line.item for line in self.turns] or absent
         return kept, _part("recall", found, total - facts)
 
 
-def _within(recalled: Sequence[Recalled], room: int) -> list[Recalled]:
-    taken: list[Recalled] = []
+def _memory(agent: AgentDef, recalled: Sequence[Recalled], room: int) -> _Memory:
+    facts = [one for one in recalled if one.kind == "fact"][: agent.context.facts]
+    turns = [one for one in recalled if one.kind == "turn"]
+    return _Memory(
+        _within(facts, int(room * FACTS_SHARE) - _EDGES),
+        _within(turns, min(RECALL_TOKENS, int(room * RECALL_SHARE)) - _EDGES),
+    )
+
+
+def _within(recalled: Sequence[Recalled], room: int) -> Sequence[_Line]:
+    taken: list[_Line] = []
     for one in recalled:
-        if (tokens := _line_tokens(one)) <= room:
-            taken.append(one)
+        text = told_line(one)
+        if (tokens := estimate_tokens(text + "\n")) <= room:
+            taken.append(_Line(one, text, tokens))
             room -= tokens
     return taken
 
 
-def _line_tokens(recalled: Recalled) -> int:
-    return estimate_tokens(told_line(recalled) + "\n")
+def _message_of(line: _Line) -> str:
+    return line.recalled.message_id or line.recalled.id
 
 
 _EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
-
-
-def _recalled_item(one: Recalled) -> Item:
-    return Item(one.id, _line_tokens(one), one.why[:WHY_SHOWN])
 
 
 def _part(kind: PartKind, items: Sequence[Item], tokens: int | None = None) -> Part:

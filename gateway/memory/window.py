@@ -34,7 +34,13 @@ def begins_exchange(nodes: Sequence[Node], place: int) -> bool:
 
 def exchanges_of(nodes: Sequence[Node]) -> Sequence[Exchange]:
     """Without what stands before the first question."""
-    starts = [place for place in range(len(nodes)) if begins_exchange(nodes, place)]
+    starts: list[int] = []
+    before = "assistant"
+    for place, node in enumerate(nodes):  # as `begins_exchange` says, but with every turn
+        role = node.message.role
+        if role == "user" and before == "assistant":
+            starts.append(place)
+        before = role
     return [tuple(nodes[start:end]) for start, end in pairwise([*starts, len(nodes)])]
 
 
