@@ -204,7 +204,7 @@ def append(
         message = node.message
         role = message.role
         if role == "summary":
-            role, summary = "assistant", place
+            role, summary = "tool", place
         said = (role, message.text, pack_message(message))
         about = (node.status, node.token_count, node.model, to_micros(node.created_at), node.label)
         rows.append((place, node.id, parent, node.run_id, *said, *about, summary))

@@ -320,6 +320,9 @@ CREATE TABLE IF NOT EXISTS fact_erasure (  -- what is left of what was erased
 
 # The place of the newest summary on the path to a node: its own, and it is one itself. Its `role` is
 # then that of whoever made it; a role of its own would mean to write the table anew.
+# The place of the newest summary on the path to a node: its own, and it is one itself. A role of its
+# own would mean to write the table anew: it stands there as a tool's, so that nobody takes it for
+# something that was said.
 _SUMMARIES = "ALTER TABLE node ADD COLUMN summary INTEGER"
 
 # Each step brings a database from the version of its index to the next one. A step may run again
