@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 LONGEST_S = 90.0
 MOST_TOKENS = 2_048  # of the reply
 MOST_AT_ONCE = 8  # sessions
-MOST_NODES = 2_048  # that are read
+MOST_READ = 4  # times the allowance; a request has room for one
 MOST_FAILURES = 2
 GROWN = 1.5  # times what could not be summed up, before it is tried again
 MOST_GIVEN_UP = 10_000  # sessions of which that is known
@@ -101,7 +101,8 @@ class Compaction:
         path = page = await self.transcript.path(key, limit=PAGE)
         earlier = summary_of(path.summary)
         nodes, more = not_covered(path, earlier)
-        while more and len(nodes) < MOST_NODES:
+        most = MOST_READ * allowance(agent)
+        while more and sum(node.token_count for node in nodes) < most:
             page = await self.transcript.path(key, before=page.nodes[0].id, limit=PAGE)
             older, more = not_covered(page, earlier)
             nodes = (*older, *nodes)
