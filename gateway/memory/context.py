@@ -181,7 +181,7 @@ def _window(
     if size > limit:
         recent = shortened(recent)
         size = size_of(recent)
-    shown = fitting(recent, room, turns, summary.covers if summary else None)
+    shown = fitting(recent, room, summary.covers if summary else None)
     return shown, size > limit
 
 

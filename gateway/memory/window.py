@@ -12,6 +12,7 @@ from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
 Exchange = tuple[Node, ...]
 
 SHOWN_WHOLE = 2  # exchanges whose results are never shortened
+LEAST_STEADY = 6  # exchanges: of fewer, each is too good to lose
 HEAD, TAIL = 600, 200  # characters that stay of an old result
 
 
@@ -48,13 +49,11 @@ def size_of(exchanges: Sequence[Exchange]) -> int:
     return sum(node.token_count for exchange in exchanges for node in exchange)
 
 
-def fitting(
-    exchanges: Sequence[Exchange], room: int, turns: int, first: NodeId | None
-) -> Sequence[Exchange]:
-    """The newest that fit. A window that slid with every turn would begin every request anew, so it
-    begins at a mark, and stays there until that slides out: about every third part of `turns` is one,
-    by its id, so that everybody finds the same. `first` is the message that the oldest exchange
-    follows, if nothing older may be shown."""
+def fitting(exchanges: Sequence[Exchange], room: int, first: NodeId | None) -> Sequence[Exchange]:
+    """The newest that fit. A window that slid with every turn would begin every request anew, so of
+    its first third it begins with the exchange of the least digest, which stays the same for some
+    turns, and is the same for everybody. `first` is the message that the oldest exchange follows, if
+    nothing older may be shown."""
     used, count = 0, 0
     for exchange in reversed(exchanges):
         used += size_of((exchange,))
@@ -64,10 +63,9 @@ def fitting(
     shown = exchanges[len(exchanges) - count :]
     if not shown or shown[0][0].parent_id == first:
         return shown
-    apart = max(1, turns // 3)
-    marks = (place for place, one in enumerate(shown) if crc32(one[0].id.encode()) % apart == 0)
-    start = next(marks, 0)
-    return shown[start:] if 2 * start <= count else shown
+    loose = count // 3 if count >= LEAST_STEADY else 0
+    start = min(range(loose + 1), key=lambda place: crc32(shown[place][0].id.encode()))
+    return shown[start:]
 
 
 def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:

@@ -224,8 +224,8 @@ def test_in_a_long_conversation_most_requests_begin_like_the_one_before() -> Non
 
     slid = [later[: len(one)] != one for one, later in pairwise(shown)]
 
-    assert slid.count(True) <= 200 // 3
-    assert all(len(one) >= 2 * min(n, 6) for n, one in enumerate(shown))
+    assert slid.count(True) <= 200 * 2 // 5
+    assert all(2 * min(n, 8) <= len(one) <= 24 for n, one in enumerate(shown))
 
 
 @given(st.integers(0, 60), st.integers(3, 15), st.booleans())
