@@ -33,6 +33,7 @@ from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Model
+from gateway.memory.explaining import explained
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class Driver:
             "decision": self.job.agent.decision,
             "verdicts": list(voice.verdicts),
             "config": {name: getattr(course.limits, name) for name in LIMITS},
+            "context": explained(self.job.agent, self.job.context, self.turn.exchange.noticed),
         }
 
     # -- waiting

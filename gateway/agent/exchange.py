@@ -16,7 +16,7 @@ from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message
 from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec, Usage
 from gateway.domain.tokens import estimate_tokens
-from gateway.memory.context import message_tokens
+from gateway.memory.window import message_tokens
 
 
 @dataclass(slots=True)
@@ -34,6 +34,7 @@ class Exchange:
     queued: list[Said] = field(default_factory=list)  # people said it meanwhile
     taken: list[Said] = field(default_factory=list)  # and these are among the messages now
     last: ModelReply | None = None
+    noticed: list[int] = field(default_factory=list)  # tokens of what it was told beside it
     replies: int = 0
     _heard: list[str] = field(default_factory=list)
     _has_begun: bool = False  # the reply that is asked for
@@ -139,7 +140,9 @@ class Exchange:
         turn, tools = self.course.state.turn, self.round.take_done()
         told = self.voice.drain(point, turn=turn, tools=tools)
         if told:
-            self.tell(Message("user", told), is_kept=False)
+            notice = Message("user", told)
+            self.noticed.append(message_tokens(notice))
+            self.tell(notice, is_kept=False)
 
     @property
     def heard(self) -> str:

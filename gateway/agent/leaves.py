@@ -92,7 +92,10 @@ def add_tree_history(turn: Turn, _: Call) -> None:
 
 @_leaf("oracle.add_user_question")
 def add_user_question(turn: Turn, _: Call) -> None:
-    turn.exchange.tell(turn.job.context.question, is_kept=False)  # its node is there already
+    context = turn.job.context
+    if context.memory is not None:
+        turn.exchange.tell(context.memory, is_kept=False)
+    turn.exchange.tell(context.question, is_kept=False)  # its node is there already
 
 
 @_leaf("oracle.get_tool_schemas")

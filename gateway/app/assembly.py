@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from gateway.agent.plans import Plans
 from gateway.app.agents import soul_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
 from gateway.app.decisions import decision_trees
-from gateway.app.keeping import keeper_of
+from gateway.app.memory import Around, Memory, memory_of
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
@@ -36,8 +36,6 @@ from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
-from gateway.memory.indexer import Indexer
-from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
 from gateway.providers.prices import PriceTable
 from gateway.routing import Router
@@ -111,8 +109,7 @@ class Gateway:
     rules: Rulebook
     meter: Meter
     replays: Replays
-    keeper: Keeper
-    indexer: Indexer
+    memory: Memory
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -142,7 +139,7 @@ class Gateway:
                 plugins=lambda: self.plugins.infos,
                 account=self.plugins.account,
                 budget=spending.periods,
-                backlog=lambda: self.keeper.backlog,
+                backlog=self.memory.backlog,
             ).all(),
         )
         chat = ChatApi(self.front, to_json, from_json, self.ids)
@@ -232,12 +229,11 @@ async def assembled(
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)
-        indexer = Indexer(stores.turn_index, clock)
-        parts = Parts(*opened, model, plugins, gate, rules, meter, indexer)
+        parts = Parts(*opened, model, plugins, gate, rules, meter)
         rooms = _wired(config, parts, group)
-        await rooms.keeper.resume()
+        await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
-        for task in (*followed, rooms.sweep, rooms.watch_store, rooms.indexer.run):
+        for task in (*followed, rooms.sweep, rooms.watch_store, rooms.memory.indexer.run):
             group.start_soon(task)
         try:
             yield rooms
@@ -274,7 +270,6 @@ class Parts:
     gate: ToolGate
     rules: Rulebook
     meter: Meter
-    indexer: Indexer
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -284,10 +279,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     bus = parts.bus
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
-    keeper = keeper_of(
-        parts.stores, agents, parts.model, clock=parts.clock, ids=parts.ids, group=group
-    )
-    means = replace(_means(parts, agents, episodes, settings, bus), keeper=keeper)
+    around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
+    memory = memory_of(parts.stores, around)
+    means = memory.told_by(_means(parts, agents, episodes, settings, bus))
     router = Router(tuple(agents), config.bindings, config.default_agent)
     reception = Reception(
         router=router,
@@ -329,8 +323,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         rules=parts.rules,
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
-        keeper=keeper,
-        indexer=parts.indexer,
+        memory=memory,
     )
 
 
@@ -359,7 +352,6 @@ def _means(
         rule_states=parts.stores.rule_states,
         notices=parts.stores.notices,
         decisions=parts.decisions,
-        said=parts.indexer.note,
     )
 
 

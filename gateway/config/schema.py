@@ -164,6 +164,16 @@ class ContextSection(Section):
         _CONTEXT.fact_scope,
         "Whose facts are known: the person's own, or all that the agent was told.",
     )
+    facts: int = key(_CONTEXT.facts, "Facts that are shown at most.", ge=0, le=100)
+    semantic: bool = key(
+        _CONTEXT.semantic, "Look for facts and earlier turns that fit the question."
+    )
+    compact_percent: int = key(
+        _CONTEXT.compact_percent,
+        "Of token_budget: beyond it the older part is summed up.",
+        ge=30,
+        le=95,
+    )
 
 
 class ModelSection(Section):

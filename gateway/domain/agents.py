@@ -59,6 +59,9 @@ class ContextRules:
     extraction: Extraction = "auto"
     fact_scope: FactScope = "person"
     quiet_s: float = 5.0  # in a session, before a model looks at what was said in it
+    facts: int = 12  # at most, of what is known
+    semantic: bool = True  # whether facts and earlier turns are looked for at all
+    compact_percent: int = 80  # of token_budget: beyond it a summary is made
 
 
 @dataclass(frozen=True, slots=True)

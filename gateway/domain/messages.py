@@ -6,7 +6,8 @@ from typing import Literal
 
 from gateway.domain.ids import NodeId, RunId
 
-Role = Literal["user", "assistant", "tool"]
+# A summary is nothing that anybody said: it stands in the tree for what was said before it.
+Role = Literal["user", "assistant", "tool", "summary"]
 NodeStatus = Literal["complete", "partial", "cancelled", "error"]
 
 

@@ -22,6 +22,7 @@ from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.recall import TurnIndex, Turns
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
+from gateway.domain.summaries import Summaries
 
 Encode = Callable[[object], bytes]  # a plain value -> compact JSON
 Decode = Callable[[bytes | str], object]  # the inverse; raises ValueError
@@ -283,6 +284,7 @@ class Stores:
     hearing: Hearing
     turns: Turns
     turn_index: TurnIndex
+    summaries: Summaries
 
 
 class Deliver(Protocol):

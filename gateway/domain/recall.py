@@ -8,9 +8,10 @@ from datetime import datetime
 from operator import itemgetter
 from typing import Literal, Protocol
 
+from gateway.domain.agents import AgentDef
 from gateway.domain.facts import Fact
 from gateway.domain.ids import NodeId, SessionKey
-from gateway.domain.messages import Role
+from gateway.domain.messages import Node, Role
 
 RecallKind = Literal["fact", "turn"]
 
@@ -127,6 +128,19 @@ class TurnIndex(Protocol):
 
     async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
         """Takes messages out before their texts are erased; durable, and no word of them stays."""
+        ...
+
+
+class Remember(Protocol):
+    async def of(
+        self,
+        question: str,
+        key: SessionKey,
+        sender: str | None,
+        agent: AgentDef,
+        window: Sequence[Node],
+    ) -> tuple[Recalled, ...]:
+        """What fits a question, the best first, without what stands in the window."""
         ...
 
 

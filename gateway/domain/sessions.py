@@ -44,8 +44,10 @@ class SessionPage:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """Nodes along the path to `head`, oldest first; `more`: older ones exist."""
+    """Nodes along the path to `head`, oldest first; `more`: older ones exist. `summary` is the newest
+    one on it, however far up; it is looked for only from the path's own end."""
 
     nodes: tuple[Node, ...]
     head: NodeId | None
     more: bool
+    summary: Node | None = None

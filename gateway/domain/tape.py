@@ -9,6 +9,7 @@ MarkKind = Literal[
     "earlier",  # what the journal held of an earlier attempt
     "kept",  # what rules had kept of the session
     "waiting",  # notices from other sessions
+    "remembered",  # facts and earlier turns that it was shown, and why there are none
     "told",  # the turn was told these, at once
     "late",  # the time came that it waited for
     "ask",  # a model is asked: digests of the request's parts
@@ -39,6 +40,7 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "earlier": (list,),
     "kept": ((str, type(None)),),
     "waiting": (list,),
+    "remembered": (list, str),
     "told": (list,),
     "late": (),
     "ask": (dict,),

@@ -2,12 +2,51 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.messages import Message, Node
 from gateway.domain.model import ToolSpec
+from gateway.domain.recall import CLOSING, OPENING, Recalled, told_line
 from gateway.domain.souls import Soul
+from gateway.domain.summaries import Summary
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+from gateway.memory.compaction import told_summary
+from gateway.memory.window import (
+    Exchange,
+    exchanges_of,
+    fitting,
+    message_tokens,
+    paired,
+    shortened,
+    size_of,
+)
+
+# Of the room that soul, instructions, tools and question leave; the window has the rest.
+SUMMARY_SHARE, FACTS_SHARE, RECALL_SHARE = 0.2, 0.15, 0.15
+RECALL_TOKENS = 1_200
+MOST_ITEMS = 50  # of a part that is explained; the others are summed up
+WHY_SHOWN = 120  # characters
+
+PartKind = Literal[
+    "soul", "system", "summary", "facts", "recall", "window", "notices", "tools", "question"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing that is shown, and why."""
+
+    id: str
+    tokens: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    kind: PartKind
+    tokens: int
+    items: tuple[Item, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,32 +61,39 @@ class Context:
     history_tokens: int
     question_tokens: int
     tools_tokens: int
+    memory: Message | None = None  # facts and recalled turns: for this question, and never kept
+    parts: tuple[Part, ...] = ()
+    is_crowded: bool = False  # more was to be shown than the rules want
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return (*self.history, self.question)
+        memory = () if self.memory is None else (self.memory,)
+        return (*self.history, *memory, self.question)
 
     @property
     def tokens(self) -> int:
         """All of it together."""
         said = self.system_tokens + self.history_tokens + self.question_tokens
-        return said + self.tools_tokens
+        return said + self.tools_tokens + _tokens(self.memory)
 
 
-def message_tokens(message: Message) -> int:
-    """Estimated tokens of one message, its tool calls and its result included."""
-    tokens = MESSAGE_OVERHEAD + estimate_tokens(message.text)
-    for call in message.tool_calls:
-        tokens += estimate_tokens(call.name) + estimate_tokens(call.arguments) + MESSAGE_OVERHEAD
-    if message.result is not None:
-        tokens += estimate_tokens(message.result.content) + MESSAGE_OVERHEAD
-    return tokens
+@dataclass(frozen=True, slots=True)
+class Besides:
+    """What goes into a context besides the window and the question; `earlier` questions are answered
+    along with it."""
+
+    summary: Summary | None = None
+    recalled: Sequence[Recalled] = ()
+    missing: str = ""  # why nothing could be recalled
+    earlier: Sequence[Message] = ()
+    question_id: str = "question"
 
 
-def system_text(agent: AgentDef, soul: Soul | None) -> str:
-    """The soul comes first, always; the agent's own instructions follow."""
-    parts = (soul.content.strip() if soul else "", agent.system_prompt.strip())
-    return "\n\n".join(part for part in parts if part)
+NOTHING = Besides()
+
+
+def allowance(agent: AgentDef) -> int:
+    return min(agent.context.token_budget, agent.context_window - agent.max_tokens)
 
 
 def pack(
@@ -57,58 +103,161 @@ def pack(
     question: Message,
     tools: tuple[ToolSpec, ...],
     *,
-    earlier: Sequence[Message] = (),
+    besides: Besides = NOTHING,
 ) -> Context:
-    """Soul, instructions, recent exchanges, question, and `earlier` ones that are answered along
-    with it. Questions are never left out; exchanges are shown whole or not at all, newest first
-    until one does not fit."""
-    system = system_text(agent, soul)
-    asked = message_tokens(question) + sum(map(message_tokens, earlier))
-    fixed = (estimate_tokens(system), asked, sum(map(_tool_tokens, tools)))
-    allowance = min(agent.context.token_budget, agent.context_window - agent.max_tokens)
-    shown, tokens = _fitting(window, allowance - sum(fixed), agent.context.recent_turns)
-    history = (*paired(tuple(node.message for node in shown)), *earlier)
-    system_tokens, question_tokens, tools_tokens = fixed
-    return Context(system, history, question, system_tokens, tokens, question_tokens, tools_tokens)
+    """Soul, instructions, summary, recent exchanges, what is remembered, questions. Questions are
+    never left out; exchanges are shown whole or not at all, newest first until one does not fit. What
+    changes with every question stands at the end, so that the next request begins like this one."""
+    system, fixed = _system(agent, soul)
+    offered = _part("tools", [Item(tool.name, _tool_tokens(tool), OFFERED) for tool in tools])
+    asked = sum(map(message_tokens, (question, *besides.earlier)))
+    system_tokens = sum(part.tokens for part in fixed)
+    room = allowance(agent) - system_tokens - offered.tokens - asked
+    summary, summed = _summary(besides.summary, room)
+    memory = _memory(agent, besides.recalled, room)
+    left = room - summed.tokens - _tokens(memory.message)
+    shown, is_crowded = _window(agent, window, left, besides.summary)
+    if memory.turns:
+        memory = memory.without({node.id for exchange in shown for node in exchange})
+    told = memory.message
+    seen = _part("window", [Item(one[0].id, size_of((one,)), RECENT) for one in shown])
+    history = paired(tuple(node.message for exchange in shown for node in exchange))
+    return Context(
+        system,
+        (*summary, *history, *besides.earlier),
+        question,
+        system_tokens,
+        summed.tokens + seen.tokens,
+        asked,
+        offered.tokens,
+        told,
+        (
+            *fixed,
+            summed,
+            seen,
+            *memory.parts(_tokens(told), besides.missing),
+            offered,
+            _part("question", [Item(besides.question_id, asked, ASKED)]),
+        ),
+        is_crowded,
+    )
 
 
-def begins_exchange(nodes: Sequence[Node], place: int) -> bool:
-    """A question right after an answer: what follows another question, or the result of a tool, was
-    answered together with what is before it."""
-    before = nodes[place - 1].message.role if place else "assistant"
-    return nodes[place].message.role == "user" and before == "assistant"
+# Why something is there.
+SOUL, SYSTEM = "the agent's soul, sent with every call", "the agent's system_prompt"
+OFFERED = "the agent may call it"
+STANDS = "stands for all that was said up to this message"
+RECENT = "one of the latest exchanges"
+ASKED = "what is to be answered"
 
 
-def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Every call has its result: a conversation may go on from the middle of an exchange, and a
-    model refuses a history with a call that nobody answered."""
-    mended: list[Message] = []
-    waiting: dict[str, ToolCall] = {}
-    for message in messages:
-        if message.result is not None:
-            waiting.pop(message.result.call_id, None)
-        else:
-            mended.extend(_unanswered(call) for call in waiting.values())
-            waiting = {call.id: call for call in message.tool_calls}
-        mended.append(message)
-    mended.extend(_unanswered(call) for call in waiting.values())
-    return messages if len(mended) == len(messages) else tuple(mended)
+def _system(agent: AgentDef, soul: Soul | None) -> tuple[str, tuple[Part, ...]]:
+    """The soul comes first, always; the agent's own instructions follow."""
+    text, prompt = soul.content.strip() if soul else "", agent.system_prompt.strip()
+    system = "\n\n".join(part for part in (text, prompt) if part)
+    of_soul = estimate_tokens(text)
+    of_prompt = estimate_tokens(system) - of_soul
+    souls = [Item(soul.loaded_from, of_soul, SOUL)] if soul and text else []
+    prompts = [Item("system_prompt", of_prompt, SYSTEM)] if prompt else []
+    return system, (_part("soul", souls), _part("system", prompts))
 
 
-def _unanswered(call: ToolCall) -> Message:
-    gone = "No result: the conversation goes on from before it."
-    return Message("tool", result=ToolResult(call.id, call.name, gone, is_error=True))
+def _summary(summary: Summary | None, room: int) -> tuple[tuple[Message, ...], Part]:
+    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD) if summary else ""
+    if summary is None or not text:
+        return (), Part("summary", 0)
+    message = Message("user", text)
+    return (message,), _part("summary", [Item(summary.covers, _tokens(message), STANDS)])
 
 
-def _fitting(window: tuple[Node, ...], room: int, turns: int) -> tuple[tuple[Node, ...], int]:
-    start, used, pending, taken = len(window), 0, 0, 0
-    for index in range(len(window) - 1, -1, -1):
-        pending += window[index].token_count
-        if used + pending > room or taken == turns:
-            break
-        if begins_exchange(window, index):
-            start, used, pending, taken = index, used + pending, 0, taken + 1
-    return window[start:], used
+def _window(
+    agent: AgentDef, nodes: tuple[Node, ...], room: int, summary: Summary | None
+) -> tuple[Sequence[Exchange], bool]:
+    """As many of the newest as fit, and whether there are more than the rules want."""
+    turns, spare = agent.context.recent_turns, 100 - agent.context.compact_percent
+    limit = room - spare * allowance(agent) // 100
+    recent = exchanges_of(nodes)[-turns:] if turns else ()
+    size = size_of(recent)
+    if size > limit:
+        recent = shortened(recent)
+        size = size_of(recent)
+    shown = fitting(recent, room, summary.covers if summary else None)
+    return shown, size > limit
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    recalled: Recalled
+    text: str
+    tokens: int
+
+    @property
+    def item(self) -> Item:
+        return Item(self.recalled.id, self.tokens, self.recalled.why[:WHY_SHOWN])
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """What was recalled, as far as its shares allow: the first are the ones that matter most."""
+
+    facts: Sequence[_Line]
+    turns: Sequence[_Line]
+
+    @property
+    def message(self) -> Message | None:
+        lines = [line.text for line in (*self.facts, *self.turns)]
+        return Message("user", "\n".join((OPENING, *lines, CLOSING))) if lines else None
+
+    def without(self, in_sight: set[str]) -> "_Memory":
+        """Nobody has to be told again what stands in the window."""
+        told = [line for line in self.turns if _message_of(line) not in in_sight]
+        return self if len(told) == len(self.turns) else _Memory(self.facts, told)
+
+    def parts(self, total: int, missing: str) -> tuple[Part, Part]:
+        lines = "\n".join(line.text for line in self.facts)
+        facts = estimate_tokens(lines) if self.turns else total
+        kept = _part("facts", [line.item for line in self.facts], facts)
+        absent = [Item("none", 0, missing)] if missing else []
+        found = [line.item for line in self.turns] or absent
+        return kept, _part("recall", found, total - facts)
+
+
+def _memory(agent: AgentDef, recalled: Sequence[Recalled], room: int) -> _Memory:
+    facts = [one for one in recalled if one.kind == "fact"][: agent.context.facts]
+    turns = [one for one in recalled if one.kind == "turn"]
+    return _Memory(
+        _within(facts, int(room * FACTS_SHARE) - _EDGES),
+        _within(turns, min(RECALL_TOKENS, int(room * RECALL_SHARE)) - _EDGES),
+    )
+
+
+def _within(recalled: Sequence[Recalled], room: int) -> Sequence[_Line]:
+    taken: list[_Line] = []
+    for one in recalled:
+        text = told_line(one)
+        if (tokens := estimate_tokens(text + "\n")) <= room:
+            taken.append(_Line(one, text, tokens))
+            room -= tokens
+    return taken
+
+
+def _message_of(line: _Line) -> str:
+    return line.recalled.message_id or line.recalled.id
+
+
+_EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
+
+
+def _part(kind: PartKind, items: Sequence[Item], tokens: int | None = None) -> Part:
+    if len(items) > MOST_ITEMS:
+        rest = items[MOST_ITEMS:]
+        others = Item("others", sum(one.tokens for one in rest), f"{len(rest)} more")
+        items = (*items[:MOST_ITEMS], others)
+    return Part(kind, sum(one.tokens for one in items) if tokens is None else tokens, tuple(items))
+
+
+def _tokens(message: Message | None) -> int:
+    return 0 if message is None else message_tokens(message)
 
 
 def _tool_tokens(tool: ToolSpec) -> int:

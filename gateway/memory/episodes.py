@@ -1,13 +1,16 @@
 """The episodic window: the last whole exchanges of a session, kept warm for the sessions in use."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.ports import Transcript
-from gateway.memory.context import begins_exchange
+from gateway.domain.sessions import Path
+from gateway.domain.summaries import Summary
+from gateway.memory.compaction import summary_of
+from gateway.memory.window import begins_exchange
 
 PAGE = 64  # nodes a read
 SLACK_TURNS = 4  # a long session is cut now and then, not with every turn
@@ -16,12 +19,19 @@ KEPT_TOKENS = 4_000_000  # over all warm sessions together, about 13 MB of text
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Nodes on the path to `head`, oldest first, beginning with a question."""
+    """Nodes on the path to `head`, oldest first, beginning with a question: of what the summary does
+    not stand for, the end."""
 
     head: NodeId | None
     nodes: tuple[Node, ...] = ()
     turns: int = 0
     weight: int = 0  # what keeping it costs, in tokens
+    summary: Summary | None = None
+    follows: NodeId | None = None  # `head` is a summary, made right after this message
+
+    def is_summed_up_after(self, node: NodeId) -> bool:
+        """Whether to go on from there is to go on from here."""
+        return self.follows == node
 
 
 class Episodes:
@@ -44,11 +54,16 @@ class Episodes:
             self._warm.move_to_end(key)
             return self._warm[key]
         path = await self._transcript.path(key, upto=upto, limit=PAGE)
-        nodes, more = path.nodes, path.more
+        summary = summary_of(path.summary)
+        nodes, more = not_covered(path, summary)
+        oldest = path.nodes
         while more and not _is_enough(nodes, rules):
-            earlier = await self._transcript.path(key, before=nodes[0].id, limit=PAGE)
-            nodes, more = (*earlier.nodes, *nodes), earlier.more
-        episode = _episode(upto or path.head, nodes)
+            page = await self._transcript.path(key, before=oldest[0].id, limit=PAGE)
+            earlier, more = not_covered(page, summary)
+            nodes, oldest = (*earlier, *nodes), page.nodes
+        episode = _episode(upto or path.head, nodes, summary)
+        if path.nodes and path.nodes[-1].message.role == "summary":
+            episode = replace(episode, follows=path.nodes[-1].parent_id)
         if upto is None:
             self._keep(key, episode)
         return episode
@@ -58,10 +73,11 @@ class Episodes:
     ) -> None:
         """What was just committed, so that the next turn need not read it."""
         weight = episode.weight + _weight(nodes)
-        grown = Episode(nodes[-1].id, (*episode.nodes, *nodes), episode.turns + 1, weight)
+        said, summary = (*episode.nodes, *nodes), episode.summary
+        grown = Episode(nodes[-1].id, said, episode.turns + 1, weight, summary)
         too_long = grown.turns > rules.recent_turns + SLACK_TURNS
         if too_long or weight > 2 * rules.token_budget + 100 * len(grown.nodes):
-            grown = _episode(grown.head, _needed(grown.nodes, rules))
+            grown = _episode(grown.head, _needed(grown.nodes, rules), summary)
         self._keep(key, grown)
 
     def forget(self, key: SessionKey) -> None:
@@ -94,11 +110,22 @@ def _needed(nodes: tuple[Node, ...], rules: ContextRules) -> tuple[Node, ...]:
     return nodes
 
 
-def _episode(head: NodeId | None, nodes: tuple[Node, ...]) -> Episode:
+def not_covered(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
+    """What the summary does not stand for, and whether there is more of it."""
+    nodes, more = path.nodes, path.more
+    ids = [node.id for node in nodes]
+    if summary is not None and summary.covers in ids:
+        nodes, more = nodes[ids.index(summary.covers) + 1 :], False
+    return tuple(node for node in nodes if node.message.role != "summary"), more
+
+
+def _episode(
+    head: NodeId | None, nodes: tuple[Node, ...], summary: Summary | None = None
+) -> Episode:
     """Without the rest of an exchange whose question was cut off."""
     starts = [place for place in range(len(nodes)) if begins_exchange(nodes, place)]
     whole = nodes[starts[0] :] if starts else ()
-    return Episode(head, whole, len(starts), _weight(whole))
+    return Episode(head, whole, len(starts), _weight(whole), summary)
 
 
 def _weight(nodes: tuple[Node, ...]) -> int:

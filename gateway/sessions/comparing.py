@@ -22,6 +22,7 @@ from gateway.domain.notices import Notice
 from gateway.domain.ports import Decode, Encode, Model, ToolScope
 from gateway.domain.tape import Tape
 from gateway.sessions.asked import Difference, apart
+from gateway.sessions.remembering import recollection_on
 from gateway.sessions.replayed import notice_from
 from gateway.sessions.replaying import Replayed, Replays
 from gateway.sessions.runs import LiveRuns
@@ -51,6 +52,7 @@ async def compare(replays: Replays, record: RunRecord, model: str) -> Replayed:
         journal=then,
         rule_states=then,
         notices=then,
+        recollection=recollection_on(tape),
         rules=means.fresh_rules,
         bus=Bus(),
     )

@@ -13,7 +13,7 @@ from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node, NodeStatus
 from gateway.domain.model import Usage
 from gateway.domain.notices import Notice
-from gateway.memory.context import message_tokens
+from gateway.memory.window import message_tokens
 
 SHOWN_TEXT = 150_000  # characters in the last event; all of it was told before, in pieces
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from gateway.agent.reins import Said
+from gateway.domain.agents import AgentDef
 from gateway.domain.chunks import DoneReason
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Entry, QueueMode
@@ -50,6 +51,7 @@ class Batch:
     asked: Sequence[Waiting]
     behind: Callable[[], Sequence[Waiting]] = tuple
     taken: Sequence[Waiting] = ()
+    crowds: AgentDef | None = None  # whose rules want less than it had to show
 
     @property
     def entry(self) -> Entry:

@@ -25,7 +25,8 @@ _UNREAD = frozenset({"bytes", "end"})  # of an answer that nobody read to its en
 # What may be left over in front of a mark: it is not asked for any more.
 _LEFT: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("sent", "metered", "reply", "failed", "refused"), _UNREAD),
-    "begin": frozenset({"kept"}),
+    "kept": frozenset({"remembered"}),
+    "begin": frozenset({"kept", "remembered"}),
 }
 OTHERS = frozenset({"stop", "said", "unsaid"})  # what others did to the run
 _UNHEARD = _UNREAD | OTHERS | {"over"}

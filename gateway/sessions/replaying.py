@@ -16,6 +16,7 @@ from gateway.memory.episodes import Episode
 from gateway.sessions.asked import Difference
 from gateway.sessions.lines import Batch, Waiting
 from gateway.sessions.player import Player
+from gateway.sessions.remembering import recollection_on
 from gateway.sessions.replayed import (
     Reel,
     ReplayedGate,
@@ -73,6 +74,7 @@ class Replays:
             journal=store,
             rule_states=store,
             notices=store,
+            recollection=recollection_on(tape),
             rules=means.fresh_rules,
             pace=player,
             bus=Bus(),  # whoever subscribes has heard of it before

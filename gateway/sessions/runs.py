@@ -25,6 +25,7 @@ AT_REST: Mapping[str, object] = {
     "tree": None,
     "decision": None,
     "config": {},
+    "context": None,  # that of `context.explain`
 }
 
 Listener = Callable[

@@ -23,7 +23,7 @@ from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.hearing import Said
-from gateway.domain.ids import AgentId, NodeId, SessionKey, encode_part
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, encode_part
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
@@ -38,12 +38,13 @@ from gateway.domain.ports import (
     ToolScope,
 )
 from gateway.domain.settings import as_wished
-from gateway.memory.context import pack
+from gateway.memory.context import Besides, pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
 from gateway.sessions.endings import Asked, End, Timing, answered, merged, refused
 from gateway.sessions.lines import Batch, Waiting
+from gateway.sessions.remembering import Recollected, Recollection, TapedRecollection
 from gateway.sessions.runs import LiveRun, LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.taping import (
@@ -84,6 +85,8 @@ class Means:
     rule_states: RuleStates
     notices: NoticeBoard
     decisions: DecisionTrees = DecisionTrees()
+    recollection: Recollection = Recollected()
+    compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     pace: Pace = field(default_factory=Pace)
     keeper: Keeper | None = None  # None: nobody looks for facts
@@ -105,6 +108,7 @@ class Means:
             journal=store,
             rule_states=store,
             notices=store,
+            recollection=TapedRecollection(self.recollection, recorder),
             pace=TapedPace(recorder),
         )
 
@@ -141,6 +145,8 @@ class Work:
             means.keeper.told(run.session_key, _said(batch), end.nodes[-1].id)
         if end.farewell is not None:
             means.bus.publish(end.farewell)
+        if batch.crowds is not None:
+            means.compact(run.session_key, batch.crowds, run.run_id)
 
     async def _forgive(self, run: LiveRun) -> None:
         """We are cut off in good order: that must not count against the message."""
@@ -181,6 +187,10 @@ class Work:
             return Episode(None)  # nothing was said before the first
         means = self.means
         recall = means.episodes.recall
+        if upto is not None:
+            episode = await until_stored(means.clock, lambda: recall(key, rules))
+            if episode.is_summed_up_after(upto):
+                return episode
         try:
             return await until_stored(means.clock, lambda: recall(key, rules, upto=upto))
         except NotFound:
@@ -230,7 +240,10 @@ class Work:
         tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
-        context = pack(agent, soul, episode.nodes, question, tools, earlier=earlier)
+        found, missing = await means.recollection.of(new, agent, episode.nodes)
+        besides = Besides(episode.summary, found, missing, earlier, new.message_id)
+        context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
+        batch.crowds = agent if context.is_crowded else None
         scope = ToolScope(new.session_key, new.run_id, person)
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)

@@ -166,7 +166,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
         end = ("done", at, "merged", one.summary, one.log, None)
         pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
-    _append(ending.nodes, parent, session, pen.db)
+    append(ending.nodes, parent, session, pen.db)
     _add_deliveries(ending, session, pen.db)
     leave(ending, session, pen)
     _count(ending, session, pen, moves=moves)
@@ -193,16 +193,21 @@ def _require_ended(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -
         raise NotFound(f"run {run_id}")
 
 
-def _append(
+def append(
     nodes: Sequence[Node], parent: int | None, session: SessionRow, db: sqlite3.Connection
 ) -> None:
     rows = []
+    found = db.execute("SELECT summary FROM node WHERE place = ?", (parent,)).fetchone()
+    summary = found and found[0]
     for seq, node in enumerate(nodes, session.last_seq + 1):
         place = place_of(session.id, seq)
         message = node.message
-        said = (message.role, message.text, pack_message(message))
+        role = message.role
+        if role == "summary":
+            role, summary = "tool", place
+        said = (role, message.text, pack_message(message))
         about = (node.status, node.token_count, node.model, to_micros(node.created_at), node.label)
-        rows.append((place, node.id, parent, node.run_id, *said, *about))
+        rows.append((place, node.id, parent, node.run_id, *said, *about, summary))
         parent = place
     db.executemany(_ADD_NODE, rows)
 
@@ -230,7 +235,7 @@ def _count(ending: Ending, session: SessionRow, pen: Pen, *, moves: bool) -> Non
 def spoken(nodes: Sequence[Node]) -> int:
     """What counts as a message of a conversation: what a person or the agent said. Results of
     tools are steps in between."""
-    return sum(node.message.role != "tool" for node in nodes)
+    return sum(node.message.role in {"user", "assistant"} for node in nodes)
 
 
 def _unfinished(db: sqlite3.Connection) -> Sequence[Entry]:
@@ -291,8 +296,8 @@ WHERE run_id = ? AND session = ? AND finished_at IS NULL
 """
 _ADD_NODE = """
 INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens, model, created_at,
-                  label)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                  label, summary)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _ADD_DELIVERY = """
 INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thread, text, state,

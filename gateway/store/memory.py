@@ -17,7 +17,7 @@ from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_hearing import MemoryHearing
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
-from gateway.store.memory_sessions import MemorySessions, MemoryTranscript
+from gateway.store.memory_sessions import MemorySessions, MemorySummaries, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
 from gateway.store.memory_turns import MemoryTurns
 from gateway.store.outbox import not_pending, require_settled
@@ -49,6 +49,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryHearing(shelf),
             turns,
             turns,
+            MemorySummaries(shelf),
         )
     finally:
         shelf.is_closed = True

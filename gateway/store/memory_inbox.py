@@ -128,11 +128,8 @@ class MemoryInbox:
             raise OperationFailed("memory: a delivery's id was used before")
 
     def _append(self, session: Session, ending: Ending) -> None:
-        parent = ending.grown_from
-        for seq, node in enumerate(ending.nodes, len(session.nodes) + 1):
-            session.nodes[node.id] = replace(node, parent_id=parent, seq=seq)
-            self._shelf.node_ids.add(node.id)
-            parent = node.id
+        session.grow(ending.nodes, ending.grown_from)
+        self._shelf.node_ids.update(node.id for node in ending.nodes)
 
     def _add_deliveries(self, ending: Ending) -> None:
         for new in ending.deliveries:

@@ -8,8 +8,10 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
+from gateway.store.commits import OperationFailed
 from gateway.store.memory_shelf import Session, Shelf
 from gateway.store.rows import require_text
+from gateway.store.summaries import require_summary
 
 
 class MemoryTranscript:
@@ -38,7 +40,9 @@ class MemoryTranscript:
         while end is not None and len(nodes) < limit:
             nodes.append(session.nodes[end])
             end = session.nodes[end].parent_id
-        return Path(tuple(reversed(nodes)), session.record.head, more=end is not None)
+        summary = session.summaries.get(nodes[0].id) if nodes and before is None else None
+        shown = session.nodes[summary] if summary else None
+        return Path(tuple(reversed(nodes)), session.record.head, end is not None, shown)
 
     async def node(self, key: SessionKey, node_id: str) -> Node | None:
         require_text("the session's key or a message's id", str(key), node_id)
@@ -76,6 +80,26 @@ class MemoryTranscript:
                 if node.label == label:
                     session.nodes[node.id] = replace(node, label=None)
             session.nodes[to] = replace(target, label=label)
+        return True
+
+
+class MemorySummaries:
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def append(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
+        require_summary(key, node, expected)
+        await self._shelf.ready()
+        session = self._shelf.sessions.get(key)
+        if session is None:
+            raise NotFound(f"session {key}")
+        if session.record.head != expected:
+            return False
+        if node.id in self._shelf.node_ids:
+            raise OperationFailed("memory: a node's id was used before")
+        session.grow((node,), expected)
+        self._shelf.node_ids.add(node.id)
+        session.record = replace(session.record, head=node.id)
         return True
 
 

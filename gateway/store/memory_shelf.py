@@ -1,6 +1,7 @@
 """What the store in memory holds, apart from the ports that change it."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from anyio.lowlevel import checkpoint
 
@@ -22,6 +23,20 @@ class Session:
     record: SessionRecord
     last_run: int = 0
     nodes: dict[NodeId, Node] = field(default_factory=dict)  # in the order they were appended
+    summaries: dict[NodeId, NodeId] = field(
+        default_factory=dict
+    )  # the newest above a node, or itself
+
+    def grow(self, nodes: Sequence[Node], parent: NodeId | None) -> None:
+        """Each is the parent of the next."""
+        for seq, node in enumerate(nodes, len(self.nodes) + 1):
+            self.nodes[node.id] = replace(node, parent_id=parent, seq=seq)
+            summary = self.summaries.get(parent) if parent else None
+            if node.message.role == "summary":
+                summary = node.id
+            if summary is not None:
+                self.summaries[node.id] = summary
+            parent = node.id
 
 
 @dataclass(slots=True)

@@ -120,12 +120,13 @@ def seq_of(place: int) -> int:
 
 def to_node(row: Sequence[Any], parent_id: NodeId | None) -> Node:
     """From the columns of NODE_COLUMNS and one more."""
-    place, node_id, run_id, role, text, packed, status, tokens, model, created, label, _ = row
+    place, node_id, run_id, role, text, packed, status, tokens, model, created, label, *more = row
+    role = "summary" if more[0] == place else role
     message, at, seq = unpack_message(role, text, packed), to_time(created), seq_of(place)
     return Node(node_id, parent_id, run_id, message, at, tokens, status, model, seq, label)
 
 
 NODE_COLUMNS = (
     "n.place, n.id, n.run_id, n.role, n.text, n.packed, n.status, n.tokens, n.model, n.created_at,"
-    " n.label"
+    " n.label, n.summary"
 )

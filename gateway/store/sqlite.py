@@ -39,6 +39,7 @@ from gateway.store.schema import (
 from gateway.store.sessions import SqliteSessions
 from gateway.store.settings import SqliteSettings
 from gateway.store.spending import SqliteSpending
+from gateway.store.summaries import SqliteSummaries
 from gateway.store.transcript import SqliteTranscript
 from gateway.store.turns import SqliteTurns
 from gateway.store.writer import Writer
@@ -99,6 +100,7 @@ async def open_sqlite(
                 SqliteHearing(writer, readers),
                 turns,
                 turns,
+                SqliteSummaries(writer),
             )
         finally:
             await care.close()

@@ -71,7 +71,15 @@ def _path(
     for row in rows:
         nodes.append(to_node(row, parent_id))
         parent_id = row[1]
-    return Path(tuple(nodes), head_id, more=rows[0][-1] is not None)
+    summary = None if before is not None else _summary(rows[-1][-2], db)
+    return Path(tuple(nodes), head_id, rows[0][-1] is not None, summary)
+
+
+def _summary(place: int | None, db: sqlite3.Connection) -> Node | None:
+    if place is None:
+        return None
+    row = db.execute(f"{_NODE} WHERE n.place = ?", (place,)).fetchone()
+    return to_node(row, row[-1])
 
 
 def _id_at(place: int | None, db: sqlite3.Connection) -> NodeId | None:
@@ -147,7 +155,7 @@ SELECT {NODE_COLUMNS}, n.parent FROM up CROSS JOIN node n ON n.place = up.place
 """
 _TREE = """
 SELECT n.place, n.id, n.run_id, n.role, '', NULL, n.status, n.tokens, n.model, n.created_at,
-       n.label, p.id
+       n.label, n.summary, p.id
 FROM node n LEFT JOIN node p ON p.place = n.parent
 WHERE n.place >= ? AND n.place < ?
 ORDER BY n.place DESC LIMIT ?

@@ -34,7 +34,8 @@ from gateway.domain.model import (
 )
 from gateway.domain.ports import Model, ToolScope
 from gateway.domain.rules import RuleDef
-from gateway.memory.context import message_tokens, pack
+from gateway.memory.context import pack
+from gateway.memory.window import message_tokens
 from gateway.tools.gate import ToolGate
 from tests.agent.paper import EXECUTE, SHIPPED, is_valid_for_a_model, tree
 from tests.fakes.clock import FakeClock

@@ -2,17 +2,23 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.ids import AgentId, NodeId, RunId
+from gateway.domain.facts import Fact
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
+from gateway.domain.recall import Recalled
 from gateway.domain.souls import Soul
-from gateway.memory.context import message_tokens, pack
+from gateway.domain.summaries import Summary
+from gateway.domain.tokens import estimate_tokens
+from gateway.memory.context import RECALL_TOKENS, Besides, Context, pack
+from gateway.memory.window import message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m", system_prompt="Be kind.", context_window=100_000)
@@ -24,7 +30,7 @@ def exchange(run: int, *, size: int = 10, tools: int = 0) -> list[Node]:
     messages = [Message("user", "q" * size)]
     for n in range(tools):
         messages.append(Message("assistant", "", (ToolCall(str(n), "echo"),)))
-        messages.append(Message("tool", result=ToolResult(str(n), "echo", "r" * size)))
+        messages.append(Message("tool", result=ToolResult(str(n), "echo", "r" * min(size, 700))))
     messages.append(Message("assistant", "a" * size))
     return [
         Node(NodeId(f"{run}.{n}"), None, RunId(str(run)), message, NOW, message_tokens(message))
@@ -110,3 +116,159 @@ def test_a_history_that_goes_on_from_anywhere_has_a_result_for_every_call(
         *(n.message for n in nodes if n.message.role != "tool"),
         QUESTION,
     ]
+
+
+KEY = SessionKey(AGENT.id, "websocket", "p")
+
+
+def a_fact(n: int, size: int = 10) -> Recalled:
+    fact = Fact(
+        *(f"f{n}", str(KEY), "fact", "user", f"thing_{n}", "v" * size),
+        functional=True,
+        confidence=1.0,
+        session_key=KEY,
+        learned_at=NOW,
+        valid_from=NOW,
+    )
+    return Recalled("fact", f"f{n}", "", 1.0, f"thing {n}", KEY, NOW, fact=fact)
+
+
+def a_turn(n: int, size: int = 10, message_id: str | None = None) -> Recalled:
+    return Recalled("turn", f"t{n}", "w" * size, 1.0, "words", KEY, NOW, message_id=message_id)
+
+
+def talk(turns: int, *, size: int = 40, result: int = 0) -> tuple[Node, ...]:
+    """A conversation as a store gives it: numbered, each node the parent of the next."""
+    nodes = window(*(exchange(n, size=size, tools=1 if result else 0) for n in range(turns)))
+    parents = (None, *(node.id for node in nodes))
+    return tuple(
+        replace(node, parent_id=parent, seq=seq)
+        for seq, (node, parent) in enumerate(zip(nodes, parents, strict=False), 1)
+    )
+
+
+@given(
+    st.integers(0, 20),
+    st.integers(1, 2_000),
+    st.lists(st.integers(0, 900), max_size=20),
+    st.lists(st.integers(0, 4_000), max_size=20),
+    st.integers(0, 3_000),
+    st.integers(0, 9_000),
+)
+def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
+    turns: int, size: int, facts: list[int], found: list[int], goal: int, budget: int
+) -> None:
+    recalled = [*map(a_fact, range(99), facts), *map(a_turn, range(99), found)]
+    summary = Summary(NodeId("before"), goal="g" * goal, decisions=("d" * 50,) * 9)
+    besides = Besides(summary if goal else None, recalled, question_id="m1")
+    agent = replace(AGENT, context=ContextRules(budget, 12, facts=5))
+    tool = ToolSpec("echo", "Echoes.")
+
+    context = pack(agent, SOUL, talk(turns, size=size), QUESTION, (tool,), besides=besides)
+
+    least = pack(agent, SOUL, (), QUESTION, (tool,)).tokens
+    assert context.messages[-1] is QUESTION
+    assert context.tokens <= max(budget, least)
+    assert sum(part.tokens for part in context.parts) == context.tokens
+    assert all(part.tokens >= 0 for part in context.parts)
+    real = sum(map(message_tokens, context.messages)) + estimate_tokens(context.system)
+    assert real <= context.tokens
+    shown = {part.kind: part for part in context.parts}
+    assert len(shown["facts"].items) <= 5
+    assert shown["recall"].tokens <= min(RECALL_TOKENS, max(0, budget // 5))
+    assert shown["summary"].tokens <= max(0, budget // 4)
+
+
+@pytest.mark.requirement("S-003-Memory-09")
+def test_fifty_turns_with_a_fact_from_long_ago_take_less_than_five_thousand_tokens() -> None:
+    besides = Besides(recalled=[*map(a_fact, range(12)), *(a_turn(n, 2_000) for n in range(5))])
+
+    context = pack(AGENT, SOUL, talk(50, size=300), QUESTION, (), besides=besides)
+
+    assert context.tokens < 5_000
+    assert context.memory is not None
+    assert "- user thing_0 vvvvvvvvvv (since 2026-01-01, told 2026-01-01)" in context.memory.text
+
+
+def test_what_is_remembered_stands_right_before_the_question_and_the_summary_first() -> None:
+    besides = Besides(Summary(NodeId("0"), goal="fly"), [a_fact(1), a_turn(1)], earlier=[QUESTION])
+
+    messages = pack(AGENT, SOUL, talk(2), QUESTION, (), besides=besides).messages
+
+    assert messages[0].text == "<summary>\nGoal: fly\n</summary>"
+    assert messages[-3:] == (QUESTION, messages[-2], QUESTION)
+    assert messages[-2].text.splitlines() == [
+        "<memory>",
+        "- user thing_1 vvvvvvvvvv (since 2026-01-01, told 2026-01-01)",
+        "- said 2026-01-01: wwwwwwwwww",
+        "</memory>",
+    ]
+
+
+def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
+    nodes = talk(30)
+    here, gone = nodes[-1].id, nodes[0].id
+    besides = Besides(recalled=[a_turn(1, message_id=here), a_turn(2, message_id=gone)])
+
+    context = pack(AGENT, SOUL, nodes, QUESTION, (), besides=besides)
+
+    found = next(part for part in context.parts if part.kind == "recall")
+    assert [item.id for item in found.items] == ["t2"]
+    assert context.memory is not None
+    assert context.memory.text.count("- said") == 1
+
+
+def test_in_a_long_conversation_most_requests_begin_like_the_one_before() -> None:
+    nodes = talk(200)
+    shown = [pack(AGENT, SOUL, nodes[: 2 * n], QUESTION, ()).history for n in range(201)]
+
+    slid = [later[: len(one)] != one for one, later in pairwise(shown)]
+
+    assert slid.count(True) <= 200 * 2 // 5
+    assert all(2 * min(n, 8) <= len(one) <= 24 for n, one in enumerate(shown))
+
+
+@given(st.integers(0, 60), st.integers(3, 15), st.booleans())
+def test_the_next_request_begins_like_this_one_while_all_is_shown(
+    turns: int, recent: int, with_tools: bool
+) -> None:
+    agent = replace(AGENT, context=ContextRules(90_000, recent))
+    nodes = talk(turns + 3, result=5 * with_tools)
+    exchange_size = 4 if with_tools else 2
+
+    def begins(count: int) -> tuple[Message, ...]:
+        said = nodes[: count * exchange_size]
+        besides = Besides(recalled=[a_fact(count)])
+        return pack(agent, SOUL, said, QUESTION, (), besides=besides).history
+
+    shown = [begins(turns + n) for n in range(4)]
+    slid = sum(later[: len(one)] != one for one, later in pairwise(shown))
+
+    if turns + 3 <= recent:
+        assert slid == 0
+    assert all(len(one) // exchange_size >= min(turns, recent // 2) for one in shown)
+
+
+def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_are_not() -> None:
+    agent = replace(AGENT, context=ContextRules(5_000, 12))
+    long = Message("tool", result=ToolResult("0", "echo", "begin" + "r" * 3_000 + "end"))
+    nodes = tuple(
+        replace(node, message=long, token_count=message_tokens(long))
+        if node.message.result
+        else node
+        for node in talk(5, result=1)
+    )
+
+    context = pack(agent, SOUL, nodes, QUESTION, ())
+    roomy = pack(replace(agent, context=ContextRules(16_000, 12)), SOUL, nodes, QUESTION, ())
+
+    def results(context: Context) -> list[str]:
+        return [one.result.content for one in context.messages if one.result]
+
+    assert [len(text) < 1_000 for text in results(context)] == [True, True, True, False, False]
+    assert results(context)[0].startswith("begin")
+    assert results(context)[0].endswith("end")
+    assert "2208 characters left out" in results(context)[0]
+    assert results(roomy) == [node.message.result.content for node in nodes if node.message.result]
+    assert not roomy.is_crowded
+    assert pack(agent, SOUL, talk(12, size=800), QUESTION, ()).is_crowded

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -19,13 +19,16 @@ from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
+from gateway.domain.recall import Remember
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.routing import Router
+from gateway.sessions.compacting import Compaction
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.remembering import Recollected
 from gateway.sessions.replayed import Reel
 from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
@@ -64,6 +67,7 @@ class Stage:
     gate: ToolGate
     settings: SettingsBook
     replays: Replays
+    compaction: Compaction
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -128,6 +132,8 @@ async def staged(
     decisions: DecisionTrees = OURS,
     bus: Bus | None = None,
     said: Callable[[SessionKey], None] = lambda key: None,
+    remember: Remember | None = None,
+    compacts: bool = False,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -158,11 +164,16 @@ async def staged(
         channels=channels,
         decisions=decisions,
         said=said,
+        recollection=Recollected(remember),
     )
     router = Router([agent.id for agent in agents], (), AGENT.id)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=width)
+            kept = (stores.transcript, stores.summaries, episodes)
+            compaction = Compaction(meter.around(model), *kept, lanes, clock, ids)
+            if compacts:
+                means = replace(means, compact=compaction.consider)
             reception = Reception(
                 router=router,
                 inbox=used,
@@ -190,4 +201,4 @@ async def staged(
                 clock=clock,
             )
             replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
-            yield Stage(front, lanes, clock, stores, gate, settings, replays)
+            yield Stage(front, lanes, clock, stores, gate, settings, replays, compaction)

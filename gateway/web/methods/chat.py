@@ -14,6 +14,7 @@ from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.ports import Encode
+from gateway.domain.sessions import Path
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
@@ -152,12 +153,16 @@ class ChatMethods:
         before = None if params.before is None else NodeId(params.before)
         if before is not None:
             await self.front.node(key, before)
-        path = await self.front.transcript.path(key, before=before, limit=params.limit)
-        shown = newest_within(path.nodes, PAGE_CHARACTERS)
+        path = page = await self.front.transcript.path(key, before=before, limit=params.limit)
+        while not (said := _said(page)) and page.more:
+            page = await self.front.transcript.path(
+                key, before=page.nodes[0].id, limit=params.limit
+            )
+        shown = newest_within(said, PAGE_CHARACTERS)
         return {
             "messages": [message(node, PAGE_CHARACTERS) for node in shown],
             "head": path.head,
-            "more": path.more or len(shown) < len(path.nodes),
+            "more": page.more or len(shown) < len(said),
         }
 
     async def resume(self, call: Call, params: Resume) -> object:
@@ -174,6 +179,11 @@ class ChatMethods:
             await checkpoint()
         follow(run, call.peer, after_seq=seq)
         return {"run_id": params.run_id, "live": not run.ended}
+
+
+def _said(page: Path) -> tuple[Node, ...]:
+    """Summaries are nothing that anybody said."""
+    return tuple(node for node in page.nodes if node.message.role != "summary")
 
 
 def given(limits: OwnLimits | None) -> Mapping[str, int]:

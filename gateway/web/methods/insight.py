@@ -1,4 +1,4 @@
-"""ping, status, agent.list, plugin.*, route.explain, run.inspect: what the gateway tells of itself."""
+"""ping, status, agent.list, plugin.*, route.explain, run.inspect, context.explain: what the gateway tells of itself."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from gateway.domain.bindings import Address
 from gateway.domain.errors import NotFound
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
+from gateway.memory.explaining import told_in_full
 from gateway.sessions.front import Front
 from gateway.sessions.runs import AT_REST, LiveRun
 from gateway.tools.gate import ToolGate
@@ -60,7 +61,7 @@ class InsightMethods:
     plugins: Callable[[], Sequence[PluginInfo]]
     account: Callable[[str], PluginAccount | None]
     budget: Callable[[], Awaitable[Sequence[object]]]
-    backlog: Callable[[], int]
+    backlog: Callable[[], Mapping[str, int]]
 
     def all(self) -> Sequence[Method]:
         return (
@@ -71,6 +72,7 @@ class InsightMethods:
             Method("plugin.inspect", InspectPlugin, ("read",), self.inspect_plugin),
             Method("route.explain", Explain, ("read",), self.explain),
             Method("run.inspect", Inspect, READS, self.inspect),
+            Method("context.explain", Inspect, READS, self.explain_context),
         )
 
     def ping(self, call: Call, params: NoParams) -> object:
@@ -95,7 +97,7 @@ class InsightMethods:
             shown["sessions"] = await front.sessions.count()
             shown["pending"] = front.reception.pending
             shown["running"] = front.reception.lanes.working
-            shown["memory"] = {"backlog": self.backlog()}
+            shown["memory"] = dict(self.backlog())
             shown["pid"] = about.pid
             shown["config"] = about.origin
             shown["problems"] = [*front.souls.problems, *front.plans.problems, *self._problems()]
@@ -162,11 +164,21 @@ class InsightMethods:
         }
 
     async def inspect(self, call: Call, params: Inspect) -> object:
+        shown = await self._summary(call, params)
+        return {name: value for name, value in shown.items() if name != "context"}
+
+    async def explain_context(self, call: Call, params: Inspect) -> object:
+        kept = (await self._summary(call, params)).get("context")
+        return told_in_full(params.run_id, kept if isinstance(kept, dict) else None)
+
+    async def _summary(self, call: Call, params: Inspect) -> Mapping[str, object]:
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, LiveRun):
             return run.summary(self.front.clock)
         if run.summary:
-            return self.decode(run.summary)
+            kept = self.decode(run.summary)
+            assert isinstance(kept, dict)
+            return kept
         new = run.entry.new
         return {
             **AT_REST,

@@ -7,6 +7,8 @@ import pytest
 from pydantic_core import to_json
 
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
+from gateway.domain.messages import Message, Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
 from gateway.store.memory import open_memory
@@ -250,3 +252,31 @@ async def test_what_was_told_beside_an_answer_is_in_the_history_and_no_model_see
     assert cut["notices"] == told
     assert "notices" not in history["messages"][3]
     assert [said.text for said in model.asked[1].messages] == ["hi", "half", "again"]
+
+
+async def test_a_summary_is_no_part_of_the_history_and_hides_nothing_behind_it() -> None:
+    key = SessionKey(AgentId("a"), "websocket", "p")
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        for text in ("one", "two"):
+            await stage.say(text)
+            await stage.until_idle()
+            path = await stores.transcript.path(key, limit=1)
+            node = Node(
+                *(NodeId(f"s-{text}"), None, RunId("r"), Message("summary", "{}")),
+                created_at=stage.clock.now(),
+                token_count=1,
+            )
+            assert await stores.summaries.append(key, node, expected=path.head)
+            stage.front.episodes.forget(key)
+        whole = await call(chat(stage), "chat.history", session_key=str(key))
+        pages = [await call(chat(stage), "chat.history", session_key=str(key), limit=1)]
+        while pages[-1]["more"]:
+            before = pages[-1]["messages"][0]["id"]
+            page = await call(
+                chat(stage), "chat.history", session_key=str(key), limit=1, before=before
+            )
+            pages.append(page)
+
+    assert [one["content"] for one in whole["messages"]] == ["one", "ok", "two", "ok"]
+    assert [page["messages"][0]["content"] for page in pages] == ["ok", "two", "ok", "one"]
+    assert pages[0]["head"] == "s-two"

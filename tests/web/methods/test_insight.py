@@ -9,6 +9,8 @@ from pydantic_core import from_json
 from gateway.domain.errors import NotFound
 from gateway.domain.model import TextDelta
 from gateway.domain.plugins import PluginAccount, PluginInfo
+from gateway.memory.context import ASKED
+from gateway.memory.explaining import ORDER
 from gateway.store.memory import open_memory
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
@@ -63,7 +65,7 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
         plugins=lambda: PLUGINS,
         account={"tally": ACCOUNT}.get,
         budget=no_budget,
-        backlog=lambda: 3,
+        backlog=lambda: {"backlog": 3},
     ).all()
     return {method.name: method for method in methods}
 
@@ -232,3 +234,44 @@ async def call_abort(stage: Stage, run_id: str) -> None:
     assert run is not None
     stage.front.abort(run, at_once=True)
     await stage.lanes.rest()
+
+
+async def test_a_context_is_explained_while_the_run_works_and_after() -> None:
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        run_id = await stage.say("how are you?")
+        await stalling.reached.wait()
+        live = await call(insight(stage), "context.explain", run_id=run_id)
+        await call_abort(stage, run_id)
+        await stage.lanes.rest()
+        ended = await call(insight(stage), "context.explain", run_id=run_id)
+        inspected = await call(insight(stage), "run.inspect", run_id=run_id)
+        with pytest.raises(NotFound):
+            await call(insight(stage), "context.explain", by=BOB, run_id=run_id)
+
+    assert live == ended
+    assert (live["run_id"], live["model"], live["max_context_tokens"]) == (
+        run_id,
+        "fake-1",
+        128_000,
+    )
+    assert sum(part["tokens"] for part in live["parts"]) == live["total_tokens"] > 0
+    parts = {part["kind"]: part for part in live["parts"]}
+    assert list(parts) == list(ORDER)
+    asked = parts["question"]["items"][0]
+    assert asked == {"id": run_id.replace("r_", "m_"), "tokens": asked["tokens"], "why": ASKED}
+    assert [item["id"] for item in parts["tools"]["items"]] == ["echo"]
+    assert "context" not in inspected
+
+
+async def test_a_run_that_showed_nothing_is_explained_without_parts() -> None:
+    stalling = StallingModel(TextDelta("half"))
+    async with open_memory() as stores, staged(stalling, stores) as stage:
+        first = await stage.say("hi")
+        await stalling.reached.wait()
+        waiting = await stage.say("and hi")
+        queued = await call(insight(stage), "context.explain", run_id=waiting)
+        stage.abort(waiting)
+        await call_abort(stage, first)
+
+    assert (queued["total_tokens"], queued["parts"], queued["model"]) == (0, [], None)

@@ -1,0 +1,84 @@
+"""What remembers, over the opened store and the metered model."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from anyio.abc import TaskGroup
+from pydantic_core import from_json, to_json
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.ids import AgentId
+from gateway.domain.ports import Clock, Ids, Model, Stores
+from gateway.memory.episodes import Episodes
+from gateway.memory.indexer import Indexer
+from gateway.memory.keeper import Keeper
+from gateway.memory.keeping import Keeping
+from gateway.memory.recall import Recall
+from gateway.memory.remembrance import Remembrance
+from gateway.sessions.compacting import Compaction
+from gateway.sessions.lanes import Lanes
+from gateway.sessions.remembering import Recollected
+from gateway.sessions.work import Means
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Who keeps facts, who keeps what was said findable, who finds it, who sums it up."""
+
+    keeper: Keeper
+    indexer: Indexer
+    recall: Recall
+    compaction: Compaction
+
+    def told_by(self, means: Means) -> Means:
+        """The same means, for work that remembers and is remembered."""
+        return replace(
+            means,
+            keeper=self.keeper,
+            said=self.indexer.note,
+            recollection=Recollected(Remembrance(self.recall)),
+            compact=self.compaction.consider,
+        )
+
+    def backlog(self) -> dict[str, int]:
+        """Sessions that wait to be looked at."""
+        return {"backlog": self.keeper.backlog, "unindexed": self.indexer.backlog}
+
+
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What memory works with besides the store."""
+
+    agents: Mapping[AgentId, AgentDef]
+    model: Model
+    episodes: Episodes
+    lanes: Lanes
+    clock: Clock
+    ids: Ids
+    group: TaskGroup
+
+
+def memory_of(stores: Stores, around: Around) -> Memory:
+    keeping = Keeping(
+        agents=around.agents,
+        facts=stores.facts,
+        hearing=stores.hearing,
+        model=around.model,
+        clock=around.clock,
+        ids=around.ids,
+        encode=to_json,
+        decode=from_json,
+    )
+    keeper = Keeper(keeping, around.group)
+    compaction = Compaction(
+        around.model,
+        stores.transcript,
+        stores.summaries,
+        around.episodes,
+        around.lanes,
+        around.clock,
+        around.ids,
+        on_compacted=keeper.on_compacted,
+    )
+    indexer = Indexer(stores.turn_index, around.clock)
+    return Memory(keeper, indexer, Recall(stores.turns, stores.facts), compaction)

@@ -1,0 +1,112 @@
+"""The recent exchanges that a model is shown again: whole, mended, shortened, as many as fit. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from zlib import crc32
+
+from gateway.domain.ids import NodeId
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+
+Exchange = tuple[Node, ...]
+
+SHOWN_WHOLE = 2  # exchanges whose results are never shortened
+LEAST_STEADY = 6  # exchanges: of fewer, each is too good to lose
+HEAD, TAIL = 600, 200  # characters that stay of an old result
+
+
+def message_tokens(message: Message) -> int:
+    """Estimated tokens of one message, its tool calls and its result included."""
+    tokens = MESSAGE_OVERHEAD + estimate_tokens(message.text)
+    for call in message.tool_calls:
+        tokens += estimate_tokens(call.name) + estimate_tokens(call.arguments) + MESSAGE_OVERHEAD
+    if message.result is not None:
+        tokens += estimate_tokens(message.result.content) + MESSAGE_OVERHEAD
+    return tokens
+
+
+def begins_exchange(nodes: Sequence[Node], place: int) -> bool:
+    """A question right after an answer: what follows another question, or the result of a tool, was
+    answered together with what is before it."""
+    before = nodes[place - 1].message.role if place else "assistant"
+    return nodes[place].message.role == "user" and before == "assistant"
+
+
+def exchanges_of(nodes: Sequence[Node]) -> Sequence[Exchange]:
+    """Without what stands before the first question."""
+    starts: list[int] = []
+    before = "assistant"
+    for place, node in enumerate(nodes):  # as `begins_exchange` says, but with every turn
+        role = node.message.role
+        if role == "user" and before == "assistant":
+            starts.append(place)
+        before = role
+    return [tuple(nodes[start:end]) for start, end in pairwise([*starts, len(nodes)])]
+
+
+def size_of(exchanges: Sequence[Exchange]) -> int:
+    return sum(node.token_count for exchange in exchanges for node in exchange)
+
+
+def fitting(exchanges: Sequence[Exchange], room: int, first: NodeId | None) -> Sequence[Exchange]:
+    """The newest that fit. A window that slid with every turn would begin every request anew, so of
+    its first third it begins with the exchange of the least digest, which stays the same for some
+    turns, and is the same for everybody. `first` is the message that the oldest exchange follows, if
+    nothing older may be shown."""
+    used, count = 0, 0
+    for exchange in reversed(exchanges):
+        used += size_of((exchange,))
+        if used > room:
+            break
+        count += 1
+    shown = exchanges[len(exchanges) - count :]
+    if not shown or shown[0][0].parent_id == first:
+        return shown
+    loose = count // 3 if count >= LEAST_STEADY else 0
+    start = min(range(loose + 1), key=lambda place: crc32(shown[place][0].id.encode()))
+    return shown[start:]
+
+
+def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
+    """With the long results of all but the newest cut down; the store keeps the whole."""
+    old = [tuple(map(_short, exchange)) for exchange in exchanges[:-SHOWN_WHOLE]]
+    return [*old, *exchanges[-SHOWN_WHOLE:]]
+
+
+def _short(node: Node) -> Node:
+    result = node.message.result
+    if result is None or len(result.content) <= HEAD + TAIL + 100:
+        return node
+    content = cut(result.content)
+    message = replace(node.message, result=replace(result, content=content), kept={})
+    return replace(node, message=message, token_count=message_tokens(message))
+
+
+def cut(content: str, head: int = HEAD, tail: int = TAIL) -> str:
+    """Its begin and its end, and how much is missing."""
+    if len(content) <= head + tail:
+        return content
+    left_out = f"\n[… {len(content) - head - tail} characters left out …]\n"
+    return f"{content[:head]}{left_out}{content[len(content) - tail :]}"
+
+
+def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Every call has its result: a conversation may go on from the middle of an exchange, and a
+    model refuses a history with a call that nobody answered."""
+    mended: list[Message] = []
+    waiting: dict[str, ToolCall] = {}
+    for message in messages:
+        if message.result is not None:
+            waiting.pop(message.result.call_id, None)
+        else:
+            mended.extend(_unanswered(call) for call in waiting.values())
+            waiting = {call.id: call for call in message.tool_calls}
+        mended.append(message)
+    mended.extend(_unanswered(call) for call in waiting.values())
+    return messages if len(mended) == len(messages) else tuple(mended)
+
+
+def _unanswered(call: ToolCall) -> Message:
+    gone = "No result: the conversation goes on from before it."
+    return Message("tool", result=ToolResult(call.id, call.name, gone, is_error=True))

@@ -1,0 +1,120 @@
+"""What a run is shown of memory: looked for within a bound, taken down, and given again to a replay."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any, Protocol
+
+import anyio
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import BadSessionKey
+from gateway.domain.facts import Fact
+from gateway.domain.ids import SessionKey
+from gateway.domain.inbox import NewEntry
+from gateway.domain.messages import Node
+from gateway.domain.recall import Recalled, Remember
+from gateway.domain.tape import Record, Tape
+from gateway.domain.times import to_micros, to_time
+from gateway.sessions.taping import damaged
+
+log = logging.getLogger(__name__)
+
+LONGEST_S = 0.5
+TOO_SLOW = f"nothing was looked up: it took longer than {LONGEST_S:g} s"
+FAILED = "nothing was looked up: it failed; the operator finds why in the log"
+SWITCHED_OFF = "switched off by context.semantic"
+
+Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
+
+
+class Recollection(Protocol):
+    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
+        """For the question of a message; never fails."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Recollected:
+    """An answer goes on without its memory rather than not at all."""
+
+    remember: Remember | None = None
+
+    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
+        if self.remember is None or not agent.context.semantic:
+            return (), SWITCHED_OFF if self.remember else ""
+        asked = (new.content, new.session_key, new.sender, agent, window)
+        try:
+            with anyio.fail_after(LONGEST_S):
+                return await self.remember.of(*asked), ""
+        except TimeoutError:
+            log.warning("nothing remembered in time", extra={"run": new.run_id})
+            return (), TOO_SLOW
+        except Exception:
+            log.exception("nothing remembered", extra={"run": new.run_id})
+            return (), FAILED
+
+
+@dataclass(frozen=True, slots=True)
+class TapedRecollection:
+    recollection: Recollection
+    record: Record
+
+    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
+        found, missing = await self.recollection.of(new, agent, window)
+        if found or missing:
+            self.record("remembered", [_plain(one) for one in found], missing)
+        return found, missing
+
+
+@dataclass(frozen=True, slots=True)
+class RecollectionThen:
+    """The same again, whatever is known by now."""
+
+    found: Found
+
+    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
+        return self.found
+
+
+def recollection_on(tape: Tape) -> RecollectionThen:
+    """Raises TapeUnreadable."""
+    found, missing = next((m.values for m in tape.marks if m.kind == "remembered"), ([], ""))
+    try:
+        return RecollectionThen((tuple(Recalled(**_values(one)) for one in found), missing))
+    except (TypeError, ValueError, AttributeError, OverflowError, BadSessionKey) as error:
+        raise damaged(error) from error
+
+
+_TIMES = frozenset({"at", "learned_at", "valid_from", "valid_to", "superseded_at"})
+
+
+def _plain(thing: Recalled | Fact) -> dict[str, object]:
+    return {one.name: _plain_value(getattr(thing, one.name)) for one in fields(thing)}
+
+
+def _plain_value(value: object) -> object:
+    match value:
+        case datetime():
+            return to_micros(value)
+        case SessionKey():
+            return str(value)
+        case Fact():
+            return _plain(value)
+        case _:
+            return value
+
+
+def _values(plain: Mapping[str, Any]) -> dict[str, Any]:
+    values = dict(plain)
+    for name, value in plain.items():
+        if name in _TIMES and value is not None:
+            values[name] = to_time(value)
+        elif name == "session_key":
+            values[name] = SessionKey.parse(value)
+        elif name == "source_message_ids":
+            values[name] = tuple(value)
+        elif name == "fact" and value is not None:
+            values[name] = Fact(**_values(value))
+    return values

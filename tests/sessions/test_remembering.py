@@ -1,0 +1,214 @@
+"""Memory helps an answer and never stops one; a replay is shown what the run was shown."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain.agents import AgentDef, ContextRules
+from gateway.domain.ids import MessageId, RunId, SessionKey
+from gateway.domain.inbox import NewEntry
+from gateway.domain.messages import Node
+from gateway.domain.recall import Recalled
+from gateway.domain.tape import Mark, Tape, from_plain, to_plain
+from gateway.sessions.remembering import (
+    FAILED,
+    SWITCHED_OFF,
+    TOO_SLOW,
+    RecollectionThen,
+    TapedRecollection,
+    recollection_on,
+)
+from gateway.sessions.replaying import Replayed
+from gateway.sessions.taping import Recorder, TapeUnreadable, packed, unpacked
+from gateway.store.memory import open_memory
+from tests.fakes.model import ScriptedModel, says
+from tests.memory.test_context import KEY, NOW, a_fact, a_turn
+from tests.sessions.stage import AGENT, Stage, encode, staged
+
+
+class Memory:
+    """Knows one thing, whatever it is asked."""
+
+    def __init__(self, *known: Recalled) -> None:
+        self.known = known
+        self.asked: list[tuple[str, str, str | None, int]] = []
+
+    async def of(
+        self,
+        question: str,
+        key: SessionKey,
+        sender: str | None,
+        agent: AgentDef,
+        window: Sequence[Node],
+    ) -> tuple[Recalled, ...]:
+        self.asked.append((question, str(key), sender, len(window)))
+        return self.known
+
+
+class Broken(Memory):
+    async def of(self, *asked: object) -> tuple[Recalled, ...]:
+        raise ZeroDivisionError
+
+
+class Slow(Memory):
+    async def of(self, *asked: object) -> tuple[Recalled, ...]:
+        await anyio.sleep_forever()
+        raise AssertionError
+
+
+def shown(model: ScriptedModel, call: int = -1) -> list[str]:
+    return [message.text for message in model.asked[call].messages]
+
+
+async def explained(stage: Stage, run_id: str) -> dict[str, list[list[object]]]:
+    """The items of each part."""
+    record = await stage.stores.runs.find(RunId(run_id))
+    assert record is not None
+    context = stage.replays.means.decode(record.summary)["context"]  # type: ignore[index]  # JSON
+    return {kind: items for kind, _, items in context["parts"]}
+
+
+async def test_what_is_remembered_is_shown_before_the_question_and_kept_nowhere() -> None:
+    memory, model = Memory(a_fact(1), a_turn(2)), ScriptedModel(says("ok"))
+    async with open_memory() as stores, staged(model, stores, remember=memory) as stage:
+        run = await stage.say("what?")
+        await stage.until_idle()
+        parts = await explained(stage, run)
+        await stage.say("and now?")
+        path = await stores.transcript.path(SessionKey(AGENT.id, "websocket", "p"), limit=9)
+
+    assert memory.asked[0] == ("what?", "a:websocket:p:main", None, 0)
+    assert memory.asked[1][3] == 2
+    assert [len(shown(model, call)) for call in (0, 1)] == [2, 4]
+    assert shown(model, 0)[0].startswith("<memory>\n- user thing_1 ")
+    assert shown(model, 1)[:2] == ["what?", "ok"]
+    assert [node.message.text for node in path.nodes[:2]] == ["what?", "ok"]
+    assert [item[0] for item in parts["facts"]] == ["f1"]
+    assert [item[2] for item in parts["recall"]] == ["words"]
+
+
+@pytest.mark.parametrize(("memory", "why"), [(Broken(), FAILED), (Slow(), TOO_SLOW)])
+async def test_an_answer_goes_on_without_a_memory_that_fails(memory: Memory, why: str) -> None:
+    model = ScriptedModel(says("ok"))
+    async with open_memory() as stores, staged(model, stores, remember=memory) as stage:
+        run = await stage.say("what?")
+        await stage.until_idle()
+        parts = await explained(stage, run)
+
+    assert stage.heard[run][-1]["response"] == "ok"
+    assert shown(model) == ["what?"]
+    assert parts["recall"] == [["none", 0, why]]
+
+
+@pytest.mark.requirement("S-003-Memory-09")
+async def test_fifty_turns_stay_small_with_what_was_said_long_ago_in_the_last_one() -> None:
+    model = ScriptedModel(says("That is nice to hear. " * 10))
+    async with open_memory() as stores, staged(model, stores, remember=Memory(a_fact(1))) as stage:
+        for turn in range(50):
+            run = await stage.say(f"turn {turn}: " + "I tell you of my day. " * 10)
+            await stage.until_idle()
+        record = await stores.runs.find(RunId(run))
+    assert record is not None
+
+    context = json.loads(record.summary)["context"]
+    assert context["total_tokens"] < 5_000
+    assert sum(len(text) for text in shown(model)) / 3.2 < 5_000
+    assert "user thing_1" in shown(model)[-2]
+    assert len(record.summary) < 6_000
+    alike = [
+        later.messages[: len(one.messages) - 2] == one.messages[:-2]
+        for one, later in pairwise(model.asked)
+    ]
+    assert alike.count(False) <= 50 * 2 // 5
+
+
+async def test_a_memory_that_is_switched_off_is_not_asked() -> None:
+    memory, model = Memory(a_fact(1)), ScriptedModel(says("ok"))
+    agent = replace(AGENT, context=ContextRules(semantic=False))
+    async with (
+        open_memory() as stores,
+        staged(model, stores, remember=memory, agents=(agent,)) as stage,
+    ):
+        run = await stage.say("what?")
+        await stage.until_idle()
+        parts = await explained(stage, run)
+
+    assert (memory.asked, shown(model)) == ([], ["what?"])
+    assert parts["recall"] == [["none", 0, SWITCHED_OFF]]
+
+
+async def replayed(change: dict[str, object]) -> Replayed:
+    """A run that remembered something, from a tape on which that is changed so."""
+    memory = Memory(a_fact(1), a_turn(2))
+    async with (
+        open_memory() as stores,
+        staged(ScriptedModel(says("ok")), stores, remember=memory) as stage,
+    ):
+        run = await stage.say("what?")
+        await stage.until_idle()
+        memory.known = ()  # what is known by now is another matter
+        tape = unpacked(await stores.runs.tape(RunId(run)), stage.replays.means.decode)
+        marks = [_changed(mark, change) for mark in tape.marks]
+        record = await stores.runs.find(RunId(run))
+        assert record is not None
+        data = packed(Tape(tuple(marks), asked=tape.asked), encode)
+        replays = replace(stage.replays, runs=_OneTape(data))
+        return await replays.replay(record)
+
+
+def _changed(mark: Mark, change: dict[str, object]) -> Mark:
+    if mark.kind != "remembered":
+        return mark
+    return Mark("remembered", ([{**one, **change} for one in mark.values[0]], mark.values[1]))
+
+
+class _OneTape:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    async def find(self, run_id: RunId) -> None: ...
+
+    async def tape(self, run_id: RunId) -> bytes:
+        return self._data
+
+
+async def test_a_replay_is_shown_what_the_run_was_shown_then() -> None:
+    assert (await replayed({})).divergence is None
+
+
+async def test_another_memory_is_the_first_divergence() -> None:
+    divergence = (await replayed({"text": "something else"})).divergence
+
+    assert divergence is not None
+    assert divergence.at == "call 1: message 1 of the request"
+
+
+def taped(*found: Recalled, missing: str = "") -> Tape:
+    """As it stands on a tape that was read."""
+    record, told = Recorder(), RecollectionThen((found, missing))
+
+    async def recorded() -> None:
+        new = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW)
+        await TapedRecollection(told, record).of(new, AGENT, ())
+
+    anyio.run(recorded)
+    return from_plain(to_plain(record.tape()))
+
+
+@pytest.mark.parametrize("change", [{"at": "noon"}, {"session_key": "x"}, {"odd": 1}, {"fact": {}}])
+def test_a_memory_that_cannot_be_read_is_said_to_be_damaged(change: dict[str, object]) -> None:
+    marks = [_changed(mark, change) for mark in taped(a_fact(1)).marks]
+
+    with pytest.raises(TapeUnreadable, match="damaged"):
+        recollection_on(Tape(tuple(marks)))
+
+
+@given(st.lists(st.sampled_from([a_fact(1), a_turn(2, message_id="m")]), max_size=4), st.text())
+def test_what_is_taken_down_comes_back_the_same(found: list[Recalled], missing: str) -> None:
+    assert recollection_on(taped(*found, missing=missing)).found == (tuple(found), missing)
