@@ -14,6 +14,7 @@ from gateway.config.problems import Code, KeyPath, Report, choose, quoted
 from gateway.config.schema import PluginSecretSection, PluginSection
 from gateway.config.secrets import REFERENCE, SecretSource
 from gateway.config.values import Surroundings
+from gateway.domain.agents import OWN_TOOLS
 from gateway.domain.capabilities import (
     FORMS,
     Capability,
@@ -45,6 +46,9 @@ class Plugins:
         plugins: dict[str, PluginDef] = {}
         for index, section in enumerate(sections):
             path: KeyPath = ("plugins", index)
+            if section.name in OWN_TOOLS:
+                message = f"{quoted(section.name)} is a tool of the gateway itself"
+                self.report.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")
             if section.name in plugins:
                 message = f"another plugin is named {quoted(section.name)}"
                 self.report.wrong(Code.DUPLICATE, (*path, "name"), message, "choose another name")

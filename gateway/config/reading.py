@@ -28,6 +28,7 @@ from gateway.config.values import (
     StoreSettings,
     Surroundings,
 )
+from gateway.domain.agents import OWN_TOOLS
 from gateway.domain.ids import AgentId
 from gateway.domain.rules import RuleDef
 
@@ -247,10 +248,11 @@ def _provider_names(content: Mapping[str, Any], known: Known) -> tuple[str, ...]
 
 
 def _plugin_names(content: Mapping[str, Any]) -> dict[str, bool]:
+    """With the tools that are there without a plugin."""
     own = content.get("plugins")
     tables = own if isinstance(own, list) else ()
     return {
         table["name"]: table.get("enabled", True) is not False
         for table in tables
         if isinstance(table, dict) and isinstance(table.get("name"), str)
-    }
+    } | dict.fromkeys(OWN_TOOLS, True)

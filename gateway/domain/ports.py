@@ -11,7 +11,7 @@ from typing import Protocol
 
 from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
-from gateway.domain.facts import Facts
+from gateway.domain.facts import Facts, Source
 from gateway.domain.hearing import Hearing
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
@@ -61,6 +61,7 @@ class ToolScope:
     run_id: RunId
     principal: str
     call_id: str = ""
+    asked: Source | None = None  # the message that the run answers
 
 
 class Tool(Protocol):

@@ -22,6 +22,7 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
+from gateway.domain.facts import Source
 from gateway.domain.hearing import Said
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, encode_part
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
@@ -240,11 +241,13 @@ class Work:
         tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
+        said_by = new.sender or key.peer
+        asked = Source(new.message_id, key, new.accepted_at, new.content, said_by)
+        scope = ToolScope(key, new.run_id, person, asked=asked)
         found, missing = await means.recollection.of(new, agent, episode.nodes)
         besides = Besides(episode.summary, found, missing, earlier, new.message_id)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.crowds = agent if context.is_crowded else None
-        scope = ToolScope(new.session_key, new.run_id, person)
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:

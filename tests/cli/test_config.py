@@ -152,7 +152,7 @@ def test_show_of_an_invalid_file_prints_no_value(shell: Shell) -> None:
 def test_get_prints_one_value_plainly(shell: Shell) -> None:
     assert shell.run("get", "gateway.bind").stdout == "127.0.0.1\n"
     assert shell.run("get", "gateway.port").stdout == "7200\n"
-    assert shell.run("get", "agent.tools").stdout == '["echo", "calc", "time", "notes"]\n'
+    assert shell.run("get", "agent.tools").stdout == '["echo", "calc", "time", "notes", "memory"]\n'
     assert shell.run("get", "gateway.token").stdout == "\n"
     assert json.loads(shell.run("get", "gateway.port", as_json=True).stdout) == {
         "key": "gateway.port",

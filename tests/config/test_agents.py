@@ -213,6 +213,14 @@ def test_a_bundled_plugin_that_is_not_configured_is_refused_with_its_lines(
     assert (problem.code, problem.fix) == ("CFG009", fix)
 
 
+def test_an_agent_may_list_the_memory_which_no_plugin_may_be(arena: Arena) -> None:
+    own = arena.load("[agent]\ntools = ['memory']")
+    (problem,) = arena.problems("[agent]\n[[plugins]]\nname = 'memory'\npath = 'bundled:echo'\n")
+
+    assert own.agents[0].tools == ("memory",)
+    assert (problem.key, problem.code) == ("plugins.0.name", "CFG008")
+
+
 def test_an_agent_may_list_a_plugin_that_is_switched_off(arena: Arena) -> None:
     config = arena.load(
         "[agent]\ntools = ['echo']\n[[plugins]]\nname = 'echo'\npath = 'bundled:echo'\nenabled = false"

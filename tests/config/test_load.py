@@ -21,7 +21,7 @@ def test_without_a_file_the_demo_answers_on_loopback(arena: Arena) -> None:
         "demo",
         "demo",
         "demo",
-        ("echo", "time"),
+        ("echo", "time", "memory"),
     )
     assert (config.default_agent, config.gateway.bind, config.gateway.port) == (
         "demo",
@@ -43,7 +43,7 @@ def test_a_file_that_names_no_agent_keeps_the_usual_one(arena: Arena) -> None:
     config = arena.load("[gateway]\nport = 7300")
 
     assert (config.gateway.port, config.default_agent) == (7300, "demo")
-    assert config.agents[0].tools == ("echo", "time")
+    assert config.agents[0].tools == ("echo", "time", "memory")
     assert config.origin == arena.cwd / "config.toml"
 
 

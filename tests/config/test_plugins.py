@@ -372,14 +372,14 @@ def test_without_an_agent_every_plugin_of_the_file_is_listed_too(arena: Arena) -
 
     config = arena.load(table(path="'my.wasm'") + off)
 
-    assert config.agents[0].tools == ("weather", "echo", "time")
+    assert config.agents[0].tools == ("weather", "echo", "time", "memory")
     assert [one.name for one in config.plugins] == ["weather", "off", "echo", "time"]
 
 
 def test_a_usual_plugin_that_the_file_names_otherwise_is_not_there_twice(arena: Arena) -> None:
     config = arena.load(table(name="'says'"))
 
-    assert config.agents[0].tools == ("says", "time")
+    assert config.agents[0].tools == ("says", "time", "memory")
 
 
 def test_a_plugin_of_the_file_replaces_the_usual_one_of_its_name(arena: Arena) -> None:
@@ -393,7 +393,7 @@ def test_a_plugin_of_the_file_replaces_the_usual_one_of_its_name(arena: Arena) -
         ("time", False),
         ("echo", True),
     ]
-    assert config.agents[0].tools == ("time",)
+    assert config.agents[0].tools == ("time", "memory")
 
 
 def test_with_an_agent_only_the_plugins_of_the_file_are_there(arena: Arena) -> None:

@@ -1,0 +1,250 @@
+"""The model's `memory` tool: it remembers, recalls, looks back and forgets, for one person only."""
+
+import json
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+from gateway.domain.agents import OWN_TOOLS
+from gateway.domain.errors import StoreUnavailable, ToolFailed
+from gateway.domain.facts import (
+    SUBJECT,
+    Claim,
+    Erasure,
+    Fact,
+    FactQuery,
+    Facts,
+    Whose,
+    scope_of,
+    whose,
+)
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.model import ToolSpec
+from gateway.domain.ports import Clock, Ids, ToolScope
+from gateway.domain.recall import Recalled, RecallKind
+from gateway.domain.settling import ClaimRefused
+from gateway.memory.neighbours import MOST_HOPS, neighbours
+
+SAID_BY = "assistant"  # it drew the conclusion; the quote is what it drew it from
+MOST_FOUND = 10
+MOST_FACTS = 50
+LONGEST_QUOTE = 300
+LONGEST_SAID = 1_000
+UNKNOWN = "There is no such fact of this person. Use history to find it."
+
+OPERATIONS = ("remember", "recall", "history", "as_of", "why", "neighbours", "forget")
+Kinds = Sequence[RecallKind]
+BOTH: Kinds = ("fact", "turn")
+
+
+class Find(Protocol):
+    """Finds what was known or said."""
+
+    async def of(
+        self, question: str, key: SessionKey, whose: Whose, *, kinds: Kinds = BOTH, limit: int
+    ) -> Sequence[Recalled]: ...
+
+
+_TEXTS = ["query", "subject", "predicate", "object", "since", "at", "known_at", "quote", "fact_id"]
+_PARAMETERS: Mapping[str, object] = {
+    "type": "object",
+    "properties": {
+        "operation": {"enum": OPERATIONS},
+        **dict.fromkeys(_TEXTS, {"type": "string"}),
+        "functional": {"type": "boolean"},
+        "hops": {"type": "integer", "minimum": 1, "maximum": MOST_HOPS},
+        "confirm": {"type": "boolean"},
+    },
+    "required": ["operation"],
+}
+SPEC = ToolSpec(
+    OWN_TOOLS[0],
+    f"What you know about the person you talk with. The subject is {SUBJECT!r}, them, if none is "
+    "given; days are YYYY-MM-DD. remember: predicate (one word, like dog_name), object, since, "
+    "functional (one value at a time), quote (their words). recall: query. history: how it changed "
+    "(subject, predicate). as_of: at, known_at. why: fact_id. neighbours: subject. "
+    "forget, only if they ask: fact_id or predicate; tell them what would go, then confirm.",
+    json.dumps(_PARAMETERS, separators=(",", ":")),
+    category="meta",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A call, and whose memory it may see and change; the model has no say in that."""
+
+    arguments: Mapping[str, object]
+    key: SessionKey
+    scope: str
+    whose: Whose
+    run: ToolScope
+
+    def text(self, name: str, default: str | None = None) -> str:
+        value = self.arguments.get(name, default)
+        if not isinstance(value, str) or not value.strip():
+            raise ToolFailed(f"{self.arguments['operation']} needs {name}. Call it again with it.")
+        return value.strip()
+
+    def sees(self, fact: Fact) -> bool:
+        seen = self.whose
+        return fact.session_key == seen.room if seen.room else fact.scope == seen.scope
+
+    def owns(self, fact: Fact) -> bool:
+        """In a room, and of what all share, only what was said here: it may be another's."""
+        is_near = self.whose.room or fact.scope == str(self.key.agent)
+        return fact.scope == self.scope and (not is_near or fact.session_key == self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTool:
+    """Implements the Tool port. `shared`: agents whose facts belong to all who talk to them."""
+
+    facts: Facts
+    find: Find
+    clock: Clock
+    ids: Ids
+    shared: Set[AgentId] = frozenset()
+    spec: ToolSpec = SPEC
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        key, sender = scope.session_key, scope.asked.said_by if scope.asked else None
+        is_shared = key.agent in self.shared
+        seen = whose(key, sender, is_shared=is_shared)
+        asked = _Asked(arguments, key, scope_of(key, sender, is_shared=is_shared), seen, scope)
+        act = {
+            "remember": self._remember,
+            "recall": self._recall,
+            "history": self._history,
+            "as_of": self._as_of,
+            "why": self._why,
+            "neighbours": self._neighbours,
+            "forget": self._forget,
+        }[str(arguments["operation"])]
+        try:
+            return json.dumps(await act(asked), ensure_ascii=False, separators=(",", ":"))
+        except StoreUnavailable:
+            raise ToolFailed("The memory is out of reach for now. Go on without it.") from None
+        except ClaimRefused as error:
+            raise ToolFailed(f"It is not kept: {error}.") from error
+
+    async def _remember(self, asked: _Asked) -> object:
+        source, quote = asked.run.asked, str(asked.arguments.get("quote") or "")
+        now = self.clock.now()
+        if source is not None:
+            said = quote if quote in source.quote else ""
+            source = replace(source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY)
+        since = asked.arguments.get("since")
+        claim = Claim(
+            subject=asked.text("subject", SUBJECT),
+            predicate=asked.text("predicate"),
+            object=asked.text("object"),
+            functional=bool(asked.arguments.get("functional")),
+            valid_from=_date(str(since)) if since else (source.at if source else now),
+            session_key=asked.key,
+            source=source,
+        )
+        (kept,) = await self.facts.add(asked.scope, [claim], ids=[f"f_{self.ids.new()}"], now=now)
+        return {"remembered": told(kept)}
+
+    async def _recall(self, asked: _Asked) -> object:
+        found = await self.find.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
+        facts = [told(one.fact) for one in found if one.fact]
+        said = [
+            {"at": _day(one.at), "text": one.text[:LONGEST_SAID]} for one in found if not one.fact
+        ]
+        return {"facts": facts, "said": said}
+
+    async def _history(self, asked: _Asked) -> object:
+        predicate = asked.arguments.get("predicate")
+        query = FactQuery(
+            asked.whose,
+            subject=asked.text("subject", SUBJECT),
+            predicate=None if predicate is None else asked.text("predicate"),
+            with_history=True,
+            limit=MOST_FACTS,
+        )
+        return {"facts": [told(fact) for fact in await self.facts.select(query)]}
+
+    async def _as_of(self, asked: _Asked) -> object:
+        known_at = asked.arguments.get("known_at")
+        query = FactQuery(
+            asked.whose,
+            at=_date(asked.text("at")),
+            known_at=_date(str(known_at)) if known_at else None,
+            limit=MOST_FACTS,
+        )
+        return {"facts": [told(fact) for fact in await self.facts.select(query)]}
+
+    async def _why(self, asked: _Asked) -> object:
+        origin = await self.facts.origin(asked.text("fact_id"))
+        if origin is None or not asked.sees(origin.fact):
+            raise ToolFailed(UNKNOWN)
+        sources = [
+            {"at": _day(one.at), "said_by": one.said_by, "quote": one.quote[:LONGEST_SAID]}
+            for one in origin.sources[-MOST_FOUND:]
+        ]
+        return {"fact": told(origin.fact), "sources": sources}
+
+    async def _neighbours(self, asked: _Asked) -> object:
+        hops = asked.arguments.get("hops", 2)
+        assert isinstance(hops, int)  # the schema says so
+        name = asked.text("subject")
+        near = await neighbours(self.facts, asked.whose, name, hops=hops, limit=MOST_FACTS)
+        return {"facts": [told(fact) for fact in near]}
+
+    async def _forget(self, asked: _Asked) -> object:
+        doomed = [fact for fact in await self._doomed(asked) if asked.owns(fact)]
+        if not doomed:
+            raise ToolFailed(UNKNOWN)
+        shown = [told(fact) for fact in doomed]
+        if asked.arguments.get("confirm") is not True:
+            how = "Nothing is erased yet. If the person agrees, call forget again with confirm."
+            return {"would_erase": shown, "note": how}
+        now = self.clock.now()
+        for fact in doomed:
+            what = Erasure(fact_id=fact.id, by=str(asked.key))
+            await self.facts.erase(what, dry_run=False, now=now)
+        return {"erased": len(doomed)}
+
+    async def _doomed(self, asked: _Asked) -> Sequence[Fact]:
+        if asked.arguments.get("fact_id") is not None:
+            origin = await self.facts.origin(asked.text("fact_id"))
+            return [origin.fact] if origin else []
+        query = FactQuery(
+            asked.whose,
+            subject=asked.text("subject", SUBJECT),
+            predicate=asked.text("predicate"),
+            with_history=True,
+            limit=MOST_FACTS,
+        )
+        return await self.facts.select(query)
+
+
+def told(fact: Fact) -> dict[str, object]:
+    """A fact with its dates, and no more than a model needs."""
+    shown: dict[str, object] = {
+        "id": fact.id,
+        "subject": fact.subject,
+        "predicate": fact.predicate,
+        "object": fact.object,
+        "since": _day(fact.valid_from),
+        "told": _day(fact.learned_at),
+    }
+    if fact.valid_to is not None:
+        shown["until"] = _day(fact.valid_to)
+    if fact.superseded_at is not None:
+        shown["superseded"] = _day(fact.superseded_at)
+    return shown
+
+
+def _day(at: datetime) -> str:
+    return at.date().isoformat()
+
+
+def _date(text: str) -> datetime:
+    try:
+        at = datetime.fromisoformat(text.strip())
+        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+    except (ValueError, OverflowError):
+        raise ToolFailed(f"{text[:40]!r} is no date. Write it as YYYY-MM-DD.") from None

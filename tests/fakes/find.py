@@ -1,0 +1,25 @@
+"""Finds what it was given, and keeps what it was asked."""
+
+from collections.abc import Sequence
+
+from gateway.domain.facts import Whose
+from gateway.domain.ids import SessionKey
+from gateway.domain.recall import Recalled, RecallKind
+
+
+class FakeFind:
+    def __init__(self, *found: Recalled) -> None:
+        self.found = found
+        self.asked: list[tuple[str, SessionKey, Whose]] = []
+
+    async def of(
+        self,
+        question: str,
+        key: SessionKey,
+        whose: Whose,
+        *,
+        kinds: Sequence[RecallKind] = ("fact", "turn"),
+        limit: int,
+    ) -> Sequence[Recalled]:
+        self.asked.append((question, key, whose))
+        return [one for one in self.found if one.kind in kinds][:limit]
