@@ -20,6 +20,7 @@ from gateway.domain.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
+from gateway.domain.settling import ClaimRefused
 from gateway.web.refusals import (
     AnswerTooLarge,
     BodyTooLarge,
@@ -61,6 +62,7 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     UnknownMethod: Failure(404, -32601, "unknown_method"),
     MethodNotAllowed: Failure(405, -32600, "invalid_request"),
     InvalidParams: Failure(422, -32602, "invalid_params"),
+    ClaimRefused: Failure(422, -32602, "invalid_params"),
     SettingsRefused: Failure(422, -32602, "invalid_params"),
     BodyTooLarge: Failure(413, -32600, "too_large"),
     TargetTooLong: Failure(414, -32600, "too_large"),

@@ -6,10 +6,12 @@ from typing import Any
 
 from gateway.control.rules.engine import Faults, RuleSet
 from gateway.domain.budgets import Limit, Tally, TokenRecord, Unit, shown
+from gateway.domain.facts import Fact, Source
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
+from gateway.domain.recall import Recalled
 from gateway.domain.rules import RuleDef
 from gateway.domain.sessions import SessionRecord
 
@@ -17,6 +19,10 @@ from gateway.domain.sessions import SessionRecord
 def stamp(at: datetime) -> str:
     """ISO 8601, UTC, with Z."""
     return at.isoformat().replace("+00:00", "Z")
+
+
+def _stamp_or_none(at: datetime | None) -> str | None:
+    return None if at is None else stamp(at)
 
 
 def message(node: Node, most: int) -> dict[str, object]:
@@ -172,8 +178,8 @@ def _budget_row(tally: Tally, unit: Unit, bound: int | None) -> dict[str, object
         "limit": None if bound is None else shown(unit, bound),
         "used": shown(unit, tally.used.tokens if in_tokens else tally.used.nano_usd),
         "reserved": shown(unit, tally.held.tokens if in_tokens else tally.held.nano_usd),
-        "period_start": None if start is None else stamp(start),
-        "resets_at": None if resets is None else stamp(resets),
+        "period_start": _stamp_or_none(start),
+        "resets_at": _stamp_or_none(resets),
         "unit": unit,
     }
 
@@ -205,3 +211,49 @@ def token_record(record: TokenRecord) -> dict[str, object]:
     return {
         name: renamed[name] if name in renamed else getattr(record, name) for name in RECORD_COLUMNS
     }
+
+
+def fact(known: Fact) -> dict[str, object]:
+    return {
+        "id": known.id,
+        "entity_type": known.entity_type,
+        "subject": known.subject,
+        "predicate": known.predicate,
+        "object": known.object,
+        "functional": known.functional,
+        "confidence": known.confidence,
+        "scope": known.scope,
+        "session_key": str(known.session_key),
+        "learned_at": stamp(known.learned_at),
+        "valid_from": stamp(known.valid_from),
+        "valid_to": _stamp_or_none(known.valid_to),
+        "superseded_at": _stamp_or_none(known.superseded_at),
+        "superseded_by": known.superseded_by,
+        "source_message_ids": list(known.source_message_ids),
+    }
+
+
+def source(said: Source) -> dict[str, object]:
+    return {
+        "message_id": said.message_id,
+        "session_key": str(said.session_key),
+        "at": stamp(said.at),
+        "quote": said.quote,
+        "said_by": said.said_by,
+    }
+
+
+def recalled(found: Recalled) -> dict[str, object]:
+    shown: dict[str, object] = {
+        "kind": found.kind,
+        "id": found.id,
+        "text": found.text,
+        "score": found.score,
+        "why": found.why,
+        "session_key": str(found.session_key),
+        "message_id": found.message_id,
+        "at": stamp(found.at),
+    }
+    if found.fact is not None:
+        shown["fact"] = fact(found.fact)
+    return shown

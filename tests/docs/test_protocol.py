@@ -24,14 +24,17 @@ from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.memory import MemoryMethods
 from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds
+from tests.fakes.find import FakeFind
 from tests.fakes.model import ScriptedModel, says
 from tests.sessions.stage import AGENT, staged
+from tests.web.methods.test_memory import ready
 
 ROOT = Path(__file__).parent.parent.parent
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
@@ -68,6 +71,7 @@ async def methods() -> list[Method]:
             ).all(),
             *budget.all(),
             *AuditMethods(stores.audit).all(),
+            *MemoryMethods(stores.facts, FakeFind(), stage.clock, CountingIds(), ready).all(),
         ]
 
 

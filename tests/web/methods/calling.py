@@ -41,13 +41,13 @@ async def call(
     name: str,
     /,
     *,
-    at: FakePeer | None = None,
+    on: FakePeer | None = None,
     by: Principal = LOCAL,
     **params: Any,
 ) -> Any:
     """The result of a method, its callbacks run as after the answer. Raises what it raises."""
     method = methods[name]
-    made = Call(by, at or FakePeer(), name)
+    made = Call(by, on or FakePeer(), name)
     answer = method.handler(made, validate(method.params, params))
     result = await answer if method.waits else answer
     made.answered()

@@ -37,7 +37,7 @@ async def talkative(request: ModelRequest, hear: Hear) -> ModelReply:
 async def test_the_sender_hears_its_run_after_the_answer_and_then_no_more() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         peer = FakePeer()
-        sent = await call(chat(stage), "chat.send", at=peer, content="hi")
+        sent = await call(chat(stage), "chat.send", on=peer, content="hi")
         await stage.lanes.rest()
 
     assert sent["session_key"] == "a:websocket:p:main"
@@ -65,7 +65,7 @@ async def test_resuming_gives_the_rest_without_a_gap(after: int, *, ended: bool)
             release.set()
             await stage.lanes.rest()
         peer = FakePeer()
-        result = await call(chat(stage), "chat.resume", at=peer, run_id=run_id, after_seq=after)
+        result = await call(chat(stage), "chat.resume", on=peer, run_id=run_id, after_seq=after)
         release.set()
         await stage.lanes.rest()
 
@@ -79,7 +79,7 @@ async def test_who_leaves_is_forgotten_and_the_run_goes_on() -> None:
     stalling = StallingModel(TextDelta("half"))
     async with open_memory() as stores, staged(stalling, stores) as stage:
         peer = FakePeer()
-        sent = await call(chat(stage), "chat.send", at=peer, content="hi")
+        sent = await call(chat(stage), "chat.send", on=peer, content="hi")
         await stalling.reached.wait()
         for leave in tuple(peer.callbacks):
             leave()
@@ -166,7 +166,7 @@ async def test_one_key_for_other_content_is_a_conflict_and_for_the_same_a_duplic
         send = chat(stage)
         first = await call(send, "chat.send", content="hi", idempotency_key="k")
         peer = FakePeer()
-        again = await call(send, "chat.send", at=peer, content="hi", idempotency_key="k")
+        again = await call(send, "chat.send", on=peer, content="hi", idempotency_key="k")
         others: list[dict[str, Any]] = [{"content": "ho"}, {"content": "hi", "peer": "other"}]
         for other in others:
             with pytest.raises(Conflict):
@@ -190,11 +190,11 @@ async def test_a_second_resume_takes_the_place_of_the_first() -> None:
     stalling = StallingModel(TextDelta("half"))
     async with open_memory() as stores, staged(stalling, stores) as stage:
         peer = FakePeer()
-        sent = await call(chat(stage), "chat.send", at=peer, content="hi")
+        sent = await call(chat(stage), "chat.send", on=peer, content="hi")
         await stalling.reached.wait()
         seen = len(peer.events)
         for _ in range(5):
-            await call(chat(stage), "chat.resume", at=peer, run_id=sent["run_id"], after_seq=seen)
+            await call(chat(stage), "chat.resume", on=peer, run_id=sent["run_id"], after_seq=seen)
         await call(chat(stage), "chat.abort", run_id=sent["run_id"])
         await stage.lanes.rest()
 

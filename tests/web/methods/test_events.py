@@ -50,7 +50,7 @@ async def read_to_the_end(socket: ClientConnection) -> int:
 
 async def subscribed(bus: Bus, by: Principal, **params: Any) -> FakePeer:
     peer = FakePeer()
-    await call(methods(bus), "events.subscribe", at=peer, by=by, **params)
+    await call(methods(bus), "events.subscribe", on=peer, by=by, **params)
     return peer
 
 
@@ -96,7 +96,7 @@ async def test_types_go_by_all_their_names(name: str) -> None:
     peer = FakePeer()
 
     result = await call(
-        methods(bus), "events.subscribe", at=peer, types=[name, "SESSION_END", name]
+        methods(bus), "events.subscribe", on=peer, types=[name, "SESSION_END", name]
     )
     for type_ in ("query.start", "tool.call.success", "session.end"):
         bus.publish(event(type_))
@@ -143,9 +143,9 @@ async def test_a_second_subscription_takes_the_place_of_the_first_and_both_end_w
     bus = Bus()
     peer, other = FakePeer(), FakePeer()
     known = methods(bus)
-    await call(known, "events.subscribe", at=other)
-    await call(known, "events.subscribe", at=peer, types=["query.start"])
-    await call(known, "events.subscribe", at=peer, types=["session.end"])
+    await call(known, "events.subscribe", on=other)
+    await call(known, "events.subscribe", on=peer, types=["query.start"])
+    await call(known, "events.subscribe", on=peer, types=["session.end"])
 
     bus.publish(event("query.start"))
     bus.publish(event("session.end"))
@@ -160,10 +160,10 @@ async def test_a_refused_subscription_leaves_the_first_as_it_is() -> None:
     bus = Bus()
     peer = FakePeer()
     known = methods(bus)
-    await call(known, "events.subscribe", at=peer)
+    await call(known, "events.subscribe", on=peer)
 
     with pytest.raises(InvalidParams):
-        await call(known, "events.subscribe", at=peer, types=["nothing"])
+        await call(known, "events.subscribe", on=peer, types=["nothing"])
     bus.publish(event())
 
     assert len(peer.told) == 1

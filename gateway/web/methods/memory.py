@@ -1,0 +1,264 @@
+"""memory.*: what is known about people, since when, from whom, and how it is forgotten."""
+
+from collections.abc import Awaitable, Callable, Sequence, Set
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import zip_longest
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+
+from gateway.domain.bindings import OWN_CHANNELS
+from gateway.domain.errors import NotFound
+from gateway.domain.facts import (
+    SUBJECT,
+    Claim,
+    EntityType,
+    Erasure,
+    FactQuery,
+    Facts,
+    Origin,
+    Whose,
+    scope_of,
+    tombstone_of,
+    whose,
+)
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.ports import Clock, Ids
+from gateway.domain.recall import RecallKind
+from gateway.domain.settling import LONGEST_OBJECT
+from gateway.memory.neighbours import MOST_HOPS, neighbours
+from gateway.memory.tool import Find
+from gateway.web.identity import CHAT, READS, Principal, sees_session
+from gateway.web.methods.chat import Text, require_own, visible_key
+from gateway.web.methods.sessions import Key
+from gateway.web.refusals import InvalidParams
+from gateway.web.rpc import Call, Method
+from gateway.web.shapes import fact, recalled, source
+
+MOST_FACTS = 1_000
+MOST_ADDED = 100
+LONGEST_QUERY = 10_000
+
+
+def _aware(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
+    except OverflowError:
+        raise ValueError("is before or after all years") from None
+
+
+When = Annotated[datetime, AfterValidator(_aware)]  # without an offset: UTC
+Limit = Annotated[int, Field(ge=1, le=MOST_FACTS)]
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Person(_Params):
+    agent: Text
+    channel: Text = "websocket"
+    account: Text | None = None
+    peer: Text = "main"
+
+
+class _OfSomebody(_Params):
+    session_key: Key | None = None
+    person: Person | None = None
+
+
+class Search(_OfSomebody):
+    query: Annotated[str, Field(min_length=1, max_length=LONGEST_QUERY)]
+    kinds: list[RecallKind] = Field(default=["fact", "turn"], min_length=1, max_length=2)
+    limit: int = Field(default=10, ge=1, le=100)
+
+
+class Why(_Params):
+    fact_id: Text
+
+
+class History(_OfSomebody):
+    subject: Text | None = None
+    predicate: Text | None = None
+    skip: int = Field(default=0, ge=0, le=100_000)  # of the oldest
+    limit: Limit = 500
+
+
+class AsOf(_OfSomebody):
+    at: When
+    known_at: When | None = None
+    subject: Text | None = None
+    limit: Limit = 500
+
+
+class Neighbours(_OfSomebody):
+    subject: Text
+    hops: int = Field(default=2, ge=1, le=MOST_HOPS)
+    limit: Limit = 100
+
+
+class Forget(_OfSomebody):
+    fact_id: Text | None = None
+    dry_run: StrictBool = True
+
+
+class NewFact(_Params):
+    subject: Text = SUBJECT
+    predicate: Text
+    object: Annotated[str, Field(min_length=1, max_length=LONGEST_OBJECT)]
+    entity_type: EntityType = "fact"
+    functional: StrictBool = False
+    confidence: float = 1.0
+    valid_from: When | None = None
+    valid_to: When | None = None
+
+
+class Add(_OfSomebody):
+    facts: list[NewFact] = Field(min_length=1, max_length=MOST_ADDED)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMethods:
+    """`settled` comes back once all that was said in a session can be found; `shared`: agents whose
+    facts belong to all who talk to them."""
+
+    facts: Facts
+    find: Find
+    clock: Clock
+    ids: Ids
+    settled: Callable[[SessionKey], Awaitable[None]]
+    shared: Set[AgentId] = frozenset()
+
+    def all(self) -> Sequence[Method]:
+        return (
+            Method("memory.search", Search, READS, self.search),
+            Method("memory.why", Why, READS, self.why),
+            Method("memory.history", History, READS, self.history),
+            Method("memory.as_of", AsOf, READS, self.as_of),
+            Method("memory.neighbours", Neighbours, READS, self.neighbours),
+            Method("memory.forget", Forget, CHAT, self.forget),
+            Method("memory.add", Add, ("admin",), self.add),
+        )
+
+    async def search(self, call: Call, params: Search) -> object:
+        key, seen = await self._asked(call, params)
+        kinds = params.kinds
+        found = await self.find.of(params.query, key, seen, kinds=kinds, limit=params.limit)
+        facts = [one for one in found if one.kind == "fact"]
+        turns = [one for one in found if one.kind == "turn"]
+        in_turn = [one for both in zip_longest(facts, turns) for one in both if one]
+        return {"results": [recalled(one) for one in in_turn[: params.limit]]}
+
+    async def why(self, call: Call, params: Why) -> object:
+        origin = await self._origin(call.principal, params.fact_id)
+        return {
+            "fact": fact(origin.fact),
+            "sources": [source(one) for one in origin.sources],
+            "supersedes": list(origin.supersedes),
+            "superseded_by": origin.fact.superseded_by,
+        }
+
+    async def history(self, call: Call, params: History) -> object:
+        _, seen = await self._asked(call, params)
+        query = FactQuery(
+            seen,
+            subject=params.subject,
+            predicate=params.predicate,
+            with_history=True,
+            limit=params.skip + params.limit,
+        )
+        return {"facts": [fact(one) for one in (await self.facts.select(query))[params.skip :]]}
+
+    async def as_of(self, call: Call, params: AsOf) -> object:
+        _, seen = await self._asked(call, params)
+        query = FactQuery(
+            seen,
+            subject=params.subject,
+            at=params.at,
+            known_at=params.known_at,
+            limit=params.limit,
+        )
+        return {"facts": [fact(one) for one in await self.facts.select(query)]}
+
+    async def neighbours(self, call: Call, params: Neighbours) -> object:
+        _, seen = await self._asked(call, params)
+        name, hops, limit = params.subject, params.hops, params.limit
+        near = await neighbours(self.facts, seen, name, hops=hops, limit=limit)
+        return {"facts": [fact(one) for one in near]}
+
+    async def forget(self, call: Call, params: Forget) -> object:
+        what = await self._doomed(call.principal, params)
+        now = self.clock.now()
+        count = await self.facts.erase(what, dry_run=params.dry_run, now=now)
+        tombstone = None if params.dry_run else tombstone_of(what, now)
+        return {"count": count, "dry_run": params.dry_run, "tombstone": tombstone}
+
+    async def add(self, call: Call, params: Add) -> object:
+        key, now = _key(call.principal, params), self.clock.now()
+        claims = [_claim(one, key, now) for one in params.facts]
+        ids = [f"f_{self.ids.new()}" for _ in claims]
+        scope = scope_of(key, None, is_shared=key.agent in self.shared)
+        kept = await self.facts.add(scope, claims, ids=ids, now=now)
+        return {"facts": [fact(one) for one in kept]}
+
+    async def _asked(self, call: Call, params: _OfSomebody) -> tuple[SessionKey, Whose]:
+        key = _key(call.principal, params)
+        await self.settled(key)
+        return key, self._whose(key, params)
+
+    def _whose(self, key: SessionKey, params: _OfSomebody) -> Whose:
+        """Of a person all that they ever said; of a session on another's platform, which may be a
+        room, what was said there."""
+        is_shared = key.agent in self.shared
+        if params.person is None and key.channel not in OWN_CHANNELS and not is_shared:
+            return Whose(room=key)
+        return whose(key, None, is_shared=is_shared)
+
+    async def _origin(self, principal: Principal, fact_id: str) -> Origin:
+        origin = await self.facts.origin(fact_id)
+        if origin is None or not sees_session(principal, origin.fact.session_key):
+            raise NotFound(f"fact {fact_id[:64]!r}")
+        return origin
+
+    async def _doomed(self, principal: Principal, params: Forget) -> Erasure:
+        if params.fact_id is not None:
+            if params.session_key is not None or params.person is not None:
+                raise InvalidParams("give fact_id, session_key or person")
+            origin = await self._origin(principal, params.fact_id)
+            require_own(principal, origin.fact.session_key)
+            return Erasure(fact_id=params.fact_id, by=principal.name)
+        key = _key(principal, params)
+        require_own(principal, key)
+        # Of what all share, a person is forgotten by where they talked.
+        if params.person is None or key.agent in self.shared:
+            return Erasure(session_key=key, by=principal.name)
+        return Erasure(scope=str(key), by=principal.name)
+
+
+def _key(principal: Principal, params: _OfSomebody) -> SessionKey:
+    """Who is meant, if the principal may see them; raises InvalidParams, NotFound."""
+    person = params.person
+    if (person is None) == (params.session_key is None):
+        raise InvalidParams("give either session_key or person")
+    if person is None:
+        return visible_key(principal, str(params.session_key))
+    account = person.account or principal.name
+    key = SessionKey(AgentId(person.agent), person.channel, account, person.peer)
+    if not sees_session(principal, key):
+        raise NotFound(f"person {str(key)[:200]!r}")
+    return key
+
+
+def _claim(new: NewFact, key: SessionKey, now: datetime) -> Claim:
+    return Claim(
+        subject=new.subject,
+        predicate=new.predicate,
+        object=new.object,
+        functional=new.functional,
+        valid_from=new.valid_from or now,
+        session_key=key,
+        entity_type=new.entity_type,
+        confidence=new.confidence,
+        valid_to=new.valid_to,
+    )
