@@ -20,6 +20,7 @@ VERBS = {
     "agent": ("gateway.cli.agent", "agent"),
     "config": ("gateway.cli.config", "config"),
     "doctor": ("gateway.cli.doctor", "doctor"),
+    "memory": ("gateway.cli.memory", "memory"),
     "plugin": ("gateway.cli.plugin", "plugin"),
     "provider": ("gateway.cli.provider", "provider"),
     "replay": ("gateway.cli.replay", "replay"),

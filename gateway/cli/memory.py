@@ -1,0 +1,178 @@
+"""`exogate memory search|why|history|as-of|neighbours|forget|export`."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import wraps
+from typing import Any
+
+import click
+
+from gateway.cli.context import CliContext
+from gateway.cli.link import Link, linked
+from gateway.domain.ids import SessionKey
+
+PAGE = 50
+limited = click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Somebody:
+    session: str | None
+    person: str | None
+
+    def found(self, link: Link) -> Mapping[str, object]:
+        """Whoever chats from the command line, unless somebody is named."""
+        if self.session is not None and self.person is not None:
+            raise click.UsageError("name --session or --person, not both")
+        if self.person is not None:
+            return {"person": asdict(SessionKey.parse(self.person))}
+        if self.session is not None:
+            return {"session_key": self.session}
+        route = link.call("route.explain", channel="websocket", account="local")
+        return {"session_key": route["session_key"]}
+
+
+def of_somebody(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives it the options that say who is meant."""
+
+    @click.option("--session", metavar="KEY", help="What that conversation may know.")
+    @click.option("--person", metavar="KEY", help="AGENT:CHANNEL:ACCOUNT:PEER, all of theirs.")
+    @wraps(command)
+    def asked(*given: object, session: str | None, person: str | None, **more: object) -> None:
+        command(*given, whose=Somebody(session, person), **more)
+
+    return asked
+
+
+@click.group()
+def memory() -> None:
+    """Ask what is known about people; without --session or --person about you."""
+
+
+@memory.command()
+@click.argument("query")
+@of_somebody
+@click.option("--kind", type=click.Choice(["fact", "turn"]), help="Only these.")
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True)
+@click.pass_obj
+def search(context: CliContext, query: str, whose: Somebody, kind: str | None, limit: int) -> None:
+    """Find facts and messages, the best first."""
+    with linked(context) as link:
+        kinds = [kind] if kind else None
+        named = whose.found(link)
+        found = link.call("memory.search", query=query, kinds=kinds, limit=limit, **named)
+    if context.json:
+        click.echo(json.dumps(found, ensure_ascii=False))
+        return
+    for one in found["results"]:
+        shown = _line(one["fact"]) if "fact" in one else f"{one['at'][:10]}  {one['text']}"
+        click.echo(f"{one['score']:6.3f}  {one['kind']:4}  {shown}   ({one['why']})")
+
+
+@memory.command()
+@click.argument("fact_id")
+@click.pass_obj
+def why(context: CliContext, fact_id: str) -> None:
+    """Show where a fact comes from: which message, when, said by whom."""
+    with linked(context) as link:
+        told = link.call("memory.why", fact_id=fact_id)
+    if context.json:
+        click.echo(json.dumps(told, ensure_ascii=False))
+        return
+    click.echo(_line(told["fact"]))
+    click.echo(f"learned {told['fact']['learned_at']} in {told['fact']['session_key']}")
+    for one in told["sources"]:
+        click.echo(f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}")
+
+
+@memory.command()
+@click.argument("subject")
+@click.argument("predicate", required=False)
+@of_somebody
+@limited
+@click.pass_obj
+def history(context: CliContext, /, whose: Somebody, **asked: object) -> None:
+    """Show all that was ever known of SUBJECT, superseded facts included; `user` is the person."""
+    _show(context, "memory.history", whose, asked)
+
+
+@memory.command("as-of")
+@click.argument("at")
+@click.option("--known-at", metavar="TIME", help="As it was believed then.")
+@click.option("--subject")
+@of_somebody
+@limited
+@click.pass_obj
+def as_of(context: CliContext, /, whose: Somebody, **asked: object) -> None:
+    """Show what was true at AT (2026-03-01, or with a time)."""
+    _show(context, "memory.as_of", whose, asked)
+
+
+@memory.command()
+@click.argument("subject")
+@click.option("--hops", type=click.IntRange(1, 3), default=2, show_default=True)
+@of_somebody
+@limited
+@click.pass_obj
+def neighbours(context: CliContext, /, whose: Somebody, **asked: object) -> None:
+    """Show the facts that hang together with a name, the nearest first."""
+    _show(context, "memory.neighbours", whose, asked)
+
+
+@memory.command()
+@click.argument("fact_id", required=False)
+@of_somebody
+@click.option("--yes", "-y", is_flag=True, help="Really erase; else only count.")
+@click.pass_obj
+def forget(context: CliContext, fact_id: str | None, whose: Somebody, *, yes: bool) -> None:
+    """Erase a fact, all of a person, or all that was learned in a session, for good."""
+    if [fact_id, whose.session, whose.person].count(None) != 2:
+        raise click.UsageError("name a FACT_ID, --session or --person")
+    with linked(context) as link:
+        what = {"fact_id": fact_id} if fact_id else whose.found(link)
+        told = link.call("memory.forget", dry_run=not yes, **what)
+    if context.json:
+        click.echo(json.dumps(told))
+    elif yes:
+        click.echo(f"{told['count']} facts are erased")
+    else:
+        click.echo(f"{told['count']} facts would be erased; add --yes to do it")
+
+
+@memory.command()
+@of_somebody
+@click.pass_obj
+def export(context: CliContext, whose: Somebody) -> None:
+    """Write all facts with their sources as JSON lines, the superseded ones too."""
+    with linked(context) as link:
+        for one in _every(link, whose.found(link)):
+            told = link.call("memory.why", fact_id=one["id"])
+            click.echo(json.dumps({**one, "sources": told["sources"]}, ensure_ascii=False))
+
+
+def _show(context: CliContext, method: str, whose: Somebody, asked: Mapping[str, object]) -> None:
+    with linked(context) as link:
+        found = link.call(method, **asked, **whose.found(link))
+    if context.json:
+        click.echo(json.dumps(found, ensure_ascii=False))
+        return
+    for one in found["facts"]:
+        click.echo(_line(one))
+
+
+def _every(link: Link, whose: Mapping[str, object]) -> Iterator[Mapping[str, Any]]:
+    """Page by page, so that every answer fits into a frame."""
+    skip = 0
+    while page := link.call("memory.history", limit=PAGE, skip=skip, **whose)["facts"]:
+        yield from page
+        skip += len(page)
+
+
+def _line(fact: Mapping[str, Any]) -> str:
+    until = f" until {fact['valid_to'][:10]}" if fact["valid_to"] else ""
+    ended = "  superseded" if fact["superseded_at"] else ""
+    return (
+        f"{fact['id']}  {fact['subject']} {fact['predicate']} {fact['object']}"
+        f"   since {fact['valid_from'][:10]}{until}, told {fact['learned_at'][:10]}{ended}"
+    )
