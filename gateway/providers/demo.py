@@ -7,13 +7,15 @@ from anyio.lowlevel import checkpoint
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import FinishReason, Hear, ModelReply, ModelRequest, TextDelta, Usage
-from gateway.domain.notices import OPENING
+from gateway.domain.notices import OPENING as NOTICE
+from gateway.domain.recall import OPENING as MEMORY
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+from gateway.providers.demo_facts import answered, stated
 from gateway.providers.demo_tools import arguments_of, told, wished
 
 HONEST = (
     "I am a scripted demo inside this gateway, not an AI: I follow a few fixed patterns. "
-    "I can greet you, repeat things and remember what you tell me in this conversation; with the "
+    "I can greet you, repeat things and remember what you tell me; with the "
     "tools that come with the gateway I also calculate, look at the clock and keep notes."
 )
 DEFAULT = (
@@ -23,24 +25,8 @@ DEFAULT = (
     "GEMINI_API_KEY or OPENROUTER_API_KEY, and start the gateway again."
 )
 LOOKED_AT = 2_000  # characters of what was said
-NOT_TOLD = "You have not told me that."
 
 _WORD = re.compile(r"\S+\s*")
-_SENTENCE = re.compile(r"[^.!?\n]+[.!?]*")
-_THING = r"(?P<thing>[^\W\d_][\w' -]{0,40}?)"
-_VALUE = r"(?P<value>\S[^.!?\n]{0,80})"
-_TOLD = re.compile(rf"\bmy {_THING} (?:is|are) (?P<how>called |named )?{_VALUE}", re.IGNORECASE)
-_TOLD_NAME = re.compile(rf"^\s*(?:call me|i am called|i'm called) {_VALUE}", re.IGNORECASE)
-_ASKS = re.compile(
-    r"^\s*(?:please |and |so |but )?(?:what|who|which|how|where|when|do|does|did|can|could|tell|is|are)\b",
-    re.IGNORECASE,
-)
-_ASKS_FACT = re.compile(
-    rf"\b(?:what|who|how|which)(?:'s|\s+is|\s+are|\s+was)\s+(?:the name of )?my {_THING}"
-    r"(?: called| named)?\s*\?*\s*$"
-    rf"|\b(?:do you (?:remember|know)|tell me)\s+(?:the name of )?my (?P<other>[\w' -]+?)\s*[?.]*$",
-    re.IGNORECASE,
-)
 _ASKS_SELF = re.compile(
     r"\b(?:who|what) are you\b|\bwhat can you do\b|\bare you (?:an? )?(?:\w+ )?"
     r"(?:ai|bot|human|person|llm|model|real|robot|machine)\b|\bwhat(?:'s| is) your name\b"
@@ -76,7 +62,7 @@ class DemoModel:
 
 
 def _answer(request: ModelRequest) -> _Answer:
-    spoken = (m for m in reversed(request.messages) if not m.text.startswith(OPENING))
+    spoken = (m for m in reversed(request.messages) if not m.text.startswith((NOTICE, MEMORY)))
     last = next(spoken, Message("user"))
     if last.result is not None:
         return told(last.result, _asked(request.messages, last.result)), None
@@ -98,48 +84,16 @@ def _asked(messages: tuple[Message, ...], result: ToolResult) -> Mapping[str, ob
 
 def _said(text: str, messages: tuple[Message, ...]) -> str:
     """The first pattern that fits."""
-    if asked := _ASKS_FACT.search(text):
-        return _recalled(asked["thing"] or asked["other"], messages)
+    if (answer := answered(text, messages)) is not None:
+        return answer
     if _ASKS_SELF.search(text):
         return HONEST
-    if facts := _facts(text):
-        said = " and ".join(facts.values())
+    if facts := stated(text):
+        said = " and ".join(fact.said for fact in facts.values())
         return f"I will remember in this conversation that {said}."
     if _GREETING.match(text):
         return "Hello! I am the scripted demo of this gateway. Ask me what I can do."
     return "You are welcome." if _THANKS.search(text) else DEFAULT
-
-
-def _recalled(thing: str, messages: tuple[Message, ...]) -> str:
-    known: dict[str, str] = {}
-    for message in messages:
-        if message.role == "user":
-            known |= _facts(message.text)
-    fact = known.get(_key(thing))
-    return f"{fact[0].upper()}{fact[1:]}." if fact else NOT_TOLD
-
-
-def _facts(text: str) -> dict[str, str]:
-    """What somebody says of what is theirs: the thing, and the sentence to say back."""
-    facts: dict[str, str] = {}
-    for sentence in _SENTENCE.findall(text):
-        if sentence.rstrip().endswith("?") or _ASKS.match(sentence):
-            continue
-        if name := _TOLD_NAME.match(sentence):
-            facts["name"] = f"your name is {name['value'].strip()}"
-        elif fact := _TOLD.search(sentence):
-            how = fact["how"] or ""
-            value = fact["value"].strip()
-            facts[_key(fact["thing"])] = f"your {fact['thing']} is {how}{value}"
-    return facts
-
-
-def _key(thing: str) -> str:
-    """A thing by one name, whichever way it is asked for: `dog's name` is `dog`."""
-    key = " ".join(thing.lower().split()).removesuffix(" called").removesuffix(" named")
-    if key == "name":
-        return key
-    return key.removesuffix(" name").removesuffix("'s").strip()
 
 
 def _within(text: str, max_tokens: int) -> tuple[str, bool]:

@@ -12,6 +12,7 @@ from gateway.domain.messages import ToolResult
 NO_CLOCK = "I have no clock here, so I cannot tell you that."
 NO_CALCULATOR = "I have no calculator here, so I cannot work that out."
 NO_NOTES = "I have no notes here, so I cannot do that."
+NO_MEMORY = "I have no memory here that goes back so far, so I cannot tell you that."
 
 _TITLE_WORDS = 8
 _LONGEST_TITLE = 80
@@ -52,6 +53,10 @@ _ASKS_SUM = re.compile(
     re.IGNORECASE,
 )
 _SUM = re.compile(r"[0-9\s.+\-*/()^%]+")
+_ASKS_BEFORE = re.compile(
+    r"\bwhere (?:did i|have i) (?:live|lived|work|worked)\b.{0,40}\b(?:before|earlier|previously)\b",
+    re.IGNORECASE,
+)
 _OPERATION = re.compile(r"[0-9][\s)]*[-+*/^%][-+*/\s(]*[.0-9]")
 _SPOKEN = (
     (re.compile(r"\bplus\b", re.IGNORECASE), "+"),
@@ -89,6 +94,10 @@ def wished(text: str, offered: Set[str]) -> Wish | None:
 def _questioned(text: str) -> Wish | None:
     if note := _of_notes(text):
         return note
+    if asked := _ASKS_BEFORE.search(text):
+        predicate = "location" if "live" in asked[0].lower() else "employer"
+        arguments = {"operation": "history", "predicate": predicate}
+        return _wish("memory", arguments, "Let me look back.\n", NO_MEMORY)
     if expression := _expression(text):
         return _wish("calc", {"expression": expression}, "Let me calculate.\n", NO_CALCULATOR)
     if _ASKS_TIME.search(text):
@@ -110,6 +119,7 @@ def told(result: ToolResult, asked: Mapping[str, object]) -> str:
         "vault_write": f"I wrote that down in {asked.get('path', 'your notes')}.",
         "vault_read": plain,
         "vault_list": f"Your notes: {names}." if names else "You have no notes yet.",
+        "memory": _history(value),
         "vault_search": f"I found: {names}." if names else "Your notes say nothing of it.",
     }
     return said.get(result.name, f"The tool {result.name} says: {plain}")
@@ -190,6 +200,16 @@ def _plain(value: object) -> str:
                     return _plain(value[main])
             return "; ".join(f"{name}: {_plain(one)}" for name, one in value.items())
     return to_json(value).decode()
+
+
+def _history(value: object) -> str:
+    """Facts of which each ended, oldest first; what holds now is no history."""
+    found = value.get("facts") if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        return f"My memory says: {_plain(value)}"
+    past = [one for one in found if isinstance(one, dict) and "until" in one]
+    told = "; ".join(f"{one['object']}, {one['since']} to {one['until']}" for one in past)
+    return f"You told me: {told}." if told else "You have not told me that."
 
 
 def _names(value: object) -> str:

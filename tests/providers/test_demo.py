@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, ModelRequest, TextDelta, ToolSpec
 from gateway.domain.notices import CLOSING, OPENING
-from gateway.providers.demo import DEFAULT, HONEST, NOT_TOLD, DemoModel
+from gateway.providers.demo import DEFAULT, HONEST, DemoModel
+from gateway.providers.demo_facts import NOT_TOLD
 from tests.providers.asking import Heard, a_request
 
 TIME = ToolSpec("time", "Tells the time.")
