@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.model_server import Call
+from gateway.domain.recall import OPENING
 from tests.fakes.model_server import Asked, Reply
 
 
@@ -23,9 +24,20 @@ CLOCK: Call = ("call_1", "time", '{"utc_offset_hours":2}')
 
 
 def history_of(asked: Asked) -> list[tuple[str, Any]]:
-    """Role and text of what was sent, without the system prompt."""
+    """Role and text of the conversation that was sent: neither the system prompt nor memory."""
+    sent = [(one["role"], one["content"]) for one in _messages(asked) if one["role"] != "system"]
+    return [(role, text) for role, text in sent if not str(text).startswith(OPENING)]
+
+
+def memory_of(asked: Asked) -> str:
+    """What the model was shown of its memory, right before the question."""
+    before = [one["content"] for one in _messages(asked)[-2:-1]]
+    return "".join(text for text in before if text.startswith(OPENING))
+
+
+def _messages(asked: Asked) -> Sequence[dict[str, Any]]:
     messages: Sequence[dict[str, Any]] = asked.body["messages"]
-    return [(one["role"], one["content"]) for one in messages if one["role"] != "system"]
+    return messages
 
 
 def shown(history: dict[str, Any]) -> list[tuple[str, str]]:
