@@ -102,6 +102,8 @@ def _place_in(session: int, node_id: str, db: sqlite3.Connection) -> int | None:
 def trail_of(forks: Sequence[tuple[int, int | None]], head: int | None, last: int) -> Trail:
     """`forks`: (seq, the parent's) of each message that does not follow on the one before it in
     time, oldest first; every other message does. So a path is a few spans, however long it is."""
+    if not forks:  # the first message is not answered yet
+        return Trail()
     starts = [seq for seq, _ in forks]
     spans = set(_path(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins

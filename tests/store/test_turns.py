@@ -9,6 +9,7 @@ from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.domain.recall import Trail
 from gateway.store.opening import open_store
 from gateway.store.schema import MIGRATIONS, migrate
 from gateway.store.turns import trail_of
@@ -120,3 +121,7 @@ async def test_what_is_forgotten_before_it_is_indexed_can_still_be_indexed(
         await index(stores, HERE)
 
         assert await found_by(stores, "word") == ({} if first else {"word": {"a-1"}})
+
+
+def test_of_a_session_in_which_nothing_is_answered_yet_nothing_is_seen() -> None:
+    assert trail_of((), None, 1) == Trail()
