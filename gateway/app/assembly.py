@@ -18,7 +18,7 @@ from gateway.agent.plans import Plans
 from gateway.app.agents import soul_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
 from gateway.app.decisions import decision_trees
-from gateway.app.memory import Around, Memory, memory_of
+from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
@@ -124,6 +124,9 @@ class Gateway:
         methods = (
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
+            *memory_methods(
+                self.memory, self.stores, self.config.agents, self.clock, self.ids
+            ).all(),
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
             *EventMethods(self.bus).all(),
@@ -225,7 +228,8 @@ async def assembled(
         plans, decisions = await _judged_plans(config, clock, bus)
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
-        gate = ToolGate(plugins.tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
+        tools = (memory_tool(stores, config.agents, clock, ids), *plugins.tools)
+        gate = ToolGate(tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)

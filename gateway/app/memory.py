@@ -1,13 +1,13 @@
 """What remembers, over the opened store and the metered model."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.ids import AgentId
+from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Clock, Ids, Model, Stores
 from gateway.memory.episodes import Episodes
 from gateway.memory.indexer import Indexer
@@ -15,10 +15,12 @@ from gateway.memory.keeper import Keeper
 from gateway.memory.keeping import Keeping
 from gateway.memory.recall import Recall
 from gateway.memory.remembrance import Remembrance
+from gateway.memory.tool import MemoryTool
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.remembering import Recollected
 from gateway.sessions.work import Means
+from gateway.web.methods.memory import MemoryMethods
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,7 @@ class Memory:
     keeper: Keeper
     indexer: Indexer
     recall: Recall
+    remembrance: Remembrance
     compaction: Compaction
 
     def told_by(self, means: Means) -> Means:
@@ -36,9 +39,14 @@ class Memory:
             means,
             keeper=self.keeper,
             said=self.indexer.note,
-            recollection=Recollected(Remembrance(self.recall)),
+            recollection=Recollected(self.remembrance),
             compact=self.compaction.consider,
         )
+
+    async def settled(self, key: SessionKey) -> None:
+        """Comes back once all that was said there is kept and can be found."""
+        await self.keeper.settled(key)
+        await self.indexer.catch_up(key)
 
     def backlog(self) -> dict[str, int]:
         """Sessions that wait to be looked at."""
@@ -81,4 +89,22 @@ def memory_of(stores: Stores, around: Around) -> Memory:
         on_compacted=keeper.on_compacted,
     )
     indexer = Indexer(stores.turn_index, around.clock)
-    return Memory(keeper, indexer, Recall(stores.turns, stores.facts), compaction)
+    recall = Recall(stores.turns, stores.facts)
+    return Memory(keeper, indexer, recall, Remembrance(recall, stores.facts), compaction)
+
+
+def memory_tool(stores: Stores, agents: Sequence[AgentDef], clock: Clock, ids: Ids) -> MemoryTool:
+    recall = Recall(stores.turns, stores.facts)
+    return MemoryTool(stores.facts, recall, clock, ids, _sharing(agents))
+
+
+def memory_methods(
+    memory: Memory, stores: Stores, agents: Sequence[AgentDef], clock: Clock, ids: Ids
+) -> MemoryMethods:
+    asked = (stores.facts, memory.recall, clock, ids, memory.settled)
+    return MemoryMethods(*asked, _sharing(agents))
+
+
+def _sharing(agents: Sequence[AgentDef]) -> Set[AgentId]:
+    """Those whose facts belong to all who talk to them."""
+    return {agent.id for agent in agents if agent.context.fact_scope == "agent"}

@@ -1,6 +1,7 @@
 """What facts are called: one name for one thing, and which of them have one object at a time."""
 
 import re
+from collections.abc import Sequence
 
 LONGEST = 40  # characters
 
@@ -46,3 +47,18 @@ def is_functional(predicate: str, *, otherwise: bool = False) -> bool:
     if _FUNCTIONAL.fullmatch(predicate):
         return True
     return otherwise and not _PLURAL.fullmatch(predicate)
+
+
+# What people ask in another word than it is kept under.
+_ASKED = {
+    **dict.fromkeys(("live", "lives", "living", "lived", "reside", "home"), ("location",)),
+    **dict.fromkeys(("work", "works", "working", "worked"), ("employer", "occupation")),
+    **dict.fromkeys(("job", "profession"), ("occupation", "employer")),
+    "old": ("age",),
+    "born": ("birthday", "birthplace"),
+}
+
+
+def asked_of(words: Sequence[str]) -> tuple[str, ...]:
+    """What else to look for among facts."""
+    return tuple(dict.fromkeys(name for word in words for name in _ASKED.get(word, ())))

@@ -8,6 +8,7 @@ from gateway.domain.facts import SUBJECT, Fact, Facts, Whose
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.recall import Found, Recalled, RecallKind, Turn, Turns
 from gateway.domain.words import words_of
+from gateway.memory.predicates import asked_of
 from gateway.memory.ranking import distinct, ranked
 
 _LOOKED_AT = 1000  # characters at either end of a question
@@ -64,7 +65,7 @@ class Recall:
         words = asked_words(question)
         if not words:
             return ()
-        facts = await self._known(words, whose)
+        facts = await self._known((*words, *asked_of(words)), whose)
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.facts import whose
+from gateway.domain.facts import SUBJECT, Fact, Facts, Whose, whose
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.recall import Recalled
@@ -18,6 +18,7 @@ class Remembrance:
     """Implements Remember over what is known and was said."""
 
     recall: Recall
+    facts: Facts
 
     async def of(
         self,
@@ -29,5 +30,25 @@ class Remembrance:
     ) -> tuple[Recalled, ...]:
         theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
         shown = Shown([node.id for node in window], window[-1].id if window else None)
-        limit = max(LEAST, agent.context.facts)
-        return await self.recall.of(question, key, theirs, limit=limit, shown=shown)
+        most = agent.context.facts
+        limit = max(LEAST, most)
+        found = await self.recall.of(question, key, theirs, limit=limit, shown=shown)
+        facts = [one for one in found if one.fact][:most]
+        turns = [one for one in found if not one.fact]
+        return (*facts, *await self._besides(theirs, facts, most), *turns)
+
+    async def _besides(
+        self, theirs: Whose, facts: Sequence[Recalled], most: int
+    ) -> Sequence[Recalled]:
+        """Of whoever asks, if there is room: few say outright what they ask about."""
+        if len(facts) >= most:
+            return ()
+        known = {one.id for one in facts}
+        more = await self.facts.around(theirs, (SUBJECT,), limit=most)
+        return [_of_the_person(one) for one in more if one.id not in known][: most - len(facts)]
+
+
+def _of_the_person(fact: Fact) -> Recalled:
+    text = f"{fact.subject} {fact.predicate} {fact.object}"
+    why = "about the person"
+    return Recalled("fact", fact.id, text, 0.0, why, fact.session_key, fact.learned_at, fact=fact)

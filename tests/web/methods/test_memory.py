@@ -13,6 +13,7 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.domain.recall import Recalled
 from gateway.domain.settling import ClaimRefused
+from gateway.memory.recall import Recall
 from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.memory import MemoryMethods
@@ -282,6 +283,26 @@ async def test_of_what_all_share_a_person_is_forgotten_by_where_they_talked() ->
 
     assert gone["count"] == 1
     assert [one["object"] for one in left["facts"]] == ["green"]
+
+
+async def test_a_fact_is_found_by_another_word_than_it_is_kept_under() -> None:
+    facts = (
+        LA,
+        {"predicate": "employer", "object": "the zoo"},
+        {"predicate": "age", "object": "41"},
+    )
+    questions = ("Where do I live?", "Who do I work for?", "How old am I?")
+    async with open_memory() as stores:
+        recall = Recall(stores.turns, stores.facts)
+        told = MemoryMethods(stores.facts, recall, FakeClock(), CountingIds(), ready)
+        asked = {method.name: method for method in told.all()}
+        await added(asked, *facts)
+        found = [
+            (await call(asked, "memory.search", session_key=KEY, query=one))["results"][0]
+            for one in questions
+        ]
+
+    assert [one["fact"]["object"] for one in found] == ["LA", "the zoo", "41"]
 
 
 async def test_a_long_history_comes_in_pieces() -> None:

@@ -1,0 +1,92 @@
+"""What is laid beside a question: what fits it, and whatever else there is room for, of one person."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+from gateway.domain.agents import AgentDef, ContextRules
+from gateway.domain.facts import Claim, scope_of
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.ports import Stores
+from gateway.memory.recall import Recall
+from gateway.memory.remembrance import Remembrance
+from gateway.store.memory import open_memory
+
+AGENT = AgentDef(AgentId("a"), "p", "m", context=ContextRules(facts=3))
+ANN, BOB = (
+    SessionKey(AGENT.id, "telegram", "bot", "42"),
+    SessionKey(AGENT.id, "discord", "bot", "42"),
+)
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def remembrance(stores: Stores) -> Remembrance:
+    return Remembrance(Recall(stores.turns, stores.facts), stores.facts)
+
+
+async def tell(
+    stores: Stores, key: SessionKey, *told: tuple[str, str], shared: bool = False
+) -> None:
+    for number, (predicate, value) in enumerate(told):
+        claim = Claim("user", predicate, value, True, AT + timedelta(days=number), key)
+        scope = scope_of(key, None, is_shared=shared)
+        await stores.facts.add(scope, [claim], ids=[f"f_{key}_{number}"], now=claim.valid_from)
+
+
+async def asked(
+    stores: Stores, question: str, key: SessionKey = ANN, agent: AgentDef = AGENT
+) -> list[str]:
+    found = await remembrance(stores).of(question, key, None, agent, ())
+    return [one.text for one in found]
+
+
+MUCH = [(f"hobby{n}", f"thing{n}") for n in range(20)]
+
+
+async def test_what_fits_the_question_comes_first_and_the_rest_fills_the_room() -> None:
+    async with open_memory() as stores:
+        await tell(stores, ANN, *MUCH, ("dog_name", "Luna"))
+        found = await asked(stores, "What is my dog called?")
+
+    assert found[0] == "user dog_name Luna"
+    assert len(found) == 3
+
+
+async def test_what_is_asked_in_other_words_than_it_is_kept_under_is_found() -> None:
+    facts = (("location", "LA"), ("employer", "the zoo"), ("age", "41"), ("birthday", "3 May"))
+    questions = ("Where do I live?", "Who do I work for?", "How old am I?", "When was I born?")
+    async with open_memory() as stores:
+        await tell(stores, ANN, *MUCH, *facts)
+        first = [(await asked(stores, question))[0] for question in questions]
+
+    assert first == [f"user {predicate} {value}" for predicate, value in facts]
+
+
+async def test_few_facts_are_all_shown_whatever_is_asked() -> None:
+    async with open_memory() as stores:
+        await tell(stores, ANN, ("name", "Ann"), ("location", "LA"))
+        found = await asked(stores, "Who am I?")
+
+    assert set(found) == {"user name Ann", "user location LA"}
+
+
+async def test_nothing_of_another_person_is_laid_beside_a_question() -> None:
+    async with open_memory() as stores:
+        await tell(stores, BOB, ("dog_name", "Rex"))
+
+        assert await asked(stores, "What is my dog called?") == []
+
+
+async def test_what_all_share_is_laid_beside_everybodys_question() -> None:
+    shared = replace(AGENT, context=ContextRules(fact_scope="agent"))
+    async with open_memory() as stores:
+        await tell(stores, BOB, ("dog_name", "Rex"), shared=True)
+
+        assert await asked(stores, "What is the dog called?", agent=shared) == ["user dog_name Rex"]
+
+
+async def test_no_facts_are_shown_where_none_are_wanted() -> None:
+    none = replace(AGENT, context=ContextRules(facts=0))
+    async with open_memory() as stores:
+        await tell(stores, ANN, ("dog_name", "Luna"))
+
+        assert await asked(stores, "What is my dog called?", agent=none) == []
