@@ -101,7 +101,7 @@ async def test_facts_and_where_looking_stopped_outlive_a_restart(tmp_path: Path)
             status = await client.call("status")
 
     assert [one.object for one in facts] == ["Luna"]
-    assert status["memory"] == {"backlog": 0}
+    assert status["memory"] == {"backlog": 0, "unindexed": 0}
 
 
 @pytest.mark.requirement("S-003-Budget-08")
