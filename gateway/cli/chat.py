@@ -1,6 +1,7 @@
 """`exogate chat`: talk to an agent in the terminal."""
 
 import json
+import re
 import select
 import sys
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from gateway.cli.link import Link, linked
 from gateway.domain.ids import encode_part
 
 LISTEN_EVERY_S = 0.2  # to what is typed while an answer streams
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"
 
 
@@ -32,16 +34,23 @@ def chat(context: CliContext, message: str | None, agent: str | None, peer: str)
         if context.json:
             click.echo(json.dumps(end, ensure_ascii=False))
         elif end["type"] == "done":
-            click.echo(end["response"])
+            click.echo(plain(end["response"]))
         if end["type"] == "error":
-            click.echo(f"exogate: {end['message']}", err=True)
+            click.echo(f"exogate: {plain(end['message'])}", err=True)
             sys.exit(FAILED)
 
 
 def _ask(link: Link, message: str, agent: str | None, peer: str) -> Mapping[str, Any]:
     sent = link.call("chat.send", content=message, agent=agent, peer=peer)
-    *_, end = link.events(sent["run_id"])
-    return end
+    for event in link.events(sent["run_id"]):
+        if event["type"] == "system":  # why an answer is cut short, what is nearly spent
+            click.echo(f"exogate: {plain(event['system_message'])}", err=True)
+    return event
+
+
+def plain(text: str) -> str:
+    """Without what would steer a terminal: a model, a tool or a page may have written it."""
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Conversation:
@@ -132,10 +141,10 @@ class Conversation:
 def _show(event: Mapping[str, Any]) -> None:
     match event["type"]:
         case "content":
-            click.echo(event["content"], nl=False)
+            click.echo(plain(event["content"]), nl=False)
         case "tool_call":
             call = event["tool_call"]
-            click.secho(f"[{call['name']} {call['arguments']}]", dim=True)
+            click.secho(plain(f"[{call['name']} {call['arguments']}]"), dim=True)
         case "tool_result":
             call = event["tool_call"]
             click.secho(
@@ -144,11 +153,12 @@ def _show(event: Mapping[str, Any]) -> None:
         case "source":
             source = event["source"]
             click.secho(
-                f"[source: {source['title'] or source['id']} {source['url'] or ''}]", dim=True
+                plain(f"[source: {source['title'] or source['id']} {source['url'] or ''}]"),
+                dim=True,
             )
         case "system":
-            click.secho(f"\n{event['system_message']}", fg="yellow")
+            click.secho(f"\n{plain(event['system_message'])}", fg="yellow")
         case "error":
-            click.secho(f"\n{event['message']}", fg="red")
+            click.secho(f"\n{plain(event['message'])}", fg="red")
         case "done":
             click.echo()

@@ -82,6 +82,36 @@ async def test_an_answer_can_be_stopped_by_typing(alone: Shell) -> None:
     assert said.count("you> ") == 2
 
 
+async def test_what_would_steer_the_terminal_is_shown_as_what_it_is(
+    alone: Shell,
+) -> None:
+    steering = "wiped\x1b[2J\x9b2J\x07 and\tkept\nwhole"
+    async with scripted_server([Reply(steering)] * 2) as server:
+        text = SLOW.format(folder=alone.config.parent, url=server.url)
+        await anyio.Path(alone.config).write_text(text)
+        async with command(alone.config):
+            first = await to_thread.run_sync(alone, "chat", "-m", "hi")
+            typed = await to_thread.run_sync(lambda: alone("chat", typed="hi again\n/quit\n"))
+
+    assert first.out == "wiped\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}2J" + (
+        "\N{REPLACEMENT CHARACTER} and\tkept\nwhole\n"
+    )
+    assert "\x1b" not in typed.out
+    assert "kept\nwhole" in typed.out
+
+
+async def test_an_answer_that_a_budget_cuts_says_so_on_stderr(alone: Shell) -> None:
+    called = Reply("Let me see.", calls=[("c1", "nothing", "{}")], usage=(2000, 2900))
+    async with scripted_server([called]) as server:
+        text = SLOW.format(folder=alone.config.parent, url=server.url)
+        await anyio.Path(alone.config).write_text(f"{text}\n[budgets]\ndaily = 5000\n")
+        async with command(alone.config):
+            ran = await to_thread.run_sync(alone, "chat", "-m", "hi")
+
+    assert ran.out == "Let me see.\n"
+    assert "token budget exceeded (daily: 4900/5000)" in ran.err
+
+
 SLOW = """
 [gateway]
 port = 0
