@@ -152,6 +152,15 @@ class ContextSection(Section):
         _CONTEXT.token_budget, 'Estimated tokens; "auto" is 0.8 of the model\'s window.'
     )
     recent_turns: int = key(_CONTEXT.recent_turns, "Whole exchanges.", ge=1, le=1_000)
+    max_nodes: int = key(
+        _CONTEXT.max_nodes,
+        "Of a tree with branches; beyond it those off the path are archived.",
+        ge=1,
+        le=10_000,
+    )
+    expire_days: int | None = key(
+        None, "A session unused for so long is closed. Absent: never.", ge=1, le=36_500
+    )
     warning_percent: int = key(
         _CONTEXT.warning_percent, "Warns when so much of the model's window is used.", ge=50, le=95
     )

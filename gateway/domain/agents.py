@@ -63,6 +63,8 @@ class ContextRules:
     facts: int = 12  # at most, of what is known
     semantic: bool = True  # whether facts and earlier turns are looked for at all
     compact_percent: int = 80  # of token_budget: beyond it a summary is made
+    max_nodes: int = 30  # of a tree with branches: beyond it those off the path are archived
+    expire_days: int | None = None  # unused for so long a session is closed
 
 
 @dataclass(frozen=True, slots=True)

@@ -248,6 +248,7 @@ class Work:
         besides = Besides(episode.summary, found, missing, earlier, new.message_id)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.crowds = agent if context.is_crowded else None
+        batch.most_nodes = agent.context.max_nodes
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:
@@ -324,6 +325,7 @@ class Work:
             leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
+            most_nodes=batch.most_nodes,
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         means.said(new.session_key)

@@ -100,19 +100,23 @@ class MemoryFacts:
     async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
         require_erasure(what)
         await self._shelf.ready()
-        count = 0
+        return self.count_of(what) if dry_run else self.erase_now(what, now)
+
+    def count_of(self, what: Erasure) -> int:
+        topics = self._shelf.topics.values()
+        return sum(_is_erased(fact, what) for topic in topics for fact in _facts(topic))
+
+    def erase_now(self, what: Erasure, now: datetime) -> int:
+        count = self.count_of(what)
         for place, topic in tuple(self._shelf.topics.items()):
             gone = {fact.id for fact in _facts(topic) if _is_erased(fact, what)}
-            count += len(gone)
-            if not dry_run:
-                _erase(topic, gone, what, now)
-                if not topic.told:
-                    del self._shelf.topics[place]
-        if not dry_run:
-            detail = {"what": what.kind, "facts": count, "tombstone": tombstone_of(what, now)}
-            deed = Deed(now, "memory.erased", what.by, detail)
-            entries = self._shelf.audit
-            entries.append(entry_after(entries[-1] if entries else None, deed))
+            _erase(topic, gone, what, now)
+            if not topic.told:
+                del self._shelf.topics[place]
+        detail = {"what": what.kind, "facts": count, "tombstone": tombstone_of(what, now)}
+        deed = Deed(now, "memory.erased", what.by, detail)
+        entries = self._shelf.audit
+        entries.append(entry_after(entries[-1] if entries else None, deed))
         return count
 
     def _topics(self, subject: str | None, predicate: str | None) -> Iterator[tuple[str, Topic]]:

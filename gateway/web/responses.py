@@ -8,6 +8,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.conversations import ImportRefused
 from gateway.domain.errors import (
     BadSessionKey,
     Busy,
@@ -21,6 +22,7 @@ from gateway.domain.errors import (
     UnknownAgent,
 )
 from gateway.domain.settling import ClaimRefused
+from gateway.memory.oracle import OracleRefused
 from gateway.web.refusals import (
     AnswerTooLarge,
     BodyTooLarge,
@@ -64,6 +66,8 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     InvalidParams: Failure(422, -32602, "invalid_params"),
     ClaimRefused: Failure(422, -32602, "invalid_params"),
     SettingsRefused: Failure(422, -32602, "invalid_params"),
+    ImportRefused: Failure(422, -32602, "invalid_params"),
+    OracleRefused: Failure(422, -32602, "invalid_params"),
     BodyTooLarge: Failure(413, -32600, "too_large"),
     TargetTooLong: Failure(414, -32600, "too_large"),
     HeadTooLarge: Failure(431, -32600, "too_large"),

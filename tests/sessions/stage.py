@@ -33,6 +33,7 @@ from gateway.sessions.replayed import Reel
 from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
+from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
@@ -187,6 +188,7 @@ async def staged(
             )
             if opened:
                 reception.open()
+            upheld = (stores.conversations, stores.erasures, stores.sessions)
             front = Front(
                 agents=means.agents,
                 router=router,
@@ -199,6 +201,7 @@ async def staged(
                 souls=souls,
                 plans=means.plans,
                 clock=clock,
+                upkeep=Upkeep(*upheld, episodes, clock),
             )
             replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
             yield Stage(front, lanes, clock, stores, gate, settings, replays, compaction)
