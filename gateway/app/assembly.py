@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import soul_paths, tree_paths, usual_agent
+from gateway.app.agents import closed_agents, reach, soul_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
 from gateway.app.decisions import decision_trees
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool
@@ -54,8 +54,8 @@ from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
-from gateway.web.identity import Identities
 from gateway.web.conversations_api import ConversationsApi
+from gateway.web.identity import Identities
 from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
@@ -279,7 +279,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     memory = memory_of(parts.stores, around)
     means = memory.told_by(_means(parts, agents, episodes, settings, bus))
-    router = Router(tuple(agents), config.bindings, config.default_agent)
+    router = Router(
+        tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
+    )
     reception = Reception(
         router=router,
         inbox=parts.stores.inbox,
@@ -369,7 +371,7 @@ def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, ob
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
     settings = config.gateway
     tokens = tuple(
-        TokenDef(token.name, token.token.reveal(), frozenset(token.scopes))
+        TokenDef(token.name, token.token.reveal(), reach(config, token.name, token.scopes))
         for token in config.tokens
     )
     return WebSettings(

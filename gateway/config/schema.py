@@ -215,6 +215,7 @@ class AgentSection(ModelSection):
         None, "Its character, a Markdown file. Absent: the shipped one."
     )
     tools: list[Text] = key([], "Names of the plugins whose tools it has.")
+    project: Id = key(_AGENT.project, "default: it answers everybody; else one of [[projects]].")
     tree: PathText = key("default", "Its loop: default, oracle-agent, or a .bt file of your own.")
     decision: Text = key(
         "default", "Who judges whether a run goes on: default, or an installed one."
@@ -228,6 +229,13 @@ class NamedAgentSection(AgentSection):
     """One more agent; a binding leads to it."""
 
     id: Id = key(..., "Its name: letters, digits and hyphens.")
+
+
+class ProjectSection(Section):
+    """Its agents answer only its users."""
+
+    id: Id = key(..., "Its name: letters, digits and hyphens.")
+    users: list[Text] = key(..., "Names of tokens; local, operator; channel:account:person.")
 
 
 class PluginSecretSection(Section):
@@ -382,6 +390,7 @@ class ConfigFile(Section):
     )
     agent: AgentSection | None = key(None, "Answers what no binding leads elsewhere.")
     agents: list[NamedAgentSection] = key([], "More agents.")
+    projects: list[ProjectSection] = key([], "Agents that answer only some.")
     limits: LimitsSection = key(LimitsSection, "Bounds of every agent's runs.")
     context: ContextSection = key(ContextSection, "How much every agent's model is shown.")
     budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")

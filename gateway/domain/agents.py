@@ -67,6 +67,17 @@ class ContextRules:
     expire_days: int | None = None  # unused for so long a session is closed
 
 
+OPEN_PROJECT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectDef:
+    """Its agents answer only these: principals by name, people elsewhere as `speaker` says."""
+
+    id: str
+    users: tuple[str, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class AgentDef:
     """One agent. `fallback` answers when this one's provider cannot."""
@@ -81,7 +92,9 @@ class AgentDef:
     stream: bool = True
     system_prompt: str = ""
     soul_path: str | None = None
+    prompt_template: str | None = None
     tools: tuple[str, ...] = ()
+    project: str = OPEN_PROJECT
     tree: str = "default"
     decision: str = "default"
     rules: tuple[str, ...] = ()

@@ -19,12 +19,12 @@ from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, RunRules
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.bindings import OWN_CHANNELS
+from gateway.domain.bindings import speaker
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.facts import Source
 from gateway.domain.hearing import Said
-from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, encode_part
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
@@ -369,11 +369,9 @@ def _is_poison(entry: Entry, run: LiveRun) -> bool:
 
 
 def person_of(new: NewEntry) -> str:
-    """Whose notes a tool keeps, and whose settings hold: a principal by its name, whoever writes elsewhere by the place."""
+    """Whose notes a tool keeps, and whose settings hold."""
     key = new.session_key
-    if key.channel in OWN_CHANNELS:
-        return encode_part(key.account)
-    return ":".join(map(encode_part, (key.channel, key.account, new.sender or key.peer)))
+    return speaker(key.channel, key.account, new.sender or key.peer)
 
 
 def _made_again(at: datetime) -> Chunk:

@@ -22,7 +22,7 @@ from gateway.domain.ports import Inbox, Model, Stores
 from gateway.domain.recall import Remember
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
-from gateway.routing import Router
+from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
@@ -107,6 +107,7 @@ class Stage:
 
 
 UNLIMITED = Budgets()
+EVERYBODYS: Closed = {}
 
 
 def _unwired(_reel: Reel) -> Model:
@@ -135,6 +136,7 @@ async def staged(
     said: Callable[[SessionKey], None] = lambda key: None,
     remember: Remember | None = None,
     compacts: bool = False,
+    closed: Closed = EVERYBODYS,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -167,7 +169,7 @@ async def staged(
         said=said,
         recollection=Recollected(remember),
     )
-    router = Router([agent.id for agent in agents], (), AGENT.id)
+    router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=width)

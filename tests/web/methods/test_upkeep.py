@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
+from gateway.memory.oracle import OracleRefused
 
 from gateway.domain.conversations import ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
-from gateway.memory.oracle import OracleRefused
 from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import ChatMethods
