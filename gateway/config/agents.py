@@ -11,13 +11,12 @@ from pydantic import BaseModel
 
 from gateway.config.environment import Choice, default_model
 from gateway.config.problems import Code, KeyPath, Report, choose, quoted
+from gateway.config.reaching import BindingSection, ProjectSection
 from gateway.config.schema import (
     AgentSection,
-    BindingSection,
     ConfigFile,
     ContextSection,
     ModelSection,
-    ProjectSection,
 )
 from gateway.config.values import Surroundings
 from gateway.domain.agents import OPEN_PROJECT, AgentDef, ContextRules, Limits, ProjectDef

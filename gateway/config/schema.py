@@ -28,6 +28,7 @@ from gateway.config.kinds import (
     Url,
     key,
 )
+from gateway.config.reaching import BindingSection, ProjectSection
 from gateway.config.values import (
     GatewaySettings,
     LogFormat,
@@ -231,13 +232,6 @@ class NamedAgentSection(AgentSection):
     id: Id = key(..., "Its name: letters, digits and hyphens.")
 
 
-class ProjectSection(Section):
-    """Its agents answer only its users."""
-
-    id: Id = key(..., "Its name: letters, digits and hyphens.")
-    users: list[Text] = key(..., "Names of tokens; local, operator; channel:account:person.")
-
-
 class PluginSecretSection(Section):
     """A secret that the host fills into what the plugin sends; the plugin never has it."""
 
@@ -289,17 +283,6 @@ class SandboxSection(Section):
 
     workers: int = key(_SANDBOX.workers, "Processes.", ge=1, le=16)
     idle_s: float = key(_SANDBOX.idle_s, "Seconds until an idle one ends.", ge=1, le=86_400)
-
-
-class BindingSection(Section):
-    """Messages from there are answered by this agent; every field that is given must match."""
-
-    agent_id: Text = key(..., "The agent that answers.")
-    channel: Text | None = key(None, "The channel's name.")
-    account_id: Text | None = key(None, "The account on that channel.")
-    peer_id: Text | None = key(None, "The person or room.")
-    guild_id: Text | None = key(None, "The server or guild.")
-    team_id: Text | None = key(None, "The team or workspace.")
 
 
 class ActionSection(Section):

@@ -176,7 +176,6 @@ class Sessions(Protocol):
 
     async def close(self, key: SessionKey) -> None:
         """Durable; a message opens it again. Raises NotFound."""
-        ...
 
 
 class Outbox(Protocol):
@@ -267,7 +266,6 @@ class StoreCare(Protocol):
 
     async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
         """Closes sessions that were not used since; gives how many."""
-        ...
 
     async def close(self) -> None: ...
 

@@ -86,6 +86,7 @@ def _take_in(key: SessionKey, nodes: Sequence[Node], now: datetime, pen: Pen) ->
         session.last_seq += 1
         if session.head == parent:
             session.head, session.head_id = place_of(session.id, session.last_seq), node.id
+    session.last_run = session.last_run or int(session.last_seq > 0)
     stamp = pen.stamps.take(at)
     row = (stamp, spoken(new), session.last_seq, session.head, session.id)
     pen.db.execute(_COUNT, row)

@@ -58,6 +58,7 @@ class MemoryConversations:
             session.grow((node,), node.parent_id)
             self._shelf.node_ids.add(node.id)
             head = node.id if head == node.parent_id else head
+        session.last_run = session.last_run or int(bool(session.nodes))
         count = session.record.message_count + spoken(new)
         self._touch(session, now, head=head, message_count=count)
         return TakenIn(len(new), head)

@@ -15,6 +15,7 @@ from gateway.domain.facts import (
     Whose,
     tombstone_of,
 )
+from gateway.domain.ids import NodeId
 from gateway.domain.settling import Told, by_time, form, is_wanted, predicate_form, settled
 from gateway.domain.words import words_of
 from gateway.store.fact_rows import ranked, require_claims, require_erasure, require_query
@@ -34,7 +35,8 @@ class MemoryFacts:
         require_claims(scope, claims, ids)
         await self._shelf.ready()
         places = []
-        for claim, id_ in zip(claims, ids, strict=True):
+        told = [one for one in zip(claims, ids, strict=True) if not self._is_erased(one[0])]
+        for claim, id_ in told:
             place = (scope, form(claim.subject), predicate_form(claim.predicate))
             topic = self._shelf.topics.setdefault(place, Topic())
             topic.told.append(Told(id_, claim, now))
@@ -46,8 +48,14 @@ class MemoryFacts:
                 for one in self._shelf.topics[place].facts.values()
                 if any(told.id == id_ for told in one.told)
             )
-            for place, id_ in zip(places, ids, strict=True)
+            for place, (_, id_) in zip(places, told, strict=True)
         ]
+
+    def _is_erased(self, claim: Claim) -> bool:
+        source = claim.source
+        session = self._shelf.sessions.get(source.session_key) if source else None
+        node = session.nodes.get(NodeId(source.message_id)) if session and source else None
+        return node is not None and node.standing == "erased"
 
     async def select(self, query: FactQuery) -> Sequence[Fact]:
         require_query(query)

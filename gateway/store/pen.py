@@ -16,7 +16,7 @@ class SessionRow:
     """A session's counters as the database has them, uncommitted writes of this batch included."""
 
     id: int
-    last_run: int  # seq of the newest run
+    last_run: int  # seq of the newest run; 1 also if there is none, but something was taken in
     last_seq: int  # seq of the newest node
     head: int | None  # place
     head_id: str | None
@@ -82,7 +82,7 @@ class Pen:
 
 _FIND_NODE = "SELECT place FROM node WHERE id = ? AND standing < 2"
 _FIND_SESSION = """
-SELECT s.id, (SELECT coalesce(max(r.seq), 0) FROM run r WHERE r.session = s.id), s.last_seq,
+SELECT s.id, coalesce((SELECT max(r.seq) FROM run r WHERE r.session = s.id), s.last_seq > 0), s.last_seq,
        s.head, (SELECT n.id FROM node n WHERE n.place = s.head),
        (SELECT count(*) FROM (
             SELECT 1 FROM node INDEXED BY node_fork

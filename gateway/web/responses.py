@@ -23,7 +23,6 @@ from gateway.domain.errors import (
     UnknownAgent,
 )
 from gateway.domain.settling import ClaimRefused
-from gateway.memory.oracle import OracleRefused
 from gateway.web.refusals import (
     AnswerTooLarge,
     BodyTooLarge,
@@ -68,7 +67,6 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     ClaimRefused: Failure(422, -32602, "invalid_params"),
     SettingsRefused: Failure(422, -32602, "invalid_params"),
     ImportRefused: Failure(422, -32602, "invalid_params"),
-    OracleRefused: Failure(422, -32602, "invalid_params"),
     BodyTooLarge: Failure(413, -32600, "too_large"),
     TargetTooLong: Failure(414, -32600, "too_large"),
     HeadTooLarge: Failure(431, -32600, "too_large"),

@@ -226,6 +226,17 @@ async def test_what_is_taken_in_twice_is_there_once(opened: Open) -> None:
         assert record.message_count == 3
 
 
+async def test_the_first_message_after_an_import_is_not_the_first_of_the_session(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await stores.conversations.take_in(session_key(), [said("x")], now=NOON)
+
+        accepted = await stores.inbox.accept(an_entry("a"), begin=False)
+
+        assert accepted.seq == 2
+
+
 async def test_what_is_taken_in_goes_on_from_what_is_there(opened: Open) -> None:
     async with opened() as stores:
         await exchange(stores, "a")

@@ -49,7 +49,7 @@ async def talk(stores: Stores, key: SessionKey, word: str) -> None:
     delivery = NewDelivery(f"d-{name}", "chat", "bot", "p", None, word)
     ending = an_ending(name, key, nodes=(question, answer), deliveries=[delivery])
     told = Notice(word, id=f"n-{name}", to="both")
-    left = replace(ending, log=word.encode(), summary=f'{{"said": "{word}"}}', tape=word.encode())
+    left = replace(ending, log=word.encode(), summary=f'{{"said": "{word}"}}', tape=word.encode)
     left = replace(left, posts=(told,), person="ann", rule_state=f'{{"w": "{word}"}}')
     await stores.inbox.finish(left)
     source = Source(question.id, key, NOON, word, "ann")
@@ -168,6 +168,19 @@ async def test_nobody_can_go_on_from_an_erased_message(opened: Open) -> None:
             await stores.transcript.move_head(MINE, NodeId("main-1"), expected=None)
         with pytest.raises(NotFound):
             await stores.conversations.label(MINE, NodeId("main-1"), "again")
+
+
+async def test_nothing_is_learned_from_a_message_that_was_erased_meanwhile(opened: Open) -> None:
+    source = Source("main-1", MINE, NOON, CANARY, "ann")
+    claim = Claim("user", "says", CANARY, True, NOON, MINE, source=source)
+    async with opened() as stores:
+        await talk(stores, MINE, CANARY)
+        await erased(stores)
+
+        told = await stores.facts.add(scope_of(MINE, None), [claim], ids=["late"], now=NOON)
+
+        assert told == []
+        assert not any(await known(stores, MINE, CANARY))
 
 
 async def test_while_a_message_is_not_answered_nothing_is_erased(opened: Open) -> None:

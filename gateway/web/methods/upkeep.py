@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
 
@@ -10,14 +10,13 @@ from gateway.domain.conversations import IMPORTED, ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, NodeStatus, ToolCall, ToolResult
-from gateway.memory.compaction import summary_of
-from gateway.memory.oracle import viewed
-from gateway.memory.oracle_json import from_values, to_values
+from gateway.memory.compaction import summary_message, summary_of
 from gateway.memory.window import message_tokens
 from gateway.sessions.front import Front
 from gateway.web.identity import CHAT, READS, Principal
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Get, Key
+from gateway.web.oracle import OracleContext, said_in, summary_in, viewed
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 
@@ -74,7 +73,7 @@ class Exported(BaseModel):
 class Import(_Params):
     session_key: Key
     messages: Annotated[list[Exported], Field(max_length=MOST_AT_ONCE)] | None = None
-    context: dict[str, Any] | None = None
+    context: OracleContext | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,10 @@ class UpkeepMethods:
         if params.messages is not None:
             taken = await self.front.upkeep.take_in(key, _nodes(params.messages))
         else:
-            context = from_values(params.context)
-            taken = await self.front.upkeep.take_in_context(key, context)
+            assert params.context is not None
+            taken = await self.front.upkeep.take_in(key, _nodes_of(params.context))
+            if params.context.status == "closed":
+                await self.front.sessions.close(key)
         return {"session_key": str(key), "imported": taken.added, "head": taken.head}
 
     async def export(self, call: Call, params: Get) -> object:
@@ -135,8 +136,10 @@ class UpkeepMethods:
             raise UnknownAgent(key.agent, tuple(self.front.agents))
         path = await self.front.transcript.path(key, limit=MOST_READ)
         summary = summary_of(path.summary)
-        context = viewed(record, path.nodes, summary, agent, user=key.account)
-        return {"context": to_values(context)}
+        context = viewed(
+            record, path.nodes, summary, agent, user=key.account, project=agent.project
+        )
+        return {"context": context.model_dump(mode="json")}
 
     def _own_place(self, principal: Principal, text: str) -> SessionKey:
         """Where the principal may talk, also for the first time."""
@@ -183,3 +186,24 @@ def _message(one: Exported) -> Message:
         for call in one.tool_calls or ()
     ]
     return Message(one.role, one.content, tuple(calls))
+
+
+def _nodes_of(context: OracleContext) -> Sequence[Node]:
+    """A summary of its older part, if it has one, and its messages under each other. An exchange may
+    be several messages: the last has its id."""
+    nodes: list[Node] = []
+    first = NodeId(f"{context.id}-summary")
+    summary = summary_in(context, first)
+    if summary is not None:
+        message = summary_message(summary)
+        tokens = message_tokens(message)
+        nodes.append(Node(first, None, IMPORTED, message, context.session_start, tokens))
+    told = said_in(context)
+    for place, (id_, at, message) in enumerate(told):
+        later = sum(other == id_ for other, _, _ in told[place + 1 :])
+        name = NodeId(f"{id_}.{later}" if later else id_)
+        parent = nodes[-1].id if nodes else None
+        node = Node(name, parent, IMPORTED, message, at, message_tokens(message))
+        is_answer = message.role == "assistant"
+        nodes.append(replace(node, model=context.last_model if is_answer else None))
+    return nodes

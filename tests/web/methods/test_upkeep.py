@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-from gateway.memory.oracle import OracleRefused
 
 from gateway.domain.conversations import ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
@@ -176,7 +175,7 @@ async def test_an_oracle_context_goes_out_and_comes_in_again() -> None:
         assert said == [(one["role"], one["content"]) for one in given["recent_exchanges"]]
         assert "use tea" in model.asked[-1].messages[0].text
         bad = {**given, "token_budget": 3999}
-        with pytest.raises(OracleRefused, match="token_budget"):
+        with pytest.raises(InvalidParams, match="token_budget"):
             await call(methods(stage), "session.import", session_key=OTHER, context=bad)
 
 
