@@ -126,7 +126,7 @@ class Gateway:
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
             *memory_methods(
-                self.memory, self.stores, self.config.agents, self.clock, self.ids
+                self.memory, self.stores, self.config.agents, self.ids, self.front.upkeep
             ).all(),
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
@@ -306,7 +306,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         plans=parts.plans,
         clock=parts.clock,
-        upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note),
+        upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note, memory.forget),
     )
     return Gateway(
         config=config,

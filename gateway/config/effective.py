@@ -14,8 +14,8 @@ from gateway.domain.secrets import Secret
 
 LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules"}  # of tables
 _LISTS = {(name,) for name in LISTS}
-NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "prompt_template", "tools", "project"}
-NOT_OF_FALLBACKS |= {"rules", "limits", "context"}
+NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "project", "rules", "limits"}
+NOT_OF_FALLBACKS |= {"context"}
 
 
 @dataclass(frozen=True, slots=True)

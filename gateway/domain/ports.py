@@ -156,7 +156,6 @@ class Transcript(Protocol):
 
     async def tree(self, key: SessionKey, *, limit: int, archived: bool = False) -> Sequence[Node]:
         """All nodes, oldest first, without their texts. None that is erased."""
-        ...
 
     async def move_head(
         self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None

@@ -15,7 +15,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Upkeep:
-    """Everything here is durable when it comes back. `said` is told where messages came in."""
+    """Everything here is durable when it comes back. `said` is told where messages came in,
+    `forgotten` where they went."""
 
     conversations: Conversations
     erasures: Erasures
@@ -23,6 +24,7 @@ class Upkeep:
     episodes: Episodes
     clock: Clock
     said: Callable[[SessionKey], None] = lambda key: None
+    forgotten: Callable[[SessionKey], None] = lambda key: None
 
     async def begin(self, key: SessionKey) -> None:
         """The next message is a root; what was said before stays, as another tree."""
@@ -42,5 +44,6 @@ class Upkeep:
         erased = await self.erasures.erase(key, by=by, dry_run=dry_run, now=now)
         if not dry_run:
             self.episodes.forget(key)
+            self.forgotten(key)
             log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
         return erased

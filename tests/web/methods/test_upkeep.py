@@ -9,13 +9,17 @@ from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import ChatMethods
+from gateway.web.methods.memory import MemoryMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.upkeep import UpkeepMethods
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
+from tests.fakes.clock import CountingIds
+from tests.fakes.find import FakeFind
 from tests.fakes.model import ScriptedModel, says
 from tests.sessions.stage import Stage, encode, staged
 from tests.web.methods.calling import call
+from tests.web.methods.test_memory import ready
 
 KEY, OTHER = "a:websocket:p:main", "a:websocket:p:other"
 BOB = Principal("bob", frozenset({"chat"}))
@@ -210,3 +214,21 @@ async def test_a_session_of_no_agent_is_not_made() -> None:
             await call(methods(stage), "session.close", session_key=KEY)
 
         assert await stores.sessions.count() == 0
+
+
+async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        await told(stage, "one")
+        asked = (stores.facts, FakeFind(), stage.clock, CountingIds(), ready)
+        made = MemoryMethods(*asked, upkeep=stage.front.upkeep).all()
+        memory = {method.name: method for method in made}
+
+        would = await call(memory, "memory.forget", session_key=KEY)
+        still = await history(stage, KEY)
+        gone = await call(memory, "memory.forget", session_key=KEY, dry_run=False)
+
+        assert (would["messages"], would["count"], would["tombstone"]) == (2, 0, None)
+        assert len(still) == 2
+        assert gone["messages"] == 2
+        assert gone["tombstone"]
+        assert await history(stage, KEY) == []
