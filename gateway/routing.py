@@ -1,14 +1,16 @@
 """Which agent answers a message: bindings in, one route out, and why the others lost. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
-from gateway.domain.bindings import Address, Binding, MatchedBy, Rejection, Route
-from gateway.domain.errors import NoRoute, UnknownAgent
+from gateway.domain.bindings import Address, Binding, MatchedBy, Rejection, Route, speaker
+from gateway.domain.errors import NoRoute, NotOfProject, UnknownAgent
 from gateway.domain.ids import AgentId, SessionKey
 
 # Highest first; a binding belongs to the tier of its highest field.
 TIERS: tuple[MatchedBy, ...] = ("peer", "guild", "team", "account", "channel")
 
+Closed = Mapping[AgentId, frozenset[str]]  # agents of projects, and whom they answer
 Values = tuple[str | None, ...]
 Mask = tuple[bool, ...]
 
@@ -17,9 +19,15 @@ class Router:
     """Looks a message up by the fields that bindings give, so a thousand bindings cost like ten."""
 
     def __init__(
-        self, agents: Sequence[AgentId], bindings: Sequence[Binding], default: AgentId | None
+        self,
+        agents: Sequence[AgentId],
+        bindings: Sequence[Binding],
+        default: AgentId | None,
+        *,
+        closed: Closed = MappingProxyType({}),
     ) -> None:
         self._agents = frozenset(agents)
+        self._closed = closed
         self._bindings = tuple(bindings)
         self._default = default
         self._by_mask: dict[Mask, dict[Values, int]] = {}
@@ -36,8 +44,20 @@ class Router:
     def resolve(self, address: Address, *, requested: str | None = None) -> Route:
         """The route of a message. `requested` names an agent and overrides the bindings.
 
-        Raises NoRoute, or UnknownAgent for a requested agent that is not defined.
+        Raises NoRoute, UnknownAgent for a requested agent that is not defined, or NotOfProject.
         """
+        route = self._route(address, requested)
+        self.require_user(route.agent_id, address)
+        return route
+
+    def require_user(self, agent: str, address: Address) -> None:
+        """Raises NotOfProject if the agent does not answer whoever speaks from there."""
+        person = address.sender or address.peer
+        users = self._closed.get(AgentId(agent))
+        if users is not None and speaker(address.channel, address.account, person) not in users:
+            raise NotOfProject(agent)
+
+    def _route(self, address: Address, requested: str | None) -> Route:
         if requested is not None:
             if requested not in self._agents:
                 raise UnknownAgent(requested, tuple(sorted(self._agents)))

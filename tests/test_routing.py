@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.bindings import Address, Binding, MatchedBy
-from gateway.domain.errors import NoRoute, UnknownAgent
+from gateway.domain.errors import NoRoute, NotOfProject, UnknownAgent
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.routing import TIERS, Router
 
@@ -142,3 +142,25 @@ def test_the_index_agrees_with_the_rule_read_aloud(
     assert route.binding_index == slow(rules, said)
     assert len(table.rejected(said)) == len(rules) - (route.binding_index is not None)
     assert route.matched_by in (*TIERS, "default")
+
+
+@pytest.mark.requirement("S-000-Context-10")
+def test_an_agent_of_a_project_answers_its_users_and_nobody_else() -> None:
+    users = frozenset({"ann", "telegram:bot:7%3A1"})
+    closed = {NAMES[0]: users}
+    routes = Router(NAMES, [Binding(NAMES[0], channel="telegram")], NAMES[5], closed=closed)
+
+    def answers(address: Address, requested: str | None = None) -> bool:
+        try:
+            return routes.resolve(address, requested=requested).agent_id == NAMES[0]
+        except NotOfProject:
+            return False
+
+    assert answers(Address("websocket", "ann"), "a")
+    assert answers(Address("api", "ann", "any"), "a")
+    assert not answers(Address("websocket", "bob"), "a")
+    assert answers(Address("telegram", "bot", "7:1"))
+    assert answers(Address("telegram", "bot", "room", sender="7:1"))
+    assert not answers(Address("telegram", "bot", "room", sender="8"))
+    assert not answers(Address("telegram", "bot", "room"))
+    assert not answers(Address("telegram", "ann"))

@@ -5,7 +5,6 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -15,7 +14,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import soul_paths, tree_paths, usual_agent
+from gateway.app.agents import closed_agents, reach, soul_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
 from gateway.app.decisions import decision_trees
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool
@@ -23,6 +22,7 @@ from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
+from gateway.app.sweeping import sweep
 from gateway.budgets.metering import Meter
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
@@ -48,11 +48,13 @@ from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
+from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
+from gateway.web.conversations_api import ConversationsApi
 from gateway.web.identity import Identities
 from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
@@ -63,13 +65,12 @@ from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
+from gateway.web.methods.upkeep import UpkeepMethods
 from gateway.web.metrics import Metrics
 from gateway.web.settings import TokenDef, WebSettings
 
 log = logging.getLogger(__name__)
 
-SWEEP_EVERY_S = 3600.0
-SWEEP_AT_ONCE = 500
 PROBE_EVERY_S = 5.0
 
 
@@ -125,10 +126,11 @@ class Gateway:
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
             *memory_methods(
-                self.memory, self.stores, self.config.agents, self.clock, self.ids
+                self.memory, self.stores, self.config.agents, self.ids, self.front.upkeep
             ).all(),
             *ChatMethods(self.front, to_json).all(),
             *SessionMethods(self.front).all(),
+            *UpkeepMethods(self.front).all(),
             *EventMethods(self.bus).all(),
             *SettingsMethods(self.settings, usual_agent(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
@@ -155,7 +157,8 @@ class Gateway:
             self.version,
         ).routes()
         is_told = self.config.observability.metrics
-        routes = (*chat.routes(), *spending.routes(), *(metrics if is_told else ()))
+        erasing = ConversationsApi(self.front).routes()
+        routes = (*chat.routes(), *erasing, *spending.routes(), *(metrics if is_told else ()))
         return build(
             settings,
             methods=methods,
@@ -164,17 +167,6 @@ class Gateway:
             clock=self.clock,
             identities=Identities(settings, self.clock, self.stores.audit),
         )
-
-    async def sweep(self) -> None:
-        """Forgets journals and chunk logs that are old enough, a little at a time, until cancelled."""
-        while True:
-            before = self.clock.now() - timedelta(days=self.config.store.journal_days)
-            try:
-                while await self.stores.care.sweep(before=before, limit=SWEEP_AT_ONCE):
-                    await self.clock.sleep(0.1)
-            except StoreUnavailable as error:
-                log.warning("old journals stay for now", extra={"why": str(error)})
-            await self.clock.sleep(SWEEP_EVERY_S)
 
     async def watch_store(self) -> None:
         """Readiness follows what the store can really do, until cancelled."""
@@ -237,7 +229,8 @@ async def assembled(
         rooms = _wired(config, parts, group)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
-        for task in (*followed, rooms.sweep, rooms.watch_store, rooms.memory.indexer.run):
+        aging = partial(sweep, config, stores.care, clock)
+        for task in (*followed, aging, rooms.watch_store, rooms.memory.indexer.run):
             group.start_soon(task)
         try:
             yield rooms
@@ -286,7 +279,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     memory = memory_of(parts.stores, around)
     means = memory.told_by(_means(parts, agents, episodes, settings, bus))
-    router = Router(tuple(agents), config.bindings, config.default_agent)
+    router = Router(
+        tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
+    )
     reception = Reception(
         router=router,
         inbox=parts.stores.inbox,
@@ -298,6 +293,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         bounds=Bounds(config.queue.max_pending, config.queue.max_pending_total),
         manner=Manner(config.queue.mode, config.queue.debounce_ms / 1000),
     )
+    upheld = (parts.stores.conversations, parts.stores.erasures, parts.stores.sessions)
     front = Front(
         agents=agents,
         router=router,
@@ -310,6 +306,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         plans=parts.plans,
         clock=parts.clock,
+        upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note, memory.forget),
     )
     return Gateway(
         config=config,
@@ -374,7 +371,7 @@ def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, ob
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
     settings = config.gateway
     tokens = tuple(
-        TokenDef(token.name, token.token.reveal(), frozenset(token.scopes))
+        TokenDef(token.name, token.token.reveal(), reach(config, token.name, token.scopes))
         for token in config.tokens
     )
     return WebSettings(

@@ -59,6 +59,9 @@ def _authority(config: GatewayConfig) -> Iterator[tuple[str, object]]:
         yield f"plugins.{plugin.name}", _grants(plugin)
     for agent in config.agents:
         yield f"agents.{agent.id}", {"models": list(_models(agent)), "tools": list(agent.tools)}
+    for project in config.projects:
+        agents = sorted(agent.id for agent in config.agents if agent.project == project.id)
+        yield f"projects.{project.id}", {"users": sorted(project.users), "agents": agents}
     for name, provider in config.providers.items():
         prices = {model: asdict(price) for model, price in provider.prices.items()}
         yield f"providers.{name}", {"base_url": provider.base_url, "prices": prices}

@@ -19,6 +19,7 @@ from gateway.memory.tool import MemoryTool
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.remembering import Recollected
+from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means
 from gateway.web.methods.memory import MemoryMethods
 
@@ -47,6 +48,10 @@ class Memory:
         """Comes back once all that was said there is kept and can be found."""
         await self.keeper.settled(key)
         await self.indexer.catch_up(key)
+
+    def forget(self, key: SessionKey) -> None:
+        """What was said there is erased."""
+        self.keeper.last.pop(key, None)
 
     def backlog(self) -> dict[str, int]:
         """Sessions that wait to be looked at."""
@@ -99,10 +104,10 @@ def memory_tool(stores: Stores, agents: Sequence[AgentDef], clock: Clock, ids: I
 
 
 def memory_methods(
-    memory: Memory, stores: Stores, agents: Sequence[AgentDef], clock: Clock, ids: Ids
+    memory: Memory, stores: Stores, agents: Sequence[AgentDef], ids: Ids, upkeep: Upkeep
 ) -> MemoryMethods:
-    asked = (stores.facts, memory.recall, clock, ids, memory.settled)
-    return MemoryMethods(*asked, _sharing(agents))
+    asked = (stores.facts, memory.recall, upkeep.clock, ids, memory.settled)
+    return MemoryMethods(*asked, _sharing(agents), upkeep)
 
 
 def _sharing(agents: Sequence[AgentDef]) -> Set[AgentId]:

@@ -126,18 +126,20 @@ def neighbours(context: CliContext, /, whose: Somebody, **asked: object) -> None
 @click.option("--yes", "-y", is_flag=True, help="Really erase; else only count.")
 @click.pass_obj
 def forget(context: CliContext, fact_id: str | None, whose: Somebody, *, yes: bool) -> None:
-    """Erase a fact, all of a person, or all that was learned in a session, for good."""
+    """Erase a fact, all facts of a person, or a whole session, for good."""
     if [fact_id, whose.session, whose.person].count(None) != 2:
         raise click.UsageError("name a FACT_ID, --session or --person")
     with linked(context) as link:
-        what = {"fact_id": fact_id} if fact_id else whose.found(link)
-        told = link.call("memory.forget", dry_run=not yes, **what)
+        which = {"fact_id": fact_id} if fact_id else whose.found(link)
+        told = link.call("memory.forget", dry_run=not yes, **which)
+    messages = f" and {told['messages']} messages" if "messages" in told else ""
+    what = f"{told['count']} facts{messages}"
     if context.json:
         click.echo(json.dumps(told))
     elif yes:
-        click.echo(f"{told['count']} facts are erased")
+        click.echo(f"{what} are erased")
     else:
-        click.echo(f"{told['count']} facts would be erased; add --yes to do it")
+        click.echo(f"{what} would be erased; add --yes to do it")
 
 
 @memory.command()

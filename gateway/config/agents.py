@@ -11,15 +11,15 @@ from pydantic import BaseModel
 
 from gateway.config.environment import Choice, default_model
 from gateway.config.problems import Code, KeyPath, Report, choose, quoted
+from gateway.config.reaching import BindingSection, ProjectSection
 from gateway.config.schema import (
     AgentSection,
-    BindingSection,
     ConfigFile,
     ContextSection,
     ModelSection,
 )
 from gateway.config.values import Surroundings
-from gateway.domain.agents import AgentDef, ContextRules, Limits
+from gateway.domain.agents import OPEN_PROJECT, AgentDef, ContextRules, Limits, ProjectDef
 from gateway.domain.bindings import Binding
 from gateway.domain.ids import AgentId
 
@@ -63,6 +63,7 @@ class Agents:
             system_prompt=section.system_prompt,
             soul_path=self._soul(path, section),
             tools=tuple(section.tools),
+            project=self._project(path, section),
             tree=self._tree(path, section),
             decision=self._decision(path, section),
             rules=tuple(section.rules),
@@ -147,6 +148,14 @@ class Agents:
                 self.report.note("plugin-disabled", where, message, fix)
             seen.add(tool)
 
+    def _project(self, path: KeyPath, section: AgentSection) -> str:
+        projects = (OPEN_PROJECT, *(project.id for project in self.sections.projects))
+        if section.project not in projects:
+            message = f"there is no project {quoted(section.project)}"
+            fix = f"{choose(section.project, projects)}, or add [[projects]] with it"
+            self.report.wrong(Code.UNKNOWN_NAME, (*path, "project"), message, fix)
+        return section.project
+
     def _tree(self, path: KeyPath, section: AgentSection) -> str:
         """A name of ours, or the file of the operator's own."""
         if section.tree.endswith(".bt"):
@@ -191,6 +200,19 @@ class Agents:
 def _given(section: BaseModel) -> dict[str, Any]:
     """What was written, without the defaults."""
     return {name: getattr(section, name) for name in section.model_fields_set}
+
+
+def resolve_projects(sections: Iterable[ProjectSection], report: Report) -> tuple[ProjectDef, ...]:
+    projects: dict[str, ProjectDef] = {}
+    for index, section in enumerate(sections):
+        if section.id == OPEN_PROJECT or section.id in projects:
+            is_open = section.id == OPEN_PROJECT
+            message = (
+                f"project {quoted(section.id)} {'is open to all' if is_open else 'is there twice'}"
+            )
+            report.wrong(Code.DUPLICATE, ("projects", index, "id"), message, "choose another id")
+        projects[section.id] = ProjectDef(section.id, tuple(section.users))
+    return tuple(projects.values())
 
 
 def resolve_bindings(

@@ -12,9 +12,10 @@ from gateway.config.reading import Loaded
 from gateway.domain.plugins import PluginDef
 from gateway.domain.secrets import Secret
 
-LISTS = {"tokens", "agents", "plugins", "bindings", "rules"}  # of tables
+LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules"}  # of tables
 _LISTS = {(name,) for name in LISTS}
-NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "rules", "limits", "context"}
+NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "project", "rules", "limits"}
+NOT_OF_FALLBACKS |= {"context"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,7 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     has_default = config.default_agent is not None
     yield from (("agent", agent) for agent in config.agents[:has_default])
     yield "agents", config.agents[has_default:]
+    yield "projects", config.projects
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
     yield "budgets", sections.budgets.model_dump()
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)

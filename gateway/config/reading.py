@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.access import Access
-from gateway.config.agents import Agents, resolve_bindings
+from gateway.config.agents import Agents, resolve_bindings, resolve_projects
 from gateway.config.budgets import add_usual_budget, resolve_budgets
 from gateway.config.checking import check
 from gateway.config.document import Document, read_document
@@ -135,6 +135,7 @@ class _Reading:
             plugins=plugins,
             sandbox=SandboxSettings(**dict(sections.sandbox)),
             bindings=bindings,
+            projects=resolve_projects(sections.projects, report),
             rules=tuple(rules.values()),
             rule_folder=rule_folder,
             budgets=resolve_budgets(sections.budgets, names.agents, report),

@@ -28,6 +28,7 @@ from gateway.config.kinds import (
     Url,
     key,
 )
+from gateway.config.reaching import BindingSection, ProjectSection
 from gateway.config.values import (
     GatewaySettings,
     LogFormat,
@@ -152,6 +153,15 @@ class ContextSection(Section):
         _CONTEXT.token_budget, 'Estimated tokens; "auto" is 0.8 of the model\'s window.'
     )
     recent_turns: int = key(_CONTEXT.recent_turns, "Whole exchanges.", ge=1, le=1_000)
+    max_nodes: int = key(
+        _CONTEXT.max_nodes,
+        "Of a tree with branches; beyond it those off the path are archived.",
+        ge=1,
+        le=10_000,
+    )
+    expire_days: int | None = key(
+        None, "A session unused for so long is closed. Absent: never.", ge=1, le=36_500
+    )
     warning_percent: int = key(
         _CONTEXT.warning_percent, "Warns when so much of the model's window is used.", ge=50, le=95
     )
@@ -206,6 +216,7 @@ class AgentSection(ModelSection):
         None, "Its character, a Markdown file. Absent: the shipped one."
     )
     tools: list[Text] = key([], "Names of the plugins whose tools it has.")
+    project: Id = key(_AGENT.project, "default: it answers everybody; else one of [[projects]].")
     tree: PathText = key("default", "Its loop: default, oracle-agent, or a .bt file of your own.")
     decision: Text = key(
         "default", "Who judges whether a run goes on: default, or an installed one."
@@ -272,17 +283,6 @@ class SandboxSection(Section):
 
     workers: int = key(_SANDBOX.workers, "Processes.", ge=1, le=16)
     idle_s: float = key(_SANDBOX.idle_s, "Seconds until an idle one ends.", ge=1, le=86_400)
-
-
-class BindingSection(Section):
-    """Messages from there are answered by this agent; every field that is given must match."""
-
-    agent_id: Text = key(..., "The agent that answers.")
-    channel: Text | None = key(None, "The channel's name.")
-    account_id: Text | None = key(None, "The account on that channel.")
-    peer_id: Text | None = key(None, "The person or room.")
-    guild_id: Text | None = key(None, "The server or guild.")
-    team_id: Text | None = key(None, "The team or workspace.")
 
 
 class ActionSection(Section):
@@ -373,6 +373,7 @@ class ConfigFile(Section):
     )
     agent: AgentSection | None = key(None, "Answers what no binding leads elsewhere.")
     agents: list[NamedAgentSection] = key([], "More agents.")
+    projects: list[ProjectSection] = key([], "Agents that answer only some.")
     limits: LimitsSection = key(LimitsSection, "Bounds of every agent's runs.")
     context: ContextSection = key(ContextSection, "How much every agent's model is shown.")
     budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import AgentDef, ProjectDef
 from gateway.domain.bindings import Binding
 from gateway.domain.budgets import Budgets
 from gateway.domain.ids import AgentId
@@ -173,6 +173,7 @@ class GatewayConfig:
     tokens: tuple[TokenGrant, ...] = ()
     plugins: tuple[PluginDef, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    projects: tuple[ProjectDef, ...] = ()
     rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file
     rule_folder: RuleFolder | None = None
     budgets: Budgets = field(default_factory=Budgets)

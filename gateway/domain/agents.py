@@ -63,6 +63,19 @@ class ContextRules:
     facts: int = 12  # at most, of what is known
     semantic: bool = True  # whether facts and earlier turns are looked for at all
     compact_percent: int = 80  # of token_budget: beyond it a summary is made
+    max_nodes: int = 30  # of a tree with branches: beyond it those off the path are archived
+    expire_days: int | None = None  # unused for so long a session is closed
+
+
+OPEN_PROJECT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectDef:
+    """Its agents answer only these: principals by name, people elsewhere as `speaker` says."""
+
+    id: str
+    users: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +93,7 @@ class AgentDef:
     system_prompt: str = ""
     soul_path: str | None = None
     tools: tuple[str, ...] = ()
+    project: str = OPEN_PROJECT
     tree: str = "default"
     decision: str = "default"
     rules: tuple[str, ...] = ()

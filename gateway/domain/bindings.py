@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.ids import AgentId, SessionKey, encode_part
 
 MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]
 OWN_CHANNELS = frozenset({"websocket", "api"})  # where a principal's name is the account
@@ -50,3 +50,10 @@ class Rejection:
 
     index: int
     why: str
+
+
+def speaker(channel: str, account: str, person: str) -> str:
+    """Who says something: a principal by its name, whoever writes elsewhere by the place."""
+    if channel in OWN_CHANNELS:
+        return encode_part(account)
+    return ":".join(map(encode_part, (channel, account, person)))

@@ -34,6 +34,15 @@ class UnknownAgent(GatewayError):
         self.agent_id = agent_id
 
 
+class NotOfProject(GatewayError):
+    """An agent answers only the users of its project."""
+
+    code = "not_of_project"
+
+    def __init__(self, agent_id: str) -> None:
+        super().__init__(f"agent {agent_id!r} answers only the users of its project")
+
+
 class NotFound(GatewayError):
     """It is not there, or not yours: the two are never told apart."""
 

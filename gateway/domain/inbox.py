@@ -115,6 +115,7 @@ class Ending:
     rule_state: str | None = None  # JSON object, of this session; None: as it was
     merged: tuple[Merged, ...] = ()
     tape: Callable[[], bytes] = bytes  # packs what replaying it needs; called where it is written
+    most_nodes: int = 0  # of a tree that has branches; those off the path to HEAD are archived
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from gateway.domain.ids import NodeId, RunId
 # A summary is nothing that anybody said: it stands in the tree for what was said before it.
 Role = Literal["user", "assistant", "tool", "summary"]
 NodeStatus = Literal["complete", "partial", "cancelled", "error"]
+Standing = Literal["shown", "archived", "erased"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +69,5 @@ class Node:
     model: str | None = None
     seq: int = 0  # position in its session, given by the store when it is appended
     label: str | None = None
+    is_checkpoint: bool = False
+    standing: Standing = "shown"  # in the tree; one that is erased holds no text

@@ -11,9 +11,10 @@ from typing import Protocol
 
 from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
+from gateway.domain.conversations import Conversations, Erasures
 from gateway.domain.facts import Facts, Source
 from gateway.domain.hearing import Hearing
-from gateway.domain.ids import NodeId, RunId, SessionKey
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
@@ -153,9 +154,8 @@ class Transcript(Protocol):
         """By id or by label, within this session."""
         ...
 
-    async def tree(self, key: SessionKey, *, limit: int) -> Sequence[Node]:
-        """All nodes, oldest first, without their texts."""
-        ...
+    async def tree(self, key: SessionKey, *, limit: int, archived: bool = False) -> Sequence[Node]:
+        """All nodes, oldest first, without their texts. None that is erased."""
 
     async def move_head(
         self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
@@ -172,6 +172,9 @@ class Sessions(Protocol):
         ...
 
     async def count(self) -> int: ...
+
+    async def close(self, key: SessionKey) -> None:
+        """Durable; a message opens it again. Raises NotFound."""
 
 
 class Outbox(Protocol):
@@ -260,6 +263,9 @@ class StoreCare(Protocol):
         """Forgets journals and chunk logs of runs that ended before; transcripts stay."""
         ...
 
+    async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
+        """Closes sessions that were not used since; gives how many."""
+
     async def close(self) -> None: ...
 
 
@@ -286,6 +292,8 @@ class Stores:
     turns: Turns
     turn_index: TurnIndex
     summaries: Summaries
+    conversations: Conversations
+    erasures: Erasures
 
 
 class Deliver(Protocol):

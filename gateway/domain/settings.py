@@ -66,7 +66,7 @@ class UserSettings:
             "subagent_model": None,
             "thinking_enabled": agent.thinking,
             "librarian_timeout": 1200,
-            "max_context_nodes": 30,
+            "max_context_nodes": agent.context.max_nodes,
             **self.valid,
         }
 
@@ -81,7 +81,13 @@ def as_wished(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int])
         chosen,
         thinking=bool(valid.get("thinking_enabled", chosen.thinking)),
         limits=effective(agent.limits, settings, asked),
+        context=replace(chosen.context, **_context(valid)),
     )
+
+
+def _context(valid: Mapping[str, object]) -> dict[str, Any]:
+    most = valid.get("max_context_nodes")
+    return {} if most is None else {"max_nodes": most}
 
 
 def _starting_with(agent: AgentDef, model: object) -> AgentDef:

@@ -45,7 +45,7 @@ class Keeper:
         self._writing: dict[SessionKey, anyio.Event] = {}
         self._behind: dict[SessionKey, int] = {}  # turns that came meanwhile
         self._catching: dict[SessionKey, anyio.Event] = {}  # of those behind, who is at work on
-        self._last: dict[SessionKey, Claim] = {}
+        self.last: dict[SessionKey, Claim] = {}
 
     @property
     def backlog(self) -> int:
@@ -95,13 +95,13 @@ class Keeper:
         return [(one.sender, claim) for one in said for claim in self._claims(key, one)]
 
     def _claims(self, key: SessionKey, one: Said) -> Sequence[Claim]:
-        last = self._last.pop(key, None)
+        last = self.last.pop(key, None)
         is_own = last and last.source and last.source.said_by == (one.sender or key.peer)
         claims = claims_in(one, key, last=last if is_own else None)
         if claims:
-            self._last[key] = claims[-1]
-            if len(self._last) > REMEMBERED_LAST:
-                del self._last[next(iter(self._last))]
+            self.last[key] = claims[-1]
+            if len(self.last) > REMEMBERED_LAST:
+                del self.last[next(iter(self.last))]
         return claims
 
     async def _write(

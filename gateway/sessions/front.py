@@ -16,6 +16,7 @@ from gateway.memory.souls import Souls
 from gateway.routing import Router
 from gateway.sessions.reception import Reception
 from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.upkeep import Upkeep
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Front:
     souls: Souls
     plans: Plans
     clock: Clock
+    upkeep: Upkeep
 
     async def run(self, run_id: str) -> LiveRun | RunRecord:
         """A run, live or ended; raises NotFound."""

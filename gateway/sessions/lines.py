@@ -52,6 +52,7 @@ class Batch:
     behind: Callable[[], Sequence[Waiting]] = tuple
     taken: Sequence[Waiting] = ()
     crowds: AgentDef | None = None  # whose rules want less than it had to show
+    most_nodes: int = 0  # of the tree that its answer goes into
 
     @property
     def entry(self) -> Entry:

@@ -19,12 +19,12 @@ from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, RunRules
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.bindings import OWN_CHANNELS
+from gateway.domain.bindings import speaker
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.facts import Source
 from gateway.domain.hearing import Said
-from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, encode_part
+from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
@@ -248,6 +248,7 @@ class Work:
         besides = Besides(episode.summary, found, missing, earlier, new.message_id)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.crowds = agent if context.is_crowded else None
+        batch.most_nodes = agent.context.max_nodes
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:
@@ -324,6 +325,7 @@ class Work:
             leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
             merged=tuple(self._merged(one, run, end) for one in batch.merged),
+            most_nodes=batch.most_nodes,
         )
         moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
         means.said(new.session_key)
@@ -367,11 +369,9 @@ def _is_poison(entry: Entry, run: LiveRun) -> bool:
 
 
 def person_of(new: NewEntry) -> str:
-    """Whose notes a tool keeps, and whose settings hold: a principal by its name, whoever writes elsewhere by the place."""
+    """Whose notes a tool keeps, and whose settings hold."""
     key = new.session_key
-    if key.channel in OWN_CHANNELS:
-        return encode_part(key.account)
-    return ":".join(map(encode_part, (key.channel, key.account, new.sender or key.peer)))
+    return speaker(key.channel, key.account, new.sender or key.peer)
 
 
 def _made_again(at: datetime) -> Chunk:

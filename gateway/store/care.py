@@ -5,6 +5,7 @@ from functools import partial
 
 from anyio import CancelScope, to_thread
 
+from gateway.domain.ids import AgentId
 from gateway.domain.ports import Clock
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
@@ -24,6 +25,10 @@ class SqliteCare:
         """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
         sweep = partial(_sweep, to_micros(before), limit)
         return await self._writer.write(sweep, durable=False)
+
+    async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
+        expire = partial(_expire, agent, to_micros(before), limit)
+        return await self._writer.write(expire, durable=False)
 
     async def close(self) -> None:
         """Writes what is waiting, refuses what comes; a second close does nothing."""
@@ -50,6 +55,15 @@ def _sweep(before: int, limit: int, pen: Pen) -> int:
     return len(rows)
 
 
+def _expire(agent: AgentId, before: int, limit: int, pen: Pen) -> int:
+    return pen.db.execute(_EXPIRE, (agent, before, max(0, limit))).rowcount
+
+
+_EXPIRE = """
+UPDATE session SET state = 'closed' WHERE id IN (
+    SELECT id FROM session INDEXED BY session_active
+    WHERE state = 'active' AND agent = ? AND updated_at < ? LIMIT ?)
+"""
 _OLD = """
 SELECT id, run_id FROM run WHERE log IS NOT NULL AND finished_at < ? ORDER BY finished_at LIMIT ?
 """

@@ -12,6 +12,7 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.store.aftermath import leave, pack_notice
+from gateway.store.branches import prune
 from gateway.store.pen import Pen, SessionRow
 from gateway.store.reader import Readers
 from gateway.store.rows import (
@@ -104,6 +105,7 @@ def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
         if earlier is None:
             raise Conflict(taken(entry))
         return earlier
+    pen.db.execute(_REOPEN, (session.id,))
     session.last_run = seq
     pen.accepted = added.lastrowid or pen.accepted
     return Accepted(entry.message_id, entry.run_id, key, entry.matched_by, seq, attempts=attempts)
@@ -119,7 +121,7 @@ def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
     if row is None:
         return None
     message_id, run_id, first, matched_by, seq, attempts, digest = row
-    if digest != entry.digest:
+    if digest and digest != entry.digest:  # none: what it said is erased
         raise Conflict(other_content(entry))
     key = SessionKey.parse(first)
     return Accepted(message_id, run_id, key, matched_by, seq, duplicate=True, attempts=attempts)
@@ -170,6 +172,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     _add_deliveries(ending, session, pen.db)
     leave(ending, session, pen)
     _count(ending, session, pen, moves=moves)
+    prune(session, ending.most_nodes, pen.db)
     return moves
 
 
@@ -197,6 +200,8 @@ def append(
     nodes: Sequence[Node], parent: int | None, session: SessionRow, db: sqlite3.Connection
 ) -> None:
     rows = []
+    if nodes and session.last_seq and parent != place_of(session.id, session.last_seq):
+        session.is_forked = True
     found = db.execute("SELECT summary FROM node WHERE place = ?", (parent,)).fetchone()
     summary = found and found[0]
     for seq, node in enumerate(nodes, session.last_seq + 1):
@@ -294,6 +299,7 @@ _END_RUN = """
 UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, log = ?, tape = ?
 WHERE run_id = ? AND session = ? AND finished_at IS NULL
 """
+_REOPEN = "UPDATE session SET state = 'active' WHERE id = ? AND state = 'closed'"
 _ADD_NODE = """
 INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens, model, created_at,
                   label, summary)

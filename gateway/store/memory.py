@@ -8,11 +8,12 @@ from datetime import datetime
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import SessionKey
+from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
 from gateway.store.memory_audit import MemoryAudit
+from gateway.store.memory_conversations import MemoryConversations, MemoryErasures
 from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_hearing import MemoryHearing
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
@@ -28,7 +29,7 @@ from gateway.store.rows import require_text
 @contextlib.asynccontextmanager
 async def open_memory() -> AsyncIterator[Stores]:
     shelf = Shelf()
-    turns = MemoryTurns(shelf)
+    turns, facts = MemoryTurns(shelf), MemoryFacts(shelf)
     try:
         yield Stores(
             MemoryInbox(shelf),
@@ -45,11 +46,13 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemorySettings(shelf),
             MemoryRuleStates(shelf),
             MemoryNotices(shelf),
-            MemoryFacts(shelf),
+            facts,
             MemoryHearing(shelf),
             turns,
             turns,
             MemorySummaries(shelf),
+            MemoryConversations(shelf),
+            MemoryErasures(shelf, facts, turns),
         )
     finally:
         shelf.is_closed = True
@@ -161,6 +164,16 @@ class MemoryCare:
             self._shelf.journal.pop(run.record.entry.new.run_id, None)
             self._shelf.tapes.pop(run.record.entry.new.run_id, None)
         return min(len(old), max(0, limit))
+
+    async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
+        await self._shelf.ready()
+        sessions = self._shelf.sessions.values()
+        unused = [one for one in sessions if one.record.key.agent == agent]
+        unused = [one for one in unused if one.record.updated_at < before]
+        active = [one for one in unused if one.record.state == "active"][: max(0, limit)]
+        for one in active:
+            one.record = replace(one.record, state="closed")
+        return len(active)
 
     async def close(self) -> None:
         await checkpoint()

@@ -15,6 +15,7 @@ from gateway.domain.facts import (
     Whose,
     tombstone_of,
 )
+from gateway.domain.ids import NodeId
 from gateway.domain.settling import Told, by_time, form, is_wanted, predicate_form, settled
 from gateway.domain.words import words_of
 from gateway.store.fact_rows import ranked, require_claims, require_erasure, require_query
@@ -34,7 +35,8 @@ class MemoryFacts:
         require_claims(scope, claims, ids)
         await self._shelf.ready()
         places = []
-        for claim, id_ in zip(claims, ids, strict=True):
+        told = [one for one in zip(claims, ids, strict=True) if not self._is_erased(one[0])]
+        for claim, id_ in told:
             place = (scope, form(claim.subject), predicate_form(claim.predicate))
             topic = self._shelf.topics.setdefault(place, Topic())
             topic.told.append(Told(id_, claim, now))
@@ -46,8 +48,14 @@ class MemoryFacts:
                 for one in self._shelf.topics[place].facts.values()
                 if any(told.id == id_ for told in one.told)
             )
-            for place, id_ in zip(places, ids, strict=True)
+            for place, (_, id_) in zip(places, told, strict=True)
         ]
+
+    def _is_erased(self, claim: Claim) -> bool:
+        source = claim.source
+        session = self._shelf.sessions.get(source.session_key) if source else None
+        node = session.nodes.get(NodeId(source.message_id)) if session and source else None
+        return node is not None and node.standing == "erased"
 
     async def select(self, query: FactQuery) -> Sequence[Fact]:
         require_query(query)
@@ -100,19 +108,23 @@ class MemoryFacts:
     async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
         require_erasure(what)
         await self._shelf.ready()
-        count = 0
+        return self.count_of(what) if dry_run else self.erase_now(what, now)
+
+    def count_of(self, what: Erasure) -> int:
+        topics = self._shelf.topics.values()
+        return sum(_is_erased(fact, what) for topic in topics for fact in _facts(topic))
+
+    def erase_now(self, what: Erasure, now: datetime) -> int:
+        count = self.count_of(what)
         for place, topic in tuple(self._shelf.topics.items()):
             gone = {fact.id for fact in _facts(topic) if _is_erased(fact, what)}
-            count += len(gone)
-            if not dry_run:
-                _erase(topic, gone, what, now)
-                if not topic.told:
-                    del self._shelf.topics[place]
-        if not dry_run:
-            detail = {"what": what.kind, "facts": count, "tombstone": tombstone_of(what, now)}
-            deed = Deed(now, "memory.erased", what.by, detail)
-            entries = self._shelf.audit
-            entries.append(entry_after(entries[-1] if entries else None, deed))
+            _erase(topic, gone, what, now)
+            if not topic.told:
+                del self._shelf.topics[place]
+        detail = {"what": what.kind, "facts": count, "tombstone": tombstone_of(what, now)}
+        deed = Deed(now, "memory.erased", what.by, detail)
+        entries = self._shelf.audit
+        entries.append(entry_after(entries[-1] if entries else None, deed))
         return count
 
     def _topics(self, subject: str | None, predicate: str | None) -> Iterator[tuple[str, Topic]]:

@@ -36,6 +36,7 @@ class MemoryInbox:
         if entry.run_id in self._shelf.runs:
             raise Conflict(taken(entry))
         session = self._session(entry)
+        session.record = replace(session.record, state="active")
         session.last_run += 1
         kept = Entry(entry, session.last_run, "running" if begin else "queued", int(begin))
         self._shelf.runs[entry.run_id] = Run(RunRecord(kept, None, b"", "", None))
@@ -51,7 +52,7 @@ class MemoryInbox:
         if run_id is None:
             return None
         first = self._shelf.runs[run_id].record.entry
-        if first.new.digest != entry.digest:
+        if first.new.digest and first.new.digest != entry.digest:
             raise Conflict(other_content(entry))
         return _accepted(first, duplicate=True)
 
@@ -104,6 +105,7 @@ class MemoryInbox:
         self._end(ending.run_id, ending.state, said, ending.finished_at)
         for one in ending.merged:
             self._end(one.run_id, "done", ("merged", one.log, one.summary), ending.finished_at)
+        session.prune(ending.most_nodes)
         return moves
 
     def _require_run(self, run_id: RunId, key: SessionKey) -> None:

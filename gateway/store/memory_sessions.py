@@ -51,15 +51,18 @@ class MemoryTranscript:
         if session is None:
             return None
         labelled = (node for node in session.nodes.values() if node.label == node_id)
-        return session.nodes.get(NodeId(node_id)) or next(labelled, None)
+        found = session.nodes.get(NodeId(node_id)) or next(labelled, None)
+        return None if found is None or found.standing == "erased" else found
 
-    async def tree(self, key: SessionKey, *, limit: int) -> Sequence[Node]:
+    async def tree(self, key: SessionKey, *, limit: int, archived: bool = False) -> Sequence[Node]:
         require_text("the session's key", str(key))
         await self._shelf.ready()
         session = self._shelf.sessions.get(key)
         if session is None:
             return ()
-        newest = islice(reversed(session.nodes.values()), max(0, limit))
+        wanted = {"shown", "archived"} if archived else {"shown"}
+        seen = (node for node in reversed(session.nodes.values()) if node.standing in wanted)
+        newest = islice(seen, max(0, limit))
         bare = [replace(node, message=Message(node.message.role)) for node in newest]
         return bare[::-1]
 
@@ -71,15 +74,13 @@ class MemoryTranscript:
         session = self._shelf.sessions.get(key)
         if session is None:
             raise NotFound(f"session {key}")
-        target = _node_of(session, to)
+        _node_of(session, to)
         if session.record.head != expected:
             return False
         session.record = replace(session.record, head=to)
         if label is not None:
-            for node in tuple(session.nodes.values()):
-                if node.label == label:
-                    session.nodes[node.id] = replace(node, label=None)
-            session.nodes[to] = replace(target, label=label)
+            session.put_label(to, label)
+        session.bring_back()
         return True
 
 
@@ -105,7 +106,7 @@ class MemorySummaries:
 
 def _node_of(session: Session, node_id: NodeId) -> Node:
     node = session.nodes.get(node_id)
-    if node is None:
+    if node is None or node.standing == "erased":
         raise NotFound(f"message {node_id}")
     return node
 
@@ -133,6 +134,14 @@ class MemorySessions:
     async def count(self) -> int:
         await self._shelf.ready()
         return len(self._shelf.sessions)
+
+    async def close(self, key: SessionKey) -> None:
+        require_text("the session's key", str(key))
+        await self._shelf.ready()
+        session = self._shelf.sessions.get(key)
+        if session is None:
+            raise NotFound(f"session {key}")
+        session.record = replace(session.record, state="closed")
 
 
 def _is_wanted(record: SessionRecord, query: SessionQuery) -> bool:

@@ -10,11 +10,12 @@ from gateway.domain.budgets import Reservation, Scope, Tally, TokenRecord
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import JournalNote, RunRecord
-from gateway.domain.messages import Node
+from gateway.domain.messages import Node, Standing
 from gateway.domain.outbox import Delivery
 from gateway.domain.ports import PluginSpace
 from gateway.domain.sessions import SessionRecord
 from gateway.domain.settling import Settled, Told
+from gateway.store.pruning import Fork, Span, branches_off, kept_spans, outdated
 from gateway.store.rows import Stamps
 
 
@@ -37,6 +38,49 @@ class Session:
             if summary is not None:
                 self.summaries[node.id] = summary
             parent = node.id
+
+    def put_label(self, node: NodeId, label: str | None) -> None:
+        for other in tuple(self.nodes.values()):
+            if label is not None and other.label == label:
+                self.nodes[other.id] = replace(other, label=None)
+        self.nodes[node] = replace(self.nodes[node], label=label)
+
+    def forks(self) -> list[Fork]:
+        grown: list[Fork] = []
+        for node in self.nodes.values():
+            parent = self.nodes[node.parent_id].seq if node.parent_id else None
+            if parent is None or parent != node.seq - 1:
+                grown.append((node.seq, parent))
+        return grown
+
+    def bring_back(self) -> None:
+        """What HEAD, a label or a checkpoint is on is seen again, with the path to it."""
+        for span in kept_spans(self.forks(), self._tips()).items():
+            self._stand(span, "archived", "shown")
+
+    def prune(self, most: int) -> None:
+        """A tree of more than `most` nodes loses branches from sight."""
+        forks = self.forks() if most else []
+        if self.record.head is None or len(forks) < 2:
+            return
+        kept, head = kept_spans(forks, self._tips()), self.nodes[self.record.head].seq
+        tree, branches = branches_off(forks, head, kept, len(self.nodes))
+
+        def shown(spans: Sequence[Span]) -> int:
+            held = (node.seq for node in self.nodes.values() if node.standing == "shown")
+            return sum(any(first <= seq <= last for first, last in spans) for seq in held)
+
+        for span in outdated(tree, branches, shown, most):
+            self._stand(span, "shown", "archived")
+
+    def _tips(self) -> list[int]:
+        kept = {node.id for node in self.nodes.values() if node.label or node.is_checkpoint}
+        return [node.seq for node in self.nodes.values() if node.id in {*kept, self.record.head}]
+
+    def _stand(self, span: Span, was: Standing, now: Standing) -> None:
+        for node in tuple(self.nodes.values()):
+            if span[0] <= node.seq <= span[1] and node.standing == was:
+                self.nodes[node.id] = replace(node, standing=now)
 
 
 @dataclass(slots=True)

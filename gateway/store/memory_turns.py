@@ -36,7 +36,7 @@ class MemoryTurns:
         if head is not None and head not in session.nodes:
             raise NotFound(f"message {head}")
         tip = session.nodes[head].seq if head else None
-        trail = trail_of(_forks(session), tip, len(session.nodes))
+        trail = trail_of(session.forks(), tip, len(session.nodes))
         known = _depths_of(messages, session, trail)
         hits = {word: self._hits(key, word, trail, limit) for word in words}
         return Found(trail, {word: hit for word, hit in hits.items() if hit.depths}, known)
@@ -100,12 +100,3 @@ def _depths_of(messages: Sequence[str], session: Session, trail: Trail) -> dict[
 def _words_in(node: Node) -> frozenset[str]:
     text = node.message.text if node.message.role in SAID_BY else ""
     return frozenset(stem(word) for word in words_of(text[:INDEXED_CHARS]))
-
-
-def _forks(session: Session) -> list[tuple[int, int | None]]:
-    grown: list[tuple[int, int | None]] = []
-    for node in session.nodes.values():
-        parent = session.nodes[node.parent_id].seq if node.parent_id else None
-        if parent is None or parent != node.seq - 1:
-            grown.append((node.seq, parent))
-    return grown

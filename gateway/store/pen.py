@@ -16,10 +16,11 @@ class SessionRow:
     """A session's counters as the database has them, uncommitted writes of this batch included."""
 
     id: int
-    last_run: int  # seq of the newest run
+    last_run: int  # seq of the newest run; 1 also if there is none, but something was taken in
     last_seq: int  # seq of the newest node
     head: int | None  # place
     head_id: str | None
+    is_forked: bool = False  # some message does not follow on the one before it
 
 
 class Pen:
@@ -73,15 +74,20 @@ class Pen:
             return None
         if node_id == session.head_id:
             return session.head
-        row = self.db.execute("SELECT place FROM node WHERE id = ?", (node_id,)).fetchone()
+        row = self.db.execute(_FIND_NODE, (node_id,)).fetchone()
         if row is None or place_of(session.id, seq_of(row[0])) != row[0]:
             return None
         return int(row[0])
 
 
+_FIND_NODE = "SELECT place FROM node WHERE id = ? AND standing < 2"
 _FIND_SESSION = """
-SELECT s.id, (SELECT coalesce(max(r.seq), 0) FROM run r WHERE r.session = s.id), s.last_seq,
-       s.head, (SELECT n.id FROM node n WHERE n.place = s.head)
+SELECT s.id, coalesce((SELECT max(r.seq) FROM run r WHERE r.session = s.id), s.last_seq > 0), s.last_seq,
+       s.head, (SELECT n.id FROM node n WHERE n.place = s.head),
+       (SELECT count(*) FROM (
+            SELECT 1 FROM node INDEXED BY node_fork
+            WHERE parent IS NOT place - 1 AND place > s.id << 32 AND place < (s.id + 1) << 32
+            LIMIT 2)) > 1
 FROM session s WHERE s.key = ?
 """
 _MAKE_SESSION = """

@@ -1,13 +1,13 @@
 """Values as columns and back: times, texts, messages."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId
-from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
+from gateway.domain.messages import Extras, Message, Node, Standing, ToolCall, ToolResult
 from gateway.domain.times import to_micros as to_micros  # a row's times
 from gateway.domain.times import to_time as to_time
 
@@ -121,12 +121,15 @@ def seq_of(place: int) -> int:
 def to_node(row: Sequence[Any], parent_id: NodeId | None) -> Node:
     """From the columns of NODE_COLUMNS and one more."""
     place, node_id, run_id, role, text, packed, status, tokens, model, created, label, *more = row
-    role = "summary" if more[0] == place else role
+    summary, checkpoint, standing, _ = more
+    role = "summary" if summary == place else role
     message, at, seq = unpack_message(role, text, packed), to_time(created), seq_of(place)
-    return Node(node_id, parent_id, run_id, message, at, tokens, status, model, seq, label)
+    marks = (label, bool(checkpoint), STANDINGS[standing])
+    return Node(node_id, parent_id, run_id, message, at, tokens, status, model, seq, *marks)
 
 
+STANDINGS: tuple[Standing, ...] = get_args(Standing)  # by their number in a column
 NODE_COLUMNS = (
     "n.place, n.id, n.run_id, n.role, n.text, n.packed, n.status, n.tokens, n.model, n.created_at,"
-    " n.label, n.summary"
+    " n.label, n.summary, n.checkpoint, n.standing"
 )

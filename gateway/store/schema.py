@@ -15,6 +15,7 @@ from gateway.store.tables import (
     LIMITS,
     PLUGINS,
     SETTINGS,
+    STANDING,
     SUMMARIES,
     TURNS,
 )
@@ -31,7 +32,10 @@ MIGRATIONS: tuple[str, ...] = (
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), LIMITS),)
-_ADDED: tuple[tuple[int, tuple[str, str], str], ...] = ((4, ("node", "summary"), SUMMARIES),)
+_ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
+    (4, ("node", "summary"), SUMMARIES),
+    (4, ("node", "standing"), STANDING),
+)
 
 
 @cache

@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionPage, SessionQuery, SessionRecord
+from gateway.store.pen import Pen
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
 from gateway.store.writer import Writer
@@ -30,6 +32,10 @@ class SqliteSessions:
 
     async def count(self) -> int:
         return await self._readers.read(_total)
+
+    async def close(self, key: SessionKey) -> None:
+        require_text("the session's key", str(key))
+        await self._writer.write(partial(_close, key), durable=True)
 
 
 def _find(key: SessionKey, db: sqlite3.Connection) -> SessionRecord | None:
@@ -61,6 +67,12 @@ def _one_of(column: str, values: Sequence[str] | None) -> str:
 
 def _total(db: sqlite3.Connection) -> int:
     return int(db.execute("SELECT count(*) FROM session").fetchone()[0])
+
+
+def _close(key: SessionKey, pen: Pen) -> None:
+    closed = pen.db.execute("UPDATE session SET state = 'closed' WHERE key = ?", (str(key),))
+    if closed.rowcount == 0:
+        raise NotFound(f"session {key}")
 
 
 def _to_record(row: Sequence[Any]) -> SessionRecord:

@@ -16,7 +16,9 @@ from gateway.store.aftermath import SqliteNotices, SqliteRuleStates
 from gateway.store.audit import SqliteAudit
 from gateway.store.care import SqliteCare
 from gateway.store.commits import Commits
+from gateway.store.conversations import SqliteConversations
 from gateway.store.data_dir import Held, Mark, require_all
+from gateway.store.erasure import SqliteErasures
 from gateway.store.facts import SqliteFacts
 from gateway.store.faults import at_opening, damaged, file_faults
 from gateway.store.hearing import SqliteHearing
@@ -101,6 +103,8 @@ async def open_sqlite(
                 turns,
                 turns,
                 SqliteSummaries(writer),
+                SqliteConversations(writer),
+                SqliteErasures(writer, readers),
             )
         finally:
             await care.close()

@@ -340,3 +340,12 @@ CREATE INDEX IF NOT EXISTS node_fork ON node (place, parent) WHERE parent IS NOT
 # own would mean to write the table anew: it stands there as a tool's, so that nobody takes it for
 # something that was said.
 SUMMARIES = "ALTER TABLE node ADD COLUMN summary INTEGER"
+
+# Labels that are kept, branches that are archived, and sessions that may expire.
+STANDING = """
+ALTER TABLE node ADD COLUMN checkpoint INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE node ADD COLUMN standing INTEGER NOT NULL DEFAULT 0;  -- 1: archived, 2: erased
+CREATE INDEX IF NOT EXISTS node_kept ON node (place) WHERE label IS NOT NULL OR checkpoint;
+CREATE INDEX IF NOT EXISTS node_archived ON node (place) WHERE standing;
+CREATE INDEX IF NOT EXISTS session_active ON session (agent, updated_at) WHERE state = 'active'
+"""

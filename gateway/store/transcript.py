@@ -8,6 +8,7 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.sessions import Path
+from gateway.store.branches import bring_back, put_label
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
 from gateway.store.rows import NODE_COLUMNS, SEQ_BITS, place_of, require_text, to_node
@@ -35,10 +36,10 @@ class SqliteTranscript:
         require_text("the session's key or a message's id", str(key), node_id)
         return await self._readers.read(partial(_node, key, node_id))
 
-    async def tree(self, key: SessionKey, *, limit: int) -> Sequence[Node]:
+    async def tree(self, key: SessionKey, *, limit: int, archived: bool = False) -> Sequence[Node]:
         """The newest `limit` nodes, oldest first."""
         require_text("the session's key", str(key))
-        return await self._readers.read(partial(_tree, key, limit))
+        return await self._readers.read(partial(_tree, key, limit, int(archived)))
 
     async def move_head(
         self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
@@ -71,7 +72,7 @@ def _path(
     for row in rows:
         nodes.append(to_node(row, parent_id))
         parent_id = row[1]
-    summary = None if before is not None else _summary(rows[-1][-2], db)
+    summary = None if before is not None else _summary(rows[-1][_SUMMARY], db)
     return Path(tuple(nodes), head_id, rows[0][-1] is not None, summary)
 
 
@@ -91,7 +92,9 @@ def _id_at(place: int | None, db: sqlite3.Connection) -> NodeId | None:
 def _place_and_parent(
     session: int, node_id: NodeId, db: sqlite3.Connection
 ) -> tuple[int, int | None]:
-    row = db.execute("SELECT place, parent FROM node WHERE id = ?", (node_id,)).fetchone()
+    row = db.execute(
+        "SELECT place, parent FROM node WHERE id = ? AND standing < 2", (node_id,)
+    ).fetchone()
     if row is None or row[0] >> SEQ_BITS != session:
         raise NotFound(f"message {node_id}")
     return row[0], row[1]
@@ -102,18 +105,18 @@ def _node(key: SessionKey, node_id: str, db: sqlite3.Connection) -> Node | None:
     if found is None:
         return None
     first, beyond = place_of(found[0], 0), place_of(found[0] + 1, 0)
-    row = db.execute(f"{_NODE} WHERE n.id = ?", (node_id,)).fetchone()
+    row = db.execute(f"{_NODE} WHERE n.id = ? AND n.standing < 2", (node_id,)).fetchone()
     if row is None or not first <= row[0] < beyond:
         labelled = f"{_NODE} WHERE n.label = ? AND n.place >= ? AND n.place < ?"
         row = db.execute(labelled, (node_id, first, beyond)).fetchone()
     return None if row is None else to_node(row, row[-1])
 
 
-def _tree(key: SessionKey, limit: int, db: sqlite3.Connection) -> Sequence[Node]:
+def _tree(key: SessionKey, limit: int, archived: int, db: sqlite3.Connection) -> Sequence[Node]:
     found = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
     if found is None:
         return ()
-    bounds = (place_of(found[0], 0), place_of(found[0] + 1, 0), max(0, limit))
+    bounds = (place_of(found[0], 0), place_of(found[0] + 1, 0), archived, max(0, limit))
     nodes = [to_node(row, row[-1]) for row in db.execute(_TREE, bounds).fetchall()]
     nodes.reverse()
     return nodes
@@ -132,10 +135,9 @@ def _move_head(
         return False
     pen.db.execute("UPDATE session SET head = ? WHERE id = ?", (place, session.id))
     if label is not None:
-        bounds = (label, place_of(session.id, 0), place_of(session.id + 1, 0))
-        pen.db.execute(_TAKE_LABEL, bounds)
-        pen.db.execute("UPDATE node SET label = ? WHERE place = ?", (label, place))
+        put_label(session, place, label, pen.db)
     session.head, session.head_id = place, to
+    bring_back(session, pen.db)
     return True
 
 
@@ -155,9 +157,9 @@ SELECT {NODE_COLUMNS}, n.parent FROM up CROSS JOIN node n ON n.place = up.place
 """
 _TREE = """
 SELECT n.place, n.id, n.run_id, n.role, '', NULL, n.status, n.tokens, n.model, n.created_at,
-       n.label, n.summary, p.id
+       n.label, n.summary, n.checkpoint, n.standing, p.id
 FROM node n LEFT JOIN node p ON p.place = n.parent
-WHERE n.place >= ? AND n.place < ?
+WHERE n.place >= ? AND n.place < ? AND n.standing <= ?
 ORDER BY n.place DESC LIMIT ?
 """
-_TAKE_LABEL = "UPDATE node SET label = NULL WHERE label = ? AND place >= ? AND place < ?"
+_SUMMARY = NODE_COLUMNS.split(", ").index("n.summary")

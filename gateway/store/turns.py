@@ -2,7 +2,7 @@
 
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import combinations, islice
 
@@ -11,6 +11,7 @@ from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.recall import Found, Hits, Trail, Turn
 from gateway.domain.words import words_of
 from gateway.store.pen import Pen
+from gateway.store.pruning import Fork, spans_to
 from gateway.store.reader import Readers
 from gateway.store.rows import SEQ_BITS, place_of, require_text, seq_of, to_time
 from gateway.store.writer import Writer
@@ -65,8 +66,7 @@ class SqliteTurns:
     async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
         require_text("the session's key or a message's id", str(key), *ids)
         await self._writer.write(partial(forget_turns, key, ids), durable=True)
-        while await self._writer.write(_merge, durable=False):
-            pass
+        await rewrite_index(self._writer)
 
 
 def _session_and_trail(
@@ -80,10 +80,14 @@ def _session_and_trail(
         head = _place_in(session, upto, db)
         if head is None:
             raise NotFound(f"message {upto}")
+    return session, trail_of(forks_of(session, db), None if head is None else seq_of(head), last)
+
+
+def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
+    """The newest of them, oldest first."""
     bounds = (place_of(session, 0), place_of(session + 1, 0), _MOST_FORKS)
     forks = db.execute(_FORKS, bounds).fetchall()
-    grown = [(seq_of(at), None if up is None else seq_of(up)) for at, up in reversed(forks)]
-    return session, trail_of(grown, None if head is None else seq_of(head), last)
+    return [(seq_of(at), None if up is None else seq_of(up)) for at, up in reversed(forks)]
 
 
 def _depths_of(
@@ -105,7 +109,7 @@ def trail_of(forks: Sequence[tuple[int, int | None]], head: int | None, last: in
     if not forks:  # the first message is not answered yet
         return Trail()
     starts = [seq for seq, _ in forks]
-    spans = set(_path(head, forks, starts)) if head is not None else set()
+    spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
     ends = [*(start - 1 for start in starts[1:]), last]
     tips: dict[int, int] = {}  # of earlier conversations: the last that was said
@@ -116,18 +120,8 @@ def trail_of(forks: Sequence[tuple[int, int | None]], head: int | None, last: in
         tips[roots[-1]] = end
     for root, tip in tips.items():
         if root < own:
-            spans.update(_path(tip, forks, starts))
+            spans.update(spans_to(tip, forks, starts))
     return Trail.of(spans)
-
-
-def _path(
-    tip: int, forks: Sequence[tuple[int, int | None]], starts: Sequence[int]
-) -> Iterator[tuple[int, int]]:
-    """Its spans, newest first, as far back as forks are known."""
-    at: int | None = tip
-    while at is not None and (number := bisect_right(starts, at) - 1) >= 0:
-        yield starts[number], at
-        at = forks[number][1]
 
 
 def _hits_of(
@@ -246,14 +240,21 @@ def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
     _take_words([row for row in texts if row is not None], pen.db)
 
 
+async def rewrite_index(writer: Writer) -> None:
+    """A part a commit, so that nobody waits for all of it."""
+    while await writer.write(_merge, durable=False):
+        pass
+
+
 def _merge(pen: Pen) -> bool:
     """Rewrites a part of the index, so that what was taken out is not in older parts of it; whether
     there is more to do."""
-    pen.db.execute("PRAGMA secure_delete = ON")
     before = pen.db.total_changes
     pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
-    pen.db.execute("PRAGMA secure_delete = OFF")
-    return pen.db.total_changes - before >= 2
+    is_more = pen.db.total_changes - before >= 2
+    if not is_more:
+        pen.has_erased = True  # of the parts that were rewritten, pages still hold the words
+    return is_more
 
 
 _FORKS = """

@@ -8,6 +8,7 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.conversations import ImportRefused
 from gateway.domain.errors import (
     BadSessionKey,
     Busy,
@@ -16,6 +17,7 @@ from gateway.domain.errors import (
     ModelFailed,
     NoRoute,
     NotFound,
+    NotOfProject,
     SettingsRefused,
     StoreUnavailable,
     UnknownAgent,
@@ -64,6 +66,7 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     InvalidParams: Failure(422, -32602, "invalid_params"),
     ClaimRefused: Failure(422, -32602, "invalid_params"),
     SettingsRefused: Failure(422, -32602, "invalid_params"),
+    ImportRefused: Failure(422, -32602, "invalid_params"),
     BodyTooLarge: Failure(413, -32600, "too_large"),
     TargetTooLong: Failure(414, -32600, "too_large"),
     HeadTooLarge: Failure(431, -32600, "too_large"),
@@ -71,6 +74,7 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     BadSessionKey: Failure(422, -32602, "invalid_params"),
     NotHere: Failure(404, -32601, "not_found"),
     NotFound: Failure(404, -32004, "not_found"),
+    NotOfProject: Failure(403, -32002, "forbidden"),
     NoRoute: Failure(404, -32004, "not_found"),
     UnknownAgent: Failure(404, -32004, "not_found"),
     Conflict: Failure(409, -32006, "conflict"),

@@ -69,7 +69,8 @@ def tree_node(node: Node) -> dict[str, object]:
         "role": node.message.role,
         "run_id": node.run_id,
         "label": node.label,
-        "checkpoint": False,
+        "checkpoint": node.is_checkpoint,
+        "archived": node.standing == "archived",
         "created_at": stamp(node.created_at),
     }
 

@@ -305,3 +305,39 @@ def test_a_number_for_an_id_is_refused_with_its_string(arena: Arena) -> None:
     (problem,) = arena.problems("[[bindings]]\nagent_id = 'demo'\npeer_id = 5512")
 
     assert problem.fix == 'put it into quotes: "5512"'
+
+
+PROJECT = """
+[agent]
+provider = "demo"
+model = "demo"
+project = "garden"
+
+[[projects]]
+id = "garden"
+users = ["ann"]
+"""
+
+
+def test_an_agent_may_belong_to_a_project_that_is_defined(arena: Arena) -> None:
+    config = arena.load(PROJECT)
+
+    assert config.agents[0].project == "garden"
+    assert [(one.id, one.users) for one in config.projects] == [("garden", ("ann",))]
+    assert arena.load('[agent]\nprovider = "demo"\nmodel = "demo"').agents[0].project == "default"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (PROJECT.replace('id = "garden"', 'id = "gardens"'), "there is no project"),
+        (PROJECT.replace('"garden"', '"default"'), "is open to all"),
+        (PROJECT + '[[projects]]\nid = "garden"\nusers = []', "is there twice"),
+        (PROJECT.replace('users = ["ann"]', ""), "users"),
+    ],
+)
+def test_a_wrong_project_is_named_with_its_place(arena: Arena, text: str, message: str) -> None:
+    (problem,) = arena.problems(text)
+
+    assert message in problem.message
+    assert problem.line

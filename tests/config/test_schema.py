@@ -199,7 +199,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
         "[[subagents]]",
         "[delegation]",
         "[[schedules]]",
-        "[context]\nexpire_days = 12",
         "[agent]\nsubagents = []",
         "[store]\nnamespace = 'x'",
         "[observability]\notlp_endpoint = 'http://x'",

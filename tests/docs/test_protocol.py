@@ -29,6 +29,7 @@ from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
+from gateway.web.methods.upkeep import UpkeepMethods
 from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds
 from tests.fakes.find import FakeFind
@@ -54,6 +55,7 @@ async def methods() -> list[Method]:
         return [
             *ChatMethods(stage.front, to_json).all(),
             *SessionMethods(stage.front).all(),
+            *UpkeepMethods(stage.front).all(),
             *EventMethods(Bus()).all(),
             *SettingsMethods(stage.settings, AGENT).all(),
             *RuleMethods(lambda: RuleSet(())).all(),

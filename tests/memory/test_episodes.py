@@ -47,7 +47,9 @@ class OneBook:
     async def node(self, key: SessionKey, node_id: str) -> Node | None:
         raise AssertionError
 
-    async def tree(self, key: SessionKey, *, limit: int) -> tuple[Node, ...]:
+    async def tree(
+        self, key: SessionKey, *, limit: int, archived: bool = False
+    ) -> tuple[Node, ...]:
         raise AssertionError
 
     async def move_head(

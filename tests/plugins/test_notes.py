@@ -1,5 +1,6 @@
 """The notes keep to the store's sizes: long threads go on in another value, long notes are refused."""
 
+import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -91,3 +92,35 @@ def test_what_the_store_refuses_reaches_the_model(notes: Guest) -> None:
     text = refused(notes, "vault_write", {"path": "a.md", "content": "x"})
 
     assert text == "this store may have 1000 keys at most: delete some first"
+
+
+AUTHORS = ("user", "claude", "oracle", "librarian")
+KINDS = ("thought", "decision", "research", "insight")
+
+
+@pytest.mark.requirement("S-000-Thread-01", "S-000-Thread-02")
+def test_an_entry_has_one_of_the_known_authors_and_types_and_keeps_both(notes: Guest) -> None:
+    pairs = list(itertools.product(AUTHORS, KINDS))
+    for author, kind in pairs:
+        said(
+            notes,
+            "thread_write",
+            {"thread_id": "t", "author": author, "type": kind, "content": "x"},
+        )
+
+    read = said(notes, "thread_read", {"thread_id": "t"})["entries"]
+
+    assert [(one["author"], one["type"]) for one in read] == pairs
+
+
+@pytest.mark.requirement("S-000-Thread-01", "S-000-Thread-02")
+@pytest.mark.parametrize(
+    ("author", "kind"), [("me", "thought"), ("User", "thought"), ("user", "joke")]
+)
+def test_any_other_author_or_type_is_refused_and_nothing_written(
+    notes: Guest, author: str, kind: str
+) -> None:
+    entry = {"thread_id": "t", "author": author, "type": kind, "content": "x"}
+
+    assert "has to be" in refused(notes, "thread_write", entry)
+    assert notes.spaces == {}

@@ -298,7 +298,8 @@ async def test_a_run_that_used_its_memory_is_replayed_as_it_was_when_that_has_ch
         await client.call("memory.add", facts=[{"predicate": "tea", "object": "green"}], **whose)
         sent = await client.send("what tea?", agent="tooled")
         end = (await client.ended(sent["run_id"]))[-1]
-        await client.call("memory.forget", dry_run=False, **whose)
+        person = {"agent": "tooled", "account": "local"}
+        await client.call("memory.forget", dry_run=False, person=person)
         replayed = await client.call("run.replay", run_id=sent["run_id"])
 
     assert "green" in memory_of(model.requests[0])

@@ -22,7 +22,7 @@ from gateway.domain.ports import Inbox, Model, Stores
 from gateway.domain.recall import Remember
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
-from gateway.routing import Router
+from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.front import Front
 from gateway.sessions.lanes import Lanes
@@ -33,6 +33,7 @@ from gateway.sessions.replayed import Reel
 from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
+from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
@@ -106,6 +107,7 @@ class Stage:
 
 
 UNLIMITED = Budgets()
+EVERYBODYS: Closed = {}
 
 
 def _unwired(_reel: Reel) -> Model:
@@ -134,6 +136,7 @@ async def staged(
     said: Callable[[SessionKey], None] = lambda key: None,
     remember: Remember | None = None,
     compacts: bool = False,
+    closed: Closed = EVERYBODYS,
 ) -> AsyncIterator[Stage]:
     """Use it in the test body: it opens a task group, and waits for what was accepted at the end."""
     clock = FakeClock()
@@ -166,7 +169,7 @@ async def staged(
         said=said,
         recollection=Recollected(remember),
     )
-    router = Router([agent.id for agent in agents], (), AGENT.id)
+    router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=width)
@@ -187,6 +190,7 @@ async def staged(
             )
             if opened:
                 reception.open()
+            upheld = (stores.conversations, stores.erasures, stores.sessions)
             front = Front(
                 agents=means.agents,
                 router=router,
@@ -199,6 +203,7 @@ async def staged(
                 souls=souls,
                 plans=means.plans,
                 clock=clock,
+                upkeep=Upkeep(*upheld, episodes, clock),
             )
             replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
             yield Stage(front, lanes, clock, stores, gate, settings, replays, compaction)

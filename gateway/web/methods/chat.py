@@ -229,10 +229,12 @@ async def find_run(front: Front, principal: Principal, run_id: str) -> LiveRun |
 
 def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
     """To whoever does not reach every agent, one that is out of reach and one that is not there are
-    alike: NotFound. Raises Forbidden, and what `resolve` raises."""
+    alike: NotFound. Raises NotOfProject, Forbidden, and what `resolve` raises."""
     asked = inbound.requested_agent
-    if asked is not None and not may_use(principal, asked):
-        raise NotFound(f"agent {asked[:64]!r}")
+    if asked is not None:
+        front.router.require_user(asked, inbound.address)
+        if not may_use(principal, asked):
+            raise NotFound(f"agent {asked[:64]!r}")
     route = front.router.resolve(inbound.address, requested=asked)
     if not may_use(principal, route.agent_id):
         raise Forbidden("your token does not reach the agent that answers there")

@@ -9,6 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
 
 from gateway.domain.bindings import OWN_CHANNELS
+from gateway.domain.conversations import Erased
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import (
     SUBJECT,
@@ -29,6 +30,7 @@ from gateway.domain.recall import RecallKind
 from gateway.domain.settling import LONGEST_OBJECT
 from gateway.memory.neighbours import MOST_HOPS, neighbours
 from gateway.memory.tool import Find
+from gateway.sessions.upkeep import Upkeep
 from gateway.web.identity import CHAT, READS, Principal, sees_session
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Key
@@ -129,6 +131,7 @@ class MemoryMethods:
     ids: Ids
     settled: Callable[[SessionKey], Awaitable[None]]
     shared: Set[AgentId] = frozenset()
+    upkeep: Upkeep | None = None  # erases whole conversations
 
     def all(self) -> Sequence[Method]:
         return (
@@ -189,10 +192,20 @@ class MemoryMethods:
 
     async def forget(self, call: Call, params: Forget) -> object:
         what = await self._doomed(call.principal, params)
+        if params.session_key is not None and (gone := await self._erased(what, params)):
+            counts = {"count": gone.facts, "messages": gone.messages}
+            return {**counts, "dry_run": params.dry_run, "tombstone": gone.tombstone}
         now = self.clock.now()
         count = await self.facts.erase(what, dry_run=params.dry_run, now=now)
         tombstone = None if params.dry_run else tombstone_of(what, now)
         return {"count": count, "dry_run": params.dry_run, "tombstone": tombstone}
+
+    async def _erased(self, what: Erasure, params: Forget) -> Erased | None:
+        """With all that was said there; None if nothing was ever said."""
+        key = what.session_key
+        if self.upkeep is None or key is None or await self.upkeep.sessions.find(key) is None:
+            return None
+        return await self.upkeep.erase(key, by=what.by, dry_run=params.dry_run)
 
     async def add(self, call: Call, params: Add) -> object:
         key, now = _key(call.principal, params), self.clock.now()

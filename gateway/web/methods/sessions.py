@@ -37,6 +37,11 @@ class Get(_Params):
     session_key: Key
 
 
+class Tree(_Params):
+    session_key: Key
+    archived: bool = False
+
+
 class Branch(_Params):
     session_key: Key
     node_id: Text
@@ -57,7 +62,7 @@ class SessionMethods:
         return (
             Method("session.list", List, READS, self.list),
             Method("session.get", Get, READS, self.get),
-            Method("session.tree", Get, READS, self.tree),
+            Method("session.tree", Tree, READS, self.tree),
             Method("session.branch", Branch, CHAT, self.branch),
             Method("session.checkout", Checkout, CHAT, self.checkout),
         )
@@ -78,9 +83,11 @@ class SessionMethods:
     async def get(self, call: Call, params: Get) -> object:
         return session(await self._record(call.principal, params.session_key))
 
-    async def tree(self, call: Call, params: Get) -> object:
+    async def tree(self, call: Call, params: Tree) -> object:
         record = await self._record(call.principal, params.session_key)
-        nodes = await self.front.transcript.tree(record.key, limit=MOST_TREE_NODES)
+        nodes = await self.front.transcript.tree(
+            record.key, limit=MOST_TREE_NODES, archived=params.archived
+        )
         return {"nodes": [tree_node(node) for node in nodes], "head": record.head}
 
     async def branch(self, call: Call, params: Branch) -> object:

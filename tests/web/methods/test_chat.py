@@ -6,7 +6,7 @@ import anyio
 import pytest
 from pydantic_core import to_json
 
-from gateway.domain.errors import BadSessionKey, Conflict, NotFound
+from gateway.domain.errors import BadSessionKey, Conflict, NotFound, NotOfProject
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
@@ -15,9 +15,10 @@ from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import PAGE_CHARACTERS, REPLAYED_AT_ONCE, ChatMethods
 from gateway.web.refusals import Forbidden, InvalidParams
+from gateway.web.responses import failure_of
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
-from tests.sessions.stage import Stage, staged
+from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.methods.calling import FakePeer, call
 
 BOB = Principal("bob", frozenset({"chat"}))
@@ -280,3 +281,23 @@ async def test_a_summary_is_no_part_of_the_history_and_hides_nothing_behind_it()
     assert [one["content"] for one in whole["messages"]] == ["one", "ok", "two", "ok"]
     assert [page["messages"][0]["content"] for page in pages] == ["ok", "two", "ok", "one"]
     assert pages[0]["head"] == "s-two"
+
+
+@pytest.mark.requirement("S-000-Context-10")
+async def test_an_agent_of_anothers_project_accepts_nothing() -> None:
+    closed = {AGENT.id: frozenset({"ann"})}
+    model = ScriptedModel(says("ok"))
+    async with open_memory() as stores, staged(model, stores, closed=closed) as stage:
+        for asked in (None, AGENT.id):
+            with pytest.raises(NotOfProject) as refused:
+                await call(chat(stage), "chat.send", content="hi", agent=asked)
+            assert (failure_of(refused.value).status, failure_of(refused.value).rpc) == (
+                403,
+                -32002,
+            )
+        nothing = await stores.sessions.count()
+        sent = await call(chat(stage), "chat.send", content="hi", account="ann")
+        await stage.until_idle()
+
+    assert nothing == 0
+    assert sent["session_key"] == "a:websocket:ann:main"

@@ -1,0 +1,49 @@
+"""What is done to a conversation besides talking: begun anew, marked, closed, taken in, erased."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from gateway.domain.conversations import Conversations, Erased, Erasures, TakenIn
+from gateway.domain.ids import SessionKey
+from gateway.domain.messages import Node
+from gateway.domain.ports import Clock, Sessions
+from gateway.memory.episodes import Episodes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """Everything here is durable when it comes back. `said` is told where messages came in,
+    `forgotten` where they went."""
+
+    conversations: Conversations
+    erasures: Erasures
+    sessions: Sessions
+    episodes: Episodes
+    clock: Clock
+    said: Callable[[SessionKey], None] = lambda key: None
+    forgotten: Callable[[SessionKey], None] = lambda key: None
+
+    async def begin(self, key: SessionKey) -> None:
+        """The next message is a root; what was said before stays, as another tree."""
+        await self.conversations.begin(key, now=self.clock.now())
+        self.episodes.forget(key)
+
+    async def take_in(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
+        """Raises ImportRefused."""
+        taken = await self.conversations.take_in(key, nodes, now=self.clock.now())
+        self.episodes.forget(key)
+        self.said(key)
+        return taken
+
+    async def erase(self, key: SessionKey, *, by: str, dry_run: bool = False) -> Erased:
+        """Raises NotFound, and Busy while a message of the session is not answered yet."""
+        now = self.clock.now()
+        erased = await self.erasures.erase(key, by=by, dry_run=dry_run, now=now)
+        if not dry_run:
+            self.episodes.forget(key)
+            self.forgotten(key)
+            log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
+        return erased

@@ -1,0 +1,80 @@
+"""Which branches of a conversation tree nobody has to see any more. Pure."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+
+Fork = tuple[
+    int, int | None
+]  # seq and the parent's, of a node that does not follow on the one before
+Span = tuple[int, int]  # first and last seq
+
+
+def spans_to(tip: int, forks: Sequence[Fork], starts: Sequence[int]) -> Iterator[Span]:
+    """The path to a node, newest first, as far back as forks are known."""
+    at: int | None = tip
+    while at is not None and (number := bisect_right(starts, at) - 1) >= 0:
+        yield starts[number], at
+        at = forks[number][1]
+
+
+def kept_spans(forks: Sequence[Fork], tips: Sequence[int]) -> dict[int, int]:
+    """First to last of what lies on the path to any of them."""
+    kept: dict[int, int] = {}
+    starts = [seq for seq, _ in forks]
+    for tip in tips:
+        for first, last in spans_to(tip, forks, starts):
+            kept[first] = max(last, kept.get(first, 0))
+    return kept
+
+
+def branches_off(
+    forks: Sequence[Fork], head: int, kept: dict[int, int], last: int
+) -> tuple[list[Span], list[list[Span]]]:
+    """All of HEAD's tree, and what hangs off the kept of it: a branch with its own branches each,
+    the one that nobody went on with for longest first."""
+    starts = [seq for seq, _ in forks]
+    ends = [*(start - 1 for start in starts[1:]), last]
+    roots, tops = _roots_and_tops(forks, starts, kept)
+    own = roots[bisect_right(starts, head) - 1]
+    tree: list[Span] = []
+    branches: dict[int, list[Span]] = {}
+    for start, end, root, top in zip(starts, ends, roots, tops, strict=True):
+        if root != own:
+            continue
+        tree.append((start, end))
+        first = kept.get(start, start - 1) + 1
+        if first <= end:
+            branches.setdefault(top, []).append((first, end))
+    return tree, sorted(branches.values(), key=lambda spans: spans[-1][1])
+
+
+def _roots_and_tops(
+    forks: Sequence[Fork], starts: Sequence[int], kept: dict[int, int]
+) -> tuple[list[int], list[int]]:
+    """For each stretch the first of its tree, and that of the branch to which belongs what is not
+    kept of it."""
+    roots: list[int] = []
+    tops: list[int] = []
+    for number, (start, parent) in enumerate(forks):
+        above = bisect_right(starts, parent or 0) - 1
+        is_branch = above < 0 or start in kept or (parent or 0) <= kept.get(starts[above], 0)
+        roots.append(number if above < 0 else roots[above])
+        tops.append(number if is_branch else tops[above])
+    return roots, tops
+
+
+def outdated(
+    tree: Sequence[Span],
+    branches: Sequence[Sequence[Span]],
+    shown: Callable[[Sequence[Span]], int],
+    most: int,
+) -> list[Span]:
+    """Whole branches, as many as it takes until the tree has no more than `most` nodes; `shown`
+    counts those that are not archived yet."""
+    left, gone = shown(tree), list[Span]()
+    for branch in branches:
+        if left <= most:
+            break
+        left -= shown(branch)
+        gone += branch
+    return gone

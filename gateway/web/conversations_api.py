@@ -1,0 +1,55 @@
+"""DELETE /api/conversations/{id}: what was said there is gone for good, and a tombstone stays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from gateway.domain.errors import BadSessionKey, NotFound
+from gateway.domain.ids import SessionKey, encode_part
+from gateway.domain.sessions import SessionQuery
+from gateway.sessions.front import Front
+from gateway.web.asgi import principal_of
+from gateway.web.chat_api import CHANNEL
+from gateway.web.identity import Principal, may, may_use
+from gateway.web.methods.chat import require_own, visible_key
+from gateway.web.refusals import Forbidden
+from gateway.web.responses import json_response
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationsApi:
+    front: Front
+
+    def routes(self) -> Sequence[BaseRoute]:
+        return (Route("/api/conversations/{id:path}", self.erase, methods=["DELETE"]),)
+
+    async def erase(self, request: Request) -> Response:
+        principal, name = principal_of(request), str(request.path_params["id"])
+        if not may(principal, "chat"):
+            raise Forbidden("erasing a conversation needs the scope 'chat'")
+        gone = []
+        for key in await self._meant(principal, name):
+            erased = await self.front.upkeep.erase(key, by=principal.name)
+            counts = {"messages": erased.messages, "facts": erased.facts}
+            gone.append({"session_key": str(key), **counts, "tombstone": erased.tombstone})
+        return json_response({"conversation_id": name, "erased": gone})
+
+    async def _meant(self, principal: Principal, name: str) -> Sequence[SessionKey]:
+        """The principal's own conversation of that id, with whichever agents; or a session by its
+        key. Raises NotFound."""
+        query = SessionQuery(
+            channels=(CHANNEL,), account=principal.name, text=f":{encode_part(name)}", limit=500
+        )
+        page = await self.front.sessions.list(query)
+        keys = [one.key for one in page.sessions if one.key.peer == name]
+        if own := [key for key in keys if may_use(principal, key.agent)]:
+            return own
+        try:
+            key = visible_key(principal, name)
+        except BadSessionKey as error:
+            raise NotFound(f"conversation {name[:64]!r}") from error
+        require_own(principal, key)
+        return (key,)
