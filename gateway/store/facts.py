@@ -18,6 +18,7 @@ from gateway.domain.settling import (
 )
 from gateway.domain.words import words_of
 from gateway.store import fact_writing as writing
+from gateway.store.fact_groups import Groups, page
 from gateway.store.fact_rows import (
     CLAIM,
     FACT,
@@ -45,11 +46,14 @@ _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 class SqliteFacts:
     def __init__(self, writer: Writer, readers: Readers) -> None:
         self._writer, self._readers = writer, readers
+        self._groups = Groups()
 
     async def add(
         self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
     ) -> Sequence[Fact]:
         require_claims(scope, claims, ids)
+        said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
+        self._groups.note(scope, *map(str, said_in))
         return await self._writer.write(partial(_add, scope, claims, ids, now), durable=False)
 
     async def select(self, query: FactQuery) -> Sequence[Fact]:
@@ -59,14 +63,24 @@ class SqliteFacts:
 
     async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
         require_query(FactQuery(whose))
+        if not await self._has_any(whose):
+            return []
         even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
         return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
 
     async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
         require_query(FactQuery(whose))
         require_text("the query", *names)
+        if not await self._has_any(whose):
+            return []
         forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
         return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
+
+    async def _has_any(self, whose: Whose) -> bool:
+        upto = self._groups.upto
+        if upto is not None:
+            self._groups.take(await self._readers.read(partial(page, upto)))
+        return self._groups.has(whose.scope or str(whose.room))
 
     async def origin(self, fact_id: str) -> Origin | None:
         require_text("the fact's id", fact_id)

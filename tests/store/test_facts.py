@@ -4,16 +4,21 @@ import sqlite3
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import pytest
 
 from gateway.domain.facts import Claim, Erasure, FactQuery, Source, Whose
+from gateway.store.fact_groups import Groups
+from gateway.store.facts import SqliteFacts
+from gateway.store.reader import Query, Readers
 from gateway.store.schema import migrate
 from gateway.store.sqlite import open_sqlite
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, session_key
 
+T = TypeVar("T")
 ANN = session_key("ann")
 CANARY = "Zebraquagga"
 
@@ -116,6 +121,51 @@ async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             assert await stores.facts.select(FactQuery(Whose(scope="s"))) == [made]
             assert await stores.facts.matching(Whose(scope="s"), ["things"], limit=9) == [made]
+
+
+class Counting:
+    def __init__(self, readers: Readers) -> None:
+        self.readers, self.reads = readers, 0
+
+    async def read(self, query: Query[T]) -> T:
+        self.reads += 1
+        return await self.readers.read(query)
+
+
+async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
+    bob, asked = Whose(scope="bob"), ["things"]
+    with anyio.fail_after(5):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            await stores.facts.add("ann", [a_claim(1, "x")], ids=["f1"], now=NOON)
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            facts = stores.facts
+            assert isinstance(facts, SqliteFacts)
+            facts._readers = readers = Counting(facts._readers)  # type: ignore[assignment]
+            await facts.matching(bob, asked, limit=9)
+            before = readers.reads
+            nothing = [
+                await facts.matching(bob, asked, limit=9),
+                await facts.around(bob, ["x"], limit=9),
+                await facts.matching(Whose(room=session_key("bob")), asked, limit=9),
+            ]
+            unasked = readers.reads - before
+            ann = await facts.matching(Whose(scope="ann"), asked, limit=9)
+            room = await facts.around(Whose(room=ANN), ["x"], limit=9)
+            await facts.add("bob", [a_claim(2, "y")], ids=["f2"], now=NOON)
+            told = await facts.matching(bob, asked, limit=9)
+
+    assert (nothing, unasked) == ([[], [], []], 0)
+    assert [len(ann), len(room), len(told)] == [1, 1, 1]
+
+
+async def test_people_are_known_though_there_are_many_of_them() -> None:
+    groups, names = Groups(), [(number, f"p{number}") for number in range(1, 4_501)]
+    while (upto := groups.upto) is not None:
+        assert groups.has("p4500")
+        groups.take([row for row in names if row[0] > upto][:2_000])
+
+    assert all(groups.has(name) for _, name in names)
+    assert sum(groups.has(f"q{number}") for number in range(1_000)) < 50
 
 
 @pytest.mark.requirement("S-003-Memory-08")
