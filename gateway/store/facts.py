@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import product
 
 from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Origin, Whose
 from gateway.domain.settling import (
@@ -143,9 +144,13 @@ def _about(query: FactQuery, db: sqlite3.Connection) -> list[_Term]:
         names["subject"] = form(query.subject)
     if query.predicate is not None:
         names["predicate"] = predicate_form(query.predicate)
+    is_current = not (query.at or query.known_at or query.with_history)
+    if is_current and [*names] == ["subject"]:
+        where = f"f.{'session' if is_room else 'scope'} = ? AND f.about = ?"
+        return [(where, (group, names["subject"]))]
     if names or is_room:
         return _of_topics(group, names, is_room=is_room)
-    if query.at or query.known_at or query.with_history:
+    if not is_current:
         return [("f.place >= ? AND f.place < ?", _range(group))]
     return [("f.scope = ?", (group,))]
 
@@ -228,12 +233,10 @@ def _around(
     group, is_room = _group_of(whose, db), whose.room is not None
     is_theirs = f"f.{'session' if is_room else 'scope'} = ?"
     found: dict[str, FactRow] = {}
-    for name in forms:
-        subject = _of_topics(group, {"subject": name}, is_room=is_room)
-        for terms in (subject, [(f"{is_theirs} AND f.form = ?", (group, name))]):
-            rows = _rows([*terms, _IS_CURRENT], _OLDEST, (limit,), db)
-            found |= {row.fact.id: row for row in rows}
-    rows = sorted(found.values(), key=lambda row: by_time(row.fact))
+    for name, end in product(forms, ("about", "form")):
+        terms: Sequence[_Term] = [(f"{is_theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
+        found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), db)}
+    rows = sorted(found.values(), key=lambda row: by_time(row.fact), reverse=True)
     return [_with_sources(row, db) for row in rows[:limit]]
 
 
@@ -255,6 +258,7 @@ def _origin(fact_id: str, db: sqlite3.Connection) -> Origin | None:
 _IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
 _OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
 _OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"
+_NEWEST = "ORDER BY f.valid_from DESC, f.place DESC LIMIT ?"
 _MESSAGES = """
 SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
 """

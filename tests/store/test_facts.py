@@ -173,9 +173,9 @@ def test_the_database_itself_refuses_a_second_current_fact() -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
     insert = (
-        "INSERT INTO fact (place, id, scope, session, topic, form, entity_type, subject, predicate,"
-        " object, functional, confidence, learned_at, valid_from)"
-        " VALUES (?, 'f', 1, 1, 1, '', 'fact', '', '', '', 1, 1.0, 0, 0)"
+        "INSERT INTO fact (place, id, scope, session, topic, about, form, entity_type, subject,"
+        " predicate, object, functional, confidence, learned_at, valid_from)"
+        " VALUES (?, 'f', 1, 1, 1, '', '', 'fact', '', '', '', 1, 1.0, 0, 0)"
     )
     db.execute(insert, (1,))
 
