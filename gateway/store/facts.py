@@ -146,13 +146,16 @@ def _about(query: FactQuery, db: sqlite3.Connection) -> list[_Term]:
         names["predicate"] = predicate_form(query.predicate)
     is_current = not (query.at or query.known_at or query.with_history)
     if is_current and [*names] == ["subject"]:
-        where = f"f.{'session' if is_room else 'scope'} = ? AND f.about = ?"
-        return [(where, (group, names["subject"]))]
+        return [(f"{_theirs(query.whose)} AND f.about = ?", (group, names["subject"]))]
     if names or is_room:
         return _of_topics(group, names, is_room=is_room)
     if not is_current:
         return [("f.place >= ? AND f.place < ?", _range(group))]
     return [("f.scope = ?", (group,))]
+
+
+def _theirs(whose: Whose) -> str:
+    return "f.scope = ?" if whose.room is None else "f.session = ?"
 
 
 def _of_topics(group: int, names: Mapping[str, str], *, is_room: bool) -> list[_Term]:
@@ -215,8 +218,8 @@ def _matching(
         ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
     hits = []
     for word in words:
-        found = (db.execute(_HITS, (f'"{word}"', *some, _MOST_HITS)) for some in ranges)
-        hits.append([place for rows in found for (place,) in rows])
+        found = (db.execute(_HITS, (f'"{word}"', *some, _MOST_HITS)).fetchone() for some in ranges)
+        hits.append([int(place) for (places,) in found if places for place in places.split(",")])
     facts: list[Fact] = []
     for place in ranked(hits):
         if len(facts) >= limit:
@@ -230,11 +233,10 @@ def _matching(
 def _around(
     whose: Whose, forms: Sequence[str], limit: int, db: sqlite3.Connection
 ) -> Sequence[Fact]:
-    group, is_room = _group_of(whose, db), whose.room is not None
-    is_theirs = f"f.{'session' if is_room else 'scope'} = ?"
+    group, theirs = _group_of(whose, db), _theirs(whose)
     found: dict[str, FactRow] = {}
     for name, end in product(forms, ("about", "form")):
-        terms: Sequence[_Term] = [(f"{is_theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
+        terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
         found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), db)}
     rows = sorted(found.values(), key=lambda row: by_time(row.fact), reverse=True)
     return [_with_sources(row, db) for row in rows[:limit]]
@@ -263,7 +265,9 @@ _MESSAGES = """
 SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
 """
 _ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
+# In one piece: a row each would hand the interpreter's lock over and back for every hit.
 _HITS = """
-SELECT rowid FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
-ORDER BY rowid DESC LIMIT ?
+SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
+    ORDER BY rowid DESC LIMIT ?)
 """
