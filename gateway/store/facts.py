@@ -10,6 +10,7 @@ from itertools import product
 from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Origin, Whose
 from gateway.domain.settling import (
     MOST_NAMED,
+    QueryRefused,
     Told,
     by_time,
     form,
@@ -40,6 +41,7 @@ from gateway.store.writer import Writer
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 1000  # of a word: those that were learned last
 _MOST_SOURCES = 1000
+MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a second
 
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
@@ -178,7 +180,13 @@ def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
     about = _about(query, db)
     where = " AND ".join(term for term, _ in about)
     values = tuple(value for _, some in about for value in some)
-    in_topics = f"f.topic IN (SELECT DISTINCT f.topic FROM fact f WHERE {where})"
+    topics = f"SELECT DISTINCT f.topic FROM fact f WHERE {where}"
+    if db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
+        raise QueryRefused(
+            f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
+            "name a subject and a predicate"
+        )
+    in_topics = f"f.topic IN ({topics})"
     rows = {row.place: row for row in _rows([(in_topics, values)], "", (), db)}
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
@@ -263,6 +271,9 @@ _OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"
 _NEWEST = "ORDER BY f.valid_from DESC, f.place DESC LIMIT ?"
 _MESSAGES = """
 SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
+"""
+_MANY_CLAIMS = """
+SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic IN ({}) LIMIT 1 OFFSET ?)
 """
 _ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
 # In one piece: a row each would hand the interpreter's lock over and back for every hit.

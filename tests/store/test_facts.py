@@ -10,8 +10,9 @@ import anyio
 import pytest
 
 from gateway.domain.facts import Claim, Erasure, FactQuery, Source, Whose
+from gateway.domain.settling import QueryRefused
 from gateway.store.fact_groups import Groups
-from gateway.store.facts import SqliteFacts
+from gateway.store.facts import MOST_WEIGHED, SqliteFacts
 from gateway.store.reader import Query, Readers
 from gateway.store.schema import migrate
 from gateway.store.sqlite import open_sqlite
@@ -156,6 +157,19 @@ async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
 
     assert (nothing, unasked) == ([[], [], []], 0)
     assert [len(ann), len(room), len(told)] == [1, 1, 1]
+
+
+async def test_what_was_believed_then_is_not_weighed_without_end(tmp_path: Path) -> None:
+    many = [a_claim(number, "x") for number in range(MOST_WEIGHED + 1)]
+    whose, then = Whose(scope="s"), NOON + timedelta(days=1)
+    with anyio.fail_after(20):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            await stores.facts.add("s", many, ids=[f"f{n}" for n in range(len(many))], now=NOON)
+            with pytest.raises(QueryRefused, match="name a subject"):
+                await stores.facts.select(FactQuery(whose, known_at=then))
+            one = await stores.facts.select(FactQuery(whose, subject="thing 7", known_at=then))
+
+    assert [fact.id for fact in one] == ["f7"]
 
 
 async def test_people_are_known_though_there_are_many_of_them() -> None:
