@@ -139,8 +139,11 @@ class Remember(Protocol):
         sender: str | None,
         agent: AgentDef,
         window: Sequence[Node],
+        *,
+        is_all: bool = False,
     ) -> tuple[Recalled, ...]:
-        """What fits a question, the best first, without what stands in the window."""
+        """What fits a question, the best first, without what stands in the window; `is_all`: nothing
+        else was ever said there."""
         ...
 
 

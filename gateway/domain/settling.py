@@ -27,6 +27,12 @@ class ClaimRefused(GatewayError):
     code = "invalid_params"
 
 
+class QueryRefused(GatewayError):
+    """More would have to be weighed than anybody should wait for."""
+
+    code = "invalid_params"
+
+
 def form(text: str) -> str:
     """What two spellings of one thing have in common: neither case, blanks, a leading article nor
     final punctuation tells things apart."""

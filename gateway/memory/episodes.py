@@ -28,6 +28,7 @@ class Episode:
     weight: int = 0  # what keeping it costs, in tokens
     summary: Summary | None = None
     follows: NodeId | None = None  # `head` is a summary, made right after this message
+    is_all: bool = False  # of what was ever said in this session, as far as anybody knows
 
     def is_summed_up_after(self, node: NodeId) -> bool:
         """Whether to go on from there is to go on from here."""
@@ -74,7 +75,8 @@ class Episodes:
         """What was just committed, so that the next turn need not read it."""
         weight = episode.weight + _weight(nodes)
         said, summary = (*episode.nodes, *nodes), episode.summary
-        grown = Episode(nodes[-1].id, said, episode.turns + 1, weight, summary)
+        turns, is_all = episode.turns + 1, episode.is_all
+        grown = Episode(nodes[-1].id, said, turns, weight, summary, is_all=is_all)
         too_long = grown.turns > rules.recent_turns + SLACK_TURNS
         if too_long or weight > 2 * rules.token_budget + 100 * len(grown.nodes):
             grown = _episode(grown.head, _needed(grown.nodes, rules), summary)

@@ -20,7 +20,7 @@ _HOPS_FROM = 3  # facts whose names lead to others
 _OF_FACT, _OF_SPEAKER = 0.8, 0.5
 _SOURCES = 4  # of a fact, the newest
 _FADES = 0.15  # what each place further down a list of facts takes from its score
-_KINDS: tuple[RecallKind, ...] = ("fact", "turn")
+KINDS: tuple[RecallKind, ...] = ("fact", "turn")
 
 _MINE = frozenset(words_of("i me my mine we us our ours"))
 _STOP = _MINE | frozenset(
@@ -57,7 +57,7 @@ class Recall:
         key: SessionKey,
         whose: Whose,
         *,
-        kinds: Collection[RecallKind] = _KINDS,
+        kinds: Collection[RecallKind] = KINDS,
         limit: int = 10,
         shown: Shown = _NOTHING,
     ) -> tuple[Recalled, ...]:

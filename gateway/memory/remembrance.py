@@ -7,8 +7,8 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.facts import SUBJECT, Fact, Facts, Whose, whose
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import Node
-from gateway.domain.recall import Recalled
-from gateway.memory.recall import Recall, Shown
+from gateway.domain.recall import Recalled, RecallKind
+from gateway.memory.recall import KINDS, Recall, Shown
 
 LEAST = 10
 
@@ -27,12 +27,15 @@ class Remembrance:
         sender: str | None,
         agent: AgentDef,
         window: Sequence[Node],
+        *,
+        is_all: bool = False,
     ) -> tuple[Recalled, ...]:
         theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
         shown = Shown([node.id for node in window], window[-1].id if window else None)
         most = agent.context.facts
         limit = max(LEAST, most)
-        found = await self.recall.of(question, key, theirs, limit=limit, shown=shown)
+        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
+        found = await self.recall.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
         facts = [one for one in found if one.fact][:most]
         turns = [one for one in found if not one.fact]
         return (*facts, *await self._besides(theirs, facts, most), *turns)

@@ -1,7 +1,7 @@
 """What a run is shown of memory: looked for within a bound, taken down, and given again to a replay."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, Protocol
@@ -13,10 +13,10 @@ from gateway.domain.errors import BadSessionKey
 from gateway.domain.facts import Fact
 from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import NewEntry
-from gateway.domain.messages import Node
 from gateway.domain.recall import Recalled, Remember
 from gateway.domain.tape import Record, Tape
 from gateway.domain.times import to_micros, to_time
+from gateway.memory.episodes import Episode
 from gateway.sessions.taping import damaged
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
 
 
 class Recollection(Protocol):
-    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
+    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
         """For the question of a message; never fails."""
         ...
 
@@ -41,13 +41,13 @@ class Recollected:
 
     remember: Remember | None = None
 
-    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
+    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
         if self.remember is None or not agent.context.semantic:
             return (), SWITCHED_OFF if self.remember else ""
-        asked = (new.content, new.session_key, new.sender, agent, window)
+        asked = (new.content, new.session_key, new.sender, agent, episode.nodes)
         try:
             with anyio.fail_after(LONGEST_S):
-                return await self.remember.of(*asked), ""
+                return await self.remember.of(*asked, is_all=episode.is_all), ""
         except TimeoutError:
             log.warning("nothing remembered in time", extra={"run": new.run_id})
             return (), TOO_SLOW
@@ -61,8 +61,8 @@ class TapedRecollection:
     recollection: Recollection
     record: Record
 
-    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
-        found, missing = await self.recollection.of(new, agent, window)
+    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
+        found, missing = await self.recollection.of(new, agent, episode)
         if found or missing:
             self.record("remembered", [_plain(one) for one in found], missing)
         return found, missing
@@ -74,7 +74,7 @@ class RecollectionThen:
 
     found: Found
 
-    async def of(self, new: NewEntry, agent: AgentDef, window: Sequence[Node]) -> Found:
+    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
         return self.found
 
 

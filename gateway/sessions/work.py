@@ -185,7 +185,7 @@ class Work:
         rules = agent.context if agent else ContextRules()
         key, upto = entry.new.session_key, entry.new.context_id
         if entry.seq == 1 and upto is None:
-            return Episode(None)  # nothing was said before the first
+            return Episode(None, is_all=True)  # nothing was said before the first
         means = self.means
         recall = means.episodes.recall
         if upto is not None:
@@ -244,7 +244,7 @@ class Work:
         said_by = new.sender or key.peer
         asked = Source(new.message_id, key, new.accepted_at, new.content, said_by)
         scope = ToolScope(key, new.run_id, person, asked=asked)
-        found, missing = await means.recollection.of(new, agent, episode.nodes)
+        found, missing = await means.recollection.of(new, agent, episode)
         besides = Besides(episode.summary, found, missing, earlier, new.message_id)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.crowds = agent if context.is_crowded else None

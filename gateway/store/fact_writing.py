@@ -145,7 +145,8 @@ def _insert(topic: _Topic, one: Settled, db: sqlite3.Connection) -> int:
     session_id = _group("session", session, db)
     place = _next_place(topic.scope_id, db)
     room_place = None if session == topic.scope else _next_place(session_id, db)
-    where = (place, room_place, fact.id, topic.scope_id, session_id, topic.id, form(fact.object))
+    names = (form(fact.subject), form(fact.object))
+    where = (place, room_place, fact.id, topic.scope_id, session_id, topic.id, *names)
     what = (fact.entity_type, fact.subject, fact.predicate, fact.object)
     db.execute(_INSERT, (*where, *what, to_micros(fact.learned_at), *changing(fact)))
     if fact.superseded_at is None:
@@ -259,10 +260,10 @@ _LATEST = """
 SELECT since, said_at FROM fact_claim WHERE topic = ? ORDER BY since DESC, said_at DESC LIMIT 1
 """
 _INSERT = """
-INSERT INTO fact (place, room_place, id, scope, session, topic, form, entity_type, subject,
+INSERT INTO fact (place, room_place, id, scope, session, topic, about, form, entity_type, subject,
     predicate, object, learned_at, functional, confidence, valid_from, valid_to, superseded_at,
     superseded_by)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 _CHANGE = """
 UPDATE fact SET functional = ?, confidence = ?, valid_from = ?, valid_to = ?, superseded_at = ?,

@@ -5,10 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import product
 
 from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Origin, Whose
 from gateway.domain.settling import (
     MOST_NAMED,
+    QueryRefused,
     Told,
     by_time,
     form,
@@ -18,6 +20,7 @@ from gateway.domain.settling import (
 )
 from gateway.domain.words import words_of
 from gateway.store import fact_writing as writing
+from gateway.store.fact_groups import Groups, page
 from gateway.store.fact_rows import (
     CLAIM,
     FACT,
@@ -38,6 +41,7 @@ from gateway.store.writer import Writer
 _MOST_WORDS = 64  # of a question
 _MOST_HITS = 1000  # of a word: those that were learned last
 _MOST_SOURCES = 1000
+MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a second
 
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
@@ -45,11 +49,14 @@ _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 class SqliteFacts:
     def __init__(self, writer: Writer, readers: Readers) -> None:
         self._writer, self._readers = writer, readers
+        self._groups = Groups()
 
     async def add(
         self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
     ) -> Sequence[Fact]:
         require_claims(scope, claims, ids)
+        said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
+        self._groups.note(scope, *map(str, said_in))
         return await self._writer.write(partial(_add, scope, claims, ids, now), durable=False)
 
     async def select(self, query: FactQuery) -> Sequence[Fact]:
@@ -59,14 +66,24 @@ class SqliteFacts:
 
     async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
         require_query(FactQuery(whose))
+        if not await self._has_any(whose):
+            return []
         even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
         return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
 
     async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
         require_query(FactQuery(whose))
         require_text("the query", *names)
+        if not await self._has_any(whose):
+            return []
         forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
         return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
+
+    async def _has_any(self, whose: Whose) -> bool:
+        upto = self._groups.upto
+        if upto is not None:
+            self._groups.take(await self._readers.read(partial(page, upto)))
+        return self._groups.has(whose.scope or str(whose.room))
 
     async def origin(self, fact_id: str) -> Origin | None:
         require_text("the fact's id", fact_id)
@@ -139,11 +156,18 @@ def _about(query: FactQuery, db: sqlite3.Connection) -> list[_Term]:
         names["subject"] = form(query.subject)
     if query.predicate is not None:
         names["predicate"] = predicate_form(query.predicate)
+    is_current = not (query.at or query.known_at or query.with_history)
+    if is_current and [*names] == ["subject"]:
+        return [(f"{_theirs(query.whose)} AND f.about = ?", (group, names["subject"]))]
     if names or is_room:
         return _of_topics(group, names, is_room=is_room)
-    if query.at or query.known_at or query.with_history:
+    if not is_current:
         return [("f.place >= ? AND f.place < ?", _range(group))]
     return [("f.scope = ?", (group,))]
+
+
+def _theirs(whose: Whose) -> str:
+    return "f.scope = ?" if whose.room is None else "f.session = ?"
 
 
 def _of_topics(group: int, names: Mapping[str, str], *, is_room: bool) -> list[_Term]:
@@ -166,7 +190,13 @@ def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
     about = _about(query, db)
     where = " AND ".join(term for term, _ in about)
     values = tuple(value for _, some in about for value in some)
-    in_topics = f"f.topic IN (SELECT DISTINCT f.topic FROM fact f WHERE {where})"
+    topics = f"SELECT DISTINCT f.topic FROM fact f WHERE {where}"
+    if db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
+        raise QueryRefused(
+            f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
+            "name a subject and a predicate"
+        )
+    in_topics = f"f.topic IN ({topics})"
     rows = {row.place: row for row in _rows([(in_topics, values)], "", (), db)}
     before = {row.fact.id: row.fact for row in rows.values()}
     facts = [
@@ -206,8 +236,8 @@ def _matching(
         ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
     hits = []
     for word in words:
-        found = (db.execute(_HITS, (f'"{word}"', *some, _MOST_HITS)) for some in ranges)
-        hits.append([place for rows in found for (place,) in rows])
+        found = (db.execute(_HITS, (f'"{word}"', *some, _MOST_HITS)).fetchone() for some in ranges)
+        hits.append([int(place) for (places,) in found if places for place in places.split(",")])
     facts: list[Fact] = []
     for place in ranked(hits):
         if len(facts) >= limit:
@@ -221,15 +251,12 @@ def _matching(
 def _around(
     whose: Whose, forms: Sequence[str], limit: int, db: sqlite3.Connection
 ) -> Sequence[Fact]:
-    group, is_room = _group_of(whose, db), whose.room is not None
-    is_theirs = f"f.{'session' if is_room else 'scope'} = ?"
+    group, theirs = _group_of(whose, db), _theirs(whose)
     found: dict[str, FactRow] = {}
-    for name in forms:
-        subject = _of_topics(group, {"subject": name}, is_room=is_room)
-        for terms in (subject, [(f"{is_theirs} AND f.form = ?", (group, name))]):
-            rows = _rows([*terms, _IS_CURRENT], _OLDEST, (limit,), db)
-            found |= {row.fact.id: row for row in rows}
-    rows = sorted(found.values(), key=lambda row: by_time(row.fact))
+    for name, end in product(forms, ("about", "form")):
+        terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
+        found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), db)}
+    rows = sorted(found.values(), key=lambda row: by_time(row.fact), reverse=True)
     return [_with_sources(row, db) for row in rows[:limit]]
 
 
@@ -252,11 +279,17 @@ _STANDING = "SELECT standing FROM node WHERE id = ?"
 _IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
 _OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
 _OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"
+_NEWEST = "ORDER BY f.valid_from DESC, f.place DESC LIMIT ?"
 _MESSAGES = """
 SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
 """
+_MANY_CLAIMS = """
+SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic IN ({}) LIMIT 1 OFFSET ?)
+"""
 _ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
+# In one piece: a row each would hand the interpreter's lock over and back for every hit.
 _HITS = """
-SELECT rowid FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
-ORDER BY rowid DESC LIMIT ?
+SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
+    ORDER BY rowid DESC LIMIT ?)
 """

@@ -88,7 +88,7 @@ class MemoryFacts:
             for fact in self._current(whose)
             if wanted & {form(fact.subject), form(fact.object)}
         ]
-        return sorted(found, key=by_time)[: max(0, limit)]
+        return sorted(found, key=by_time, reverse=True)[: max(0, limit)]
 
     async def origin(self, fact_id: str) -> Origin | None:
         require_text("the fact's id", fact_id)

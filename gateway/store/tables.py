@@ -254,7 +254,8 @@ CREATE TABLE IF NOT EXISTS fact (
     scope INTEGER NOT NULL REFERENCES fact_group (id),
     session INTEGER NOT NULL REFERENCES fact_group (id),
     topic INTEGER NOT NULL REFERENCES fact_topic (id),
-    form TEXT NOT NULL,                  -- of the object
+    about TEXT NOT NULL,                 -- the subject's form
+    form TEXT NOT NULL,                  -- the object's
     entity_type TEXT NOT NULL CHECK (entity_type IN ('fact', 'relationship', 'attribute')),
     subject TEXT NOT NULL,
     predicate TEXT NOT NULL,
@@ -272,6 +273,12 @@ CREATE INDEX IF NOT EXISTS fact_by_session ON fact (session, valid_from);
 CREATE INDEX IF NOT EXISTS fact_by_learning ON fact (scope, learned_at);
 CREATE INDEX IF NOT EXISTS fact_current ON fact (scope, valid_from) WHERE superseded_at IS NULL;
 CREATE INDEX IF NOT EXISTS fact_by_object ON fact (scope, form, valid_from)
+    WHERE superseded_at IS NULL;
+CREATE INDEX IF NOT EXISTS fact_by_subject ON fact (scope, about, valid_from)
+    WHERE superseded_at IS NULL;
+CREATE INDEX IF NOT EXISTS fact_by_object_there ON fact (session, form, valid_from)
+    WHERE superseded_at IS NULL;
+CREATE INDEX IF NOT EXISTS fact_by_subject_there ON fact (session, about, valid_from)
     WHERE superseded_at IS NULL;
 CREATE INDEX IF NOT EXISTS fact_superseded ON fact (superseded_by)
     WHERE superseded_by IS NOT NULL;

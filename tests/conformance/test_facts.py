@@ -477,6 +477,9 @@ async def test_neighbours_are_one_hop_away(opened: Open) -> None:
             hops.append(sorted(brief(facts)))
             names = [fact.object for fact in facts]
         few = await stores.facts.around(HERS, ["luna"], limit=1)
+        later = about("user", "likes", "jazz", valid_from=NOON + timedelta(days=2))
+        await told(stores.facts, later, first=4)
+        newest = await stores.facts.around(HERS, ["user"], limit=1)
 
     assert hops == [
         ["Luna", "the Dr. X"],
@@ -484,6 +487,7 @@ async def test_neighbours_are_one_hop_away(opened: Open) -> None:
         ["Boston", "Luna", "the Dr. X"],
     ]
     assert len(few) == 1
+    assert brief(newest) == ["jazz"]
 
 
 @pytest.mark.requirement("S-003-Index-01")

@@ -16,6 +16,7 @@ from gateway.domain.inbox import NewEntry
 from gateway.domain.messages import Node
 from gateway.domain.recall import Recalled
 from gateway.domain.tape import Mark, Tape, from_plain, to_plain
+from gateway.memory.episodes import Episode
 from gateway.sessions.remembering import (
     FAILED,
     SWITCHED_OFF,
@@ -38,6 +39,7 @@ class Memory:
     def __init__(self, *known: Recalled) -> None:
         self.known = known
         self.asked: list[tuple[str, str, str | None, int]] = []
+        self.was_all: list[bool] = []
 
     async def of(
         self,
@@ -46,18 +48,21 @@ class Memory:
         sender: str | None,
         agent: AgentDef,
         window: Sequence[Node],
+        *,
+        is_all: bool = False,
     ) -> tuple[Recalled, ...]:
         self.asked.append((question, str(key), sender, len(window)))
+        self.was_all.append(is_all)
         return self.known
 
 
 class Broken(Memory):
-    async def of(self, *asked: object) -> tuple[Recalled, ...]:
+    async def of(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
         raise ZeroDivisionError
 
 
 class Slow(Memory):
-    async def of(self, *asked: object) -> tuple[Recalled, ...]:
+    async def of(self, *asked: object, is_all: bool = False) -> tuple[Recalled, ...]:
         await anyio.sleep_forever()
         raise AssertionError
 
@@ -143,6 +148,28 @@ async def test_a_memory_that_is_switched_off_is_not_asked() -> None:
     assert parts["recall"] == [["none", 0, SWITCHED_OFF]]
 
 
+async def test_turns_are_looked_for_only_where_not_all_of_them_are_shown() -> None:
+    memory = Memory()
+    agent = replace(AGENT, context=ContextRules(recent_turns=1))
+    async with (
+        open_memory() as stores,
+        staged(ScriptedModel(says("ok")), stores, remember=memory, agents=(agent,)) as stage,
+    ):
+        for turn in range(8):
+            await stage.say(f"turn {turn}")
+            await stage.until_idle()
+        await stage.say("hello", peer="new")
+        await stage.until_idle()
+        stage.front.episodes.forget(SessionKey(AGENT.id, "websocket", "p", "new"))
+        await stage.say("and now?", peer="new")
+        await stage.until_idle()
+
+    windows = [length for *_, length in memory.asked]
+    grew = [length == 2 * turn for turn, length in enumerate(windows[:8])]
+    assert memory.was_all == [*grew, True, False]
+    assert False in grew
+
+
 async def replayed(change: dict[str, object]) -> Replayed:
     """A run that remembered something, from a tape on which that is changed so."""
     memory = Memory(a_fact(1), a_turn(2))
@@ -195,7 +222,7 @@ def taped(*found: Recalled, missing: str = "") -> Tape:
 
     async def recorded() -> None:
         new = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW)
-        await TapedRecollection(told, record).of(new, AGENT, ())
+        await TapedRecollection(told, record).of(new, AGENT, Episode(None))
 
     anyio.run(recorded)
     return from_plain(to_plain(record.tape()))

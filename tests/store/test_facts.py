@@ -4,16 +4,22 @@ import sqlite3
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from typing import TypeVar
 
 import anyio
 import pytest
 
 from gateway.domain.facts import Claim, Erasure, FactQuery, Source, Whose
+from gateway.domain.settling import QueryRefused
+from gateway.store.fact_groups import Groups
+from gateway.store.facts import MOST_WEIGHED, SqliteFacts
+from gateway.store.reader import Query, Readers
 from gateway.store.schema import migrate
 from gateway.store.sqlite import open_sqlite
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, session_key
 
+T = TypeVar("T")
 ANN = session_key("ann")
 CANARY = "Zebraquagga"
 
@@ -118,14 +124,72 @@ async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
             assert await stores.facts.matching(Whose(scope="s"), ["things"], limit=9) == [made]
 
 
+class Counting:
+    def __init__(self, readers: Readers) -> None:
+        self.readers, self.reads = readers, 0
+
+    async def read(self, query: Query[T]) -> T:
+        self.reads += 1
+        return await self.readers.read(query)
+
+
+async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
+    bob, asked = Whose(scope="bob"), ["things"]
+    with anyio.fail_after(5):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            await stores.facts.add("ann", [a_claim(1, "x")], ids=["f1"], now=NOON)
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            facts = stores.facts
+            assert isinstance(facts, SqliteFacts)
+            facts._readers = readers = Counting(facts._readers)  # type: ignore[assignment]
+            await facts.matching(bob, asked, limit=9)
+            before = readers.reads
+            nothing = [
+                await facts.matching(bob, asked, limit=9),
+                await facts.around(bob, ["x"], limit=9),
+                await facts.matching(Whose(room=session_key("bob")), asked, limit=9),
+            ]
+            unasked = readers.reads - before
+            ann = await facts.matching(Whose(scope="ann"), asked, limit=9)
+            room = await facts.around(Whose(room=ANN), ["x"], limit=9)
+            await facts.add("bob", [a_claim(2, "y")], ids=["f2"], now=NOON)
+            told = await facts.matching(bob, asked, limit=9)
+
+    assert (nothing, unasked) == ([[], [], []], 0)
+    assert [len(ann), len(room), len(told)] == [1, 1, 1]
+
+
+async def test_what_was_believed_then_is_not_weighed_without_end(tmp_path: Path) -> None:
+    many = [a_claim(number, "x") for number in range(MOST_WEIGHED + 1)]
+    whose, then = Whose(scope="s"), NOON + timedelta(days=1)
+    with anyio.fail_after(20):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            await stores.facts.add("s", many, ids=[f"f{n}" for n in range(len(many))], now=NOON)
+            with pytest.raises(QueryRefused, match="name a subject"):
+                await stores.facts.select(FactQuery(whose, known_at=then))
+            one = await stores.facts.select(FactQuery(whose, subject="thing 7", known_at=then))
+
+    assert [fact.id for fact in one] == ["f7"]
+
+
+async def test_people_are_known_though_there_are_many_of_them() -> None:
+    groups, names = Groups(), [(number, f"p{number}") for number in range(1, 4_501)]
+    while (upto := groups.upto) is not None:
+        assert groups.has("p4500")
+        groups.take([row for row in names if row[0] > upto][:2_000])
+
+    assert all(groups.has(name) for _, name in names)
+    assert sum(groups.has(f"q{number}") for number in range(1_000)) < 50
+
+
 @pytest.mark.requirement("S-003-Memory-08")
 def test_the_database_itself_refuses_a_second_current_fact() -> None:
     db = sqlite3.connect(":memory:", isolation_level=None)
     migrate(db)
     insert = (
-        "INSERT INTO fact (place, id, scope, session, topic, form, entity_type, subject, predicate,"
-        " object, functional, confidence, learned_at, valid_from)"
-        " VALUES (?, 'f', 1, 1, 1, '', 'fact', '', '', '', 1, 1.0, 0, 0)"
+        "INSERT INTO fact (place, id, scope, session, topic, about, form, entity_type, subject,"
+        " predicate, object, functional, confidence, learned_at, valid_from)"
+        " VALUES (?, 'f', 1, 1, 1, '', '', 'fact', '', '', '', 1, 1.0, 0, 0)"
     )
     db.execute(insert, (1,))
 

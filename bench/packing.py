@@ -1,0 +1,142 @@
+"""Measures what it costs to make up what a model is shown, in a small store and in a large one.
+
+    python -m bench.packing [--quick] [--json FILE]
+
+On a fresh embedded store: the window read anew, what the question brings to mind, and all of it packed
+within the agent's allowance. The same questions, in turns: of a person of a thousand facts and a
+session of a thousand messages, of one who has a million facts, and of one of a thousand facts beside
+these, both in sessions of 100,000 messages.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from itertools import islice, product
+from pathlib import Path
+from statistics import median
+
+import anyio
+
+from bench.conversations import BEGIN, TOPICS, conversation
+from bench.marks import Figure, marked, table
+from bench.measuring import rss_mb, spread, timed
+from bench.process import other_cores
+from bench.recall import key_of, long_talk, tell
+from gateway.domain.agents import AgentDef
+from gateway.domain.facts import Claim, Source, scope_of
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.messages import Message
+from gateway.domain.ports import Stores
+from gateway.host.clock import SystemClock
+from gateway.memory.context import Besides, Context, pack
+from gateway.memory.episodes import Episodes
+from gateway.memory.recall import Recall
+from gateway.memory.remembrance import Remembrance
+from gateway.store.opening import open_store
+
+PACK_MS, AGAINST_SMALL, RSS_MB = 5.0, 1.5, 200.0
+SMALL, AT_ONCE, ROUNDS = 1_000, 1_000, 9
+AGENT = AgentDef(AgentId("a"), "p", "m")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    key: SessionKey
+    facts: int
+    messages: int
+
+
+def cases(facts: int, messages: int) -> tuple[Case, ...]:
+    return (
+        Case("small", key_of(1), SMALL, SMALL),
+        Case(f"{facts:,} facts of one person", key_of(2), facts, messages),
+        Case(f"{SMALL:,} facts beside these", key_of(3), SMALL, messages),
+    )
+
+
+async def learn(stores: Stores, case: Case) -> None:
+    """Of what the conversations are about, again and again: each word is in many facts."""
+    things = [(noun, value) for nouns, values in TOPICS for noun, value in product(nouns, values)]
+    key, source = case.key, Source("elsewhere", case.key, BEGIN, "as I said", case.key.peer)
+    first = Claim(
+        "user", "p", "o", functional=True, valid_from=BEGIN, session_key=key, source=source
+    )
+    told = (
+        replace(first, predicate=f"{noun}_{number}", object=value)
+        for number in range(case.facts)
+        for noun, value in things
+    )
+    for start in range(0, case.facts, AT_ONCE):
+        claims = list(islice(told, min(AT_ONCE, case.facts - start)))
+        ids = [f"{key.peer}-fact-{number}" for number in range(start, start + len(claims))]
+        await stores.facts.add(scope_of(key, None), claims, ids=ids, now=BEGIN)
+
+
+async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
+    episode = await Episodes(stores.transcript).recall(key, AGENT.context)
+    remembrance = Remembrance(Recall(stores.turns, stores.facts), stores.facts)
+    found = await remembrance.of(question, key, None, AGENT, episode.nodes)
+    besides = Besides(episode.summary, found)
+    return pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)
+
+
+async def measured(stores: Stores, cases: tuple[Case, ...]) -> Mapping[str, list[float]]:
+    """Milliseconds, a median a round."""
+    questions = [question.text for question in conversation(0).questions]
+    took: dict[str, list[float]] = {case.name: [] for case in cases}
+    for _ in range(ROUNDS):
+        for case in cases:
+            asked = iter(questions)
+
+            async def ask(key: SessionKey = case.key) -> None:
+                context = await packed(stores, key, next(asked))  # noqa: B023  # used at once
+                assert context.memory is not None, "nothing came to mind"
+
+            took[case.name].append(median(await timed(ask, len(questions))))
+    return took
+
+
+async def measure(home: Path, facts: int, messages: int) -> list[Figure]:
+    print(f"other load: {other_cores():.2f} cores", file=sys.stderr)
+    small, *large = all_of_them = cases(facts, messages)
+    async with open_store("embedded", home, clock=SystemClock()) as stores:
+        rss = 0.0
+        for case in all_of_them:
+            await tell(stores, case.key, long_talk(case.messages))
+            await learn(stores, case)
+            rss = rss or rss_mb(os.getpid())
+        took = await measured(stores, all_of_them)
+        grown = rss_mb(os.getpid()) - rss
+    base, figures = median(took[small.name]), []
+    for case in large:
+        name, ms = f"packing p50, {case.name}", median(took[case.name])
+        figures += [
+            marked(Figure(name, "ms", ms, spread=spread(took[case.name])), PACK_MS),
+            marked(Figure(name, "ms", ms, base, base="small"), AGAINST_SMALL, ratio=True),
+        ]
+    return [*figures, marked(Figure("RSS growth", "MB", grown), RSS_MB)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="less of everything")
+    parser.add_argument("--micro", action="store_true", help="only whether it runs")
+    parser.add_argument("--json", type=Path, help="where to put the figures too")
+    args = parser.parse_args()
+    quick, full = (50_000, 10_000), (1_000_000, 100_000)
+    sizes = (1_500, 1_500) if args.micro else quick if args.quick else full
+    with tempfile.TemporaryDirectory(prefix="bench-") as home:
+        figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
+    print(table(figures))
+    if args.json:
+        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
+        args.json.write_text(json.dumps(told, indent=1))
+
+
+if __name__ == "__main__":
+    main()
