@@ -19,7 +19,7 @@ def put_label(session: SessionRow, place: int, label: str | None, db: sqlite3.Co
 def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
     """A tree of more than `most` nodes loses branches from sight. Costs the same in a session of any
     length, and is for those that have branches."""
-    if session.head is None or not (most and session.is_forked):
+    if session.head is None or not (most and session.is_forked) or session.is_pruned:
         return
     forks = forks_of(session.id, db)
     kept = kept_spans(forks, _tips(session, db))
@@ -29,12 +29,15 @@ def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
         gone = sum(db.execute(_GONE, _places(session, span)).fetchone()[0] for span in spans)
         return sum(last - first + 1 for first, last in spans) - int(gone)
 
-    for span in outdated(tree, branches, shown, most):
+    gone = outdated(tree, branches, shown, most)
+    for span in gone:
         db.execute(_ARCHIVE, _places(session, span))
+    session.is_pruned = len(gone) == sum(map(len, branches))
 
 
 def bring_back(session: SessionRow, db: sqlite3.Connection) -> None:
     """What HEAD, a label or a checkpoint is on is seen again, with the path to it."""
+    session.is_pruned = False
     bounds = (place_of(session.id, 0), place_of(session.id + 1, 0))
     if db.execute(_HAS_GONE, bounds).fetchone()[0]:
         for span in kept_spans(forks_of(session.id, db), _tips(session, db)).items():

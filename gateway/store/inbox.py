@@ -201,7 +201,7 @@ def append(
 ) -> None:
     rows = []
     if nodes and session.last_seq and parent != place_of(session.id, session.last_seq):
-        session.is_forked = True
+        session.is_forked, session.is_pruned = True, False
     found = db.execute("SELECT summary FROM node WHERE place = ?", (parent,)).fetchone()
     summary = found and found[0]
     for seq, node in enumerate(nodes, session.last_seq + 1):

@@ -21,6 +21,7 @@ class SessionRow:
     head: int | None  # place
     head_id: str | None
     is_forked: bool = False  # some message does not follow on the one before it
+    is_pruned: bool = False  # every branch that may be is archived
 
 
 class Pen:
