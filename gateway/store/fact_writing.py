@@ -2,7 +2,7 @@
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from gateway.domain.audit import Deed
@@ -46,7 +46,7 @@ def add(scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, 
     for claim, id_ in zip(claims, ids, strict=True):
         names = (scope_id, form(claim.subject), predicate_form(claim.predicate))
         topic = _Topic(scope, scope_id, _id_of(_FIND_TOPIC, _MAKE_TOPIC, names, pen.db))
-        new = Told(id_, claim, now)
+        new = _as_known(topic.id, Told(id_, claim, now), pen.db)
         known = _known(topic.id, new, pen.db)
         _settle(topic, _Known(known.rows, [*known.told, new], known.places), now, pen.db)
 
@@ -63,9 +63,16 @@ def _id_of(find: str, make: str, names: Sequence[object], db: sqlite3.Connection
 # --- what is known -------------------------------------------------------------------------------
 
 
+def _as_known(topic: int, new: Told, db: sqlite3.Connection) -> Told:
+    """An object that was claimed to be functional stays it, whoever claims it again."""
+    if new.claim.functional or not _exists(_OF_OBJECT, (topic, 1, new.object), db):
+        return new
+    return Told(new.id, replace(new.claim, functional=True), new.learned_at)
+
+
 def _known(topic: int, new: Told, db: sqlite3.Connection) -> _Known:
     apart = _exists(_OF_OBJECT, (topic, 0, new.object), db)
-    is_functional = new.claim.functional or _exists(_OF_OBJECT, (topic, 1, new.object), db)
+    is_functional = new.claim.functional
     if not (is_functional and apart):
         current = _current(topic, new, db, functional=is_functional)
         if current is not None:

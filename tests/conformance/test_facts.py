@@ -226,6 +226,14 @@ async def test_who_moved_from_one_to_another_is_at_the_other(
         assert [fact.valid_to for fact in history] == [NOON + 5 * DAY, None]
 
 
+async def test_what_is_one_at_a_time_stays_it_for_whoever_says_it_again(opened: Open) -> None:
+    async with opened() as stores:
+        await told(stores.facts, a_claim("NYC"), a_claim("LA"))
+        await told(stores.facts, replace(a_claim("LA", 1), functional=False), first=5)
+
+        assert brief(await seen(stores.facts)) == ["LA"]
+
+
 # --- any order, any number at once --------------------------------------------------------------
 
 PREDICATES = {"lives in": [True], "likes": [False], "odd": [True, False]}
