@@ -124,7 +124,7 @@ class Facts(Protocol):
         """ONE commit without an fsync of its own: each claim is settled with what is known of its
         (scope, subject, predicate), so that of a functional predicate exactly one fact is current
         whoever writes meanwhile. Gives the fact that each claim became or confirmed; `ids` are for
-        those that are new."""
+        those that are new. What was said before it was forgotten is left out."""
         ...
 
     async def select(self, query: FactQuery) -> Sequence[Fact]: ...

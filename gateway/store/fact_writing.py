@@ -19,6 +19,7 @@ from gateway.store.fact_rows import (
     to_fact_row,
     to_told,
 )
+from gateway.store.forgetting import names_for, note
 from gateway.store.pen import Pen
 from gateway.store.rows import SEQ_BITS, place_of, to_micros, to_time
 
@@ -199,6 +200,9 @@ def erase(what: Erasure, now: datetime, pen: Pen) -> int:
     db = pen.db
     where, value = _erased(what)
     rows = _rows(where, (value,), db)
+    of_fact = rows if what.fact_id is not None else ()
+    told = [one for row in of_fact for (one,) in db.execute(_TOLD_IN, (row.place,))]
+    note(names_for(what, told), now, db)
     if what.session_key is not None:
         db.execute(_BLANK, (str(what.session_key),))
     _take_out(rows, now, db)
@@ -282,6 +286,7 @@ INSERT INTO fact_claim (id, fact, topic, session, object, functional, confidence
     since, said_at, until, message_id, quote, said_by)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
+_TOLD_IN = "SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL"
 _BLANK = """
 UPDATE fact_claim SET message_id = NULL, quote = NULL, said_by = NULL
 WHERE session = (SELECT id FROM fact_group WHERE kind = 'session' AND name = ?)

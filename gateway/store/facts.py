@@ -33,9 +33,10 @@ from gateway.store.fact_rows import (
     to_fact_row,
     to_told,
 )
+from gateway.store.forgetting import is_forgotten, names_in
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
-from gateway.store.rows import STANDINGS, place_of, require_text, to_micros
+from gateway.store.rows import place_of, require_text, to_micros
 from gateway.store.writer import Writer
 
 _MOST_WORDS = 64  # of a question
@@ -99,19 +100,16 @@ class SqliteFacts:
 def _add(
     scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen
 ) -> Sequence[Fact]:
-    told = [one for one in zip(claims, ids, strict=True) if not _is_erased(one[0], pen.db)]
+    told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, pen)]
     claims, ids = [claim for claim, _ in told], [id_ for _, id_ in told]
     writing.add(scope, claims, ids, now, pen)
     found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for id_ in ids]
     return [_with_sources(row, pen.db) for row in found]
 
 
-def _is_erased(claim: Claim, db: sqlite3.Connection) -> bool:
-    """Somebody looked at a message while it was erased: nothing may come of that."""
-    if claim.source is None:
-        return False
-    found = db.execute(_STANDING, (claim.source.message_id,)).fetchone()
-    return found is not None and STANDINGS[found[0]] == "erased"
+def _is_forgotten(claim: Claim, scope: str, pen: Pen) -> bool:
+    source = claim.source
+    return source is not None and is_forgotten(names_in(claim, scope), source.at, pen.db)
 
 
 def _rows(
@@ -275,7 +273,6 @@ def _origin(fact_id: str, db: sqlite3.Connection) -> Origin | None:
     )
 
 
-_STANDING = "SELECT standing FROM node WHERE id = ?"
 _IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
 _OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
 _OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"

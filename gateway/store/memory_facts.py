@@ -15,10 +15,10 @@ from gateway.domain.facts import (
     Whose,
     tombstone_of,
 )
-from gateway.domain.ids import NodeId
 from gateway.domain.settling import Told, by_time, form, is_wanted, predicate_form, settled
 from gateway.domain.words import words_of
 from gateway.store.fact_rows import ranked, require_claims, require_erasure, require_query
+from gateway.store.forgetting import names_for, names_in
 from gateway.store.memory_shelf import Shelf, Topic
 from gateway.store.rows import require_text
 
@@ -35,7 +35,9 @@ class MemoryFacts:
         require_claims(scope, claims, ids)
         await self._shelf.ready()
         places = []
-        told = [one for one in zip(claims, ids, strict=True) if not self._is_erased(one[0])]
+        told = [
+            one for one in zip(claims, ids, strict=True) if not self._is_forgotten(one[0], scope)
+        ]
         for claim, id_ in told:
             place = (scope, form(claim.subject), predicate_form(claim.predicate))
             topic = self._shelf.topics.setdefault(place, Topic())
@@ -51,11 +53,9 @@ class MemoryFacts:
             for place, (_, id_) in zip(places, told, strict=True)
         ]
 
-    def _is_erased(self, claim: Claim) -> bool:
+    def _is_forgotten(self, claim: Claim, scope: str) -> bool:
         source = claim.source
-        session = self._shelf.sessions.get(source.session_key) if source else None
-        node = session.nodes.get(NodeId(source.message_id)) if session and source else None
-        return node is not None and node.standing == "erased"
+        return source is not None and self._shelf.is_forgotten(names_in(claim, scope), source.at)
 
     async def select(self, query: FactQuery) -> Sequence[Fact]:
         require_query(query)
@@ -116,6 +116,8 @@ class MemoryFacts:
 
     def erase_now(self, what: Erasure, now: datetime) -> int:
         count = self.count_of(what)
+        names = names_for(what, self._told_in(what.fact_id))
+        self._shelf.forgotten |= dict.fromkeys(names, now)
         for place, topic in tuple(self._shelf.topics.items()):
             gone = {fact.id for fact in _facts(topic) if _is_erased(fact, what)}
             _erase(topic, gone, what, now)
@@ -126,6 +128,11 @@ class MemoryFacts:
         entries = self._shelf.audit
         entries.append(entry_after(entries[-1] if entries else None, deed))
         return count
+
+    def _told_in(self, fact_id: str | None) -> set[str]:
+        facts = (topic.facts.get(fact_id or "") for topic in self._shelf.topics.values())
+        sources = (told.claim.source for one in facts if one for told in one.told)
+        return {source.message_id for source in sources if source}
 
     def _topics(self, subject: str | None, predicate: str | None) -> Iterator[tuple[str, Topic]]:
         for (scope, of, what), topic in self._shelf.topics.items():

@@ -1,7 +1,8 @@
 """What the store in memory holds, apart from the ports that change it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 
 from anyio.lowlevel import checkpoint
 
@@ -138,10 +139,15 @@ class Shelf:
     last_day: str = ""
     audit: list[AuditEntry] = field(default_factory=list)
     topics: dict[tuple[str, str, str], Topic] = field(default_factory=dict)
+    forgotten: dict[tuple[str, str], datetime] = field(default_factory=dict)  # until then
     heard: dict[SessionKey, int] = field(default_factory=dict)  # how many nodes
     unread: dict[SessionKey, tuple[int, bool]] = field(default_factory=dict)
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
+
+    def is_forgotten(self, names: Iterable[tuple[str, str]], said_at: datetime) -> bool:
+        known = ((name[0], self.forgotten.get(name)) for name in names)
+        return any(upto and (kind == "message" or said_at <= upto) for kind, upto in known)
 
     async def ready(self) -> None:
         await checkpoint()

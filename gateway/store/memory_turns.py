@@ -1,6 +1,7 @@
 """What was said in memory, found by looking at all of it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, SessionKey
@@ -10,7 +11,7 @@ from gateway.domain.words import words_of
 from gateway.store.memory_facts import stem
 from gateway.store.memory_shelf import Session, Shelf
 from gateway.store.rows import require_text
-from gateway.store.turns import INDEXED_CHARS, SAID_BY, SHOWN_CHARS, trail_of
+from gateway.store.turns import INDEXED_CHARS, SAID_BY, SHOWN_CHARS, names_by, trail_of
 
 
 class MemoryTurns:
@@ -57,7 +58,15 @@ class MemoryTurns:
             self._turn(node, wanted[node.seq])
             for node in nodes
             if node.seq in wanted and node.message.role in SAID_BY and node.message.text
+            if not self._is_forgotten(key, node)
         ]
+
+    def _is_forgotten(self, key: SessionKey, node: Node) -> bool:
+        run = self._shelf.runs.get(node.run_id)
+        new = run.record.entry.new if run else None
+        turn = replace(self._turn(node, 0), sender=new.sender if new else None)
+        names = names_by(key, turn, new.message_id if new else None)
+        return self._shelf.is_forgotten(names, node.created_at)
 
     def _turn(self, node: Node, depth: int) -> Turn:
         message, run = node.message, self._shelf.runs.get(node.run_id)

@@ -317,6 +317,12 @@ CREATE TABLE IF NOT EXISTS fact_erasure (  -- what is left of what was erased
     facts INTEGER NOT NULL,
     tombstone TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS forgotten (  -- what was said there until then is not learned again
+    kind TEXT NOT NULL CHECK (kind IN ('message', 'scope', 'session')),
+    name TEXT NOT NULL,              -- the message's id, else a digest
+    upto INTEGER NOT NULL,
+    PRIMARY KEY (kind, name)
+) WITHOUT ROWID;
 """
 
 # How far facts were looked for in what people said.

@@ -3,13 +3,16 @@
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import combinations, islice
 
 from gateway.domain.errors import NotFound
+from gateway.domain.facts import scope_of
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.recall import Found, Hits, Trail, Turn
 from gateway.domain.words import words_of
+from gateway.store.forgetting import Names, anything_forgotten, is_forgotten, names_of
 from gateway.store.pen import Pen
 from gateway.store.pruning import Fork, spans_to
 from gateway.store.reader import Readers
@@ -181,10 +184,22 @@ def _fetch(
     places = {place_of(row[0], trail.seq_at(depth)): depth for depth in depths}
     marks = ", ".join("?" * len(places))
     rows = db.execute(_FETCH.format(marks), (SHOWN_CHARS, *places)).fetchall()
-    return [
-        Turn(places[place], node_id, role, text, to_time(at), sender if role == "user" else None)
-        for place, node_id, role, text, at, sender in rows
+    turns = [
+        (Turn(places[place], id_, role, text, to_time(at), sender), asked)
+        for place, id_, role, text, at, sender, asked in rows
     ]
+    if anything_forgotten(db):
+        turns = [
+            (turn, asked)
+            for turn, asked in turns
+            if not is_forgotten(names_by(key, turn, asked), turn.at, db)
+        ]
+    return [turn if turn.role == "user" else replace(turn, sender=None) for turn, _ in turns]
+
+
+def names_by(key: SessionKey, turn: Turn, asked: str | None) -> Names:
+    """It may be forgotten itself, or what it answers, with whoever said that or where."""
+    return names_of(scope_of(key, turn.sender), str(key), turn.id, asked)
 
 
 def _behind(limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
@@ -268,7 +283,7 @@ SELECT group_concat(place) FROM (
     ORDER BY rowid DESC LIMIT ?)
 """
 _FETCH = """
-SELECT n.place, n.id, n.role, substr(n.text, 1, ?), n.created_at, r.sender
+SELECT n.place, n.id, n.role, substr(n.text, 1, ?), n.created_at, r.sender, r.message_id
 FROM node n LEFT JOIN run r ON r.run_id = n.run_id
 WHERE n.place IN ({}) AND n.role IN ('user', 'assistant') AND n.text <> ''
 """

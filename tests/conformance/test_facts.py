@@ -619,3 +619,32 @@ async def test_an_erasure_names_one_thing(opened: Open, what: Erasure) -> None:
     async with opened() as stores:
         with pytest.raises(GatewayError, match="one of these"):
             await stores.facts.erase(what, dry_run=True, now=NOON)
+
+
+@pytest.mark.parametrize(
+    ("what", "learned"),
+    [
+        (Erasure(fact_id="0"), ["m1", "m9", None]),  # another message tells it anew
+        (Erasure(scope=str(HERS.scope)), ["m9", None]),
+        (Erasure(session_key=ANN), ["m9", None]),
+    ],
+)
+async def test_what_was_forgotten_is_not_learned_again_from_what_was_said_before(
+    opened: Open, what: Erasure, learned: list[str | None]
+) -> None:
+    async with opened() as stores:
+        await told(stores.facts, a_claim())
+        await stores.facts.erase(what, dry_run=False, now=NOON + 5 * DAY)
+
+        again: list[Fact] = []
+        for number, claim in enumerate([a_claim(), a_claim(since=1), a_claim(since=9)], 1):
+            again += await told(stores.facts, claim, first=number)
+        again += await told(stores.facts, a_claim(source=None), first=4)
+        others = await told(stores.facts, a_claim(), first=5, scope="other")
+        origin = await stores.facts.origin(again[0].id)
+
+    sources = [*again[-1].source_message_ids]
+    assert sources == [one for one in learned if one]
+    assert len(again) == len(learned)
+    assert origin is not None
+    assert [len(others)] == ([1] if what.scope else [0])

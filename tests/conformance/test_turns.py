@@ -3,12 +3,14 @@
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import anyio
 import pytest
 
 from gateway.domain.errors import NotFound
+from gateway.domain.facts import Claim, Erasure, Source
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.ports import Stores
@@ -16,7 +18,7 @@ from gateway.domain.recall import Found, Trail
 from gateway.store.opening import open_store
 from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock
-from tests.fakes.store import an_ending, an_entry, an_exchange, session_key
+from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 HERE, THERE = session_key("here"), session_key("there")
@@ -252,3 +254,28 @@ async def test_a_huge_or_odd_message_does_not_stop_the_others(opened: Open) -> N
 
         assert await ids(stores, found) == {"begin": {"a-1"}, "nul": {"a-2"}, "end": {"a-4"}}
         assert len(turns[0].text) < 5000
+
+
+@pytest.mark.parametrize("kind", ["fact", "scope", "session"])
+async def test_what_told_a_forgotten_fact_is_not_recalled(opened: Open, kind: str) -> None:
+    """Nor what was answered to it; what was said later is."""
+    async with opened() as stores:
+        await say(stores, "a", "my dog is Luna", "hello Luna")
+        await say(stores, "b", "no dog at all", "none", after="a-2")
+        await say(stores, "c", "a dog elsewhere", "fine", key=THERE)
+        await index(stores)
+        source = Source("msg-a", HERE, NOON, "my dog is Luna", HERE.peer)
+        claim = Claim("user", "dog name", "Luna", True, NOON, HERE, source=source)
+        await stores.facts.add(str(HERE), [claim], ids=["f"], now=NOON)
+
+        what = {
+            "fact": Erasure(fact_id="f"),
+            "scope": Erasure(scope=str(HERE)),
+            "session": Erasure(session_key=HERE),
+        }
+        await stores.facts.erase(what[kind], dry_run=False, now=NOON + timedelta(days=99))
+        found = await found_by(stores, "dog", "luna")
+        elsewhere = await found_by(stores, "dog", key=THERE)
+
+    assert found == {"dog": {"b-1"} if kind == "fact" else set(), "luna": set()}
+    assert elsewhere == {"dog": {"c-1"}}
