@@ -31,6 +31,8 @@ MOST_FOUND = 10
 MOST_FACTS = 50
 LONGEST_QUOTE = 300
 LONGEST_SAID = 1_000
+FORGOTTEN = "It was forgotten on demand: nothing is learned again from that message."
+NOT_YET = "Nothing is erased yet. If the person agrees, call forget with confirm and fact_id, once for each."
 UNKNOWN = "There is no such fact of this person. Use history to find it."
 
 OPERATIONS = ("remember", "recall", "history", "as_of", "why", "neighbours", "forget")
@@ -64,7 +66,7 @@ SPEC = ToolSpec(
     "given; days are YYYY-MM-DD. remember: predicate (one word, like dog_name), object, since, "
     "functional (one value at a time), quote (their words). recall: query. history: how it changed "
     "(subject, predicate). as_of: at, known_at. why: fact_id. neighbours: subject. "
-    "forget, only if they ask: fact_id or predicate; tell them what would go, then confirm.",
+    "forget, only if they ask: fact_id or predicate; tell them what would go, then confirm by fact_id.",
     json.dumps(_PARAMETERS, separators=(",", ":")),
     category="meta",
 )
@@ -144,8 +146,10 @@ class MemoryTool:
             session_key=asked.key,
             source=source,
         )
-        (kept,) = await self.facts.add(asked.scope, [claim], ids=[f"f_{self.ids.new()}"], now=now)
-        return {"remembered": told(kept)}
+        kept = await self.facts.add(asked.scope, [claim], ids=[f"f_{self.ids.new()}"], now=now)
+        if not kept:
+            raise ToolFailed(FORGOTTEN)
+        return {"remembered": told(kept[0])}
 
     async def _recall(self, asked: _Asked) -> object:
         found = await self.find.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
@@ -198,14 +202,12 @@ class MemoryTool:
         if not doomed:
             raise ToolFailed(UNKNOWN)
         shown = [told(fact) for fact in doomed]
-        if asked.arguments.get("confirm") is not True:
-            how = "Nothing is erased yet. If the person agrees, call forget again with confirm."
-            return {"would_erase": shown, "note": how}
-        now = self.clock.now()
-        for fact in doomed:
-            what = Erasure(fact_id=fact.id, by=str(asked.key))
-            await self.facts.erase(what, dry_run=False, now=now)
-        return {"erased": len(doomed)}
+        # One at a time: whatever a model was talked into, each costs it a call and leaves an entry.
+        if asked.arguments.get("confirm") is not True or "fact_id" not in asked.arguments:
+            return {"would_erase": shown, "note": NOT_YET}
+        what = Erasure(fact_id=doomed[0].id, by=str(asked.key))
+        erased = await self.facts.erase(what, dry_run=False, now=self.clock.now())
+        return {"erased": erased}
 
     async def _doomed(self, asked: _Asked) -> Sequence[Fact]:
         if asked.arguments.get("fact_id") is not None:

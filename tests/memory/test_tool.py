@@ -135,7 +135,8 @@ async def test_in_a_room_a_sender_sees_the_room_and_erases_only_their_own_words_
         seen = await use(memory, "history", ann)
         with pytest.raises(ToolFailed, match="no such fact"):
             await use(memory, "forget", ann, predicate="pin", confirm=True)
-        erased = await use(memory, "forget", ann, predicate="tea", confirm=True)
+        (tea,) = (await use(memory, "forget", ann, predicate="tea"))["would_erase"]
+        erased = await use(memory, "forget", ann, fact_id=tea["id"], confirm=True)
         left = await use(memory, "history", bob)
         direct = await use(memory, "history", scope())
 
@@ -155,6 +156,24 @@ async def test_of_what_all_share_only_what_was_learned_here_is_erased() -> None:
             await use(memory, "forget", scope(BOB), predicate="tea", confirm=True)
 
     assert [one["object"] for one in seen["facts"]] == ["green"]
+
+
+async def test_a_model_erases_one_fact_a_call_and_nothing_brings_it_back() -> None:
+    async with open_memory() as stores:
+        memory = tool(stores)
+        for tea in ("green", "black"):
+            await use(memory, "remember", scope(), predicate="tea", object=tea)
+        asked = await use(memory, "forget", scope(), predicate="tea", confirm=True)
+        left = await use(memory, "history", scope())
+        doomed = [one["id"] for one in asked["would_erase"]]
+        erased = await use(memory, "forget", scope(), fact_id=doomed[0], confirm=True)
+        with pytest.raises(ToolFailed, match="forgotten on demand"):
+            await use(memory, "remember", scope(), predicate="tea", object="green")
+        after = await use(memory, "history", scope())
+
+    assert len(left["facts"]) == 2
+    assert erased == {"erased": 1}
+    assert [one["id"] for one in after["facts"]] == doomed[1:]
 
 
 async def test_forgetting_says_first_what_would_go() -> None:
