@@ -3,11 +3,13 @@
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from time import process_time
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Payer
@@ -148,6 +150,15 @@ def test_a_claim_counts_once_and_there_are_never_too_many() -> None:
 
     assert len(read(GOOD, GOOD)) == 1
     assert len(read(*many)) == MOST_CLAIMS
+
+
+@pytest.mark.parametrize("inside", ["\n" * 60_000, " \n" * 30_000, "\n" * 50_000 + "```x"])
+def test_no_reply_takes_long_to_refuse(inside: str) -> None:
+    before = process_time()
+
+    assert claims_of(f"```json\n{inside}", KEY, SAID, from_json) is None
+    assert claims_of(f"```json\n{inside}```", KEY, SAID, from_json) is None
+    assert process_time() - before < 1
 
 
 JSON = st.recursive(
