@@ -148,7 +148,8 @@ class Remember(Protocol):
 
 
 OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it
-_EDGES = re.compile(r"<(?=/?memory>)", re.IGNORECASE)
+# Of every block that only the gateway may open or close, however sloppily it is written.
+_EDGES = re.compile(r"<(?=\s?/?\s?(?:memory|system-notice|summary)\b)", re.IGNORECASE)
 
 
 def told_line(recalled: Recalled) -> str:
