@@ -11,7 +11,7 @@ import pytest
 
 from gateway.domain.agents import AgentDef, ContextRules, Extraction, FactScope
 from gateway.domain.errors import ModelFailed, StoreUnavailable
-from gateway.domain.facts import Claim, Fact, FactQuery, Facts, scope_of, whose
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, scope_of, whose
 from gateway.domain.hearing import Said
 from gateway.domain.ids import AgentId, MessageId, NodeId, SessionKey
 from gateway.domain.model import ModelReply
@@ -415,3 +415,26 @@ async def test_an_injection_reaches_nobody_elses_facts() -> None:
 
         assert await site.known(session_key("bob")) == ["user location: Rome"]
         assert await site.known(session_key("eve")) == ["user location: Atlantis"]
+
+
+@pytest.mark.parametrize("extraction", ["patterns", "model"])
+async def test_what_was_forgotten_is_not_learned_again_after_a_crash_or_by_a_model(
+    extraction: Extraction,
+) -> None:
+    reply = fact_reply("My dog is called Luna", "pet", "Luna")
+    async with open_memory() as stores:
+        async with kept(stores, extraction=extraction) as site:
+            await site.turn("a", "My dog is called Luna")
+            await site.keeper.settled(KEY)
+            told = await site.known()
+            person = Erasure(scope=scope_of(KEY, None))
+            await stores.facts.erase(person, dry_run=False, now=site.clock.now())
+
+        async with kept(
+            stores, model=ScriptedModel(reply), extraction=extraction
+        ) as site:  # nothing was noted
+            await all_looked_at(site)
+
+            assert told == ["user dog_name: Luna"]
+            assert await site.known() == []
+            assert len(site.model.asked) == (extraction == "model")
