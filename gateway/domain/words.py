@@ -4,6 +4,7 @@ import re
 from unicodedata import category, normalize
 
 LONGEST = 64  # characters of a word that count
+MOST_GROWN = 4  # times
 
 # Written without spaces between words: kana, Han, Hangul, Thai, Lao, Burmese, Khmer.
 _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
@@ -19,6 +20,7 @@ def words_of(text: str) -> tuple[str, ...]:
     if text.isascii():
         return tuple(word[:LONGEST] for word in _ASCII.findall(text.lower()))
     even = normalize("NFKC", normalize("NFKC", text).casefold())
+    even = even[: MOST_GROWN * len(text) + LONGEST]  # some signs stand for whole sentences
     apart = {ord(one): " " for one in set(even) if not _is_of_a_word(one)}
     words: list[str] = []
     for run in even.translate(apart).split():

@@ -32,3 +32,9 @@ def test_words_are_clean_and_found_again_in_themselves(text: str) -> None:
         assert 0 < len(word) <= LONGEST
         assert set(words_of(word)) <= set(words_of(text))
         assert not set(word) & set(" \"'*:^()+-{}\0")
+
+
+def test_a_text_does_not_grow_without_bound() -> None:
+    """One sign that stands for eighteen characters."""
+    assert words_of("\ufdfa") == ("صلى", "الله", "عليه", "وسلم")
+    assert sum(map(len, words_of("\ufdfa" * 10_000))) < 41_000
