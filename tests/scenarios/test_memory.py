@@ -195,16 +195,18 @@ async def test_people_whose_ids_look_alike_are_kept_apart(
 
 async def test_the_model_remembers_recalls_and_forgets_with_its_tool(tmp_path: Path) -> None:
     key = "tooled:websocket:local:main"
-    calls = {
+    calls: dict[str, dict[str, object]] = {
         "keep it": {"operation": "remember", "predicate": "tea", "object": "green"},
         "what tea?": {"operation": "recall", "query": "tea"},
         "how was it?": {"operation": "history", "predicate": "tea"},
         "forget it": {"operation": "forget", "predicate": "tea"},
-        "yes": {"operation": "forget", "predicate": "tea", "confirm": True},
+        "yes": {"operation": "forget", "confirm": True},
     }
 
     def script(asked: Asked) -> Reply:
         if asked.body["messages"][-1]["role"] == "tool":
+            for one in json.loads(asked.last_text).get("would_erase", ()):
+                calls["yes"]["fact_id"] = one["id"]
             return Reply(asked.last_text)
         arguments = calls.get(asked.last_text)
         return (
