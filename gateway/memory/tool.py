@@ -151,7 +151,9 @@ class MemoryTool:
         found = await self.find.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
         facts = [told(one.fact) for one in found if one.fact]
         said = [
-            {"at": _day(one.at), "text": one.text[:LONGEST_SAID]} for one in found if not one.fact
+            {"at": _day(one.at), "by": one.said_by, "text": one.text[:LONGEST_SAID]}
+            for one in found
+            if not one.fact
         ]
         return {"facts": facts, "said": said}
 

@@ -183,7 +183,7 @@ async def test_what_is_found_is_told_with_its_dates_and_not_at_any_length() -> N
         told = await use(memory, "recall", scope(), query="dog")
 
     assert told["facts"] == []
-    assert told["said"] == [{"at": "2025-01-02", "text": ("dog " * 250)}]
+    assert told["said"] == [{"at": "2025-01-02", "by": "user", "text": ("dog " * 250)}]
     assert isinstance(memory.find, FakeFind)
     assert memory.find.asked == [("dog", ANN, Whose(scope=str(ANN)))]
 

@@ -239,6 +239,7 @@ async def test_a_search_shows_facts_and_messages_with_their_reason() -> None:
             "session_key": KEY,
             "message_id": "m0",
             "at": "2025-01-02T00:00:00Z",
+            "said_by": "user",
         }
     ]
 
