@@ -212,6 +212,16 @@ async def test_what_was_told_without_a_date_was_before_what_is_so_since_a_day(
     assert moved < NOON - timedelta(days=27)
 
 
+async def test_a_second_dog_does_not_take_the_place_of_the_first() -> None:
+    async with open_memory() as stores, kept(stores) as site:
+        await site.turn("a", "My dog is called Luna")
+        await site.turn("b", "My other dog is called Max")
+        await site.turn("c", "No, I meant Maxi")
+        await site.keeper.settled(KEY)
+
+        assert sorted(await site.known()) == ["user dog_name: Luna", "user dog_name: Maxi"]
+
+
 async def test_what_is_over_says_nothing_of_what_is_there_instead() -> None:
     async with open_memory() as stores, kept(stores) as site:
         await site.turn("a", "I live in Oslo")
