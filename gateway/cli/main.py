@@ -95,3 +95,7 @@ def main() -> None:
     words = gathered(sys.argv[1:])
     with ending_well(debug="--debug" in words):
         exogate(words, prog_name="exogate")
+
+
+if __name__ == "__main__":
+    main()

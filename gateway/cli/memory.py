@@ -66,7 +66,8 @@ def search(context: CliContext, query: str, whose: Somebody, kind: str | None, l
         click.echo(json.dumps(found, ensure_ascii=False))
         return
     for one in found["results"]:
-        shown = _line(one["fact"]) if "fact" in one else f"{one['at'][:10]}  {one['text']}"
+        turn = f"{one['at'][:10]}  {one.get('said_by')}: {one['text']}"
+        shown = _line(one["fact"]) if "fact" in one else turn
         click.echo(f"{one['score']:6.3f}  {one['kind']:4}  {shown}   ({one['why']})")
 
 
@@ -172,9 +173,11 @@ def _every(link: Link, whose: Mapping[str, object]) -> Iterator[Mapping[str, Any
 
 
 def _line(fact: Mapping[str, Any]) -> str:
-    until = f" until {fact['valid_to'][:10]}" if fact["valid_to"] else ""
+    since, until = fact["valid_from"], fact["valid_to"]
+    dates = [f"since {since[:10]}"] if since != until else []  # else nobody said since when
+    dates += [f"until {until[:10]}"] if until else []
     ended = "  superseded" if fact["superseded_at"] else ""
     return (
         f"{fact['id']}  {fact['subject']} {fact['predicate']} {fact['object']}"
-        f"   since {fact['valid_from'][:10]}{until}, told {fact['learned_at'][:10]}{ended}"
+        f"   {' '.join(dates)}, told {fact['learned_at'][:10]}{ended}"
     )

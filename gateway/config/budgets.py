@@ -10,6 +10,7 @@ from gateway.config.problems import Code, Report, choose, quoted
 from gateway.domain.budgets import NANO, Budgets, Limit
 
 DEMO_DAILY = 20_000
+DEMO_TURNS = 4  # older ones are recalled; so that a day is long enough to try things
 USUAL_DAILY = 200_000
 
 
@@ -52,6 +53,9 @@ def add_usual_budget(content: dict[str, Any], choice: Choice) -> None:
     own = content.setdefault("budgets", {})
     if isinstance(own, dict):  # else the schema will say so
         own.setdefault("daily", daily)
+    context = content.setdefault("context", {})
+    if choice.provider == DEMO and isinstance(context, dict):
+        context.setdefault("recent_turns", DEMO_TURNS)
 
 
 def resolve_budgets(section: BudgetsSection, agent_ids: tuple[str, ...], report: Report) -> Budgets:

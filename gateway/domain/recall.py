@@ -9,11 +9,12 @@ from operator import itemgetter
 from typing import Literal, Protocol
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.facts import Fact
+from gateway.domain.facts import SUBJECT, Fact
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node, Role
 
 RecallKind = Literal["fact", "turn"]
+YOU = "you"  # how a model is told of its own words
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class Recalled:
     at: datetime
     message_id: str | None = None
     fact: Fact | None = None
+    said_by: str = SUBJECT  # of a turn: the user, or by name who else; `you` is the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,13 +156,13 @@ _EDGES = re.compile(r"<(?=\s?/?\s?(?:memory|system-notice|summary)\b)", re.IGNOR
 
 def told_line(recalled: Recalled) -> str:
     """One line a model reads: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
-    `- said 2026-11-18: …`; nothing that was said can end the block or begin a line of its own."""
+    `- you said 2026-11-18: …`; nothing that was said can end the block or begin a line of its own."""
     if fact := recalled.fact:
         dates = f"since {_day(fact.valid_from)}, told {_day(fact.learned_at)}"
         dates = f"{dates}, until {_day(fact.valid_to)}" if fact.valid_to else dates
         predicate = "_".join(fact.predicate.split())  # one word, so that a line can be read back
         return f"- {_flat(f'{fact.subject} {predicate} {fact.object}')} ({dates})"
-    return f"- said {_day(recalled.at)}: {_flat(recalled.text)}"
+    return f"- {_flat(recalled.said_by)} said {_day(recalled.at)}: {_flat(recalled.text)}"
 
 
 def _day(at: datetime) -> str:

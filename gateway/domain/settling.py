@@ -1,7 +1,7 @@
 """What is believed, made of all that was claimed: whatever the order in which it was learned."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -197,12 +197,35 @@ def _points(
     told: Sequence[tuple[int, Told]],
 ) -> Iterator[tuple[datetime, bool, int, Told]]:
     """What begins and what ends, one after the other."""
-    points = [(one.since, False, one.place, number, one) for number, one in told]
+    since = _sinces([one for _, one in told])
+    points = [
+        (since(one), False, (since(one), *one.place[1:]), number, one) for number, one in told
+    ]
     for number, one in told:
         if one.claim.valid_to is not None:
             points.append((one.claim.valid_to, True, one.place, number, one))
     for at, is_end, _, number, one in sorted(points, key=lambda point: point[:4]):
         yield at, is_end, number, one
+
+
+def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
+    """When each began. Who says that it is so since a day and still is, says that whatever was
+    claimed in between, without a date of its own, was so before that day."""
+    still = {(one.object, one.since) for one in told}
+    spans = [(one.since, one.said, one.object) for one in told if one.since < one.said]
+    spans = sorted(span for span in spans if (span[2], span[1]) in still)
+
+    def since(one: Told) -> datetime:
+        if one.claim.source is None or one.claim.valid_to or one.since != one.said:
+            return one.since
+        over = (
+            begin
+            for begin, end, object_ in spans
+            if object_ != one.object and begin < one.since < end
+        )
+        return next(over, one.since)
+
+    return since
 
 
 def _fact(

@@ -93,7 +93,10 @@ _QUOTED_LINE = re.compile(
     re.MULTILINE | re.IGNORECASE,
 )
 _SPEECH = re.compile(r"[\"“„«](?P<said>[^\"“”„«»\n]{0,400})[\"”“»]")
-_TITLE = re.compile(r"\.(?<=\b[DdMmS][rst]\.)|\.(?<=\b[Mm]rs\.)|\.(?<=\b[Pp]rof\.)")
+_TITLE = re.compile(
+    r"\.(?<=\b[A-Z]\.)(?=\s?(?!(?:I|My|We|Our|The|It|He|She|They|And|But|So|A)\b)[A-Z])|"
+    r"\.(?<=\b[DdMmS][rst]\.)|\.(?<=\b[Mm]rs\.)|\.(?<=\b[Pp]rof\.)"
+)
 _SENTENCE = re.compile(
     r"(?P<said>[^.!?;\n。！？；]{1,1200}(?:[.;](?=\S)[^.!?;\n。！？；]{0,1200}){0,20})"
     r"(?P<end>[.!?;\n。！？；]{0,8})"
@@ -103,7 +106,7 @@ _OF_ONESELF = re.compile(
 )
 _OF_OURS = re.compile(  # without one of these nothing is told of oneself, and of others by name
     r"\b(?:i|i['’]?m|i['’]ve|my|me|our|we|ich|meine?|actually|it['’]?s|it is|that['’]s|make that"
-    r"|correction)\b|['’]s\s|我",
+    r"|correction|no,? (?:his|her|its) name)\b|['’]s\s|我",
     re.IGNORECASE,
 )
 _BRINGS_TEXT = re.compile(
@@ -218,6 +221,6 @@ _LEAD = re.compile(
     r"|(?:please )?remember(?: that| this)?|don['’]?t forget(?: that)?|you should know(?: that)?"
     r"|just so you know|for (?:the record|context|your information)|to be honest|honestly"
     r"|in fact|actually|because|since|thanks|thank you|guess what|good news|bad news)"
-    r"[,:!]?\s+){1,4}(?!it['’]?s\b|it is\b|that['’]?s\b)",
+    r"[,:!]?\s+){1,4}(?!it['’]?s\b|it is\b|that['’]?s\b|(?:his|her|its) name\b)",
     re.IGNORECASE,
 )

@@ -15,7 +15,7 @@ _MONTH = (
 )
 _DAY = r"(?P<day>\d{1,2})(?:st|nd|rd|th)?"
 _YEAR = r"(?P<year>(?:19|20)\d\d)\b"
-_LEAD = r"\b(?:ever since|since|as of|starting|back in|in|on|from)\s{1,3}(?:the\s)?(?:early\s|late\s|mid-?\s?)?"
+_LEAD = r"\b(?:ever since|since|seit|as of|starting|back in|in|on|from|until|till)\s{1,3}(?:the\s)?(?:early\s|late\s|mid-?\s?)?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,15 @@ class When:
 
 
 def find(text: str, said_at: datetime) -> When | None:
-    """None for what is unclear, lies in the future, or never was: the most exact form decides."""
+    """None for what is unclear, lies in the future, or never was."""
+    when = named(text, said_at)
+    return None if when is None or when.at > said_at else when
+
+
+def named(text: str, said_at: datetime) -> When | None:
+    """Also what is still to come: the most exact form decides."""
+    if ahead := _AHEAD.search(text):
+        return When(datetime.max.replace(tzinfo=UTC), ahead.start(), ahead.end())
     hints = tuple(hint for hint in (_WRITTEN, _RELATIVE) if hint.search(text))
     if not hints:
         return None
@@ -40,8 +48,6 @@ def find(text: str, said_at: datetime) -> When | None:
     try:
         at = resolve(match, said_at.astimezone(UTC))
     except (ValueError, OverflowError):  # there never was such a day
-        return None
-    if at > said_at:
         return None
     return When(at, match.start(), match.end(), "day" in match.groupdict())
 
@@ -126,9 +132,14 @@ def _midnight(at: datetime) -> datetime:
 
 
 Resolve = Callable[[re.Match[str], datetime], datetime]
+_AHEAD = re.compile(
+    r"\b(?:from\s|starting\s)?(?:tomorrow|next (?:week|month|year|spring|summer|autumn|fall|winter"
+    rf"|(?:mon|tues|wednes|thurs|fri|satur|sun)day|{_MONTH.replace('?P<month>', '?:')}))\b",
+    re.IGNORECASE,
+)
 _MANY = r"(?P<few>an?|\d{1,3}|" + "|".join(_NUMBERS) + r")\s{1,3}"
 _UNIT = r"(?:day|week|month|year)"
-_OPENED = r"(?:\b(?:since|on|in|from|as of|back in)\s{1,3})?"
+_OPENED = r"(?:\b(?:since|on|in|from|as of|back in|until|till)\s{1,3})?"
 # Without these none of the forms that come with them can be there.
 _WRITTEN = re.compile(r"\d|\b(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)", re.IGNORECASE)
 _RELATIVE = re.compile(r"\b(?:ago|last|this|yesterday|today)\b", re.IGNORECASE)

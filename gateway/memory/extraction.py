@@ -6,7 +6,7 @@ become is not for the model to say: so nothing that stands in a message reaches 
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 from gateway.domain.agents import AgentDef
@@ -129,6 +129,8 @@ def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[Said]) -> Cl
     if quote not in one.text[:SHOWN_CHARACTERS]:
         return None
     since, until = _since(fact, quote, one), dates.parse(fact.get("valid_to"), one.at)
+    if since is None:
+        return None
     return Claim(
         SUBJECT if subject.lower() in _ONESELF else subject,
         predicate,
@@ -148,10 +150,19 @@ def _named(number: object, said: Sequence[Said]) -> Said | None:
     return said[number - 1] if is_one and isinstance(number, int) else None
 
 
-def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime:
-    """As the model says; else as the quote does; else since it was said."""
-    given, found = dates.parse(fact.get("valid_from"), one.at), dates.find(quote, one.at)
-    return given or (one.at if found is None else found.at)
+def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime | None:
+    """As the model says; else as the quote does; else since it was said. None: it is still to come."""
+    given, found = dates.parse(fact.get("valid_from"), one.at), dates.named(quote, one.at)
+    if found is not None:
+        is_told = quote[found.start : found.end].strip() in str(fact.get("object"))
+        if found.at > one.at:
+            return one.at if is_told else None
+        return given or found.at
+    is_ahead = given is None and dates.parse(fact.get("valid_from"), _LAST) is not None
+    return None if is_ahead else given or one.at
+
+
+_LAST = datetime.max.replace(tzinfo=UTC)
 
 
 def _is_share(value: object) -> bool:

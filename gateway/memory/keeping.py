@@ -58,9 +58,8 @@ class Keeping:
 def _affirmed(claim: Claim) -> Iterator[Claim]:
     """Who says what became so lately, or since when it is so, says that it is so now: whatever was
     claimed in between, without a date of its own."""
-    yield claim
     said = claim.source
-    if said is None or not claim.functional or claim.valid_to or claim.valid_from >= said.at:
-        return
-    if said.at - claim.valid_from < LATELY or _SINCE.search(said.quote):
+    is_past = said and claim.functional and not claim.valid_to and claim.valid_from < said.at
+    if said and is_past and (said.at - claim.valid_from < LATELY or _SINCE.search(said.quote)):
         yield replace(claim, valid_from=said.at)
+    yield claim

@@ -21,7 +21,9 @@ _NAME_OVER = re.compile(
     r"\s(?:and|or|with|for|as|in|at|on|to|from|but|that|not)\b.*$", re.IGNORECASE
 )
 _PLACE_OVER = re.compile(
-    r"\s(?:and|or|with|for|as|after|before|by|that|together|alone|to|at|from)\s.*$", re.IGNORECASE
+    r"\s(?:(?:and|or|with|for|as|after|before|by|that|together|alone|to|at|from|until|till)\s"
+    r"|on\s\d|a (?:few|couple)\s|the (?:spring|summer|autumn|fall|winter)\b|next\s).*$",
+    re.IGNORECASE,
 )
 _NONE = re.compile(
     r"(?:it|that|this|these|those|them|him|her|you|your|how|what|the way|to|not|no|one|some|any|all"

@@ -8,7 +8,7 @@ bounded length.
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from gateway.domain.facts import SUBJECT, Claim, EntityType, Source
 from gateway.domain.hearing import Said
@@ -16,7 +16,7 @@ from gateway.domain.ids import SessionKey
 from gateway.memory import dates
 from gateway.memory.clauses import Sentence, sentences_of
 from gateway.memory.objects import tidied
-from gateway.memory.phrases import HELLO, PETS, Form, Makes, forms_for
+from gateway.memory.phrases import HELLO, PETS, PLURALS, Form, Makes, forms_for
 from gateway.memory.predicates import is_functional, predicate_of
 
 CONFIDENCE = 0.8
@@ -25,7 +25,8 @@ _JUST_BEFORE = timedelta(microseconds=1)
 _AND = re.compile(r"\s*(?:,| and | or | und |、|和)\s*", re.IGNORECASE)
 _CORRECTION = re.compile(
     r"(?:(?:no|oh|oops|sorry|wait|actually|hmm|correction)[,:]?\s){0,4}"
-    r"(?:actually[,:]?\s|correction[,:]?\s|(?:it['’]?s|it is|that['’]?s|i mean|i meant|make that|rather)\s){1,2}"
+    r"(?:(?P<named>(?<=[,\s])(?:his|her|its) name(?: is|['’]s)\s)|(?:actually[,:]?\s|correction[,:]?\s"
+    r"|(?:it['’]?s|it is|that['’]?s|i mean|i meant|make that|rather)\s){1,2})"
     r"(?:(?:it['’]?s|it is)\s)?(?P<object>[^\s,].{0,60})$",
     re.IGNORECASE,
 )
@@ -43,7 +44,8 @@ def claims_in(said: Said, key: SessionKey, *, last: Claim | None = None) -> tupl
             if made := _claims(clause, source):
                 claims += made
             elif corrected := _corrected(clause, source, claims[-1] if claims else last):
-                claims[-1:] = [corrected]
+                before = () if claims else _taken_back(last, corrected)
+                claims[-1:] = [*before, corrected]
     return tuple(claims[:MOST_CLAIMS])
 
 
@@ -53,13 +55,29 @@ def _source(said: Said, key: SessionKey, sentence: Sentence) -> Source:
 
 
 def _claims(clause: str, source: Source) -> Sequence[Claim]:
-    when = dates.find(clause, source.at)
+    if span := _SPAN.search(clause):
+        since, until = (datetime(int(year), 1, 1, tzinfo=UTC) for year in span.groups())
+        told = _stated(_without(clause, *span.span()), source, since)
+        return [replace(one, valid_from=since, valid_to=until) for one in told if until < source.at]
+    when = dates.named(clause, source.at)
     if when is None:
         return _stated(clause, source, source.at)
-    bare = " ".join(f"{clause[: when.start]} {clause[when.end :]}".split()).strip(" ,")
+    bare = _without(clause, when.start, when.end)
+    if when.at > source.at:  # it is not so yet, or the date itself is told
+        return () if _stated(bare, source, source.at) else _stated(clause, source, source.at)
     # A date may be what is told, and not since when.
     told = _stated(bare, source, when.at) or _stated(clause, source, source.at)
     return (*_birth(clause, source, when), *told)
+
+
+_SPAN = re.compile(
+    r"\b(?:from|between) ((?:19|20)\d\d) (?:to|until|till|and|through) ((?:19|20)\d\d)\b",
+    re.IGNORECASE,
+)
+
+
+def _without(clause: str, start: int, end: int) -> str:
+    return " ".join(f"{clause[:start]} {clause[end:]}".split()).strip(" ,")
 
 
 def _stated(clause: str, source: Source, since: datetime) -> Sequence[Claim]:
@@ -76,23 +94,29 @@ def _of_form(form: Form, match: re.Match[str], source: Source, since: datetime) 
     parts = match.groupdict()
     if parts.get("was") and (was := tidied(parts["was"], form.keeps)):
         yield from _made(form.predicate, was, source, since - _JUST_BEFORE, ends=True)
-    for text in _AND.split(parts["object"]) if form.is_list else (parts["object"],):
-        object_ = tidied(text, form.keeps)
-        if object_ is None:
-            continue
+    at = source.at if form.makes is Makes.MENTIONED else since
+    is_beside = _ANOTHER.match(match.string) is not None
+    for object_ in _objects(form, parts["object"]):
         subject, predicate = _about(form, parts, object_)
-        if predicate:
-            type_: EntityType = "relationship" if subject != SUBJECT else form.type
-            made = _made(predicate, object_, source, since, ends=form.makes is Makes.END)
-            yield from (replace(one, subject=subject, entity_type=type_) for one in made)
+        type_: EntityType = "relationship" if subject != SUBJECT else form.type
+        made = _made(predicate, object_, source, at, ends=form.makes is Makes.END)
+        for one in made if predicate else ():
+            functional = one.functional and not is_beside
+            yield replace(one, subject=subject, entity_type=type_, functional=functional)
+
+
+def _objects(form: Form, text: str) -> Iterator[str]:
+    texts = _AND.split(text) if form.is_list else (text,)
+    return filter(None, (tidied(one, form.keeps) for one in texts))
 
 
 def _about(form: Form, parts: dict[str, str | None], object_: str) -> tuple[str, str]:
     """Subject and predicate; no predicate for what is hardly a fact."""
     thing, of = parts.get("thing") or "", parts.get("of") or ""
     match form.makes:
-        case Makes.NAME_OF:
-            return SUBJECT, predicate_of(f"{thing} name")
+        case Makes.NAME_OF | Makes.MENTIONED:
+            one = thing.removesuffix("s") if form.is_list else thing.removeprefix("other ")
+            return SUBJECT, predicate_of(f"{one} name")
         case Makes.FAVOURITE:
             return SUBJECT, predicate_of(f"favourite {thing}")
         case Makes.ATTRIBUTE:
@@ -115,6 +139,11 @@ def _attribute(thing: str, object_: str) -> str:
     return predicate_of(f"{thing} name") if _PET.fullmatch(last) and object_.isalpha() else name
 
 
+_ANOTHER = re.compile(  # it stands beside what is known
+    r"(?:i|we)(?:['’]ve)? (?:also|(?:\w+ ){1,2}(?:another|a second|two|three|four|[2-9]))\b"
+    rf"|(?:my|our) (?:other|(?:\w+ )?(?:{PLURALS}) are)\b",
+    re.IGNORECASE,
+)
 _MARK = re.compile(r"[\d@]")
 _PET = re.compile(PETS)
 _LOOSE = re.compile(  # what is said to be this or that in passing
@@ -159,9 +188,18 @@ def _corrected(clause: str, source: Source, before: Claim | None) -> Claim | Non
     if match is None or before is None or before.valid_to is not None:
         return None
     object_ = tidied(match["object"], "name")
+    if match["named"] and not before.predicate.endswith("name"):
+        return None
     if object_ is None or _sort(object_) != _sort(before.object):
         return None
     return replace(before, object=object_, source=source)
+
+
+def _taken_back(before: Claim | None, corrected: Claim) -> Sequence[Claim]:
+    """What stands beside others does not end by itself when another is told."""
+    if before is None or before.functional:
+        return ()
+    return [replace(before, valid_to=before.valid_from, source=corrected.source)]
 
 
 def _sort(text: str) -> tuple[bool, bool]:

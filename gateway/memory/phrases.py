@@ -12,6 +12,7 @@ class Makes(Enum):
     PLAIN = "the form's predicate"
     END = "it holds no more"
     NAME_OF = "the name of a thing"
+    MENTIONED = "the name of a thing, in passing: a date says nothing of it"
     FAVOURITE = "a favourite"
     ATTRIBUTE = "something of oneself"
     OF_MINE = "something of a thing of one's own"
@@ -37,6 +38,9 @@ _KIN = (
     r"|fiancee?|mother|mom|mum|father|dad|child|kid|baby|cousin|uncle|aunt|grand(?:ma|pa|mother|father)"
     r"|nephew|niece|friend|boss|manager|colleague|neighbou?r|roommate|flatmate|vet|doctor|dentist"
     r"|therapist|teacher"
+)
+PLURALS = (
+    "dogs|cats|puppies|kittens|parrots|hamsters|rabbits|horses|sons|daughters|brothers|sisters"
 )
 _ADV = (
     r"(?:(?:just|now|currently|really|also|still|recently|always|absolutely|already|finally|have"
@@ -128,6 +132,11 @@ FORMS: tuple[Form, ...] = (
         rf"{_AM}{_ADV}an? (?P<object>(?:{_WORD} ){{0,3}}(?:{_JOBS}))\b",
         keeps="place",
     ),
+    _form(
+        "diet",
+        rf"{_AM}(?:no longer|not) (?:an? )?(?P<object>vegan|vegetarian|pescatarian)\b",
+        _END,
+    ),
     _form("diet", rf"{_AM}{_ADV}(?:an? )?(?P<object>vegan|vegetarian|pescatarian)\b"),
     _form("age", rf"{_AM}{_ADV}(?P<object>\d{{1,3}})(?: years? old|[ -]?y/?o)\b"),
     _form("age", rf"(?:{_AM}|i {_ADV}turned |my age is )(?P<object>[1-9]\d)$"),
@@ -163,6 +172,15 @@ FORMS: tuple[Form, ...] = (
         "",
         rf"{_MY}(?:new |absolute |all-time )?favou?rite {_THING}(?:{_IS}|\shas always been ){_REST}",
         Makes.FAVOURITE,
+    ),
+    _form(
+        "",
+        rf"(?:{_MY}|{_I}(?:have|got|own) (?:two|three|four|[2-9]) )(?:{_WORD} )?(?P<thing>{PLURALS})"
+        rf"(?: are)?(?:[,:]| called| named) (?P<object>{_PROPER}.{{0,80}})$",
+        _NAME,
+        "name",
+        type_="relationship",
+        is_list=True,
     ),
     _form("", rf"the name of {_MY}{_THING} is {_REST}", _NAME, "name", type_="relationship"),
     _form("", rf"{_MY}{_THING}['’]s name{_IS}{_REST}", _NAME, "name", type_="relationship"),
@@ -223,12 +241,13 @@ FORMS: tuple[Form, ...] = (
     _form(
         "",
         rf"(?:.{{0,80}}\s)?{_MY}(?P<thing>{_KIN}),? (?P<object>(?-i:[A-Z])[a-z]{{1,20}})\b(?!['’])",
-        _NAME,
+        Makes.MENTIONED,
         "name",
         type_="relationship",
     ),
     # German
     _form("name", rf"(?:mein name ist|ich hei(?:ß|ss)e) {_REST}", keeps="name"),
+    _form("location", rf"ich (?:wohne|lebe) nicht mehr in {_REST}", _END, "place"),
     _form("location", rf"ich (?:wohne|lebe)(?: jetzt)? in {_REST}", keeps="place"),
     _form(
         "location",
@@ -242,6 +261,12 @@ FORMS: tuple[Form, ...] = (
     # Chinese
     _form("name", r"(?:我叫|我的名字(?:是|叫))(?P<object>\w{1,12})$", keeps="name"),
     _form("location", r"我(?:现在)?住在(?P<object>\w{1,20})$", keeps="place"),
+    _form(
+        "location",
+        r"我(?:已经)?不住在(?P<object>\w{1,12}?)了?$",
+        _END,
+        "place",
+    ),
     _form(
         "location",
         r"我(?:从(?P<was>\w{1,12}?))?搬到(?:了)?(?P<object>\w{1,12}?)(?:了)?$",

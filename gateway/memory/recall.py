@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gateway.domain.facts import SUBJECT, Fact, Facts, Whose
 from gateway.domain.ids import NodeId, SessionKey
-from gateway.domain.recall import Found, Recalled, RecallKind, Turn, Turns
+from gateway.domain.recall import YOU, Found, Recalled, RecallKind, Turn, Turns
 from gateway.domain.words import words_of
 from gateway.memory.predicates import asked_of
 from gateway.memory.ranking import distinct, ranked
@@ -131,7 +131,8 @@ class _Asked:
             why.append(f"said by {speaker}")
             score += _OF_SPEAKER
         told = (turn.text, round(score, 4), "; ".join(why), self.key, turn.at)
-        return Recalled("turn", turn.id, *told, message_id=turn.id)
+        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
+        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
 
     def _named(self, turn: Turn) -> str | None:
         """Who speaks, if the question is about them."""

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 from gateway.domain.agents import OWN_TOOLS
@@ -136,13 +136,18 @@ class MemoryTool:
         if source is not None:
             said = quote if quote in source.quote else ""
             source = replace(source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY)
-        since = asked.arguments.get("since")
+        given = asked.arguments.get("since")
+        since = _date(str(given)) if given else None
+        if since and since > now + timedelta(days=1):
+            raise ToolFailed(
+                "That is still to come. Keep it as a plan, with its date in the object."
+            )
         claim = Claim(
             subject=asked.text("subject", SUBJECT),
             predicate=asked.text("predicate"),
             object=asked.text("object"),
             functional=bool(asked.arguments.get("functional")),
-            valid_from=_date(str(since)) if since else (source.at if source else now),
+            valid_from=since or (source.at if source else now),
             session_key=asked.key,
             source=source,
         )
@@ -155,7 +160,9 @@ class MemoryTool:
         found = await self.find.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
         facts = [told(one.fact) for one in found if one.fact]
         said = [
-            {"at": _day(one.at), "text": one.text[:LONGEST_SAID]} for one in found if not one.fact
+            {"at": _day(one.at), "by": one.said_by, "text": one.text[:LONGEST_SAID]}
+            for one in found
+            if not one.fact
         ]
         return {"facts": facts, "said": said}
 

@@ -14,15 +14,14 @@ from gateway.providers.demo_facts import answered, stated
 from gateway.providers.demo_tools import arguments_of, told, wished
 
 HONEST = (
-    "I am a scripted demo inside this gateway, not an AI: I follow a few fixed patterns. "
-    "I can greet you, repeat things and remember what you tell me; with the "
-    "tools that come with the gateway I also calculate, look at the clock and keep notes."
+    "I am a scripted demo inside this gateway, not an AI. I can greet you, repeat things and "
+    "remember what you tell me; with the gateway's tools I also calculate, look at the clock "
+    "and keep notes."
 )
 DEFAULT = (
-    "I am only a scripted demo model, so I cannot answer that. Try: what time is it? "
-    "what is 2+3*4? note: buy milk. list my notes. my dog is called Luna. what is my dog called? "
-    "To talk to a real model, set a provider's key, such as ANTHROPIC_API_KEY, OPENAI_API_KEY, "
-    "GEMINI_API_KEY or OPENROUTER_API_KEY, and start the gateway again."
+    "I am only a scripted demo and cannot answer that. Try: what is 2+3*4? note: buy milk. "
+    "my dog is called Luna. what is my dog called? For a real model set a key, such as "
+    "ANTHROPIC_API_KEY or OPENAI_API_KEY, and start the gateway again."
 )
 LOOKED_AT = 2_000  # characters of what was said
 
@@ -90,7 +89,7 @@ def _said(text: str, messages: tuple[Message, ...]) -> str:
         return HONEST
     if facts := stated(text):
         said = " and ".join(fact.said for fact in facts.values())
-        return f"I will remember in this conversation that {said}."
+        return f"Noted: {said}."
     if _GREETING.match(text):
         return "Hello! I am the scripted demo of this gateway. Ask me what I can do."
     return "You are welcome." if _THANKS.search(text) else DEFAULT
@@ -109,15 +108,13 @@ def _within(text: str, max_tokens: int) -> tuple[str, bool]:
 
 
 def _usage(request: ModelRequest, text: str, calls: tuple[ToolCall, ...]) -> Usage:
-    parts = [request.system]
-    parts += [tool.name + tool.description + tool.parameters for tool in request.tools]
-    for message in request.messages:
-        parts.append(message.text)
-        parts += [call.name + call.arguments for call in message.tool_calls]
-        parts.append(message.result.content if message.result else "")
-    overhead = MESSAGE_OVERHEAD * len(request.messages)
+    """Of what it reads: what people said, what it remembers and what tools gave it; it knows tools by
+    their names, and needs neither instructions nor its own words."""
+    read = [message for message in request.messages if message.role != "assistant"]
+    parts = [" ".join(tool.name for tool in request.tools)]
+    parts += [message.result.content if message.result else message.text for message in read]
     return Usage(
-        input_tokens=sum(map(estimate_tokens, parts)) + overhead,
+        input_tokens=sum(map(estimate_tokens, parts)) + MESSAGE_OVERHEAD * len(read),
         output_tokens=estimate_tokens(text + "".join(c.name + c.arguments for c in calls)),
         estimated=True,
     )

@@ -68,13 +68,13 @@ class Known:
 def answered(text: str, messages: Sequence[Message]) -> str | None:
     """The answer to a question about what was told; None: it is none."""
     if _ASKS_WHEN.search(text):
-        return _when(text, {**_stated(messages), **_remembered(messages)})
+        return _when(text, _known(messages))
     key = next((key for topic, key in _TOPICS if topic.search(text)), None)
     if asked := _ASKS_FACT.search(text):
         key = _key(asked["thing"] or asked["other"])
     if key is None:
         return None
-    known = {**_remembered(messages), **_stated(messages)}.get(key)
+    known = _known(messages).get(key)
     return f"{known.said[0].upper()}{known.said[1:]}." if known else NOT_TOLD
 
 
@@ -94,20 +94,19 @@ def stated(text: str) -> Mapping[str, Known]:
     return facts
 
 
-def _stated(messages: Sequence[Message]) -> Mapping[str, Known]:
-    """What is said now goes before what is remembered, which alone has the days."""
+def _known(messages: Sequence[Message]) -> Mapping[str, Known]:
+    """The latest of each: a memory stands before its question, and knows what was put right."""
     known: dict[str, Known] = {}
     for message in messages:
-        if message.role == "user" and not message.text.startswith(OPENING):
-            known |= stated(message.text)
+        if message.role == "user":
+            is_memory = message.text.startswith(OPENING)
+            known |= _remembered(message.text) if is_memory else stated(message.text)
     return known
 
 
-def _remembered(messages: Sequence[Message]) -> Mapping[str, Known]:
-    """The last block of memory."""
-    blocks = [m.text for m in messages if m.role == "user" and m.text.startswith(OPENING)]
+def _remembered(block: str) -> Mapping[str, Known]:
     known: dict[str, Known] = {}
-    for line in blocks[-1].splitlines() if blocks else ():
+    for line in block.splitlines():
         if (fact := _LINE.fullmatch(line)) and not fact["ended"]:
             key = _key(fact["predicate"].replace("_", " "))
             named = f"your {key} is called {{}}" if fact["predicate"].endswith("_name") else None

@@ -208,8 +208,12 @@ def _history(value: object) -> str:
     if not isinstance(found, list):
         return f"My memory says: {_plain(value)}"
     past = [one for one in found if isinstance(one, dict) and "until" in one]
-    told = "; ".join(f"{one['object']}, {one['since']} to {one['until']}" for one in past)
+    told = "; ".join(f"{one['object']}, {_dates(one['since'], one['until'])}" for one in past)
     return f"You told me: {told}." if told else "You have not told me that."
+
+
+def _dates(since: str, until: str) -> str:
+    return f"{since} to {until}" if since != until else f"until {until}"
 
 
 def _names(value: object) -> str:

@@ -11,7 +11,7 @@ from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
-from gateway.domain.recall import Recalled
+from gateway.domain.recall import YOU, Recalled
 from gateway.domain.rules import RuleDef
 from gateway.domain.sessions import SessionRecord
 
@@ -257,4 +257,6 @@ def recalled(found: Recalled) -> dict[str, object]:
     }
     if found.fact is not None:
         shown["fact"] = fact(found.fact)
+    else:
+        shown["said_by"] = "assistant" if found.said_by == YOU else found.said_by
     return shown

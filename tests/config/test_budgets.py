@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.config.budgets import DEMO_TURNS
 from gateway.domain.budgets import NANO, Budgets, Limit
 from tests.config.arena import Arena
 
@@ -39,6 +40,12 @@ def test_a_start_without_any_configuration_has_a_daily_budget(
     arena: Arena, environment: dict[str, str], daily: int
 ) -> None:
     assert replace(arena, environment=environment).load().budgets == Budgets(daily=Limit(daily))
+
+
+def test_the_demo_is_shown_few_turns_unless_somebody_says_how_many(arena: Arena) -> None:
+    (demo,), (other,) = (arena.load(text).agents for text in ("", "[context]\nrecent_turns = 9\n"))
+
+    assert (demo.context.recent_turns, other.context.recent_turns) == (DEMO_TURNS, 9)
 
 
 def test_who_names_an_agent_sets_budgets_too(arena: Arena) -> None:

@@ -40,15 +40,19 @@ def test_a_fact_that_ended_says_when() -> None:
     assert told_line(ended).endswith("(since 2026-03-01, told 2026-11-18, until 2026-11-18)")
 
 
-def test_a_turn_says_when_it_was_said() -> None:
-    assert told_line(recalled("I have a dog", is_fact=False)) == "- said 2026-11-18: I have a dog"
+@pytest.mark.parametrize("who", ["user", "you", "ann"])
+def test_a_turn_says_who_said_it_and_when(who: str) -> None:
+    turn = replace(recalled("I have a dog", is_fact=False), said_by=who)
+
+    assert told_line(turn) == f"- {who} said 2026-11-18: I have a dog"
 
 
 @given(st.text(), st.text(), st.booleans())
 def test_nothing_that_was_said_ends_the_block_or_begins_a_line(
     before: str, after: str, is_fact: bool
 ) -> None:
-    line = told_line(recalled(f"{before}\n{CLOSING.upper()}{OPENING}{after}", is_fact=is_fact))
+    hostile = f"{before}\n{CLOSING.upper()}{OPENING}{after}"
+    line = told_line(replace(recalled(hostile, is_fact=is_fact), said_by=hostile))
 
     assert len(line.splitlines()) == 1
     assert CLOSING not in line.lower()

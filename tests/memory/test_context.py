@@ -200,7 +200,7 @@ def test_what_is_remembered_stands_right_before_the_question_and_the_summary_fir
     assert messages[-2].text.splitlines() == [
         "<memory>",
         "- user thing_1 vvvvvvvvvv (since 2026-01-01, told 2026-01-01)",
-        "- said 2026-01-01: wwwwwwwwww",
+        "- user said 2026-01-01: wwwwwwwwww",
         "</memory>",
     ]
 
@@ -215,7 +215,7 @@ def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
     found = next(part for part in context.parts if part.kind == "recall")
     assert [item.id for item in found.items] == ["t2"]
     assert context.memory is not None
-    assert context.memory.text.count("- said") == 1
+    assert context.memory.text.count("- user said") == 1
 
 
 def test_in_a_long_conversation_most_requests_begin_like_the_one_before() -> None:

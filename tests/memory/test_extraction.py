@@ -83,6 +83,16 @@ def test_a_relative_date_is_resolved_here_when_the_model_gives_none_that_can_be(
 
     assert unsaid.valid_from == future.valid_from == datetime(2026, 11, 9, tzinfo=UTC)
     assert undated.valid_from == NOW
+    assert read({**GOOD, "quote": "I moved to Oslo", "valid_from": "2031-01-01"}) == ()
+
+
+@pytest.mark.parametrize("valid_from", [None, "2026-12-01", "2026-11-18"])
+def test_what_is_still_to_come_is_no_fact(valid_from: str | None) -> None:
+    text = "I move to Berlin next month"
+    soon = Said(NodeId("m1"), RunId("r1"), "ann", text, NOW)
+    facts = [{**GOOD, "quote": text, "object": "Berlin", "valid_from": valid_from}]
+
+    assert claims_of(json.dumps({"facts": facts}), KEY, (soon,), json.loads) == ()
 
 
 def test_a_third_party_is_a_subject_of_its_own() -> None:

@@ -13,11 +13,12 @@ from gateway.domain.agents import AgentDef, ContextRules, Extraction, FactScope
 from gateway.domain.errors import ModelFailed, StoreUnavailable
 from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, scope_of, whose
 from gateway.domain.hearing import Said
-from gateway.domain.ids import AgentId, MessageId, NodeId, SessionKey
+from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import Stores
 from gateway.memory.keeper import AGAIN_S, NOTE_EVERY_S, Keeper
 from gateway.memory.keeping import Keeping
+from gateway.memory.patterns import claims_in
 from gateway.memory.reader import LONGEST_WAIT_S
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.model import ScriptedModel, says
@@ -49,6 +50,7 @@ class Site:
     keeper: Keeper
     clock: FakeClock
     model: ScriptedModel
+    keeping: Keeping
 
     async def turn(
         self, name: str, text: str, key: SessionKey = KEY, sender: str | None = None
@@ -111,7 +113,7 @@ async def kept(
         async with anyio.create_task_group() as group:
             keeper = Keeper(keeping, group)
             await keeper.resume()
-            yield Site(stores, keeper, clock, asked)
+            yield Site(stores, keeper, clock, asked, keeping)
             group.cancel_scope.cancel()
 
 
@@ -185,6 +187,39 @@ async def test_what_is_said_to_have_changed_lately_holds_whatever_was_said_just_
         await site.keeper.settled(KEY)
 
         assert await site.known() == ["user location: LA"]
+
+
+@pytest.mark.requirement("S-003-Memory-03", "S-003-Memory-06")
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+async def test_what_was_told_without_a_date_was_before_what_is_so_since_a_day(
+    order: tuple[int, int],
+) -> None:
+    """Also if the one said first is found last."""
+    said = tuple(
+        Said(NodeId(f"m{n}"), RunId("r"), None, text, NOON + timedelta(minutes=n))
+        for n, text in enumerate(("I live in NYC", "I moved to LA last month"))
+    )
+    async with open_memory() as stores, kept(stores) as site:
+        for place in order:
+            claims = claims_in(said[place], KEY)
+            await site.keeping.keep(KEY, None, claims)
+        query = FactQuery(whose(KEY, None), with_history=True)
+        nyc, la = await stores.facts.select(query)
+
+    moved = la.valid_from
+    assert (nyc.object, la.object, la.valid_to) == ("NYC", "LA", None)
+    assert (nyc.valid_to, nyc.superseded_by) == (moved, la.id)
+    assert moved < NOON - timedelta(days=27)
+
+
+async def test_a_second_dog_does_not_take_the_place_of_the_first() -> None:
+    async with open_memory() as stores, kept(stores) as site:
+        await site.turn("a", "My dog is called Luna")
+        await site.turn("b", "My other dog is called Max")
+        await site.turn("c", "No, I meant Maxi")
+        await site.keeper.settled(KEY)
+
+        assert sorted(await site.known()) == ["user dog_name: Luna", "user dog_name: Maxi"]
 
 
 async def test_what_is_over_says_nothing_of_what_is_there_instead() -> None:

@@ -72,6 +72,21 @@ FACTS = {
     "I sold my car": ["-user has: car"],
     "my locker code is 4711": ["user locker_code: 4711"],
     "My name is Anna, actually it's Anne": ["user name: Anne"],
+    "My dog is called Luna. No, her name is Nala.": ["user dog_name: Nala"],
+    "I live in Rome. No, her name is Nala.": ["user location: Rome"],
+    "My name is J. R. R. Tolkien.": ["user name: J. R. R. Tolkien"],
+    "I live in building B. My dog is called Luna.": [
+        "user location: building B",
+        "user dog_name: Luna",
+    ],
+    "I have two dogs, Luna and Max": ["user dog_name: Luna", "user dog_name: Max"],
+    "My dogs are called Luna and Max": ["user dog_name: Luna", "user dog_name: Max"],
+    "My other dog is called Max": ["user dog_name: Max"],
+    "I moved to LA on 3/4/2024": ["user location: LA"],
+    "My deadline is 2027-03-01": ["user deadline: 2027-03-01"],
+    "I'm no longer vegan": ["-user diet: vegan"],
+    "Ich wohne nicht mehr in Köln": ["-user location: Köln"],
+    "我不住在北京了": ["-user location: 北京"],
     "Ich heiße Jürgen": ["user name: Jürgen"],
     "我叫小明，我住在北京": ["user name: 小明", "user location: 北京"],
 }
@@ -106,6 +121,11 @@ def test_what_people_state_of_themselves_is_found(text: str, facts: list[str]) -
         "I work from home",
         "I left my keys at home",
         "I love you",
+        "I live in Rome from 2099-01-01",
+        "I moved to Rome on 2099-05-05",
+        "I live in Rome next year",
+        "Next month I live in Rome",
+        "Tomorrow I live in Rome",
         "My question is What is love",
         "My code is broken",
         "我住在北京吗？",
@@ -131,6 +151,23 @@ def test_who_moved_lived_at_the_old_place_only_until_then() -> None:
     assert before.valid_to is not None
     assert before.valid_to < after.valid_from == datetime(2026, 11, 9, tzinfo=UTC)
     assert (before.functional, after.functional) == (True, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "since", "until"),
+    [
+        ("I lived in Paris from 2010 to 2015.", "2010-01-01", "2015-01-01"),
+        ("I lived in Paris until 2019.", "2019-01-01", "2019-01-01"),
+        ("Our dog Luna died last week.", "2026-11-18", None),
+    ],
+)
+def test_a_span_is_told_as_one_and_an_accident_dates_no_name(
+    text: str, since: str, until: str | None
+) -> None:
+    (claim,) = claims_in(said(text), KEY)
+
+    assert claim.valid_from.date().isoformat() == since
+    assert (claim.valid_to and claim.valid_to.date().isoformat()) == until
 
 
 def test_a_source_names_who_said_it_where_and_in_which_words() -> None:

@@ -93,6 +93,15 @@ async def test_what_was_true_and_what_was_believed_at_a_time_are_two_questions()
     assert unknown == {"facts": []}
 
 
+async def test_what_is_still_to_come_is_no_fact() -> None:
+    async with open_memory() as stores:
+        memory = tool(stores)
+        with pytest.raises(ToolFailed, match="still to come"):
+            await use(
+                memory, "remember", scope(), predicate="location", object="Oslo", since="2099-01-01"
+            )
+
+
 @pytest.mark.requirement("S-003-Memory-04")
 async def test_the_words_that_a_fact_was_drawn_from_are_told_to_whom_it_belongs() -> None:
     async with open_memory() as stores:
@@ -202,7 +211,7 @@ async def test_what_is_found_is_told_with_its_dates_and_not_at_any_length() -> N
         told = await use(memory, "recall", scope(), query="dog")
 
     assert told["facts"] == []
-    assert told["said"] == [{"at": "2025-01-02", "text": ("dog " * 250)}]
+    assert told["said"] == [{"at": "2025-01-02", "by": "user", "text": ("dog " * 250)}]
     assert isinstance(memory.find, FakeFind)
     assert memory.find.asked == [("dog", ANN, Whose(scope=str(ANN)))]
 

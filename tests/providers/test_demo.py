@@ -159,6 +159,15 @@ async def test_its_usage_is_an_estimate_that_grows_with_what_it_is_shown() -> No
     assert long.usage.input_tokens >= short.usage.input_tokens + 1000
 
 
+async def test_it_counts_what_it_reads_and_no_description_of_a_tool() -> None:
+    wordy = ToolSpec("time", "Tells the time. " * 500)
+    asked = demo_request("hello", Message("assistant", "x" * 3200), "hello", tools=(wordy,))
+
+    reply = await DemoModel().reply(replace(asked, system="x" * 3200), Heard())
+
+    assert reply.usage.input_tokens < 20
+
+
 @given(st.text(max_size=200))
 async def test_any_text_has_the_same_answer_twice(text: str) -> None:
     assert await ask(text) == await ask(text)

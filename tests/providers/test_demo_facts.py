@@ -83,6 +83,15 @@ async def test_a_day_that_it_does_not_know_is_not_made_up() -> None:
     assert answer == "You told me that your dog is called Luna, but I do not know when."
 
 
+async def test_what_is_remembered_knows_what_was_put_right() -> None:
+    memory = block(remembered("dog_name", "Nala"))
+    answer = await ask(
+        "My dog is called Luna.", "No, I meant Nala.", memory, "What is my dog called?"
+    )
+
+    assert answer.text == "Your dog is called Nala."
+
+
 @pytest.mark.parametrize(
     "said",
     [

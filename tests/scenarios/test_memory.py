@@ -108,7 +108,7 @@ async def test_who_moves_from_nyc_to_la_lives_in_la_and_lived_in_nyc(tmp_path: P
     assert [one["object"] for one in then["facts"]] == ["NYC"]
     assert again == [nyc, la]
     assert lives == "You live in LA."
-    assert "NYC, 20" in lived
+    assert "NYC, until 20" in lived
     assert "LA" not in lived
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Annotated
 
@@ -209,6 +209,8 @@ class MemoryMethods:
 
     async def add(self, call: Call, params: Add) -> object:
         key, now = _key(call.principal, params), self.clock.now()
+        if any(one.valid_from and one.valid_from > now + timedelta(days=1) for one in params.facts):
+            raise InvalidParams("valid_from is still to come: what is not true yet is no fact")
         claims = [_claim(one, key, now) for one in params.facts]
         ids = [f"f_{self.ids.new()}" for _ in claims]
         scope = scope_of(key, None, is_shared=key.agent in self.shared)

@@ -106,6 +106,13 @@ async def test_a_fact_has_all_of_its_fields_and_a_confidence_from_0_to_1() -> No
     }
 
 
+async def test_what_is_still_to_come_is_no_fact() -> None:
+    async with open_memory() as stores:
+        asked = methods(stores)
+        with pytest.raises(InvalidParams, match="still to come"):
+            await added(asked, {**LA, "valid_from": "2026-02-01"})
+
+
 @pytest.mark.requirement("S-003-Memory-10")
 @pytest.mark.parametrize("principal", [BOB, ONLY_B])
 async def test_what_is_anothers_is_not_found(principal: Principal) -> None:
@@ -239,6 +246,7 @@ async def test_a_search_shows_facts_and_messages_with_their_reason() -> None:
             "session_key": KEY,
             "message_id": "m0",
             "at": "2025-01-02T00:00:00Z",
+            "said_by": "user",
         }
     ]
 
