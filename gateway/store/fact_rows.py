@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from math import log1p
 from typing import Any, TypeVar
 
@@ -67,6 +68,9 @@ FROM fact_claim c CROSS JOIN fact_group s ON s.id = c.session
 """
 
 
+_key = lru_cache(maxsize=256)(SessionKey.parse)  # the facts of a person name few
+
+
 @dataclass(frozen=True, slots=True)
 class FactRow:
     """A fact, without its sources, and where it is."""
@@ -82,7 +86,7 @@ def to_fact_row(row: Sequence[Any]) -> FactRow:
     learned, since, until, superseded = (None if at is None else to_time(at) for at in row[12:16])
     assert learned is not None
     assert since is not None
-    what = (subject, predicate, object_, bool(functional), confidence, SessionKey.parse(session))
+    what = (subject, predicate, object_, bool(functional), confidence, _key(session))
     fact = Fact(id_, scope, kind, *what, learned, since, until, superseded, row[16])
     place, room_place, topic = row[:3]
     return FactRow(place, room_place, topic, fact)

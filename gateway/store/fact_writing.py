@@ -4,6 +4,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain
 
 from gateway.domain.audit import Deed
 from gateway.domain.facts import Claim, Erasure, Fact, tombstone_of
@@ -31,6 +32,7 @@ class _Known:
     rows: Mapping[str, FactRow]  # by id
     told: list[Told]
     places: dict[str, int] = field(default_factory=dict)  # of claims' facts, by the claim's id
+    fixed: str | None = None  # the last fact, which nothing changes: what follows it is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,8 @@ def add(scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, 
         topic = _Topic(scope, scope_id, _id_of(_FIND_TOPIC, _MAKE_TOPIC, names, pen.db))
         new = _as_known(topic.id, Told(id_, claim, now), pen.db)
         known = _known(topic.id, new, pen.db)
-        _settle(topic, _Known(known.rows, [*known.told, new], known.places), now, pen.db)
+        known.told.append(new)
+        _settle(topic, known, now, pen.db)
 
 
 def _group(kind: str, name: str, db: sqlite3.Connection) -> int:
@@ -75,9 +78,11 @@ def _known(topic: int, new: Told, db: sqlite3.Connection) -> _Known:
     apart = _exists(_OF_OBJECT, (topic, 0, new.object), db)
     is_functional = new.claim.functional
     if not (is_functional and apart):
-        current = _current(topic, new, db, functional=is_functional)
-        if current is not None:
-            return current
+        known = _current(topic, new, db, functional=is_functional)
+        if known is None and is_functional:
+            known = _near(topic, new, db)
+        if known is not None:
+            return known
     rows = _rows(_OF_OBJECT, (topic, 0, new.object), db)
     if is_functional:
         rows += _rows(_FUNCTIONAL, (topic,), db)
@@ -111,6 +116,27 @@ def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool)
     return _Known({row.fact.id: row for row in rows}, [as_told(row.fact, said_at) for row in rows])
 
 
+def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
+    """Enough, however long the story, for what comes late: what was so before it and after, what
+    these two followed, and what followed them. None if it is not as simple as that."""
+    if new.claim.valid_to is not None or db.execute(_ANY_END, (topic,)).fetchone()[0]:
+        return None
+    at = (to_micros(new.since), to_micros(new.said))
+    earlier = db.execute(_EARLIER, (topic, *at)).fetchone()
+    later = db.execute(_LATER, (topic, *at)).fetchone()
+    if later is None or (earlier and earlier[1:] == at):
+        return None
+    rows = _rows(_PLACES, (later[0], earlier and earlier[0]), db)
+    after = max(rows, key=lambda row: row.place == later[0]).fact
+    around = (_rows(_SUPERSEDED_BY, (row.fact.id,), db) for row in tuple(rows))
+    rows += [*chain(*around), *_rows(_OF_CLAIM, (after.superseded_by,), db)]
+    known = _all_of(list({row.place: row for row in rows}.values()), db)
+    # An object that is functional is so in all that was claimed of it.
+    known.told[:] = [replace(one, claim=replace(one.claim, functional=True)) for one in known.told]
+    known.fixed = after.superseded_by
+    return known
+
+
 def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
     facts = {row.place: row.fact for row in rows}
     claims = claims_of([*facts], db)
@@ -125,15 +151,29 @@ def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
 def _settle(topic: _Topic, known: _Known, now: datetime, db: sqlite3.Connection) -> None:
     before = {id_: row.fact for id_, row in known.rows.items()}
     facts = settled(topic.scope, known.told, before=before, now=now)
-    # What is no longer current goes first: there are never two.
+    # What is no longer there or no longer current goes first: there are never two.
+    gone = known.rows.keys() - {one.fact.id for one in facts} - {known.fixed}
+    _drop([known.rows[id_] for id_ in gone], db)
     for one in sorted(facts, key=lambda one: one.fact.superseded_at is None):
+        if one.fact.id == known.fixed:
+            continue
         row = known.rows.get(one.fact.id)
         place = _insert(topic, one, db) if row is None else _update(row, one.fact, db)
         for told in one.told:
-            if told.id in known.places and known.places[told.id] != place:
-                db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
-            elif told is known.told[-1] and told.id not in known.places:
-                _keep(topic, told, place, db)
+            _lay(topic, told, known, place, db)
+
+
+def _lay(topic: _Topic, told: Told, known: _Known, place: int, db: sqlite3.Connection) -> None:
+    if told.id in known.places and known.places[told.id] != place:
+        db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
+    elif told is known.told[-1] and told.id not in known.places:
+        _keep(topic, told, place, db)
+
+
+def _drop(rows: Sequence[FactRow], db: sqlite3.Connection) -> None:
+    for row in rows:
+        _unlist((row.place, row.room_place), db)
+    db.executemany("DELETE FROM fact WHERE place = ?", [(row.place,) for row in rows])
 
 
 def _update(row: FactRow, fact: Fact, db: sqlite3.Connection) -> int:
@@ -234,9 +274,8 @@ def _take_out(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) ->
     for row in rows:
         before += _rows(_SUPERSEDED_BY, (row.fact.id,), db)
         groups |= {(one,) for one in db.execute(_GROUPS, (row.place,)).fetchone()}
-        _unlist((row.place, row.room_place), db)
     db.executemany("DELETE FROM fact_claim WHERE fact = ?", [(place,) for place in gone])
-    db.executemany("DELETE FROM fact WHERE place = ?", [(place,) for place in gone])
+    _drop(rows, db)
     _end([row for row in before if row.place not in gone], now, db)
     db.executemany(_DROP_TOPIC, {(row.topic,) for row in rows})
     db.executemany(_DROP_GROUP, groups)
@@ -263,6 +302,16 @@ _FIND_TOPIC = "SELECT id FROM fact_topic WHERE scope = ? AND subject = ? AND pre
 _MAKE_TOPIC = "INSERT INTO fact_topic (scope, subject, predicate) VALUES (?, ?, ?) RETURNING id"
 _OF_OBJECT = "WHERE f.topic = ? AND f.functional = ? AND f.form = ?"
 _FUNCTIONAL = "WHERE f.topic = ? AND f.functional = 1"
+_EARLIER, _LATER = (
+    f"""
+SELECT c.fact, c.since, c.said_at FROM fact_claim c CROSS JOIN fact f ON f.place = c.fact
+WHERE c.topic = ? AND (c.since, c.said_at) {side} (?, ?) AND f.functional
+ORDER BY c.since {order}, c.said_at {order} LIMIT 1
+"""
+    for side, order in (("<=", "DESC"), (">", "ASC"))
+)
+_OF_CLAIM = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
+_PLACES = "WHERE f.place IN (?, ?)"
 _SUPERSEDED_BY = "WHERE f.superseded_by = ?"
 _ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"
 _OBJECT_CURRENT = f"{_OF_OBJECT} AND f.superseded_at IS NULL"

@@ -40,7 +40,7 @@ from gateway.store.rows import place_of, require_text, to_micros
 from gateway.store.writer import Writer
 
 _MOST_WORDS = 64  # of a question
-_MOST_HITS = 1000  # of a word: those that were learned last
+_MOST_HITS = 256  # of a word: those that were learned last
 _MOST_SOURCES = 1000
 MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a second
 
@@ -123,7 +123,8 @@ def _rows(
 
 def _with_sources(row: FactRow, db: sqlite3.Connection) -> Fact:
     found = db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
-    return replace(row.fact, source_message_ids=tuple(dict.fromkeys(one for (one,) in found)))
+    named = tuple(dict.fromkeys(one for (one,) in found))
+    return replace(row.fact, source_message_ids=named) if named else row.fact
 
 
 def _group_of(whose: Whose, db: sqlite3.Connection) -> int:
@@ -234,7 +235,10 @@ def _matching(
         ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
     hits = []
     for word in words:
-        found = (db.execute(_HITS, (f'"{word}"', *some, _MOST_HITS)).fetchone() for some in ranges)
+        found = (
+            db.execute(_HITS, (f'"{word}"', *some, max(limit, _MOST_HITS))).fetchone()
+            for some in ranges
+        )
         hits.append([int(place) for (places,) in found if places for place in places.split(",")])
     facts: list[Fact] = []
     for place in ranked(hits):

@@ -4,15 +4,17 @@ import sqlite3
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from random import Random
 from typing import TypeVar
 
 import anyio
 import pytest
 
-from gateway.domain.facts import Claim, Erasure, FactQuery, Source, Whose
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, Source, Whose
 from gateway.domain.settling import QueryRefused
 from gateway.store.fact_groups import Groups
 from gateway.store.facts import MOST_WEIGHED, SqliteFacts
+from gateway.store.memory import open_memory
 from gateway.store.reader import Query, Readers
 from gateway.store.schema import migrate
 from gateway.store.sqlite import open_sqlite
@@ -195,3 +197,39 @@ def test_the_database_itself_refuses_a_second_current_fact() -> None:
 
     with pytest.raises(sqlite3.IntegrityError, match="UNIQUE"):
         db.execute(insert, (2,))
+
+
+def story(number: int) -> list[Claim]:
+    """Of where somebody lived: late and in order, said again, over, by word of others."""
+    dice, claims = Random(number), list[Claim]()
+    for at in range(dice.choice((4, 8, 14))):
+        since = NOON + timedelta(days=dice.randrange(8 if number % 2 else 100))
+        said = NOON + timedelta(days=dice.randrange(20), seconds=at)
+        is_one = dice.random() < (1 if number % 3 else 0.6)
+        source = Source(f"m{at}", ANN, said, "q", "ann") if dice.random() < 0.8 else None
+        over = since + timedelta(days=dice.randrange(3))
+        until = over if number % 5 == 0 and dice.random() < 0.2 else None
+        place = dice.choice("ABC")
+        claims.append(
+            Claim("user", "city", place, is_one, since, ANN, valid_to=until, source=source)
+        )
+    return claims
+
+
+async def believed(facts: Facts, scope: str, claims: list[Claim]) -> dict[str, Fact]:
+    for at, claim in enumerate(claims):
+        now = NOON + timedelta(days=30 + at)
+        await facts.add(scope, [claim], ids=[f"{scope}-{at}"], now=now)
+    query = FactQuery(Whose(scope=scope), with_history=True)
+    return {one.id: one for one in await facts.select(query)}
+
+
+@pytest.mark.requirement("S-003-Memory-08")
+async def test_a_part_of_the_story_is_enough_to_settle_what_comes_late(tmp_path: Path) -> None:
+    with anyio.fail_after(30):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as disk, open_memory() as plain:
+            for number in [*range(60), 575, 825]:
+                told, scope = story(number), f"s{number}"
+                kept = await believed(disk.facts, scope, told)
+
+                assert kept == await believed(plain.facts, scope, told), number
