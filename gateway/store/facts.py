@@ -193,7 +193,7 @@ def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
     if db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
         raise QueryRefused(
             f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
-            "name a subject and a predicate"
+            "name a subject that fewer of them are about"
         )
     in_topics = f"f.topic IN ({topics})"
     rows = {row.place: row for row in _rows([(in_topics, values)], "", (), db)}
