@@ -136,18 +136,12 @@ class MemoryTool:
         if source is not None:
             said = quote if quote in source.quote else ""
             source = replace(source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY)
-        given = asked.arguments.get("since")
-        since = _date(str(given)) if given else None
-        if since and since > now + timedelta(days=1):
-            raise ToolFailed(
-                "That is still to come. Keep it as a plan, with its date in the object."
-            )
         claim = Claim(
             subject=asked.text("subject", SUBJECT),
             predicate=asked.text("predicate"),
             object=asked.text("object"),
             functional=bool(asked.arguments.get("functional")),
-            valid_from=since or (source.at if source else now),
+            valid_from=_since(asked, now) or (source.at if source else now),
             session_key=asked.key,
             source=source,
         )
@@ -249,6 +243,14 @@ def told(fact: Fact) -> dict[str, object]:
 
 def _day(at: datetime) -> str:
     return at.date().isoformat()
+
+
+def _since(asked: _Asked, now: datetime) -> datetime | None:
+    given = asked.arguments.get("since")
+    since = _date(str(given)) if given else None
+    if since and since > now + timedelta(days=1):
+        raise ToolFailed("That is still to come. Keep it as a plan, with its date in the object.")
+    return since
 
 
 def _date(text: str) -> datetime:
