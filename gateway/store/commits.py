@@ -22,7 +22,16 @@ MADE_ANEW_BYTES = 64 * 1024 * 1024
 GIVE_UP_AFTER = 3  # I/O errors in a row: the kernel may have dropped what it could not write
 
 # What a single operation can be at fault for; everything else is the database's own trouble.
-_OF_ONE = (sqlite3.IntegrityError, sqlite3.DataError, ValueError, TypeError, ArithmeticError)
+_OF_ONE = (
+    sqlite3.IntegrityError,
+    sqlite3.DataError,
+    ValueError,
+    TypeError,
+    ArithmeticError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+)
 
 
 class OperationFailed(GatewayError):

@@ -119,7 +119,8 @@ def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool)
 def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
     """Enough, however long the story, for what comes late: what was so before it and after, what
     these two followed, and what followed them. None if it is not as simple as that."""
-    if new.claim.valid_to is not None or db.execute(_ANY_END, (topic,)).fetchone()[0]:
+    is_span = new.since < new.said  # what it says goes for all in between
+    if is_span or new.claim.valid_to is not None or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
         return None
     at = (to_micros(new.since), to_micros(new.said))
     earlier = db.execute(_EARLIER, (topic, *at)).fetchone()
@@ -316,6 +317,10 @@ _SUPERSEDED_BY = "WHERE f.superseded_by = ?"
 _ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"
 _OBJECT_CURRENT = f"{_OF_OBJECT} AND f.superseded_at IS NULL"
 _ANY_END = "SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ? AND until IS NOT NULL)"
+_ANY_SPAN = """
+SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND until IS NOT NULL)
+    OR EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND since < said_at)
+"""
 _LATEST = """
 SELECT since, said_at FROM fact_claim WHERE topic = ? ORDER BY since DESC, said_at DESC LIMIT 1
 """

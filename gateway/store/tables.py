@@ -306,6 +306,7 @@ CREATE INDEX IF NOT EXISTS fact_claim_by_fact ON fact_claim (fact, seq);
 CREATE INDEX IF NOT EXISTS fact_claim_by_time ON fact_claim (topic, since, said_at);
 CREATE INDEX IF NOT EXISTS fact_claim_by_session ON fact_claim (session);
 CREATE INDEX IF NOT EXISTS fact_claim_ended ON fact_claim (topic) WHERE until IS NOT NULL;
+CREATE INDEX IF NOT EXISTS fact_claim_dated ON fact_claim (topic) WHERE since < said_at;
 -- Of current facts, at their places.
 CREATE VIRTUAL TABLE IF NOT EXISTS fact_words USING fts5 (
     words, columnsize = 0, tokenize = "porter unicode61 categories 'L* N* Co M*'"
