@@ -226,6 +226,23 @@ async def test_who_moved_from_one_to_another_is_at_the_other(
         assert [fact.valid_to for fact in history] == [NOON + 5 * DAY, None]
 
 
+async def test_who_moved_before_they_told_where_they_live_has_lived_there_since(
+    opened: Open,
+) -> None:
+    """`I live in NYC`, and then: `I moved to LA last month`, which is so now as well."""
+    source = Source("m3", ANN, NOON + 3 * DAY, "I moved to LA last month", "ann")
+    moved = [a_claim("LA", since, source=source) for since in (3, -20)]
+    async with opened() as stores:
+        await told(stores.facts, a_claim("NYC", 2), *moved)
+
+        assert brief(await seen(stores.facts)) == ["LA"]
+        assert [fact.valid_from for fact in await seen(stores.facts)] == [NOON - 20 * DAY]
+        assert {fact.object for fact in await seen(stores.facts, with_history=True)} == {
+            "NYC",
+            "LA",
+        }
+
+
 async def test_what_is_one_at_a_time_stays_it_for_whoever_says_it_again(opened: Open) -> None:
     async with opened() as stores:
         await told(stores.facts, a_claim("NYC"), a_claim("LA"))

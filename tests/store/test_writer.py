@@ -157,7 +157,12 @@ async def test_a_refused_operation_leaves_its_neighbours_alone(tmp_path: Path) -
     assert told == {"a": "a", "refused": "no", "b": "b"}
 
 
-@pytest.mark.parametrize("bad", [keep("a"), keep("\ud800"), keep(2**70)])  # type: ignore[arg-type]  # results of any type
+def mistaken(pen: Pen) -> str:
+    keep("half")(pen)
+    return [""][1]
+
+
+@pytest.mark.parametrize("bad", [keep("a"), keep("\ud800"), keep(2**70), mistaken])  # type: ignore[arg-type]  # results of any type
 async def test_an_operation_that_breaks_a_rule_is_undone_alone(tmp_path: Path, bad: Keep) -> None:
     gate = Gate()
     told: list[str] = []
@@ -267,7 +272,7 @@ async def test_a_stopped_writer_writes_what_waits_and_refuses_the_rest(tmp_path:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 async def test_after_a_mistake_of_ours_nobody_waits_for_ever(tmp_path: Path) -> None:
     def mistaken(_: Pen) -> None:
-        raise KeyError("a mistake")
+        raise RuntimeError("a mistake")
 
     async with desk(tmp_path) as here:
         with pytest.raises(StoreUnavailable, match="restart"):
