@@ -32,6 +32,10 @@ def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
     return {agent.id: agent.soul_path or shipped for agent in agents}
 
 
+def template_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
+    return {agent.id: agent.prompt_template for agent in agents if agent.prompt_template}
+
+
 def closed_agents(config: GatewayConfig) -> Mapping[AgentId, frozenset[str]]:
     """Agents of projects, and whom they answer."""
     users = {project.id: frozenset(project.users) for project in config.projects}

@@ -14,10 +14,17 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import closed_agents, reach, soul_paths, tree_paths, usual_agent
+from gateway.app.agents import (
+    closed_agents,
+    reach,
+    soul_paths,
+    template_paths,
+    tree_paths,
+    usual_agent,
+)
 from gateway.app.authority import note_start
 from gateway.app.decisions import decision_trees
-from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool
+from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
@@ -214,7 +221,8 @@ async def assembled(
         await meter.settle_lost()
         model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, config.agents)
-        souls = Souls(FileTexts(clock), paths, clock=clock)
+        templates = template_paths(config.agents)
+        souls = Souls(FileTexts(clock), paths, clock=clock, templates=templates)
         await souls.load()
         bus = Bus()
         plans, decisions = await _judged_plans(config, clock, bus)
@@ -277,7 +285,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
-    memory = memory_of(parts.stores, around)
+    vaults = vaults_of(config, parts.gate, parts.stores.plugins)
+    memory = memory_of(parts.stores, around, vaults)
     means = memory.told_by(_means(parts, agents, episodes, settings, bus))
     router = Router(
         tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)

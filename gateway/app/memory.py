@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, SessionKey
-from gateway.domain.ports import Clock, Ids, Model, Stores
+from gateway.domain.ports import Clock, Ids, Model, PluginStore, Stores
 from gateway.memory.episodes import Episodes
 from gateway.memory.indexer import Indexer
 from gateway.memory.keeper import Keeper
@@ -16,11 +17,13 @@ from gateway.memory.keeping import Keeping
 from gateway.memory.recall import Recall
 from gateway.memory.remembrance import Remembrance
 from gateway.memory.tool import MemoryTool
+from gateway.memory.vault import Vault, vault_of
 from gateway.sessions.compacting import Compaction
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.remembering import Recollected
 from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means
+from gateway.tools.gate import ToolGate
 from gateway.web.methods.memory import MemoryMethods
 
 
@@ -33,6 +36,7 @@ class Memory:
     recall: Recall
     remembrance: Remembrance
     compaction: Compaction
+    vaults: Mapping[AgentId, Vault]
 
     def told_by(self, means: Means) -> Means:
         """The same means, for work that remembers and is remembered."""
@@ -40,7 +44,7 @@ class Memory:
             means,
             keeper=self.keeper,
             said=self.indexer.note,
-            recollection=Recollected(self.remembrance),
+            recollection=Recollected(self.remembrance, self.vaults),
             compact=self.compaction.consider,
         )
 
@@ -71,7 +75,7 @@ class Around:
     group: TaskGroup
 
 
-def memory_of(stores: Stores, around: Around) -> Memory:
+def memory_of(stores: Stores, around: Around, vaults: Mapping[AgentId, Vault]) -> Memory:
     keeping = Keeping(
         agents=around.agents,
         facts=stores.facts,
@@ -95,7 +99,15 @@ def memory_of(stores: Stores, around: Around) -> Memory:
     )
     indexer = Indexer(stores.turn_index, around.clock)
     recall = Recall(stores.turns, stores.facts)
-    return Memory(keeper, indexer, recall, Remembrance(recall, stores.facts), compaction)
+    remembrance = Remembrance(recall, stores.facts)
+    return Memory(keeper, indexer, recall, remembrance, compaction, vaults)
+
+
+def vaults_of(config: GatewayConfig, gate: ToolGate, store: PluginStore) -> Mapping[AgentId, Vault]:
+    """Of the agents that can read what the bundled notes plugin keeps."""
+    plugins = {plugin.name: plugin for plugin in config.plugins}
+    found = {one.id: vault_of(gate.offered(one), plugins, store) for one in config.agents}
+    return {agent: vault for agent, vault in found.items() if vault is not None}
 
 
 def memory_tool(stores: Stores, agents: Sequence[AgentDef], clock: Clock, ids: Ids) -> MemoryTool:

@@ -22,6 +22,7 @@ from gateway.config.values import Surroundings
 from gateway.domain.agents import OPEN_PROJECT, AgentDef, ContextRules, Limits, ProjectDef
 from gateway.domain.bindings import Binding
 from gateway.domain.ids import AgentId
+from gateway.domain.prompts import PLACES, TemplateInvalid, compile_prompt
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5
@@ -62,6 +63,7 @@ class Agents:
             id=AgentId(section.id),
             system_prompt=section.system_prompt,
             soul_path=self._soul(path, section),
+            prompt_template=self._template(path, section),
             tools=tuple(section.tools),
             project=self._project(path, section),
             tree=self._tree(path, section),
@@ -188,6 +190,25 @@ class Agents:
     def _soul(self, path: KeyPath, section: AgentSection) -> str | None:
         fix = "create it, or remove soul_path for the soul that is shipped"
         return section.soul_path and self._file((*path, "soul_path"), section.soul_path, fix)
+
+    def _template(self, path: KeyPath, section: AgentSection) -> str | None:
+        if section.prompt_template is None:
+            return None
+        where = (*path, "prompt_template")
+        fix = "create it, or remove prompt_template"
+        file = Path(self._file(where, section.prompt_template, fix))
+        try:
+            compile_prompt(file.read_text("utf-8-sig"))
+        except TemplateInvalid as error:
+            fix = choose(error.name, PLACES) if error.name is not None else "mend the file"
+            message = f"{self.around.name(file)}:{error}"
+            self.report.wrong(Code.MALFORMED, where, message, fix)
+        except UnicodeDecodeError as error:
+            message = f"{self.around.name(file)} is not UTF-8 (byte {error.start})"
+            self.report.wrong(Code.MALFORMED, where, message, "save it as UTF-8")
+        except OSError:
+            pass  # is told already
+        return str(file)
 
     def _file(self, where: KeyPath, written: str, fix: str) -> str:
         found = self.around.path(written, self.folder)

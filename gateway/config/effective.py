@@ -15,7 +15,7 @@ from gateway.domain.secrets import Secret
 LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules"}  # of tables
 _LISTS = {(name,) for name in LISTS}
 NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "project", "rules", "limits"}
-NOT_OF_FALLBACKS |= {"context"}
+NOT_OF_FALLBACKS |= {"context", "prompt_template"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -215,6 +215,7 @@ class AgentSection(ModelSection):
     soul_path: PathText | None = key(
         None, "Its character, a Markdown file. Absent: the shipped one."
     )
+    prompt_template: PathText | None = key(None, "A Markdown file: how its system text is made.")
     tools: list[Text] = key([], "Names of the plugins whose tools it has.")
     project: Id = key(_AGENT.project, "default: it answers everybody; else one of [[projects]].")
     tree: PathText = key("default", "Its loop: default, oracle-agent, or a .bt file of your own.")

@@ -92,6 +92,7 @@ class AgentDef:
     stream: bool = True
     system_prompt: str = ""
     soul_path: str | None = None
+    prompt_template: str | None = None
     tools: tuple[str, ...] = ()
     project: str = OPEN_PROJECT
     tree: str = "default"

@@ -21,7 +21,7 @@ YOU = "you"  # how a model is told of its own words
 class Recalled:
     """One thing that was found; `why` names the words and signals that found it."""
 
-    kind: RecallKind
+    kind: RecallKind | Literal["notes", "threads"]  # the latter: names, in one text
     id: str  # of the fact, or of the message
     text: str
     score: float

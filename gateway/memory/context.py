@@ -1,12 +1,13 @@
 """Packs what a model is shown, in a stable order, within the agent's allowance. Pure."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import ToolSpec
+from gateway.domain.prompts import Template
 from gateway.domain.recall import CLOSING, OPENING, Recalled, told_line
 from gateway.domain.souls import Soul
 from gateway.domain.summaries import Summary
@@ -27,6 +28,8 @@ SUMMARY_SHARE, FACTS_SHARE, RECALL_SHARE = 0.2, 0.15, 0.15
 RECALL_TOKENS = 1_200
 MOST_ITEMS = 50  # of a part that is explained; the others are summed up
 WHY_SHOWN = 120  # characters
+
+USUAL = ("soul", "system_prompt", "notes", "threads")  # of a system text without a template
 
 PartKind = Literal[
     "soul", "system", "summary", "facts", "recall", "window", "notices", "tools", "question"
@@ -87,6 +90,12 @@ class Besides:
     missing: str = ""  # why nothing could be recalled
     earlier: Sequence[Message] = ()
     question_id: str = "question"
+    template: Template | None = None
+
+    @property
+    def places(self) -> Collection[str]:
+        """What the system text has a place for."""
+        return USUAL if self.template is None else self.template.places
 
 
 NOTHING = Besides()
@@ -105,17 +114,22 @@ def pack(
     *,
     besides: Besides = NOTHING,
 ) -> Context:
-    """Soul, instructions, summary, recent exchanges, what is remembered, questions. Questions are
-    never left out; exchanges are shown whole or not at all, newest first until one does not fit. What
-    changes with every question stands at the end, so that the next request begins like this one."""
-    system, fixed = _system(agent, soul)
+    """System text, summary, recent exchanges, what is remembered, questions. Questions are never left
+    out; exchanges are shown whole or not at all, newest first until one does not fit. What changes
+    with every question stands at the end, so that the next request begins like this one, unless a
+    template wants it elsewhere."""
+    values = _values(agent, soul, tools, besides)
+    fixed = _fixed(soul, values, besides.template)
     offered = _part("tools", [Item(tool.name, _tool_tokens(tool), OFFERED) for tool in tools])
     asked = sum(map(message_tokens, (question, *besides.earlier)))
     system_tokens = sum(part.tokens for part in fixed)
     room = allowance(agent) - system_tokens - offered.tokens - asked
     summary, summed = _summary(besides.summary, room)
-    memory = _memory(agent, besides.recalled, room)
-    left = room - summed.tokens - _tokens(memory.message)
+    memory = _memory(agent, besides.recalled, room, is_apart="facts" in besides.places)
+    left = room - summed.tokens - _tokens(memory.message) - _tokens(memory.placed)
+    placed = _placed(besides.places, summary, memory)
+    summary = () if "summary" in placed else summary
+    system = _system(values, placed, besides.template)
     shown, is_crowded = _window(agent, window, left, besides.summary)
     if memory.turns:
         memory = memory.without({node.id for exchange in shown for node in exchange})
@@ -126,8 +140,8 @@ def pack(
         system,
         (*summary, *history, *besides.earlier),
         question,
-        system_tokens,
-        summed.tokens + seen.tokens,
+        system_tokens + sum(map(message_tokens, placed.values())),
+        seen.tokens + sum(map(message_tokens, summary)),
         asked,
         offered.tokens,
         told,
@@ -144,22 +158,66 @@ def pack(
 
 
 # Why something is there.
-SOUL, SYSTEM = "the agent's soul, sent with every call", "the agent's system_prompt"
+SOUL = "the agent's soul, sent with every call"
+WHY = {
+    "template": "the agent's prompt_template",
+    "system_prompt": "the agent's system_prompt",
+    "notes": "what the agent's tools can read",
+    "threads": "what the agent's tools can read",
+    "tools": "the agent's prompt_template lists them",
+}
 OFFERED = "the agent may call it"
 STANDS = "stands for all that was said up to this message"
 RECENT = "one of the latest exchanges"
 ASKED = "what is to be answered"
 
 
-def _system(agent: AgentDef, soul: Soul | None) -> tuple[str, tuple[Part, ...]]:
-    """The soul comes first, always; the agent's own instructions follow."""
-    text, prompt = soul.content.strip() if soul else "", agent.system_prompt.strip()
-    system = "\n\n".join(part for part in (text, prompt) if part)
-    of_soul = estimate_tokens(text)
-    of_prompt = estimate_tokens(system) - of_soul
-    souls = [Item(soul.loaded_from, of_soul, SOUL)] if soul and text else []
-    prompts = [Item("system_prompt", of_prompt, SYSTEM)] if prompt else []
-    return system, (_part("soul", souls), _part("system", prompts))
+def _values(
+    agent: AgentDef, soul: Soul | None, tools: Sequence[ToolSpec], besides: Besides
+) -> dict[str, str]:
+    """What may stand in the system text, without what depends on the room that it leaves."""
+    values: dict[str, str] = {}
+    values.update((one.kind, one.text) for one in besides.recalled if one.kind in USUAL)
+    values["soul"] = soul.content.strip() if soul else ""
+    values["system_prompt"] = agent.system_prompt.strip()
+    if besides.template is not None:
+        told = (f"- {tool.name}: {' '.join(tool.description.split())}" for tool in tools)
+        values["tools"] = "\n".join(told)
+    return values
+
+
+def _placed(
+    places: Collection[str], summary: Sequence[Message], memory: "_Memory"
+) -> Mapping[str, Message]:
+    """What else a template has a place for, if there is any of it."""
+    found = {"summary": summary[0]} if summary and "summary" in places else {}
+    return found | {"facts": memory.placed} if memory.placed else found
+
+
+def _system(
+    values: Mapping[str, str], placed: Mapping[str, Message], template: Template | None
+) -> str:
+    """Without a template the soul comes first, always; the agent's own instructions follow."""
+    if template is not None:
+        told = {name: message.text for name, message in placed.items()}
+        return template.render({**values, **told}).strip()
+    return "\n\n".join(text for name in USUAL if (text := values.get(name)))
+
+
+def _fixed(
+    soul: Soul | None, values: Mapping[str, str], template: Template | None
+) -> tuple[Part, Part]:
+    """What the soul takes, and the rest of the system text."""
+    own, places = ("system_prompt", USUAL) if template is None else ("template", template.places)
+    size = {name: estimate_tokens(text) for name, text in values.items() if name in places}
+    of_soul = size.pop("soul", 0)
+    rest = estimate_tokens(_system(values, {}, template)) - of_soul
+    items = [Item(name, size[name], WHY[name]) for name in WHY if name != own and size.get(name)]
+    rest -= sum(item.tokens for item in items)
+    if rest > 0:
+        items.insert(0, Item(own, rest, WHY[own]))
+    souls = [Item(soul.loaded_from, of_soul, SOUL)] if soul and of_soul else []
+    return _part("soul", souls), _part("system", items)
 
 
 def _summary(summary: Summary | None, room: int) -> tuple[tuple[Message, ...], Part]:
@@ -202,32 +260,44 @@ class _Memory:
 
     facts: Sequence[_Line]
     turns: Sequence[_Line]
+    is_apart: bool = False  # a template has its own place for the facts
 
     @property
     def message(self) -> Message | None:
-        lines = [line.text for line in (*self.facts, *self.turns)]
-        return Message("user", "\n".join((OPENING, *lines, CLOSING))) if lines else None
+        return _block(self.turns if self.is_apart else (*self.facts, *self.turns))
+
+    @property
+    def placed(self) -> Message | None:
+        return _block(self.facts) if self.is_apart else None
 
     def without(self, in_sight: set[str]) -> "_Memory":
         """Nobody has to be told again what stands in the window."""
         told = [line for line in self.turns if _message_of(line) not in in_sight]
-        return self if len(told) == len(self.turns) else _Memory(self.facts, told)
+        return self if len(told) == len(self.turns) else replace(self, turns=told)
 
     def parts(self, total: int, missing: str) -> tuple[Part, Part]:
         lines = "\n".join(line.text for line in self.facts)
         facts = estimate_tokens(lines) if self.turns else total
+        if self.is_apart:
+            facts, total = _tokens(self.placed), total + _tokens(self.placed)
         kept = _part("facts", [line.item for line in self.facts], facts)
         absent = [Item("none", 0, missing)] if missing else []
         found = [line.item for line in self.turns] or absent
         return kept, _part("recall", found, total - facts)
 
 
-def _memory(agent: AgentDef, recalled: Sequence[Recalled], room: int) -> _Memory:
+def _block(lines: Sequence[_Line]) -> Message | None:
+    told = (OPENING, *(line.text for line in lines), CLOSING)
+    return Message("user", "\n".join(told)) if lines else None
+
+
+def _memory(agent: AgentDef, recalled: Sequence[Recalled], room: int, *, is_apart: bool) -> _Memory:
     facts = [one for one in recalled if one.kind == "fact"][: agent.context.facts]
     turns = [one for one in recalled if one.kind == "turn"]
     return _Memory(
         _within(facts, int(room * FACTS_SHARE) - _EDGES),
         _within(turns, min(RECALL_TOKENS, int(room * RECALL_SHARE)) - _EDGES),
+        is_apart,
     )
 
 

@@ -1,22 +1,25 @@
 """What a run is shown of memory: looked for within a bound, taken down, and given again to a replay."""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol
 
 import anyio
 
 from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import speaker
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.facts import Fact
-from gateway.domain.ids import SessionKey
+from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.recall import Recalled, Remember
 from gateway.domain.tape import Record, Tape
 from gateway.domain.times import to_micros, to_time
 from gateway.memory.episodes import Episode
+from gateway.memory.vault import Vault
 from gateway.sessions.taping import damaged
 
 log = logging.getLogger(__name__)
@@ -27,6 +30,13 @@ FAILED = "nothing was looked up: it failed; the operator finds why in the log"
 SWITCHED_OFF = "switched off by context.semantic"
 
 Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
+Look = Callable[[], Awaitable[tuple[Recalled, ...]]]
+
+
+def person_of(new: NewEntry) -> str:
+    """Whose notes a tool keeps, and whose settings hold."""
+    key = new.session_key
+    return speaker(key.channel, key.account, new.sender or key.peer)
 
 
 class Recollection(Protocol):
@@ -40,14 +50,28 @@ class Recollected:
     """An answer goes on without its memory rather than not at all."""
 
     remember: Remember | None = None
+    vaults: Mapping[AgentId, Vault] = field(
+        default_factory=dict
+    )  # of agents that keep notes or threads
 
     async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
+        vault = self.vaults.get(agent.id)
+        listed: tuple[Recalled, ...] = ()
+        if vault is not None:
+            names = partial(vault.named, person_of(new), new.session_key, new.accepted_at)
+            listed, _ = await self._found(names, new)
         if self.remember is None or not agent.context.semantic:
-            return (), SWITCHED_OFF if self.remember else ""
+            return listed, SWITCHED_OFF if self.remember else ""
         asked = (new.content, new.session_key, new.sender, agent, episode.nodes)
+        found, missing = await self._found(
+            partial(self.remember.of, *asked, is_all=episode.is_all), new
+        )
+        return (*listed, *found), missing
+
+    async def _found(self, look: Look, new: NewEntry) -> Found:
         try:
             with anyio.fail_after(LONGEST_S):
-                return await self.remember.of(*asked, is_all=episode.is_all), ""
+                return await look(), ""
         except TimeoutError:
             log.warning("nothing remembered in time", extra={"run": new.run_id})
             return (), TOO_SLOW

@@ -19,13 +19,12 @@ from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, RunRules
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.bindings import speaker
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.facts import Source
 from gateway.domain.hearing import Said
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
+from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery
 from gateway.domain.messages import Message
 from gateway.domain.ports import (
     Clock,
@@ -45,7 +44,7 @@ from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
 from gateway.sessions.endings import Asked, End, Timing, answered, merged, refused
 from gateway.sessions.lines import Batch, Waiting
-from gateway.sessions.remembering import Recollected, Recollection, TapedRecollection
+from gateway.sessions.remembering import Recollected, Recollection, TapedRecollection, person_of
 from gateway.sessions.runs import LiveRun, LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.taping import (
@@ -245,7 +244,8 @@ class Work:
         asked = Source(new.message_id, key, new.accepted_at, new.content, said_by)
         scope = ToolScope(key, new.run_id, person, asked=asked)
         found, missing = await means.recollection.of(new, agent, episode)
-        besides = Besides(episode.summary, found, missing, earlier, new.message_id)
+        template = means.souls.template_of(agent.id)
+        besides = Besides(episode.summary, found, missing, earlier, new.message_id, template)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.crowds = agent if context.is_crowded else None
         batch.most_nodes = agent.context.max_nodes
@@ -366,12 +366,6 @@ def _asked(batch: Batch) -> Asked:
 
 def _is_poison(entry: Entry, run: LiveRun) -> bool:
     return run.attempt - entry.forgiven > MOST_ATTEMPTS
-
-
-def person_of(new: NewEntry) -> str:
-    """Whose notes a tool keeps, and whose settings hold."""
-    key = new.session_key
-    return speaker(key.channel, key.account, new.sender or key.peer)
 
 
 def _made_again(at: datetime) -> Chunk:

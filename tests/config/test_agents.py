@@ -46,6 +46,32 @@ def test_a_limit_has_its_default_and_both_bounds(arena: Arena, name: str, sectio
         assert (problem.code, problem.key) == ("CFG007", f"{section}.{name}")
 
 
+def test_a_template_is_checked_and_its_fault_told_with_its_place(arena: Arena) -> None:
+    file = arena.write("[agent]\nprompt_template = 'p.md'").parent / "p.md"
+    told = []
+    for text in (b"\xef\xbb\xbf{soul}\n{nots}", b"\n}", b"\xff", None):
+        file.write_bytes(text) if text is not None else file.unlink()
+        (problem,) = arena.problems("[agent]\nprompt_template = 'p.md'")
+        assert (problem.line, problem.key) == (2, "agent.prompt_template")
+        told.append((problem.code, problem.message.rpartition("p.md")[2], problem.fix[:29]))
+
+    file.write_text("{soul}")
+    assert told[0] == (
+        "CFG006",
+        ":2:1: there is no placeholder {nots}",
+        'did you mean "notes"? choose ',
+    )
+    assert told[1] == (
+        "CFG006",
+        ":2:1: this brace stands alone; write {{ or }} for a brace",
+        "mend the file",
+    )
+    assert told[2] == ("CFG006", " is not UTF-8 (byte 0)", "save it as UTF-8")
+    assert told[3][0] == "CFG012"
+    agent = arena.load("[agent]\nprompt_template = 'p.md'\n[[agents]]\nid = 'b'").agents[0]
+    assert agent.prompt_template == str(file)
+
+
 @pytest.mark.requirement("S-001-Config-08")
 def test_no_warning_can_be_set_to_come_at_the_limit_itself(arena: Arena) -> None:
     sections = {

@@ -90,6 +90,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     arena.secret("gateway_token", "one-token")
     arena.secret("phone_token", "another-token")
     arena.write("# Me", "souls/main.md")
+    arena.write("{soul}", "prompts/main.md")
     arena.write("wasm", "plugins/weather.wasm")
     arena.write("", "rules/more.toml")
     arena = replace(

@@ -13,6 +13,7 @@ from gateway.domain.facts import Fact
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
+from gateway.domain.prompts import Template, compile_prompt
 from gateway.domain.recall import Recalled
 from gateway.domain.souls import Soul
 from gateway.domain.summaries import Summary
@@ -119,6 +120,13 @@ def test_a_history_that_goes_on_from_anywhere_has_a_result_for_every_call(
 
 
 KEY = SessionKey(AGENT.id, "websocket", "p")
+LISTED = tuple(
+    Recalled(kind, kind, f"{kind}:\n- {{soul}} {{{{", 0.0, "2 of them", KEY, NOW)
+    for kind in ("notes", "threads")
+)
+EVERYTHING = compile_prompt(
+    "# Who\n{soul}\n{system_prompt}\n\n{notes}\n{threads}\n{tools}\n\n{facts}\n{summary}\n"
+)
 
 
 def a_fact(n: int, size: int = 10) -> Recalled:
@@ -154,19 +162,27 @@ def talk(turns: int, *, size: int = 40, result: int = 0) -> tuple[Node, ...]:
     st.lists(st.integers(0, 4_000), max_size=20),
     st.integers(0, 3_000),
     st.integers(0, 9_000),
+    st.sampled_from([None, EVERYTHING, compile_prompt("{facts}{notes}"), compile_prompt("Hi")]),
 )
 def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
-    turns: int, size: int, facts: list[int], found: list[int], goal: int, budget: int
+    turns: int,
+    size: int,
+    facts: list[int],
+    found: list[int],
+    goal: int,
+    budget: int,
+    template: Template | None,
 ) -> None:
-    recalled = [*map(a_fact, range(99), facts), *map(a_turn, range(99), found)]
+    recalled = [*LISTED, *map(a_fact, range(99), facts), *map(a_turn, range(99), found)]
     summary = Summary(NodeId("before"), goal="g" * goal, decisions=("d" * 50,) * 9)
-    besides = Besides(summary if goal else None, recalled, question_id="m1")
+    besides = Besides(summary if goal else None, recalled, question_id="m1", template=template)
+    alone = Besides(recalled=LISTED, template=template)
     agent = replace(AGENT, context=ContextRules(budget, 12, facts=5))
     tool = ToolSpec("echo", "Echoes.")
 
     context = pack(agent, SOUL, talk(turns, size=size), QUESTION, (tool,), besides=besides)
 
-    least = pack(agent, SOUL, (), QUESTION, (tool,)).tokens
+    least = pack(agent, SOUL, (), QUESTION, (tool,), besides=alone).tokens
     assert context.messages[-1] is QUESTION
     assert context.tokens <= max(budget, least)
     assert sum(part.tokens for part in context.parts) == context.tokens
@@ -203,6 +219,69 @@ def test_what_is_remembered_stands_right_before_the_question_and_the_summary_fir
         "- user said 2026-01-01: wwwwwwwwww",
         "</memory>",
     ]
+
+
+def test_names_of_notes_and_threads_stand_at_the_end_of_the_system_text() -> None:
+    context = pack(AGENT, SOUL, (), QUESTION, (), besides=Besides(recalled=LISTED))
+
+    system = next(part for part in context.parts if part.kind == "system")
+    assert context.system == ("I am.\n\nBe kind.\n\nnotes:\n- {soul} {{\n\nthreads:\n- {soul} {{")
+    assert [(item.id, item.why) for item in system.items] == [
+        ("system_prompt", "the agent's system_prompt"),
+        ("notes", "what the agent's tools can read"),
+        ("threads", "what the agent's tools can read"),
+    ]
+    assert context.messages == (QUESTION,)
+
+
+@pytest.mark.requirement("S-002-Query-06")
+def test_a_template_says_where_everything_stands() -> None:
+    besides = Besides(
+        Summary(NodeId("0"), goal="fly"),
+        [*LISTED, a_fact(1), a_turn(1)],
+        template=EVERYTHING,
+    )
+    tools = (ToolSpec("echo", "Says it\nagain."), ToolSpec("time", "Tells it."))
+
+    context = pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
+
+    items = {part.kind: [item.id for item in part.items] for part in context.parts}
+    assert context.system.splitlines() == [
+        "# Who",
+        "I am.",
+        "Be kind.",
+        "",
+        "notes:",
+        "- {soul} {{",
+        "threads:",
+        "- {soul} {{",
+        "- echo: Says it again.",
+        "- time: Tells it.",
+        "",
+        "<memory>",
+        "- user thing_1 vvvvvvvvvv (since 2026-01-01, told 2026-01-01)",
+        "</memory>",
+        "<summary>",
+        "Goal: fly",
+        "</summary>",
+    ]
+    assert [message.text[:8] for message in context.messages[-2:]] == ["<memory>", "and now?"]
+    assert "thing_1" not in context.messages[-2].text
+    assert len(context.messages) == 4
+    assert items["soul"] == ["soul.md"]
+    assert items["system"] == ["template", "system_prompt", "notes", "threads", "tools"]
+    assert (items["facts"], items["recall"]) == (["f1"], ["t1"])
+
+
+def test_what_a_template_leaves_out_is_left_out_but_for_facts_and_summary() -> None:
+    besides = Besides(
+        Summary(NodeId("0"), goal="fly"), [*LISTED, a_fact(1)], template=compile_prompt(" Hi {{. ")
+    )
+
+    context = pack(AGENT, SOUL, (), QUESTION, (), besides=besides)
+
+    assert context.system == "Hi {."
+    assert [message.text[:9] for message in context.messages[:2]] == ["<summary>", "<memory>\n"]
 
 
 def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:

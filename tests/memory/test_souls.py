@@ -42,6 +42,42 @@ async def test_a_changed_soul_is_used_and_a_bad_one_is_not() -> None:
     assert souls.problems == ()
 
 
+async def test_a_changed_template_is_used_and_a_bad_one_is_not() -> None:
+    texts = FakeTexts(soul="I am.", prompt="a {soul}")
+    souls = Souls(texts, {A: "soul", B: "soul"}, clock=FakeClock(), templates={B: "prompt"})
+    await souls.load()
+    used = []
+
+    def use() -> None:
+        template = souls.template_of(B)
+        used.append((template and template.render({"soul": "x"}), souls.problems))
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(souls.keep_fresh)
+            await texts.watching.wait()
+            for text in ("b {soul}", "c {sole}", None, "d"):
+                await texts.write("prompt", text)
+                use()
+            group.cancel_scope.cancel()
+
+    kept = "; the version before stays in use"
+    assert used == [
+        ("b x", ()),
+        ("b x", (f"prompt:1:3: there is no placeholder {{sole}}{kept}",)),
+        ("b x", (f"prompt cannot be read: No such file{kept}",)),
+        ("d", ()),
+    ]
+    assert souls.template_of(A) is None
+
+
+async def test_a_template_that_is_wrong_at_start_is_an_error() -> None:
+    souls = Souls(FakeTexts(p="}"), {}, clock=FakeClock(), templates={A: "p"})
+
+    with pytest.raises(SoulUnreadable, match="p:1:1: this brace"):
+        await souls.load()
+
+
 async def test_a_soul_that_is_missing_at_start_is_an_error() -> None:
     with pytest.raises(SoulUnreadable, match="nowhere cannot be read"):
         await Souls(FakeTexts(), {A: "nowhere"}, clock=FakeClock()).load()
