@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import anyio
 import pytest
@@ -11,16 +12,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.ids import MessageId, RunId, SessionKey
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.messages import Node
+from gateway.domain.ports import PluginSpace
 from gateway.domain.recall import Recalled
 from gateway.domain.tape import Mark, Tape, from_plain, to_plain
 from gateway.memory.episodes import Episode
+from gateway.memory.vault import Vault
 from gateway.sessions.remembering import (
     FAILED,
     SWITCHED_OFF,
     TOO_SLOW,
+    Recollected,
     RecollectionThen,
     TapedRecollection,
     recollection_on,
@@ -146,6 +151,38 @@ async def test_a_memory_that_is_switched_off_is_not_asked() -> None:
 
     assert (memory.asked, shown(model)) == ([], ["what?"])
     assert parts["recall"] == [["none", 0, SWITCHED_OFF]]
+
+
+class Notes:
+    """A store with one note, or one that fails."""
+
+    def __init__(self, *, fails: bool) -> None:
+        self.fails = fails
+
+    async def list(self, space: PluginSpace, prefix: str) -> Sequence[str]:
+        if self.fails:
+            raise StoreUnavailable("gone")
+        assert space == PluginSpace("notes", "notes", "p")
+        return ["note|a.md"]
+
+
+@pytest.mark.parametrize("has_memory", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+async def test_names_of_notes_depend_on_no_other_memory(*, fails: bool, has_memory: bool) -> None:
+    store: Any = Notes(fails=fails)
+    vault = Vault(store, "notes", is_shared=False, tools=frozenset({"vault_read"}))
+    agent = replace(AGENT, context=ContextRules(semantic=has_memory))
+    recollected = Recollected(Memory(a_fact(1)), {AGENT.id: vault})
+    new = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW)
+
+    found, missing = await recollected.of(new, agent, Episode(None))
+    other = await recollected.of(new, replace(agent, id=AgentId("other")), Episode(None))
+
+    listed = [] if fails else ["notes"]
+    facts = ["fact"] if has_memory else []
+    assert [one.kind for one in found] == [*listed, *facts]
+    assert missing == ("" if has_memory else SWITCHED_OFF)
+    assert [one.kind for one in other[0]] == facts
 
 
 async def test_turns_are_looked_for_only_where_not_all_of_them_are_shown() -> None:

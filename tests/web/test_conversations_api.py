@@ -1,4 +1,4 @@
-"""DELETE /api/conversations/{id}: one's own is gone for good, another's is not there."""
+"""/api/conversations/{id}: one's own is read, or gone for good; another's is not there."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -58,6 +58,35 @@ async def test_an_erased_conversation_is_gone_and_its_id_begins_a_new_one() -> N
     assert (one["session_key"], one["messages"]) == ("a:api:ann:a/b", 2)
     assert one["tombstone"]
     assert [message.text for message in model.asked[-1].messages] == ["again"]
+
+
+async def test_ones_own_messages_are_read_page_by_page_and_anothers_are_not_there() -> None:
+    async with api(ScriptedModel(says("ok"))) as (url, stage):
+        for text in ("one", "two"):
+            await post_chat(url, text, token=ANN, conversation_id="a/b")
+        await stage.say("hi")
+        await stage.until_idle()
+        where = f"{url}/api/conversations/a/b/messages"
+
+        page = await http(f"{where}?limit=3", token=ANN)
+        before = page.json["messages"][0]["id"]
+        rest = await http(f"{where}?before={before}", token=ANN)
+        key = page.json["session_key"]
+        by_key = await http(f"{url}/api/conversations/{key}/messages", token=ANN)
+        foreign = [
+            await http(where, token=BOB),
+            await http(f"{url}/api/conversations/{key}/messages", token=BOB),
+            await http(f"{url}/api/conversations/a:websocket:p:main/messages", token=ANN),
+            await http(f"{where}?before=nothing", token=ANN),
+        ]
+        wrong = [await http(f"{where}?{one}", token=ANN) for one in ("limit=0", "limt=3")]
+
+    texts = [[one["content"] for one in got.json["messages"]] for got in (page, rest, by_key)]
+    assert texts == [["ok", "two", "ok"], ["one"], ["one", "ok", "two", "ok"]]
+    assert (page.json["conversation_id"], page.json["session_key"]) == ("a/b", "a:api:ann:a/b")
+    assert [got.json["more"] for got in (page, rest)] == [True, False]
+    assert [answer.status for answer in foreign] == [404] * 4
+    assert [answer.status for answer in wrong] == [422] * 2
 
 
 async def test_a_conversation_at_work_is_not_erased() -> None:

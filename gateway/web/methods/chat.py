@@ -150,20 +150,7 @@ class ChatMethods:
 
     async def history(self, call: Call, params: History) -> object:
         key = visible_key(call.principal, params.session_key)
-        before = None if params.before is None else NodeId(params.before)
-        if before is not None:
-            await self.front.node(key, before)
-        path = page = await self.front.transcript.path(key, before=before, limit=params.limit)
-        while not (said := _said(page)) and page.more:
-            page = await self.front.transcript.path(
-                key, before=page.nodes[0].id, limit=params.limit
-            )
-        shown = newest_within(said, PAGE_CHARACTERS)
-        return {
-            "messages": [message(node, PAGE_CHARACTERS) for node in shown],
-            "head": path.head,
-            "more": page.more or len(shown) < len(said),
-        }
+        return await history_page(self.front, key, params.before, params.limit)
 
     async def resume(self, call: Call, params: Resume) -> object:
         """Missed events come first, then the answer, then what is still to come."""
@@ -179,6 +166,24 @@ class ChatMethods:
             await checkpoint()
         follow(run, call.peer, after_seq=seq)
         return {"run_id": params.run_id, "live": not run.ended}
+
+
+async def history_page(
+    front: Front, key: SessionKey, before: str | None, limit: int
+) -> dict[str, object]:
+    """Raises NotFound for a `before` that is not there."""
+    start = None if before is None else NodeId(before)
+    if start is not None:
+        await front.node(key, start)
+    path = page = await front.transcript.path(key, before=start, limit=limit)
+    while not (said := _said(page)) and page.more:
+        page = await front.transcript.path(key, before=page.nodes[0].id, limit=limit)
+    shown = newest_within(said, PAGE_CHARACTERS)
+    return {
+        "messages": [message(node, PAGE_CHARACTERS) for node in shown],
+        "head": path.head,
+        "more": page.more or len(shown) < len(said),
+    }
 
 
 def _said(page: Path) -> tuple[Node, ...]:
