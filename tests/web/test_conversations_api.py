@@ -23,9 +23,11 @@ SETTINGS = WebSettings(
     tokens=(
         TokenDef("ann", "ann-" + "a" * 40, frozenset({"chat"})),
         TokenDef("bob", "bob-" + "b" * 40, frozenset({"chat"})),
+        TokenDef("ray", "ray-" + "r" * 40, frozenset({"chat", "read"})),
+        TokenDef("max", "max-" + "m" * 40, frozenset({"metrics"})),
     ),
 )
-ANN, BOB = (token.secret for token in SETTINGS.tokens)
+ANN, BOB, READER, METRICS = (token.secret for token in SETTINGS.tokens)
 
 
 async def erase(url: str, token: str) -> HttpAnswer:
@@ -114,3 +116,19 @@ async def test_a_session_can_be_named_by_its_key_by_whoever_may_change_it() -> N
         refused = await erase(f"{url}/api/conversations/{key}", ANN)
 
     assert refused.status == 404
+
+
+async def test_whoever_may_only_read_a_session_does_not_erase_it() -> None:
+    async with api(ScriptedModel(says("ok"))) as (url, stage):
+        await stage.say("hi")
+        await stage.until_idle()
+        where = f"{url}/api/conversations/a:websocket:p:main"
+
+        read = await http(f"{where}/messages", token=READER)
+        erased = await erase(where, READER)
+        neither = [await http(f"{where}/messages", token=METRICS), await erase(where, METRICS)]
+        again = await http(f"{where}/messages", token=READER)
+
+    assert [one["content"] for one in read.json["messages"]] == ["hi", "ok"]
+    assert (erased.status, again.json) == (403, read.json)
+    assert [answer.status for answer in neither] == [403, 403]
