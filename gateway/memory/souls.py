@@ -3,7 +3,6 @@ changes nothing."""
 
 import logging
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
@@ -14,7 +13,6 @@ from gateway.domain.tokens import estimate_tokens
 
 log = logging.getLogger(__name__)
 
-NO_TEMPLATES: Mapping[AgentId, str] = MappingProxyType({})
 LONG_SOUL_TOKENS = 1_500  # it is sent with every single call
 
 
@@ -27,12 +25,12 @@ class Souls:
         paths: Mapping[AgentId, str],
         *,
         clock: Clock,
-        templates: Mapping[AgentId, str] = NO_TEMPLATES,
+        templates: Mapping[AgentId, str] | None = None,
     ) -> None:
         self._texts = texts
         self._clock = clock
         self._paths = dict(paths)
-        self._template_paths = dict(templates)
+        self._template_paths = dict(templates or {})
         self._souls: dict[AgentId, Soul] = {}
         self._templates: dict[str, Template] = {}
         self._problems: dict[str, str] = {}

@@ -50,9 +50,7 @@ class Recollected:
     """An answer goes on without its memory rather than not at all."""
 
     remember: Remember | None = None
-    vaults: Mapping[AgentId, Vault] = field(
-        default_factory=dict
-    )  # of agents that keep notes or threads
+    vaults: Mapping[AgentId, Vault] = field(default_factory=dict)  # of agents that read notes
 
     async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
         vault = self.vaults.get(agent.id)

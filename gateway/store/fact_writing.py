@@ -119,8 +119,8 @@ def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool)
 def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
     """Enough, however long the story, for what comes late: what was so before it and after, what
     these two followed, and what followed them. None if it is not as simple as that."""
-    is_span = new.since < new.said  # what it says goes for all in between
-    if is_span or new.claim.valid_to is not None or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
+    says_more = new.since < new.said or new.claim.valid_to is not None  # than since when it is so
+    if says_more or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
         return None
     at = (to_micros(new.since), to_micros(new.said))
     earlier = db.execute(_EARLIER, (topic, *at)).fetchone()
