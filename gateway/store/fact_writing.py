@@ -119,8 +119,7 @@ def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool)
 def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
     """Enough, however long the story, for what comes late: what was so before it and after, what
     these two followed, and what followed them. None if it is not as simple as that."""
-    says_more = new.since < new.said or new.claim.valid_to is not None  # than since when it is so
-    if says_more or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
+    if _says_more(new) or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
         return None
     at = (to_micros(new.since), to_micros(new.said))
     earlier = db.execute(_EARLIER, (topic, *at)).fetchone()
@@ -136,6 +135,11 @@ def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
     known.told[:] = [replace(one, claim=replace(one.claim, functional=True)) for one in known.told]
     known.fixed = after.superseded_by
     return known
+
+
+def _says_more(new: Told) -> bool:
+    """Than since when it is so: also of the time after that."""
+    return new.since < new.said or new.claim.valid_to is not None
 
 
 def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
