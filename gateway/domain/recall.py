@@ -161,13 +161,14 @@ def told_line(recalled: Recalled) -> str:
         dates = f"since {_day(fact.valid_from)}, told {_day(fact.learned_at)}"
         dates = f"{dates}, until {_day(fact.valid_to)}" if fact.valid_to else dates
         predicate = "_".join(fact.predicate.split())  # one word, so that a line can be read back
-        return f"- {_flat(f'{fact.subject} {predicate} {fact.object}')} ({dates})"
-    return f"- {_flat(recalled.said_by)} said {_day(recalled.at)}: {_flat(recalled.text)}"
+        return f"- {flat(f'{fact.subject} {predicate} {fact.object}')} ({dates})"
+    return f"- {flat(recalled.said_by)} said {_day(recalled.at)}: {flat(recalled.text)}"
 
 
 def _day(at: datetime) -> str:
     return at.date().isoformat()
 
 
-def _flat(text: str) -> str:
+def flat(text: str) -> str:
+    """On one line, and with nothing in it that looks like the edge of a block of ours."""
     return _EDGES.sub("‹", " ".join(text.split()))

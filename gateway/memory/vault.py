@@ -9,7 +9,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import PluginSpace, PluginStore
-from gateway.domain.recall import Recalled
+from gateway.domain.recall import Recalled, flat
 
 SPACE = "notes"
 NOTE, THREAD = "note|", "thread|"  # keys: note|PATH, and thread|ID|SEGMENT
@@ -62,8 +62,7 @@ def vault_of(
 def _lines(names: Sequence[str], told: str) -> str:
     lines, room = [told], MOST_CHARACTERS
     for name in names[:MOST_NAMES]:
-        # On one line, whatever else ends one, and nothing that looks like an edge of ours.
-        line = f"- {' '.join(name.split())}".replace("<", "‹")
+        line = f"- {flat(name)}"
         room -= len(line)
         if room < 0:
             break

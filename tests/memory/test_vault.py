@@ -1,5 +1,6 @@
 """Whoever can read notes and threads is told the names of their own, and of few of them."""
 
+import re
 from pathlib import Path
 
 import anyio
@@ -62,7 +63,7 @@ def test_no_name_begins_a_line_of_its_own_or_ends_a_block(name: str) -> None:
     (notes,) = anyio.run(told, [f"note|{name}"])
 
     assert len(notes.splitlines()) == 2
-    assert "<" not in notes
+    assert not re.search("</?(memory|summary|system-notice)>", notes)
 
 
 @pytest.mark.parametrize(
