@@ -19,6 +19,7 @@ _FACTS = 24
 _HOPS_FROM = 3  # facts whose names lead to others
 _OF_FACT, _OF_SPEAKER = 0.8, 0.5
 _SOURCES = 4  # of a fact, the newest
+_FEW, _COMMON = 8, 0.25  # turns, and a share of them: a word that is said in more tells none apart
 _FADES = 0.15  # what each place further down a list of facts takes from its score
 KINDS: tuple[RecallKind, ...] = ("fact", "turn")
 
@@ -93,14 +94,19 @@ class Recall:
         )
         depths = found.messages
         boosts = {depths[name]: _OF_FACT * by for name, by in sources.items() if name in depths}
+        if not boosts and not _tells_apart(found):
+            return []
         hidden = frozenset(depths[name] for name in shown.messages if name in depths)
         many = max(_CANDIDATES, 2 * limit)
         best = dict(ranked(found, boosts, limit=many, without=hidden))
         if not best:
             return []
         turns = await self._turns.fetch(asked.key, found.trail, tuple(best))
-        recalled = [asked.recalled(one, best[one.depth], found, boosts) for one in turns]
-        return sorted(recalled, key=lambda one: (-one.score, one.at, one.id))[:limit]
+        speakers = {one.depth: asked.named(one) for one in turns}
+        score = {at: best[at] + (_OF_SPEAKER if who else 0.0) for at, who in speakers.items()}
+        first = sorted(turns, key=lambda one: (-round(score[one.depth], 4), one.at, one.id))[:limit]
+        told = _Told(found, boosts, speakers)
+        return [told.recalled(one, round(score[one.depth], 4), asked.key) for one in first]
 
 
 def asked_words(question: str) -> tuple[str, ...]:
@@ -119,28 +125,39 @@ class _Asked:
     words: Sequence[str]
     key: SessionKey
 
-    def recalled(
-        self, turn: Turn, score: float, found: Found, boosts: Mapping[int, float]
-    ) -> Recalled:
-        held = [word for word, hits in distinct(found.words).items() if turn.depth in hits.depths]
-        speaker = self._named(turn)
-        why = [f"says {', '.join(held)}" if held else "beside what says it"]
-        if turn.depth in boosts:
-            why.append("source of a fact")
-        if speaker is not None:
-            why.append(f"said by {speaker}")
-            score += _OF_SPEAKER
-        told = (turn.text, round(score, 4), "; ".join(why), self.key, turn.at)
-        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
-        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
-
-    def _named(self, turn: Turn) -> str | None:
+    def named(self, turn: Turn) -> str | None:
         """Who speaks, if the question is about them."""
         label = _SPEAKER.match(turn.text)
         for name in (label and label[1], turn.sender):
             if name and self.said.intersection(words_of(name)) - _STOP:
                 return name
         return "the user" if turn.role == "user" and self.said & _MINE else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """Why turns were found."""
+
+    found: Found
+    boosts: Mapping[int, float]
+    speakers: Mapping[int, str | None]  # if the question is about them
+
+    def recalled(self, turn: Turn, score: float, key: SessionKey) -> Recalled:
+        words = distinct(self.found.words).items()
+        held = [word for word, hits in words if turn.depth in hits.depths]
+        why = [f"says {', '.join(held)}" if held else "beside what says it"]
+        if turn.depth in self.boosts:
+            why.append("source of a fact")
+        if self.speakers[turn.depth] is not None:
+            why.append(f"said by {self.speakers[turn.depth]}")
+        told = (turn.text, score, "; ".join(why), key, turn.at)
+        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
+        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
+
+
+def _tells_apart(found: Found) -> bool:
+    length = found.trail.length
+    return any(hits.total <= max(_FEW, _COMMON * length) for hits in found.words.values())
 
 
 def _names(fact: Fact) -> list[str]:
