@@ -8,14 +8,12 @@ that takes no time, and the ledger is filled with records and asked for pages.
 """
 
 import argparse
-import json
 import sqlite3
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import median
@@ -24,7 +22,7 @@ import anyio
 from anyio import to_thread
 
 from bench import targets
-from bench.marks import Figure, marked, table
+from bench.marks import Figure, marked, tell
 from bench.measuring import quantile, spread, timed
 from bench.process import other_cores
 from gateway.budgets.metering import Meter
@@ -179,10 +177,7 @@ def main() -> None:
     calls, rows = (5, 500) if args.micro else (300, 50_000) if args.quick else (2_000, 1_000_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), calls, rows, backend_options={"use_uvloop": True})
-    print(table(figures))
-    if args.json:
-        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-        args.json.write_text(json.dumps(told, indent=1))
+    tell(figures, args.json)
 
 
 if __name__ == "__main__":

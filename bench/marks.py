@@ -1,7 +1,9 @@
 """The marks that the gateway has to reach, and the table that says whether it does."""
 
+import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,14 @@ def table(figures: Iterable[Figure]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(HEAD))]
     lines = [_line(row, widths) for row in rows]
     return "\n".join([lines[0], _line(["-" * width for width in widths], widths), *lines[1:]])
+
+
+def tell(figures: Sequence[Figure], also_in: Path | None) -> None:
+    """Prints them; and as JSON into that file, if one is named."""
+    print(table(figures))
+    if also_in is not None:
+        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
+        also_in.write_text(json.dumps(told, indent=1))
 
 
 def _row(figure: Figure) -> Sequence[str]:

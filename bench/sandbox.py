@@ -7,14 +7,13 @@ The ways alternate within one run; every figure is the median of its rounds unle
 
 import argparse
 import gc
-import json
 import os
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -24,7 +23,7 @@ import anyio
 import anyio.lowlevel
 
 from bench import guests, ways
-from bench.marks import Figure, marked, table
+from bench.marks import Figure, marked, tell
 from bench.measuring import (
     KB,
     MB,
@@ -385,10 +384,7 @@ def main() -> None:
         figures = anyio.run(
             measure, sizes, Path(home), scenarios, backend_options={"use_uvloop": True}
         )
-    print(table(figures))
-    if args.json:
-        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-        args.json.write_text(json.dumps(told, indent=1))
+    tell(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -6,20 +6,19 @@ Rounds alternate between the two; every figure is the median of its rounds.
 """
 
 import argparse
-import json
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench import targets
 from bench.load import ask_once
-from bench.marks import Figure, marked, table
+from bench.marks import Figure, marked, tell
 from bench.process import Started, other_cores, rss_kb
 from bench.targets import ModelPlan, load
 
@@ -301,10 +300,7 @@ def main() -> None:
     scenarios = [s for s in SCENARIOS if not args.only or s.__name__ in args.only]
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(sizes, Path(home), scenarios))
-    print(table(figures))
-    if args.json:
-        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-        args.json.write_text(json.dumps(told, indent=1))
+    tell(figures, args.json)
 
 
 if __name__ == "__main__":

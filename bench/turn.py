@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from pydantic_core import from_json
 
 from bench import targets, trees
 from bench.bare import bare_loop
-from bench.marks import Figure, marked, table
+from bench.marks import Figure, marked, tell
 from bench.measuring import spread
 from bench.process import other_cores
 from gateway.agent.job import Job
@@ -278,10 +278,7 @@ def main() -> None:
     sizes = MICRO if args.micro else QUICK if args.quick else Sizes()
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = list(measure(sizes, Path(home)))
-    print(table(figures))
-    if args.json:
-        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-        args.json.write_text(json.dumps(told, indent=1))
+    tell(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -11,13 +11,10 @@ from gateway.domain.tokens import BYTES_A_TOKEN, MESSAGE_OVERHEAD, text_bytes
 KEPT = 4096  # sessions and models; about 0.3 kB each
 # A first guess is rather too high: what is held too much is given back a moment later.
 FIRST = 1.25
-_MEMORY = (
-    0.8  # of an old correction, where a report is below it; where it is above, it counts at once
-)
-_BOUNDS = (
-    0.5,
-    50.0,
-)  # a user may say what is cheap to read, so that a dense prompt seems cheap too
+# Of an old correction, where a report is below it; where it is above, it counts at once.
+_MEMORY = 0.8
+# A user may say what is cheap to read, so that a dense prompt seems cheap too.
+_BOUNDS = (0.5, 50.0)
 
 
 class Estimates:

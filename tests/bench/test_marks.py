@@ -1,6 +1,9 @@
+import json
+from pathlib import Path
+
 import pytest
 
-from bench.marks import Figure, table
+from bench.marks import Figure, table, tell
 
 
 def test_a_ratio_is_held_against_the_floor() -> None:
@@ -31,3 +34,13 @@ def test_the_table_names_what_a_figure_is_compared_with() -> None:
     figure = Figure("late", "ms", 1.2, floor=1.0, limit=1.15, ratio=True, base="turn 10")
 
     assert "<= 1.15 x turn 10 | missed by 4%" in table([figure])
+
+
+def test_figures_are_told_as_a_table_and_as_json_where_a_file_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tell([Figure("x", "ms", gateway=1.0, limit=3.0)], tmp_path / "figures.json")
+
+    (told,) = json.loads((tmp_path / "figures.json").read_text())
+    assert (told["name"], told["gateway"], told["verdict"]) == ("x", 1.0, "met")
+    assert "| x " in capsys.readouterr().out

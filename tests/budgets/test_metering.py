@@ -9,7 +9,6 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from gateway.budgets.estimates import Estimates
 from gateway.budgets.metering import Meter
 from gateway.domain.accounts import Decide
 from gateway.domain.budgets import (
@@ -448,12 +447,3 @@ async def test_estimates_learn_from_what_is_reported() -> None:
 
     found = [one.input_tokens for one in (first, second, third, fourth)]
     assert found == [125, 341, 900, 900]
-
-
-def test_what_is_cheap_to_read_does_not_make_a_dense_prompt_cheap() -> None:
-    estimates = Estimates()
-
-    for _ in range(50):
-        estimates.learn(10_000, PAYER.session_key, "m", 400)
-
-    assert estimates.of(10_000, PAYER.session_key, "m") == 5_000
