@@ -7,13 +7,11 @@ first beside a thousand facts of others, then beside a million, in which the sam
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -21,7 +19,7 @@ from statistics import median
 
 import anyio
 
-from bench.marks import Figure, marked, table
+from bench.marks import Figure, marked, tell
 from bench.measuring import quantile, rss_mb, timed
 from bench.process import other_cores
 from gateway.domain.facts import Claim, Erasure, FactQuery, Facts, Source, Whose
@@ -120,10 +118,7 @@ def main() -> None:
     sizes = (1_500, 5) if args.micro else (50_000, 500) if args.quick else (1_000_000, 1_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
-    print(table(figures))
-    if args.json:
-        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-        args.json.write_text(json.dumps(told, indent=1))
+    tell(figures, args.json)
 
 
 if __name__ == "__main__":

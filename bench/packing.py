@@ -9,12 +9,11 @@ these, both in sessions of 100,000 messages.
 """
 
 import argparse
-import json
 import os
 import sys
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
 from statistics import median
@@ -22,10 +21,10 @@ from statistics import median
 import anyio
 
 from bench.conversations import BEGIN, TOPICS, conversation
-from bench.marks import Figure, marked, table
+from bench.marks import Figure, marked, tell
 from bench.measuring import rss_mb, spread, timed
 from bench.process import other_cores
-from bench.recall import key_of, long_talk, tell
+from bench.recall import key_of, long_talk, say
 from gateway.domain.agents import AgentDef
 from gateway.domain.facts import Claim, Source, scope_of
 from gateway.domain.ids import AgentId, SessionKey
@@ -107,7 +106,7 @@ async def measure(home: Path, facts: int, messages: int) -> list[Figure]:
     async with open_store("embedded", home, clock=SystemClock()) as stores:
         rss = 0.0
         for case in all_of_them:
-            await tell(stores, case.key, long_talk(case.messages))
+            await say(stores, case.key, long_talk(case.messages))
             await learn(stores, case)
             rss = rss or rss_mb(os.getpid())
         took = await measured(stores, all_of_them)
@@ -132,10 +131,7 @@ def main() -> None:
     sizes = (1_500, 1_500) if args.micro else quick if args.quick else full
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), *sizes, backend_options={"use_uvloop": True})
-    print(table(figures))
-    if args.json:
-        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-        args.json.write_text(json.dumps(told, indent=1))
+    tell(figures, args.json)
 
 
 if __name__ == "__main__":

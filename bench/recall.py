@@ -9,13 +9,11 @@ vectors of single turns.
 """
 
 import argparse
-import json
 import sqlite3
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -24,7 +22,7 @@ from typing import Any
 import anyio
 
 from bench.conversations import BEGIN, TOPICS, Conversation, Said, conversation
-from bench.marks import Figure, marked, table
+from bench.marks import Figure, marked, tell
 from bench.measuring import spread, timed
 from bench.process import other_cores
 from gateway.domain.facts import Claim, scope_of, whose
@@ -53,7 +51,7 @@ def name_of(key: SessionKey, number: int) -> NodeId:
     return NodeId(f"{key.peer}-{number}")
 
 
-async def tell(stores: Stores, key: SessionKey, turns: Sequence[Said]) -> None:
+async def say(stores: Stores, key: SessionKey, turns: Sequence[Said]) -> None:
     """As runs would leave them, but many at once."""
     head = None
     for start in range(0, len(turns), AT_ONCE):
@@ -86,7 +84,7 @@ async def finding(stores: Stores, many: int) -> list[Figure]:
     ours, bm25 = [], []
     for seed in range(many):
         made, key = conversation(seed), key_of(seed)
-        await tell(stores, key, made.turns)
+        await say(stores, key, made.turns)
         recall = Recall(stores.turns, stores.facts)
 
         async def find(
@@ -154,7 +152,7 @@ async def cost(stores: Stores, long: int) -> list[Figure]:
     questions = [question.text for question in conversation(0).questions]
     keys = {length: key_of(number) for number, length in enumerate((SHORT, long), 1000)}
     for length, key in keys.items():
-        await tell(stores, key, long_talk(length))
+        await say(stores, key, long_talk(length))
         await learn(stores, key)
     took: dict[int, list[float]] = {length: [] for length in keys}
     for _ in range(ROUNDS):
@@ -209,10 +207,7 @@ def main() -> None:
     many, long = (1, 2_000) if args.micro else (3, 20_000) if args.quick else (10, 100_000)
     with tempfile.TemporaryDirectory(prefix="bench-") as home:
         figures = anyio.run(measure, Path(home), many, long, backend_options={"use_uvloop": True})
-    print(table(figures))
-    if args.json:
-        told = [asdict(figure) | {"verdict": figure.verdict} for figure in figures]
-        args.json.write_text(json.dumps(told, indent=1))
+    tell(figures, args.json)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node, Role
 
 RecallKind = Literal["fact", "turn"]
+_FEW, _COMMON = 8, 0.25  # turns, and a share of them
 YOU = "you"  # how a model is told of its own words
 
 
@@ -63,6 +64,14 @@ class Trail:
             return None
         return self.spans[at][2] + seq - self.spans[at][0]
 
+    def count_to(self, seq: int) -> int:
+        """How many there are up to it."""
+        return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
+
+    def tells_apart(self, said: int) -> bool:
+        """Whether a word that so many turns hold is worth looking for."""
+        return said <= max(_FEW, _COMMON * self.length)
+
     def seq_at(self, depth: int) -> int:
         first, _, before = self.spans[bisect_right(self.spans, depth, key=itemgetter(2)) - 1]
         return first + depth - before
@@ -109,7 +118,7 @@ class Turns(Protocol):
         limit: int,
     ) -> Found:
         """On the path to HEAD (or to `upto`) and in earlier conversations under the same key; the
-        newest `limit` of a word, and of frequent words also where they meet rarer ones. Costs the
+        newest `limit` of a word, and of frequent words also where they meet rarer ones; words that most turns hold are left out. Costs the
         same in a session of any length. Raises NotFound for an `upto` of another session."""
         ...
 

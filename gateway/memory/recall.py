@@ -14,12 +14,11 @@ from gateway.memory.ranking import distinct, ranked
 _LOOKED_AT = 1000  # characters at either end of a question
 _MOST_WORDS = 24
 _HITS = 64  # of a word
-_CANDIDATES = 32  # turns that are read, at least
+_READ = 2  # times as many turns are read as are wanted
 _FACTS = 24
 _HOPS_FROM = 3  # facts whose names lead to others
 _OF_FACT, _OF_SPEAKER = 0.8, 0.5
 _SOURCES = 4  # of a fact, the newest
-_FEW, _COMMON = 8, 0.25  # turns, and a share of them: a word that is said in more tells none apart
 _FADES = 0.15  # what each place further down a list of facts takes from its score
 KINDS: tuple[RecallKind, ...] = ("fact", "turn")
 
@@ -94,11 +93,10 @@ class Recall:
         )
         depths = found.messages
         boosts = {depths[name]: _OF_FACT * by for name, by in sources.items() if name in depths}
-        if not boosts and not _tells_apart(found):
+        if not boosts and not found.words:
             return []
         hidden = frozenset(depths[name] for name in shown.messages if name in depths)
-        many = max(_CANDIDATES, 2 * limit)
-        best = dict(ranked(found, boosts, limit=many, without=hidden))
+        best = dict(ranked(found, boosts, limit=_READ * limit, without=hidden))
         if not best:
             return []
         turns = await self._turns.fetch(asked.key, found.trail, tuple(best))
@@ -153,11 +151,6 @@ class _Told:
         told = (turn.text, score, "; ".join(why), key, turn.at)
         who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
         return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
-
-
-def _tells_apart(found: Found) -> bool:
-    length = found.trail.length
-    return any(hits.total <= max(_FEW, _COMMON * length) for hits in found.words.values())
 
 
 def _names(fact: Fact) -> list[str]:

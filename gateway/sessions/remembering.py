@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime
 from functools import partial
 from typing import Any, Protocol
 
@@ -109,23 +108,18 @@ def recollection_on(tape: Tape) -> RecollectionThen:
         raise damaged(error) from error
 
 
+_NAMES = {kind: [one.name for one in fields(kind)] for kind in (Recalled, Fact)}
 _TIMES = frozenset({"at", "learned_at", "valid_from", "valid_to", "superseded_at"})
 
 
 def _plain(thing: Recalled | Fact) -> dict[str, object]:
-    return {one.name: _plain_value(getattr(thing, one.name)) for one in fields(thing)}
-
-
-def _plain_value(value: object) -> object:
-    match value:
-        case datetime():
-            return to_micros(value)
-        case SessionKey():
-            return str(value)
-        case Fact():
-            return _plain(value)
-        case _:
-            return value
+    values = {name: getattr(thing, name) for name in _NAMES[type(thing)]}
+    for name in _TIMES & values.keys():
+        values[name] = to_micros(values[name]) if values[name] else None
+    values["session_key"] = str(thing.session_key)
+    if isinstance(thing, Recalled) and thing.fact:
+        values["fact"] = _plain(thing.fact)
+    return values
 
 
 def _values(plain: Mapping[str, Any]) -> dict[str, Any]:

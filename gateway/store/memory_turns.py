@@ -40,14 +40,25 @@ class MemoryTurns:
         trail = trail_of(session.forks(), tip, len(session.nodes))
         known = _depths_of(messages, session, trail)
         hits = {word: self._hits(key, word, trail, limit) for word in words}
-        return Found(trail, {word: hit for word, hit in hits.items() if hit.depths}, known)
+        return Found(
+            trail,
+            {
+                word: hit
+                for word, hit in hits.items()
+                if hit.depths and trail.tells_apart(hit.total)
+            },
+            known,
+        )
 
     def _hits(self, key: SessionKey, word: str, trail: Trail, limit: int) -> Hits:
         form = stem(word)
-        held = enumerate(self._words.get(key, ()), 1)
-        found = [trail.depth_of(seq) for seq, words in held if form in words]
+        looked_at = self._words.get(key, ())
+        found = [trail.depth_of(seq) for seq, words in enumerate(looked_at, 1) if form in words]
         seen = [depth for depth in found if depth is not None]
-        return Hits(frozenset(seen[-limit:]), len(seen))
+        newest = frozenset(seen[-limit:])
+        if len(newest) < limit:
+            return Hits(newest, len(seen))
+        return Hits(newest, len(seen) * trail.length // trail.count_to(len(looked_at)))
 
     async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
         await self._shelf.ready()

@@ -342,7 +342,8 @@ CREATE TABLE IF NOT EXISTS unread (  -- by a model: what comes after this node, 
 # Where each word was said. The words themselves are not kept; its rows are places of nodes.
 TURNS = """
 CREATE VIRTUAL TABLE IF NOT EXISTS turn USING fts5 (
-    words, content = '', columnsize = 0, tokenize = "porter unicode61 categories 'L* N* Co M*'"
+    words, content = '', columnsize = 0, detail = none,
+    tokenize = "porter unicode61 categories 'L* N* Co M*'"
 );
 CREATE TABLE IF NOT EXISTS turn_cursor (
     session INTEGER PRIMARY KEY REFERENCES session (id),

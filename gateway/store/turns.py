@@ -1,5 +1,6 @@
 """What was said in SQLite, found by its words: a full-text index that tells only where they are."""
 
+import json
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -96,9 +97,10 @@ def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
 def _depths_of(
     messages: Sequence[str], session: int, trail: Trail, db: sqlite3.Connection
 ) -> Mapping[str, int]:
-    places = ((name, _place_in(session, name, db)) for name in messages)
-    depths = {name: trail.depth_of(seq_of(place)) for name, place in places if place is not None}
-    return {name: depth for name, depth in depths.items() if depth is not None}
+    (found,) = db.execute(_PLACES, (json.dumps(messages),)).fetchone()
+    inside = ((name, place) for name, place in json.loads(found) if place >> SEQ_BITS == session)
+    depths = ((name, trail.depth_of(seq_of(place))) for name, place in inside)
+    return {name: depth for name, depth in depths if depth is not None}
 
 
 def _place_in(session: int, node_id: str, db: sqlite3.Connection) -> int | None:
@@ -140,35 +142,44 @@ def _hits_of(
         (places,) = db.execute(_MATCH, (query, *bounds, most)).fetchone()
         return _seen(places, trail, limit) if places else set()
 
-    hits = {word: look(_quoted(word)) for word in words}
-    rare = [word for word, found in hits.items() if 0 < len(found) < limit]
-    common = [word for word, found in hits.items() if len(found) >= limit]
-    totals = {word: _total(hits[word], trail) for word in common}
-    common = sorted(common, key=lambda word: totals[word])[:_MOST_COMMON]
-    if rare:
-        any_rare = " OR ".join(map(_quoted, rare))
-        for word in common:
-            hits[word] |= look(f"{_quoted(word)} AND ({any_rare})")
+    newest = {word: found for word in words if (found := look(_quoted(word)))}
+    totals = _totals(newest, session, trail, limit, db)
+    hits = {word: found for word, found in newest.items() if trail.tells_apart(totals[word])}
+    rare = [word for word, found in hits.items() if len(found) < limit]
+    common = sorted(hits.keys() - rare, key=lambda word: (totals[word], word))[:_MOST_COMMON]
+    any_rare = " OR ".join(map(_quoted, rare))
+    for word in common if rare else ():
+        hits[word] |= look(f"{_quoted(word)} AND ({any_rare})")
     for one, other in combinations(common, 2):
         both = look(f"{_quoted(one)} AND {_quoted(other)}")
         hits[one] |= both
         hits[other] |= both
     return {
-        word: Hits(frozenset(found), max(len(found), totals.get(word, 0)))
-        for word, found in hits.items()
-        if found
+        word: Hits(frozenset(found), max(len(found), totals[word])) for word, found in hits.items()
+    }
+
+
+def _totals(
+    newest: Mapping[str, set[int]], session: int, trail: Trail, limit: int, db: sqlite3.Connection
+) -> Mapping[str, int]:
+    """How often each word was said: beyond the newest, as if it was always said as often."""
+    row = db.execute(_CURSOR, (session,)).fetchone()
+    looked_at = trail.count_to(row[0]) if row else 0
+    return {
+        word: len(found)
+        if len(found) < limit
+        else len(found) * trail.length // max(1, looked_at - min(found))
+        for word, found in newest.items()
     }
 
 
 def _seen(places: str, trail: Trail, limit: int) -> set[int]:
     """The first `limit` that may be seen."""
+    if len(trail.spans) == 1:
+        ((first, _, depth),) = trail.spans
+        return {seq_of(place) - first + depth for place in map(int, places.split(","))}
     depths = (trail.depth_of(seq_of(int(place))) for place in places.split(","))
     return set(islice((depth for depth in depths if depth is not None), limit))
-
-
-def _total(newest: set[int], trail: Trail) -> int:
-    """Of a word whose newest hits these are, if it was always said as often."""
-    return len(newest) * trail.length // (trail.length - min(newest))
 
 
 def _quoted(word: str) -> str:
@@ -272,6 +283,10 @@ def _merge(pen: Pen) -> bool:
     return is_more
 
 
+_PLACES = """
+SELECT json_group_array(json_array(id, place)) FROM node
+WHERE id IN (SELECT value FROM json_each(?))
+"""
 _FORKS = """
 SELECT place, parent FROM node INDEXED BY node_fork
 WHERE parent IS NOT place - 1 AND place > ? AND place < ? ORDER BY place DESC LIMIT ?

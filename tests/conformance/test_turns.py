@@ -167,14 +167,28 @@ async def test_of_a_frequent_word_the_newest_are_found_and_those_beside_a_rare_o
     opened: Open,
 ) -> None:
     async with opened() as stores:
-        await say(stores, "a", "frequent rare", *["frequent again"] * 40)
+        others = ["else"] * 4
+        await say(stores, "a", "frequent rare", *others, *["frequent again", *others] * 20)
         await index(stores)
 
         found = await stores.turns.find(HERE, ["frequent", "rare"], limit=10)
 
     assert found.words["rare"].depths == {0}
-    assert found.words["frequent"].depths >= set(range(31, 41))
-    assert 35 <= found.words["frequent"].total <= 45
+    assert found.words["frequent"].depths >= set(range(55, 105, 5))
+    assert 18 <= found.words["frequent"].total <= 24
+
+
+async def test_a_word_that_most_turns_hold_is_left_out_also_while_the_index_is_behind(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await say(stores, "a", "frequent rare", *["frequent", "else"] * 20)
+        await index(stores)
+        await say(stores, "b", *["else"] * 120, after="a-41")
+
+        found = await stores.turns.find(HERE, ["frequent", "rare"], limit=10)
+
+    assert found.words.keys() == {"rare"}
 
 
 async def test_an_unknown_session_knows_nothing(opened: Open) -> None:
