@@ -1,7 +1,7 @@
 """How well each turn of a conversation answers a question: measured weights, no length, no model."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from heapq import nlargest
 from math import log
 
@@ -18,7 +18,7 @@ _OWN, _BLOCK = 0.5, 0.3  # beside 1.0 for the neighbourhood; each is 1.0 for the
 
 
 def ranked(
-    found: Found, boosts: Mapping[int, float], *, limit: int, without: frozenset[int] = frozenset()
+    found: Found, boosts: Mapping[int, float], *, limit: int, without: Collection[int] = ()
 ) -> list[tuple[int, float]]:
     """The best depths with their scores; `boosts` by depth."""
     length = found.trail.length

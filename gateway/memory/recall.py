@@ -38,10 +38,20 @@ _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The messages that are shown anyhow, and where the conversation goes on from, if not at HEAD."""
+    """Where the conversation goes on from, if not at HEAD, and since which message it is shown
+    anyhow."""
 
-    messages: Collection[str] = ()
+    since: NodeId | None = None
     upto: NodeId | None = None
+
+    @property
+    def ends(self) -> Sequence[NodeId]:
+        return [one for one in (self.since, self.upto) if one]
+
+    def depths(self, found: Found) -> Collection[int]:
+        """Of what is shown: on the path, one message stands right after the other."""
+        ends = sorted(found.messages[one] for one in self.ends if one in found.messages)
+        return range(ends[0], ends[-1] + 1) if self.since and ends else ()
 
 
 _NOTHING = Shown()
@@ -87,7 +97,7 @@ class Recall:
         self, asked: "_Asked", facts: Sequence[Recalled], shown: Shown, limit: int
     ) -> list[Recalled]:
         sources = _sources(facts)
-        messages = (*sources, *shown.messages)
+        messages = (*sources, *shown.ends)
         found = await self._turns.find(
             asked.key, asked.words, messages=messages, upto=shown.upto, limit=_HITS
         )
@@ -95,8 +105,8 @@ class Recall:
         boosts = {depths[name]: _OF_FACT * by for name, by in sources.items() if name in depths}
         if not boosts and not found.words:
             return []
-        hidden = frozenset(depths[name] for name in shown.messages if name in depths)
-        best = dict(ranked(found, boosts, limit=_READ * limit, without=hidden))
+        seen = shown.depths(found)
+        best = dict(ranked(found, boosts, limit=_READ * limit, without=seen))
         if not best:
             return []
         turns = await self._turns.fetch(asked.key, found.trail, tuple(best))

@@ -31,7 +31,7 @@ class Remembrance:
         is_all: bool = False,
     ) -> tuple[Recalled, ...]:
         theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
-        shown = Shown([node.id for node in window], window[-1].id if window else None)
+        shown = Shown(window[0].id, window[-1].id) if window else Shown()
         most = agent.context.facts
         limit = max(LEAST, most)
         kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS

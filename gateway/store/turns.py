@@ -4,7 +4,7 @@ import json
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
 
@@ -27,12 +27,29 @@ SAID_BY = ("user", "assistant")
 _MOST_FORKS = 1000  # of a session that are looked at, the newest
 _MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
 _MOST_COMMON = 3  # frequent words that are looked for beside each other
+_STAYS_COMMON, _MOST_COMMON_KEPT = 1.2, 1_000  # times the length, sessions
 _MERGED_PAGES = 200  # a commit
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """Words that most turns of a session held when it had this length: who asks again need not look
+    for them again."""
+
+    length: int = 0
+    words: frozenset[str] = frozenset()
+
+    def holds_for(self, trail: Trail) -> bool:
+        return self.length <= trail.length <= self.length * _STAYS_COMMON
+
+    def without(self, words: Sequence[str]) -> Sequence[str]:
+        return [word for word in words if word not in self.words]
 
 
 class SqliteTurns:
     def __init__(self, writer: Writer, readers: Readers) -> None:
         self._writer, self._readers = writer, readers
+        self._common: dict[SessionKey, _Common] = {}
 
     async def find(
         self,
@@ -45,16 +62,22 @@ class SqliteTurns:
     ) -> Found:
         require_text("the session's key or a message's id", str(key), upto, *messages)
         words = [word for word in words if word in words_of(word)]  # and is no query
+        common = self._common.get(key, _Common())
 
-        def look(db: sqlite3.Connection) -> Found:
+        def look(db: sqlite3.Connection) -> tuple[Found, _Common]:
             known = _session_and_trail(key, upto, db)
             if known is None:
-                return Found()
+                return Found(), common
             session, trail = known
             depths = _depths_of(messages, session, trail, db)
-            return Found(trail, _hits_of(words, session, trail, limit, db), depths)
+            kept = common if common.holds_for(trail) else _Common(trail.length)
+            hits, told = _hits_of(kept.without(words), session, trail, limit, db)
+            return Found(trail, hits, depths), replace(kept, words=kept.words | told)
 
-        return await self._readers.read(look)
+        found, self._common[key] = await self._readers.read(look)
+        if len(self._common) > _MOST_COMMON_KEPT:
+            del self._common[next(iter(self._common))]
+        return found
 
     async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
         require_text("the session's key", str(key))
@@ -69,6 +92,7 @@ class SqliteTurns:
 
     async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
         require_text("the session's key or a message's id", str(key), *ids)
+        self._common.pop(key, None)
         await self._writer.write(partial(forget_turns, key, ids), durable=True)
         await rewrite_index(self._writer)
 
@@ -131,9 +155,10 @@ def trail_of(forks: Sequence[tuple[int, int | None]], head: int | None, last: in
 
 def _hits_of(
     words: Sequence[str], session: int, trail: Trail, limit: int, db: sqlite3.Connection
-) -> Mapping[str, Hits]:
-    if not trail.spans:
-        return {}
+) -> tuple[Mapping[str, Hits], frozenset[str]]:
+    """And which of them are too common to look for."""
+    if not trail.spans or not words:
+        return {}, frozenset()
     bounds = (place_of(session, trail.spans[0][0]), place_of(session, trail.spans[-1][1]))
 
     def look(query: str) -> set[int]:
@@ -154,9 +179,10 @@ def _hits_of(
         both = look(f"{_quoted(one)} AND {_quoted(other)}")
         hits[one] |= both
         hits[other] |= both
-    return {
+    told = {
         word: Hits(frozenset(found), max(len(found), totals[word])) for word, found in hits.items()
     }
+    return told, frozenset(newest.keys() - hits)
 
 
 def _totals(

@@ -191,6 +191,20 @@ async def test_a_word_that_most_turns_hold_is_left_out_also_while_the_index_is_b
     assert found.words.keys() == {"rare"}
 
 
+async def test_a_word_is_looked_for_again_once_it_is_no_longer_in_most_turns(opened: Open) -> None:
+    async with opened() as stores:
+        await say(stores, "a", *["frequent", "else"] * 20)
+        await index(stores)
+        before = await stores.turns.find(HERE, ["frequent"], limit=10)
+        await say(stores, "b", *["else"] * 120, "frequent", "else", after="a-40")
+        await index(stores)
+
+        found = await stores.turns.find(HERE, ["frequent"], limit=10)
+
+    assert not before.words
+    assert max(found.words["frequent"].depths) == 160
+
+
 async def test_an_unknown_session_knows_nothing(opened: Open) -> None:
     async with opened() as stores:
         assert await stores.turns.find(HERE, ["word"], limit=9) == Found()

@@ -70,7 +70,7 @@ async def test_what_the_window_shows_is_not_recalled_again() -> None:
         await say(stores, "a", "The dog barks", "ok", "The dog sleeps", "ok", key=ANN)
         await index(stores, ANN)
 
-        best = await about(recall, "dog?", shown=Shown(["a-3", "a-4", "unknown"]))
+        best = await about(recall, "dog?", shown=Shown(NodeId("a-3"), NodeId("a-4")))
 
     assert [one.id for one in best] == ["a-1", "a-2"]
 
