@@ -141,6 +141,12 @@ class PluginRefused(GatewayError):
         self.plugin, self.problem = plugin, problem
 
 
+class AdapterFailed(GatewayError):
+    """A channel adapter gave nothing that can be used; the text is for the operator."""
+
+    code = "adapter_error"
+
+
 class ToolFailed(GatewayError):
     """A tool could not do it; the text tells the model what to do instead."""
 

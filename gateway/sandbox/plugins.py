@@ -9,7 +9,9 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from gateway.domain.errors import PluginRefused, ToolFailed
+from gateway.domain.adapters import Description
+from gateway.domain.channels import Adapter
+from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginDef, PluginInfo
 from gateway.domain.ports import Tool, ToolScope
@@ -72,6 +74,29 @@ class PluginTool:
 
 
 @dataclass(frozen=True, slots=True)
+class PluginAdapter:
+    """Implements the Adapter port."""
+
+    plugin: PluginDef
+    description: Description
+    loaded: Loaded
+    sandbox: "Sandbox"
+
+    async def parse(self, event: str) -> str:
+        return await self._translate("parse-incoming", event)
+
+    async def format(self, reply: str) -> str:
+        return await self._translate("format-outgoing", reply)
+
+    async def _translate(self, function: str, text: str) -> str:
+        outcome = await self.sandbox.run(self.loaded, function, text)
+        if outcome.status == "ok":
+            return outcome.text
+        why = plain(outcome.text[:LONGEST_ERROR])
+        raise AdapterFailed(f"plugin {self.plugin.name}: {function} failed: {why}")
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """Loads plugins and calls them."""
 
@@ -96,7 +121,8 @@ class Sandbox:
             why = plain(outcome.text[:LONGEST_ERROR])
             raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
-            said = described(plugin, compiled.inspection.kind, outcome.text, self.means.encode)
+            means, kind = self.means, compiled.inspection.kind
+            said = described(plugin, kind, outcome.text, means.encode, means.read_adapter)
         except ValueError as error:
             raise PluginRefused(plugin.name, str(error)) from error
         return Loaded(plugin, program, compiled, said)
@@ -127,6 +153,13 @@ class Sandbox:
             PluginTool(spec, names[spec.name], loaded, self) for spec in loaded.described.tools
         )
 
+    def adapter(self, loaded: Loaded) -> PluginAdapter | None:
+        """None: it is no channel adapter."""
+        description = loaded.described.adapter
+        if description is None:
+            return None
+        return PluginAdapter(loaded.plugin, description, loaded, self)
+
 
 @dataclass(slots=True)
 class Plugins:
@@ -134,6 +167,7 @@ class Plugins:
 
     infos: tuple[PluginInfo, ...] = ()
     tools: tuple[Tool, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     _ledger: Ledger = field(default_factory=Ledger)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
@@ -159,6 +193,8 @@ class Plugins:
         # Of two tools with one name the gate takes the first: nobody gets a bundled one's.
         bundled_first = sorted(self._loaded.values(), key=lambda one: not one.plugin.is_bundled)
         self.tools = tuple(tool for one in bundled_first for tool in sandbox.tools(one))
+        adapters = map(sandbox.adapter, self._loaded.values())
+        self.adapters = tuple(one for one in adapters if one is not None)
 
     def account(self, name: str) -> PluginAccount | None:
         """What it can touch and what it did; None if no plugin is configured by this name."""
