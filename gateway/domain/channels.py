@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
 
-from gateway.domain.adapters import Description, Table, TransportKind
+from gateway.domain.adapters import Description, Incoming, Table, TransportKind
+from gateway.domain.inbox import NewDelivery
 from gateway.domain.plugins import PluginDef, PluginSecret
 
 DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
@@ -68,6 +69,73 @@ class ChannelMemos(Protocol):
 
     async def write(self, memo: ChannelMemo) -> None:
         """Durable. Raises StoreUnavailable."""
+        ...
+
+
+HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
+
+
+class ChannelEvents(Protocol):
+    """Messages that are answered without a turn."""
+
+    async def hear(
+        self,
+        memo: ChannelMemo | None,
+        heard: "Heard",
+        deliveries: Sequence[NewDelivery] = (),
+    ) -> bool:
+        """ONE durable commit. False, and nothing but the memo is written, if that message was heard
+        or accepted before. Raises StoreUnavailable."""
+        ...
+
+    async def forget(self, *, before: datetime, limit: int) -> int:
+        """Those that no platform sends again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    channel: str
+    account: str
+    platform_id: str
+    outcome: HeardAs
+    at: datetime
+
+
+# ---------------------------------------------------------------------------------- who may talk
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The message is for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Nothing is written and nobody is told; `why` is counted."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The peer is answered with a text, once; no model is asked."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The peer gave a command and may: `name` without its slash."""
+
+    name: str
+    argument: str
+
+
+Verdict = Turn | Ignored | Told | Command
+
+
+class Doorkeeper(Protocol):
+    async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
         ...
 
 
