@@ -100,6 +100,7 @@ class Heard:
     platform_id: str
     outcome: HeardAs
     at: datetime
+    detail: str = ""  # of what nobody could read: as it came, for the operator
 
 
 # ---------------------------------------------------------------------------------- who may talk

@@ -15,6 +15,7 @@ CREATE TABLE IF NOT EXISTS channel_heard (  -- messages that were answered witho
     account TEXT NOT NULL,
     at INTEGER NOT NULL,
     outcome TEXT NOT NULL,
+    detail TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (platform_id, channel, account)
 ) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS channel_heard_by_time ON channel_heard (at);
