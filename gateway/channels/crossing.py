@@ -5,6 +5,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gateway.domain.adapters import Description, Formatted, Incoming, Parsed, Poll, Socket, Webhook
+from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed
 
 LARGEST_DESCRIPTION = 256 * 1024  # characters
@@ -17,6 +18,7 @@ T = TypeVar("T")
 _DESCRIPTION: TypeAdapter[Description] = TypeAdapter(Description)
 _PARSED: TypeAdapter[Parsed] = TypeAdapter(Parsed)
 _FORMATTED: TypeAdapter[Formatted] = TypeAdapter(Formatted)
+_WHENCE: TypeAdapter[Whence] = TypeAdapter(Whence)
 _WAYS: TypeAdapter[Webhook | Poll | Socket] = TypeAdapter(
     Annotated[Webhook | Poll | Socket, Field(discriminator="type")]
 )
@@ -48,6 +50,15 @@ def read_formatted(text: str) -> Formatted:
     if len(formatted.requests) > MOST_REQUESTS:
         raise AdapterFailed(f"format-outgoing made more than {MOST_REQUESTS} requests")
     return formatted
+
+
+def write_whence(whence: Whence) -> str:
+    """As it is kept with a message."""
+    return _WHENCE.dump_json(whence).decode()
+
+
+def read_whence(text: str) -> Whence:
+    return _WHENCE.validate_json(text)
 
 
 def schemas() -> dict[str, dict[str, Any]]:

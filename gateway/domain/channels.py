@@ -6,7 +6,6 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from gateway.domain.adapters import Description, Incoming, Table, TransportKind
-from gateway.domain.inbox import NewDelivery
 from gateway.domain.plugins import PluginDef, PluginSecret
 
 DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
@@ -67,40 +66,9 @@ class ChannelMemos(Protocol):
 
     async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]: ...
 
-    async def write(self, memo: ChannelMemo) -> None:
-        """Durable. Raises StoreUnavailable."""
+    async def write(self, *memos: ChannelMemo) -> None:
+        """ONE durable commit. Raises StoreUnavailable."""
         ...
-
-
-HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
-
-
-class ChannelEvents(Protocol):
-    """Messages that are answered without a turn."""
-
-    async def hear(
-        self,
-        memo: ChannelMemo | None,
-        heard: "Heard",
-        deliveries: Sequence[NewDelivery] = (),
-    ) -> bool:
-        """ONE durable commit. False, and nothing but the memo is written, if that message was heard
-        or accepted before. Raises StoreUnavailable."""
-        ...
-
-    async def forget(self, *, before: datetime, limit: int) -> int:
-        """Those that no platform sends again."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    channel: str
-    account: str
-    platform_id: str
-    outcome: HeardAs
-    at: datetime
-    detail: str = ""  # of what nobody could read: as it came, for the operator
 
 
 # ---------------------------------------------------------------------------------- who may talk
@@ -137,6 +105,13 @@ Verdict = Turn | Ignored | Told | Command
 class Doorkeeper(Protocol):
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
+        ...
+
+
+class Commands(Protocol):
+    async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
+        """Carries it out and gives the answer. Run again after a crash before its answer was
+        committed. Raises StoreUnavailable."""
         ...
 
 

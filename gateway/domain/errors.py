@@ -58,6 +58,10 @@ class Conflict(GatewayError):
     code = "conflict"
 
 
+class AlreadyHeard(Conflict):
+    """That message was answered without a turn, so it makes none when it is sent again."""
+
+
 class Busy(GatewayError):
     """An honest refusal: a bound is reached and nothing was accepted."""
 
