@@ -237,7 +237,7 @@ async def assembled(
         rooms = _wired(config, parts, group)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
-        aging = partial(sweep, config, stores.care, clock)
+        aging = partial(sweep, config, stores, clock)
         for task in (*followed, aging, rooms.watch_store, rooms.memory.indexer.run):
             group.start_soon(task)
         try:

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
+from gateway.domain.channel_events import ChannelEvents
+from gateway.domain.channels import ChannelMemos
 from gateway.domain.conversations import Conversations, Erasures
 from gateway.domain.facts import Facts, Source
 from gateway.domain.hearing import Hearing
@@ -97,7 +99,8 @@ class Inbox(Protocol):
         """ONE durable commit: dedupe, session (made if new), sequence, message.
 
         `begin` also counts the first attempt, for a lane that is idle. Raises Conflict if the key
-        was used for another digest, StoreUnavailable if the commit is not certain.
+        was used for another digest, AlreadyHeard if a channel's message was answered without a
+        turn, StoreUnavailable if the commit is not certain.
         """
         ...
 
@@ -294,6 +297,8 @@ class Stores:
     summaries: Summaries
     conversations: Conversations
     erasures: Erasures
+    channel_memos: ChannelMemos
+    channel_events: ChannelEvents
 
 
 class Deliver(Protocol):
