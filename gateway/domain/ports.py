@@ -20,7 +20,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
-from gateway.domain.notices import Notice
+from gateway.domain.notices import NoticeBoard, RuleStates
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.recall import TurnIndex, Turns
@@ -238,22 +238,6 @@ class SettingsStore(Protocol):
 
     async def write(self, user: str, record: str, *, expected: str | None) -> bool:
         """Compare-and-set; durable. False if there was something else than `expected`."""
-        ...
-
-
-class RuleStates(Protocol):
-    async def of(self, key: SessionKey) -> str | None:
-        """The JSON object that the session's last ended run left; None: none did."""
-        ...
-
-
-class NoticeBoard(Protocol):
-    async def claim(
-        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
-    ) -> Sequence[Notice]:
-        """What ended runs of other sessions of this agent and person posted and no other run has
-        claimed, oldest first; asked again, the run gets its own again. Expired ones never come, and
-        the end of the run takes away what it claimed."""
         ...
 
 
