@@ -145,6 +145,16 @@ class PluginRefused(GatewayError):
         self.plugin, self.problem = plugin, problem
 
 
+class ChannelRefused(GatewayError):
+    """A channel is not started; the text names it and says why and what would help."""
+
+    code = "channel_refused"
+
+    def __init__(self, channel: str, problem: str) -> None:
+        super().__init__(f"channel {channel}: {problem}")
+        self.channel, self.problem = channel, problem
+
+
 class AdapterFailed(GatewayError):
     """A channel adapter gave nothing that can be used; the text is for the operator."""
 
