@@ -21,6 +21,7 @@ _ID = re.compile(r"[!-~]{1,256}")
 _SIGNED = re.compile(r"(\{timestamp\}|\{id\}|\{body\})")
 _HEX_KEY = re.compile(r"[0-9A-Fa-f]{64}")
 
+Headers = tuple[tuple[str, str], ...]
 Proves = Callable[[bytes, str], bool]  # what was signed, and one signature as it was written
 Why = Literal["missing", "stale", "wrong"]
 
@@ -54,6 +55,10 @@ class Verifier:
             raise NotGenuine(self.recipe.wrong_status, "wrong") from error
         if why is not None:
             raise NotGenuine(self.recipe.wrong_status, why)
+
+    def unproving(self, headers: Headers) -> Headers:
+        """Those that prove nothing: an adapter gets to see no other. What was signed may be seen."""
+        return tuple(one for one in headers if one[0] != self.recipe.header.lower())
 
     def _objection(self, call: WebhookCall) -> Why | None:
         recipe = self.recipe
@@ -112,7 +117,9 @@ def verifier(description: Description, channel: ChannelDef, clock: Clock) -> Ver
         raise ChannelRefused(channel.name, f"how calls are verified is not said; set {wanted}")
     recipe = fitting[0]
     if recipe.type == "ed25519":
-        return Verifier(recipe, clock, _by_public_key(_public_key(recipe, channel), recipe.encoding))
+        return Verifier(
+            recipe, clock, _by_public_key(_public_key(recipe, channel), recipe.encoding)
+        )
     value = secret_of(channel, recipe.secret or "")
     if recipe.type == "token":
         return Verifier(recipe, clock, lambda _, proof: _same(proof, value))

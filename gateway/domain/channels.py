@@ -1,6 +1,6 @@
 """Channels: how one is configured, what comes in by it, and how it fares."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
@@ -10,6 +10,7 @@ from gateway.domain.plugins import PluginDef, PluginSecret
 
 DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
 OnUnknown = Literal["resend", "hold"]
+Scrub = Callable[[bytes], Awaitable[bytes]]  # puts names in place of a channel's secrets
 ChannelState = Literal["starting", "connected", "failing", "refused", "stopped"]
 Direction = Literal["in", "out"]
 

@@ -30,6 +30,7 @@ DESCRIBE_S = 2.0
 FUEL_A_SECOND = 2_000_000_000
 LONGEST_ERROR = 4096
 MOST_INPUT_BYTES = 1024 * 1024
+MOST_EVENT_BYTES = 8 * MOST_INPUT_BYTES  # a body of a platform, as a JSON text in JSON
 # Why there is no answer, as a model is told; the rest of the sentence is the outcome's own.
 _ADVICE = "Do not repeat the same call; use other arguments or do without it."
 
@@ -89,7 +90,7 @@ class PluginAdapter:
         return await self._translate("format-outgoing", reply)
 
     async def _translate(self, function: str, text: str) -> str:
-        outcome = await self.sandbox.run(self.loaded, function, text)
+        outcome = await self.sandbox.run(self.loaded, function, text, most_bytes=MOST_EVENT_BYTES)
         if outcome.status == "ok":
             return outcome.text
         why = plain(outcome.text[:LONGEST_ERROR])
@@ -128,11 +129,17 @@ class Sandbox:
         return Loaded(plugin, program, compiled, said)
 
     async def run(
-        self, loaded: Loaded, function: str, text: str, *, person: str | None = None
+        self,
+        loaded: Loaded,
+        function: str,
+        text: str,
+        *,
+        person: str | None = None,
+        most_bytes: int = MOST_INPUT_BYTES,
     ) -> Outcome:
         """One call on behalf of a person, in a fresh instance."""
-        if len(text.encode()) > MOST_INPUT_BYTES:
-            told = f"its arguments are larger than {MOST_INPUT_BYTES // 1024} KiB"
+        if len(text.encode()) > most_bytes:
+            told = f"its arguments are larger than {most_bytes // 1024} KiB"
             return Outcome("invalid", told)
         host = Host(self.means, loaded.plugin, person)
         within_s = loaded.plugin.limits.timeout_s
