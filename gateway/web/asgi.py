@@ -46,7 +46,6 @@ class WebApp:
         *,
         routes: Sequence[BaseRoute],
         ready: Ready,
-        webhooks: Webhooks | None = None,
     ) -> None:
         self.sockets = sockets
         self._identities, self._ready = identities, ready
@@ -55,8 +54,12 @@ class WebApp:
         starlette = Starlette(routes=list(routes), exception_handlers=_HANDLERS)
         starlette.router.redirect_slashes = False
         self._routes = BodyLimit(starlette, settings.max_body_bytes)
-        self._webhooks = WebhookRoutes(webhooks, settings.max_body_bytes) if webhooks else None
+        self._largest_body = settings.max_body_bytes
+        self._webhooks: WebhookRoutes | None = None
         self._guarded = SecurityHeaders(self._answer)
+
+    def open_webhooks(self, webhooks: Webhooks) -> None:
+        self._webhooks = WebhookRoutes(webhooks, self._largest_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -134,9 +137,8 @@ def build(
     clock: Clock,
     routes: Sequence[BaseRoute] = (),
     identities: Identities | None = None,
-    webhooks: Webhooks | None = None,
 ) -> WebApp:
     """The whole front door. `identities` is given by whoever wants to replace tokens later."""
     known = identities or Identities(settings, clock)
     sockets = Sockets(settings, Registry(methods), Doorway(settings), known)
-    return WebApp(settings, sockets, known, routes=routes, ready=ready, webhooks=webhooks)
+    return WebApp(settings, sockets, known, routes=routes, ready=ready)
