@@ -1,19 +1,16 @@
 """Calls of platforms: whoever cannot prove who he is gets no further than this door."""
 
-import logging
 import re
-from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
+from gateway.channels.progress import Health
 from gateway.channels.translating import Said, WayIn
 from gateway.channels.verification import Challenger, NotGenuine, Verifier, secret_of, verifier
 from gateway.domain.adapters import HttpReply, Webhook
-from gateway.domain.channels import Progress, WebhookAnswer, WebhookCall
+from gateway.domain.channels import WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
 from gateway.domain.ports import Clock
-
-log = logging.getLogger(__name__)
 
 LARGEST_BODY = 4 * 1024 * 1024
 MOST_PARAMETERS = 32
@@ -21,7 +18,7 @@ _CONTENT_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+/;= -]{1,100}")
 NOT_HERE = WebhookAnswer(404)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Address:
     """Where the platform of one channel calls."""
 
@@ -29,12 +26,7 @@ class Address:
     verifier: Verifier
     challenger: Challenger | None
     way_in: WayIn
-    received: Progress = Progress()
-    refused: Counter[str] = field(default_factory=Counter)
-
-    @property
-    def name(self) -> str:
-        return self.way_in.channel.name
+    health: Health
 
     @property
     def largest_body(self) -> int:
@@ -62,18 +54,16 @@ class Address:
             call.query,
         )
         reply = await self.way_in.take(said)
-        self.received = replace(
-            self.received, last_at=self.verifier.clock.now(), count=self.received.count + 1
-        )
+        self.health.worked("in")
         return _answer(reply)
 
 
-def address(way_in: WayIn, recipe: Webhook, clock: Clock) -> Address:
+def address(way_in: WayIn, recipe: Webhook, health: Health, clock: Clock) -> Address:
     """Raises ChannelRefused: a channel without what verifies its calls has no address."""
     channel, description = way_in.channel, way_in.adapter.description
     asked = recipe.challenge
     challenger = Challenger(asked, secret_of(channel, asked.secret)) if asked else None
-    return Address(recipe, verifier(description, channel, clock), challenger, way_in)
+    return Address(recipe, verifier(description, channel, clock), challenger, way_in, health)
 
 
 @dataclass(slots=True)
@@ -95,12 +85,13 @@ class WebhookDoor:
         try:
             return await found.receive(call)
         except NotGenuine as error:
-            found.refused[error.why] += 1
+            found.health.turned_away(error.why)
             return WebhookAnswer(error.status)
         except AdapterFailed:
+            found.health.turned_away("unreadable")
             return WebhookAnswer(500)
         except (Busy, StoreUnavailable) as error:
-            found.refused["unavailable"] += 1
+            found.health.turned_away("unavailable")
             wait = str(max(1, round(error.retry_after_s)))
             return WebhookAnswer(503, (("retry-after", wait),))
 
