@@ -14,7 +14,6 @@ from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelSt
 from gateway.domain.errors import ChannelRefused
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Clock, Leave
-from gateway.outbound.secrets import Scrubber
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +64,8 @@ class ChannelRoom:
         return tuple(one.status for one in self._health)
 
     async def _open(self, channel: ChannelDef, adapter: Adapter, health: Health) -> None:
+        from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # the HTTP client is slow to import
+
         transport = _transport(channel, adapter.description)
         _check_needs(channel, adapter.description)
         scrub = Scrubber(channel.secrets).body
