@@ -11,6 +11,7 @@ from wasmtime.component import Component, Linker
 
 from bench import guests
 from gateway.app.plugins import Nowhere
+from gateway.channels.crossing import read_description
 from gateway.domain.agents import AgentDef
 from gateway.domain.capabilities import parse_capability
 from gateway.domain.ids import AgentId, RunId, SessionKey
@@ -97,7 +98,7 @@ class Kept:
 def means() -> Means:
     fetch: Fetch = Nowhere()
     store: PluginStore = Kept()
-    return Means(fetch, store, SystemClock(), to_json, from_json)
+    return Means(fetch, store, SystemClock(), to_json, from_json, read_description)
 
 
 @dataclass(slots=True)

@@ -16,13 +16,13 @@ from pydantic_core import from_json, to_json
 from gateway.agent.plans import Plans
 from gateway.app.agents import (
     closed_agents,
-    reach,
     soul_paths,
     template_paths,
     tree_paths,
     usual_agent,
 )
 from gateway.app.authority import note_start
+from gateway.app.channels import ChannelRoom
 from gateway.app.decisions import decision_trees
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
@@ -31,6 +31,7 @@ from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.sweeping import sweep
 from gateway.budgets.metering import Meter
+from gateway.channels.intake import Intake
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -74,7 +75,7 @@ from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.methods.upkeep import UpkeepMethods
 from gateway.web.metrics import Metrics
-from gateway.web.settings import TokenDef, WebSettings
+from gateway.web.settings import WebSettings
 
 log = logging.getLogger(__name__)
 
@@ -118,6 +119,7 @@ class Gateway:
     meter: Meter
     replays: Replays
     memory: Memory
+    channels: ChannelRoom
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -166,7 +168,7 @@ class Gateway:
         is_told = self.config.observability.metrics
         erasing = ConversationsApi(self.front).routes()
         routes = (*chat.routes(), *erasing, *spending.routes(), *(metrics if is_told else ()))
-        return build(
+        app = build(
             settings,
             methods=methods,
             routes=routes,
@@ -174,6 +176,8 @@ class Gateway:
             clock=self.clock,
             identities=Identities(settings, self.clock, self.stores.audit),
         )
+        app.open_webhooks(self.channels.door)
+        return app
 
     async def watch_store(self) -> None:
         """Readiness follows what the store can really do, until cancelled."""
@@ -235,9 +239,10 @@ async def assembled(
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)
         parts = Parts(*opened, model, plugins, gate, rules, meter)
         rooms = _wired(config, parts, group)
+        await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
-        aging = partial(sweep, config, stores.care, clock)
+        aging = partial(sweep, config, stores, clock)
         for task in (*followed, aging, rooms.watch_store, rooms.memory.indexer.run):
             group.start_soon(task)
         try:
@@ -334,7 +339,15 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
         memory=memory,
+        channels=_channels(parts, reception),
     )
+
+
+def _channels(parts: Parts, reception: Reception) -> ChannelRoom:
+    """Nobody may talk before there is a doorkeeper."""
+    memos, clock = parts.stores.channel_memos, parts.clock
+    intake = Intake(reception.accept, parts.stores.channel_events, memos, clock, lambda: None)
+    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock))
 
 
 def _means(
@@ -375,23 +388,3 @@ def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, ob
     kind = kind_named(type_)
     severity = kind.severity if kind else "info"
     bus.publish(Event(type_, severity, "gateway", clock.now(), None, None, payload))
-
-
-def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
-    settings = config.gateway
-    tokens = tuple(
-        TokenDef(token.name, token.token.reveal(), reach(config, token.name, token.scopes))
-        for token in config.tokens
-    )
-    return WebSettings(
-        bind=settings.bind,
-        port=settings.port,
-        tokens=tokens,
-        operator_secret=settings.token.reveal() if settings.token else None,
-        cli_secret=operator_key,
-        allowed_origins=settings.allowed_origins,
-        trusted_proxies=settings.trusted_proxies,
-        max_connections=settings.max_connections,
-        max_frame_bytes=settings.max_frame_bytes,
-        max_body_bytes=settings.max_body_bytes,
-    )

@@ -8,6 +8,7 @@ from importlib.metadata import EntryPoint, entry_points
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
+from gateway.channels.crossing import read_description
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import PluginDef
@@ -35,6 +36,7 @@ async def loaded_plugins(
             clock=clock,
             encode=to_json,
             decode=from_json,
+            read_adapter=read_description,
             functions=await to_thread.run_sync(host_functions, enabled),
         )
         sandbox = await stack.enter_async_context(

@@ -9,7 +9,8 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from gateway.app.assembly import Gateway, assembled, web_settings
+from gateway.app.assembly import Gateway, assembled
+from gateway.app.doors import web_settings
 from gateway.config.values import GatewayConfig
 from gateway.domain.plugins import PluginInfo
 from gateway.host.garbage import settle

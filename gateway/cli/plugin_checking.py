@@ -12,6 +12,7 @@ from anyio import to_thread
 from pydantic_core import from_json, to_json
 
 from gateway.app.plugins import Nowhere
+from gateway.channels.crossing import read_description
 from gateway.cli.plugin_files import BadPlugin, Given
 from gateway.domain.errors import PluginRefused
 from gateway.domain.plugins import PluginAccount, PluginDef
@@ -59,7 +60,9 @@ class Examined:
 async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
     """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
     async with open_memory() as stores:
-        means = Means(Nowhere(), stores.plugins, SystemClock(), to_json, from_json)
+        means = Means(
+            Nowhere(), stores.plugins, SystemClock(), to_json, from_json, read_description
+        )
         make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
             await to_thread.run_sync(make)

@@ -4,12 +4,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
+from gateway.config.given import as_host
 from gateway.config.masking import MASK, is_sensitive
 from gateway.config.placing import Positions, locate
-from gateway.config.plugins import as_host
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.reading import Loaded
-from gateway.domain.plugins import PluginDef
+from gateway.domain.channels import ChannelDef
+from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.secrets import Secret
 
 LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules"}  # of tables
@@ -49,7 +50,9 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
     yield "budgets", sections.budgets.model_dump()
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
-    yield from (("sandbox", config.sandbox), ("bindings", config.bindings))
+    yield "sandbox", config.sandbox
+    yield "channels", {one.name: _channel(one) for one in config.channels}
+    yield "bindings", config.bindings
     yield "rules", tuple(rule.model_dump(exclude_none=True) for rule in sections.rules)
     yield "rules_dir", config.rule_folder.path if config.rule_folder else None
     yield from (("queue", config.queue), ("observability", config.observability))
@@ -63,16 +66,31 @@ def _plugin(plugin: PluginDef) -> dict[str, object]:
         "capabilities": tuple(str(capability) for capability in plugin.capabilities),
         "sha256": plugin.sha256,
         "config": plugin.config,
-        "secrets": {
-            secret.name: {
-                "value": secret.value,
-                "hosts": tuple(sorted(map(as_host, secret.origins))),
-            }
-            for secret in plugin.secrets
-        },
+        "secrets": _secrets(plugin.secrets),
         "limits": plugin.limits,
         "enabled": plugin.is_enabled,
         "deny_unused": plugin.deny_unused,
+    }
+
+
+def _channel(channel: ChannelDef) -> dict[str, object]:
+    """As a configuration has it."""
+    keys = {one.name: getattr(channel, one.name) for one in fields(channel) if one.name != "name"}
+    groups = {
+        room: {"allow_from": sorted(rule.allow_from), "require_mention": rule.require_mention}
+        for room, rule in channel.groups.items()
+    }
+    own = {"allow_from": sorted(channel.allow_from), "secrets": _secrets(channel.secrets)}
+    return {**keys, **own, "groups": groups}
+
+
+def _secrets(secrets: Iterable[PluginSecret]) -> dict[str, object]:
+    return {
+        secret.name: {
+            "value": secret.value,
+            "hosts": tuple(sorted(map(as_host, secret.origins))),
+        }
+        for secret in secrets
     }
 
 
@@ -126,7 +144,7 @@ def _origin(path: KeyPath, loaded: Loaded, positions: Positions) -> str:
     match path:
         case ("providers", str(name), "wire" | "base_url"):
             return f"preset {name}"
-        case ("plugins", int(), "secrets", str(), "value") | ("budgets", _, *_, "tokens"):
+        case ("plugins" | "channels", _, "secrets", str(), "value") | ("budgets", _, *_, "tokens"):
             elsewhere = path[:-1]
         case ("agent", "limits" | "context", _):
             elsewhere = path[1:]

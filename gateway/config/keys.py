@@ -12,6 +12,7 @@ from gateway.config.problems import KeyPath
 from gateway.config.schema import ConfigFile, FallbackSection
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+NAMED = {"providers", "channels"}  # tables by a name of the operator's own
 ANY = "*"  # in a pattern: a position in a list, or a name of the operator's own
 
 
@@ -51,9 +52,14 @@ def pattern_of(path: KeyPath) -> KeyPath:
 
 def _has_own_names(path: KeyPath) -> bool:
     """Whether the operator chooses what the keys below are called."""
-    if path in {("providers",), ("budgets", "agent")}:
+    if path in {("providers",), ("budgets", "agent"), ("channels",)}:
         return True
-    return (path[:1], path[2:]) in {(("plugins",), ("secrets",)), (("providers",), ("prices",))}
+    return (*path[:1], *path[2:]) in {
+        ("plugins", "secrets"),
+        ("providers", "prices"),
+        ("channels", "secrets"),
+        ("channels", "groups"),
+    }
 
 
 def field_at(path: KeyPath) -> FieldInfo | None:
@@ -77,7 +83,7 @@ def keys_at(path: KeyPath) -> tuple[str, ...]:
 
 def sections_with(key: str) -> tuple[str, ...]:
     """Sections at the top that have this key: it may only stand at the wrong place."""
-    places = [path[:-1] for path in patterns() if path[-1] == key and path[0] != "providers"]
+    places = [path[:-1] for path in patterns() if path[-1] == key and path[0] not in NAMED]
     single = [f"[{place[0]}]" for place in places if len(place) == 1]
     return (*single, *(f"[[{place[0]}]]" for place in places if place[1:] == (ANY,)))
 

@@ -4,7 +4,7 @@ import re
 from ipaddress import ip_address, ip_network
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from gateway.domain.providers import base_url_problem
 
@@ -69,3 +69,20 @@ def key(default: Any, description: str, **bounds: Any) -> Any:  # as pydantic's 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, defer_build=True)
+
+
+class PluginSecretSection(Section):
+    """A secret that the host fills into what the plugin sends; the plugin never has it."""
+
+    value: SecretText = key(..., "The secret.")
+    hosts: list[Text] = key([], "Where it may go. Absent: to the one host that is granted.")
+
+
+def _as_table(value: object) -> object:
+    return {"value": value} if isinstance(value, str) else value
+
+
+PluginSecretText = Annotated[
+    PluginSecretSection,
+    BeforeValidator(_as_table, json_schema_input_type=SecretText | PluginSecretSection),
+]

@@ -26,7 +26,14 @@ def looks_secret(name: str) -> bool:
 
 def is_sensitive(path: KeyPath) -> bool:
     match path:
-        case "plugins", int(), "secrets", _, "hosts", *_:
+        case ("plugins", int(), "secrets", _, "hosts", *_) | (
+            "channels",
+            str(),
+            "secrets",
+            _,
+            "hosts",
+            *_,
+        ):
             return False  # whom a secret is for
     return "headers" in path or any(isinstance(p, str) and looks_secret(p) for p in path)
 

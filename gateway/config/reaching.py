@@ -1,6 +1,45 @@
-"""The keys of `[[bindings]]` and `[[projects]]`: who is answered by whom."""
+"""The keys of `[channels]`, `[[bindings]]` and `[[projects]]`: who is answered, and by whom."""
 
-from gateway.config.kinds import Id, Section, Text, key
+from typing import Any
+
+from gateway.config.kinds import Id, PluginName, PluginSecretText, SecretName, Section, Text, key
+from gateway.domain.adapters import TransportKind
+from gateway.domain.channels import ChannelDef, DmPolicy, OnUnknown
+
+_CHANNEL = ChannelDef("", "")
+
+
+class GroupSection(Section):
+    """Who may talk in one room."""
+
+    allow_from: list[Text] = key([], "Ids of those who may talk there. Empty: whoever is in it.")
+    require_mention: bool | None = key(None, "Absent: as the channel has it.")
+
+
+class ChannelSection(Section):
+    """A place where people write: an adapter with its account."""
+
+    plugin: PluginName = key(..., "Its adapter: the name of one of [[plugins]].")
+    account: Text = key(_CHANNEL.account, "What the account is called in bindings and sessions.")
+    transport: TransportKind | None = key(None, "Absent: the first that the adapter offers.")
+    secrets: dict[SecretName, PluginSecretText] = key(
+        {}, "What the adapter names; the host uses it, and the adapter never has it."
+    )
+    config: dict[str, Any] = key({}, "Given to the adapter as it is.")
+    dm_policy: DmPolicy = key(
+        _CHANNEL.dm_policy, "Who may write directly: paired, allow_from alone, anybody, nobody."
+    )
+    allow_from: list[Text] = key([], "Ids of people who may write without pairing.")
+    groups: dict[Text, GroupSection] = key({}, "Rooms by their id, * for any; others are closed.")
+    require_mention: bool = key(
+        _CHANNEL.require_mention, "In rooms it only answers who speaks to it."
+    )
+    on_unknown_send: OnUnknown = key(
+        _CHANNEL.on_unknown_send, "Of a message that may have arrived: send it again, or hold it."
+    )
+    max_age_s: float = key(
+        _CHANNEL.max_age_s, "Seconds after which a message is too old.", ge=60, le=604_800
+    )
 
 
 class BindingSection(Section):

@@ -8,9 +8,11 @@ from typing import Any
 from gateway.config.access import Access
 from gateway.config.agents import Agents, resolve_bindings, resolve_projects
 from gateway.config.budgets import add_usual_budget, resolve_budgets
+from gateway.config.channels import Channels
 from gateway.config.checking import check
 from gateway.config.document import Document, read_document
 from gateway.config.environment import AGENT_KEYS, DEMO, TOKEN, Choice, usual_choice, value_of
+from gateway.config.given import Given
 from gateway.config.plugins import BUNDLED, Plugins
 from gateway.config.problems import Code, KeyPath, Report, is_news, quoted
 from gateway.config.providers import Providers
@@ -111,7 +113,9 @@ class _Reading:
             around, self.choice, names.providers, names.plugins, sections, folder, report
         )
         definitions = agents.resolve()
-        plugins = Plugins(around, source, folder, report).resolve(sections.plugins)
+        given = Given(source, report)
+        plugins = Plugins(around, given, folder, report).resolve(sections.plugins)
+        channels = Channels(given, report, plugins, names.plugins).resolve(sections.channels)
         providers = Providers(around.known, source, report, agents.used)
         providers.resolve(sections.providers)
         access = Access(around, source, folder, report)
@@ -134,6 +138,7 @@ class _Reading:
             tokens=grants,
             plugins=plugins,
             sandbox=SandboxSettings(**dict(sections.sandbox)),
+            channels=channels,
             bindings=bindings,
             projects=resolve_projects(sections.projects, report),
             rules=tuple(rules.values()),

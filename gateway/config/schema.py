@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from gateway.config.budgets import BudgetsSection, PriceSection
 from gateway.config.kinds import (
@@ -15,6 +15,7 @@ from gateway.config.kinds import (
     PathText,
     Plain,
     PluginName,
+    PluginSecretText,
     ProviderName,
     Scopes,
     Seconds,
@@ -28,7 +29,7 @@ from gateway.config.kinds import (
     Url,
     key,
 )
-from gateway.config.reaching import BindingSection, ProjectSection
+from gateway.config.reaching import BindingSection, ChannelSection, ProjectSection
 from gateway.config.values import (
     GatewaySettings,
     LogFormat,
@@ -233,23 +234,6 @@ class NamedAgentSection(AgentSection):
     id: Id = key(..., "Its name: letters, digits and hyphens.")
 
 
-class PluginSecretSection(Section):
-    """A secret that the host fills into what the plugin sends; the plugin never has it."""
-
-    value: SecretText = key(..., "The secret.")
-    hosts: list[Text] = key([], "Where it may go. Absent: to the one host that is granted.")
-
-
-def _as_table(value: object) -> object:
-    return {"value": value} if isinstance(value, str) else value
-
-
-PluginSecretText = Annotated[
-    PluginSecretSection,
-    BeforeValidator(_as_table, json_schema_input_type=SecretText | PluginSecretSection),
-]
-
-
 class PluginLimitsSection(Section):
     """Bounds of one call of a plugin."""
 
@@ -380,6 +364,7 @@ class ConfigFile(Section):
     budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")
     plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
     sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
+    channels: dict[PluginName, ChannelSection] = key({}, "Where people write, by name.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")
     rules: list[RuleSection] = key([], "What is done when something happens in a run.")
     rules_dir: PathText | None = key(None, "A folder with more rules, in files *.toml.")

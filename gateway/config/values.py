@@ -8,6 +8,7 @@ from typing import Literal
 from gateway.domain.agents import AgentDef, ProjectDef
 from gateway.domain.bindings import Binding
 from gateway.domain.budgets import Budgets
+from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import QueueMode
 from gateway.domain.plugins import PluginDef
@@ -172,6 +173,7 @@ class GatewayConfig:
     origin: Path | None = None
     tokens: tuple[TokenGrant, ...] = ()
     plugins: tuple[PluginDef, ...] = ()
+    channels: tuple[ChannelDef, ...] = ()
     bindings: tuple[Binding, ...] = ()
     projects: tuple[ProjectDef, ...] = ()
     rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file

@@ -58,6 +58,10 @@ class Conflict(GatewayError):
     code = "conflict"
 
 
+class AlreadyHeard(Conflict):
+    """That message was answered without a turn, so it makes none when it is sent again."""
+
+
 class Busy(GatewayError):
     """An honest refusal: a bound is reached and nothing was accepted."""
 
@@ -139,6 +143,22 @@ class PluginRefused(GatewayError):
     def __init__(self, plugin: str, problem: str) -> None:
         super().__init__(f"plugin {plugin}: {problem}")
         self.plugin, self.problem = plugin, problem
+
+
+class ChannelRefused(GatewayError):
+    """A channel is not started; the text names it and says why and what would help."""
+
+    code = "channel_refused"
+
+    def __init__(self, channel: str, problem: str) -> None:
+        super().__init__(f"channel {channel}: {problem}")
+        self.channel, self.problem = channel, problem
+
+
+class AdapterFailed(GatewayError):
+    """A channel adapter gave nothing that can be used; the text is for the operator."""
+
+    code = "adapter_error"
 
 
 class ToolFailed(GatewayError):

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from gateway.domain.bindings import MatchedBy
+from gateway.domain.channels import ChannelMemo
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.notices import Notice
@@ -40,6 +41,8 @@ class NewEntry:
     context_id: NodeId | None = None  # grow from this node instead of HEAD
     sender: str | None = None
     limits: Mapping[str, int] = field(default_factory=dict)  # the request's own: they only tighten
+    whence: str | None = None  # JSON of a Whence, where the answer leaves by a channel
+    memos: tuple[ChannelMemo, ...] = ()  # written with it, also if it is a duplicate
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +80,7 @@ class NewDelivery:
     peer: str
     thread: str | None
     text: str
+    whence: str | None = None  # JSON, of the message that it answers
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,11 @@
 """What a model, a user or both are told between the lines of a conversation; never part of it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Protocol
+
+from gateway.domain.ids import RunId, SessionKey
 
 Priority = Literal["critical", "high", "normal", "low"]
 Point = Literal["immediate", "turn_start", "after_tool", "deferred", "cross_session"]
@@ -41,3 +43,19 @@ class Notice:
     data: Mapping[str, object] = field(default_factory=dict)  # of the event, for a compact batch
     batching: Batching = Batching()
     batch: int = field(default=0, compare=False)  # given by the queue; 0: of none
+
+
+class RuleStates(Protocol):
+    async def of(self, key: SessionKey) -> str | None:
+        """The JSON object that the session's last ended run left; None: none did."""
+        ...
+
+
+class NoticeBoard(Protocol):
+    async def claim(
+        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
+    ) -> Sequence[Notice]:
+        """What ended runs of other sessions of this agent and person posted and no other run has
+        claimed, oldest first; asked again, the run gets its own again. Expired ones never come, and
+        the end of the run takes away what it claimed."""
+        ...

@@ -14,8 +14,8 @@ DeliveryState = Literal["pending", "sending", "sent", "unknown", "failed"]
 @dataclass(frozen=True, slots=True)
 class Delivery:
     new: NewDelivery
-    run_id: RunId
-    session_key: SessionKey
+    run_id: RunId | None  # None: no turn made it
+    session_key: SessionKey | None
     state: DeliveryState
     attempts: int
     due_at: datetime

@@ -11,6 +11,8 @@ from typing import Protocol
 
 from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.capabilities import Origin
+from gateway.domain.channel_events import ChannelEvents
+from gateway.domain.channels import ChannelMemos
 from gateway.domain.conversations import Conversations, Erasures
 from gateway.domain.facts import Facts, Source
 from gateway.domain.hearing import Hearing
@@ -18,7 +20,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
-from gateway.domain.notices import Notice
+from gateway.domain.notices import NoticeBoard, RuleStates
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.recall import TurnIndex, Turns
@@ -97,7 +99,8 @@ class Inbox(Protocol):
         """ONE durable commit: dedupe, session (made if new), sequence, message.
 
         `begin` also counts the first attempt, for a lane that is idle. Raises Conflict if the key
-        was used for another digest, StoreUnavailable if the commit is not certain.
+        was used for another digest, AlreadyHeard if a channel's message was answered without a
+        turn, StoreUnavailable if the commit is not certain.
         """
         ...
 
@@ -238,22 +241,6 @@ class SettingsStore(Protocol):
         ...
 
 
-class RuleStates(Protocol):
-    async def of(self, key: SessionKey) -> str | None:
-        """The JSON object that the session's last ended run left; None: none did."""
-        ...
-
-
-class NoticeBoard(Protocol):
-    async def claim(
-        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
-    ) -> Sequence[Notice]:
-        """What ended runs of other sessions of this agent and person posted and no other run has
-        claimed, oldest first; asked again, the run gets its own again. Expired ones never come, and
-        the end of the run takes away what it claimed."""
-        ...
-
-
 class StoreCare(Protocol):
     async def probe(self) -> None:
         """Proves that a commit reaches the disk; raises StoreUnavailable."""
@@ -294,6 +281,8 @@ class Stores:
     summaries: Summaries
     conversations: Conversations
     erasures: Erasures
+    channel_memos: ChannelMemos
+    channel_events: ChannelEvents
 
 
 class Deliver(Protocol):

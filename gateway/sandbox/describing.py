@@ -1,10 +1,12 @@
 """What a plugin says of itself: checked, cut to size, and never trusted with a name of its own."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gateway.domain.adapters import Description
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef, PluginKind
 from gateway.domain.ports import Encode
@@ -43,14 +45,6 @@ class ToolPluginSaid(_Said):
     tools: list[ToolSaid] = Field(min_length=1, max_length=MOST_TOOLS)
 
 
-class AdapterSaid(_Said):
-    """What `describe` of a channel adapter answers."""
-
-    channel: Name
-    version: str = Field("", max_length=64)
-    description: Sentence = ""
-
-
 @dataclass(frozen=True, slots=True)
 class Described:
     """`names` are the plugin's own, by the name that a model knows."""
@@ -59,16 +53,24 @@ class Described:
     description: str
     tools: tuple[ToolSpec, ...]
     names: dict[str, str]
+    adapter: Description | None = None  # of a channel adapter
 
 
-def described(plugin: PluginDef, kind: PluginKind, answer: str, encode: Encode) -> Described:
+def described(
+    plugin: PluginDef,
+    kind: PluginKind,
+    answer: str,
+    encode: Encode,
+    read_adapter: Callable[[str], Description],
+) -> Described:
     """Raises ValueError with what is wrong, on one line."""
     if len(answer) > LARGEST:
         raise ValueError(f"what it describes is larger than {LARGEST // 1024} KiB")
+    if kind == "channel":
+        adapter = read_adapter(answer)
+        version, about = adapter.version[:64], adapter.description[:LONGEST_DESCRIPTION]
+        return Described(plain(version), plain(about), (), {}, adapter)
     try:
-        if kind == "channel":
-            adapter = AdapterSaid.model_validate_json(answer)
-            return Described(plain(adapter.version), plain(adapter.description), (), {})
         said = ToolPluginSaid.model_validate_json(answer)
     except ValidationError as error:
         raise ValueError(f"what it describes cannot be used: {_first(error)}") from error

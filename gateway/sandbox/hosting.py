@@ -5,11 +5,12 @@ import binascii
 import logging
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
+from gateway.domain.adapters import Description
 from gateway.domain.errors import Denied, GatewayError
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import (
@@ -44,6 +45,7 @@ class Means:
     clock: Clock
     encode: Encode
     decode: Decode
+    read_adapter: Callable[[str], Description]  # raises ValueError
     functions: Mapping[str, HostFunction] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
 

@@ -9,7 +9,9 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from gateway.domain.errors import PluginRefused, ToolFailed
+from gateway.domain.adapters import Description
+from gateway.domain.channels import Adapter
+from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginDef, PluginInfo
 from gateway.domain.ports import Tool, ToolScope
@@ -28,6 +30,7 @@ DESCRIBE_S = 2.0
 FUEL_A_SECOND = 2_000_000_000
 LONGEST_ERROR = 4096
 MOST_INPUT_BYTES = 1024 * 1024
+MOST_EVENT_BYTES = 8 * MOST_INPUT_BYTES  # a body of a platform, as a JSON text in JSON
 # Why there is no answer, as a model is told; the rest of the sentence is the outcome's own.
 _ADVICE = "Do not repeat the same call; use other arguments or do without it."
 
@@ -72,6 +75,29 @@ class PluginTool:
 
 
 @dataclass(frozen=True, slots=True)
+class PluginAdapter:
+    """Implements the Adapter port."""
+
+    plugin: PluginDef
+    description: Description
+    loaded: Loaded
+    sandbox: "Sandbox"
+
+    async def parse(self, event: str) -> str:
+        return await self._translate("parse-incoming", event)
+
+    async def format(self, reply: str) -> str:
+        return await self._translate("format-outgoing", reply)
+
+    async def _translate(self, function: str, text: str) -> str:
+        outcome = await self.sandbox.run(self.loaded, function, text, most_bytes=MOST_EVENT_BYTES)
+        if outcome.status == "ok":
+            return outcome.text
+        why = plain(outcome.text[:LONGEST_ERROR])
+        raise AdapterFailed(f"plugin {self.plugin.name}: {function} failed: {why}")
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """Loads plugins and calls them."""
 
@@ -96,17 +122,24 @@ class Sandbox:
             why = plain(outcome.text[:LONGEST_ERROR])
             raise PluginRefused(plugin.name, f"describe gave no answer: {why}")
         try:
-            said = described(plugin, compiled.inspection.kind, outcome.text, self.means.encode)
+            means, kind = self.means, compiled.inspection.kind
+            said = described(plugin, kind, outcome.text, means.encode, means.read_adapter)
         except ValueError as error:
             raise PluginRefused(plugin.name, str(error)) from error
         return Loaded(plugin, program, compiled, said)
 
     async def run(
-        self, loaded: Loaded, function: str, text: str, *, person: str | None = None
+        self,
+        loaded: Loaded,
+        function: str,
+        text: str,
+        *,
+        person: str | None = None,
+        most_bytes: int = MOST_INPUT_BYTES,
     ) -> Outcome:
         """One call on behalf of a person, in a fresh instance."""
-        if len(text.encode()) > MOST_INPUT_BYTES:
-            told = f"its arguments are larger than {MOST_INPUT_BYTES // 1024} KiB"
+        if len(text.encode()) > most_bytes:
+            told = f"its arguments are larger than {most_bytes // 1024} KiB"
             return Outcome("invalid", told)
         host = Host(self.means, loaded.plugin, person)
         within_s = loaded.plugin.limits.timeout_s
@@ -127,6 +160,13 @@ class Sandbox:
             PluginTool(spec, names[spec.name], loaded, self) for spec in loaded.described.tools
         )
 
+    def adapter(self, loaded: Loaded) -> PluginAdapter | None:
+        """None: it is no channel adapter."""
+        description = loaded.described.adapter
+        if description is None:
+            return None
+        return PluginAdapter(loaded.plugin, description, loaded, self)
+
 
 @dataclass(slots=True)
 class Plugins:
@@ -134,6 +174,7 @@ class Plugins:
 
     infos: tuple[PluginInfo, ...] = ()
     tools: tuple[Tool, ...] = ()
+    adapters: tuple[Adapter, ...] = ()
     _ledger: Ledger = field(default_factory=Ledger)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
@@ -159,6 +200,8 @@ class Plugins:
         # Of two tools with one name the gate takes the first: nobody gets a bundled one's.
         bundled_first = sorted(self._loaded.values(), key=lambda one: not one.plugin.is_bundled)
         self.tools = tuple(tool for one in bundled_first for tool in sandbox.tools(one))
+        adapters = map(sandbox.adapter, self._loaded.values())
+        self.adapters = tuple(one for one in adapters if one is not None)
 
     def account(self, name: str) -> PluginAccount | None:
         """What it can touch and what it did; None if no plugin is configured by this name."""

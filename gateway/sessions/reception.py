@@ -61,7 +61,7 @@ class Reception:
     async def accept(self, inbound: Inbound) -> Accepted:
         """Gives the ids once the message is durable. A repeated key gives the first one's ids.
 
-        Raises NoRoute, UnknownAgent, Busy, Conflict or StoreUnavailable: then nothing was accepted.
+        Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyHeard or StoreUnavailable: then nothing was accepted.
         """
         route = self.router.resolve(inbound.address, requested=inbound.requested_agent)
         key = route.session_key
@@ -78,6 +78,7 @@ class Reception:
                 self._release(key)
             else:
                 state: EntryState = "running" if accepted.attempts else "queued"
+                entry = replace(entry, memos=()) if entry.memos else entry
                 self._line_up(Entry(entry, accepted.seq, state, accepted.attempts))
         return accepted
 
@@ -147,6 +148,8 @@ class Reception:
             context_id=inbound.context_id,
             sender=inbound.address.sender,
             limits=inbound.limits,
+            whence=inbound.whence,
+            memos=inbound.memos,
         )
 
     def _line_up(self, entry: Entry, *, wait: bool = True) -> None:

@@ -21,15 +21,13 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import JournalNote
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Delta, Hear, ModelReply, ModelRequest, TextDelta
-from gateway.domain.notices import Notice
+from gateway.domain.notices import Notice, NoticeBoard, RuleStates
 from gateway.domain.ports import (
     Clock,
     Decode,
     Encode,
     Journal,
     Model,
-    NoticeBoard,
-    RuleStates,
     ToolScope,
 )
 from gateway.domain.tape import Mark, MarkKind, Record, Tape, from_plain, to_plain

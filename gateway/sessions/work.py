@@ -26,6 +26,7 @@ from gateway.domain.hearing import Said
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery
 from gateway.domain.messages import Message
+from gateway.domain.notices import NoticeBoard, RuleStates
 from gateway.domain.ports import (
     Clock,
     Decode,
@@ -33,8 +34,6 @@ from gateway.domain.ports import (
     Inbox,
     Journal,
     Model,
-    NoticeBoard,
-    RuleStates,
     ToolScope,
 )
 from gateway.domain.settings import as_wished

@@ -13,6 +13,8 @@ from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.messages import Node
 from gateway.store.aftermath import leave, pack_notice
 from gateway.store.branches import prune
+from gateway.store.channels import require_memos, require_unheard, write_memos
+from gateway.store.outbox import add_delivery, require_delivery
 from gateway.store.pen import Pen, SessionRow
 from gateway.store.reader import Readers
 from gateway.store.rows import (
@@ -63,6 +65,8 @@ def require_entry(entry: NewEntry) -> None:
     require_text("the message's address", key.agent, key.channel, key.account, key.peer)
     require_text("the message's key or sender", entry.platform_id, entry.digest, entry.sender)
     require_text("the message's id", entry.message_id, entry.run_id, entry.context_id)
+    require_text("where the answer goes", entry.whence)
+    require_memos(entry.memos)
 
 
 def require_ending(ending: Ending) -> None:
@@ -75,7 +79,7 @@ def require_ending(ending: Ending) -> None:
         require_text("an answer", node.id, node.run_id, node.model, node.label)
         require_text("an answer", *message_texts(node.message))
     for new in ending.deliveries:
-        require_text("a delivery", new.id, new.channel, new.account, new.peer, new.thread, new.text)
+        require_delivery(new)
     for notice in ending.posts:
         pack_notice(notice)
 
@@ -85,6 +89,13 @@ def _pack(limits: Mapping[str, int]) -> str | None:
 
 
 def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
+    require_unheard(entry, pen.db)
+    accepted = _take_in(entry, attempts, pen)
+    write_memos(entry.memos, pen)
+    return accepted
+
+
+def _take_in(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
     key = entry.session_key
     session = pen.session(key)
     if session is None:
@@ -97,9 +108,9 @@ def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
     seq = session.last_run + 1
     ids = (entry.run_id, entry.message_id, session.id, seq)
     state = ("running" if attempts else "queued", attempts, to_micros(entry.accepted_at))
-    whence = (entry.matched_by, key.channel, key.account, entry.platform_id, entry.digest)
-    what = (entry.sender, entry.context_id, _pack(entry.limits), entry.content)
-    added = pen.db.execute(_ADD_RUN, (*ids, *state, *whence, *what))
+    where = (entry.matched_by, key.channel, key.account, entry.platform_id, entry.digest)
+    what = (entry.sender, entry.context_id, _pack(entry.limits), entry.whence, entry.content)
+    added = pen.db.execute(_ADD_RUN, (*ids, *state, *where, *what))
     if added.rowcount == 0:
         earlier = _earlier(entry, pen.db)
         if earlier is None:
@@ -220,9 +231,7 @@ def append(
 def _add_deliveries(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
     due = to_micros(ending.finished_at)
     for new in ending.deliveries:
-        whither = (new.channel, new.account, new.peer, new.thread)
-        row = (new.id, ending.run_id, session.id, *whither, new.text, due)
-        db.execute(_ADD_DELIVERY, row)
+        add_delivery(new, due, db, run=(ending.run_id, session.id))
 
 
 def _count(ending: Ending, session: SessionRow, pen: Pen, *, moves: bool) -> None:
@@ -264,23 +273,23 @@ def _tape(run_id: RunId, db: sqlite3.Connection) -> bytes:
 
 
 def _to_entry(row: Sequence[Any]) -> Entry:
-    message_id, run_id, key, content, at, *more = row[:11]
-    more[-1] = from_json(more[-1]) if more[-1] else {}
-    new = NewEntry(message_id, run_id, SessionKey.parse(key), content, to_time(at), *more)
-    return Entry(new, *row[11:15])
+    message_id, run_id, key, content, at, *more, limits, whence = row[:12]
+    limits = from_json(limits) if limits else {}
+    what = (SessionKey.parse(key), content, to_time(at), *more, limits, whence)
+    return Entry(NewEntry(message_id, run_id, *what), *row[12:16])
 
 
 # In the order of NewEntry, Entry and RunRecord.
 _RUN = """
 SELECT r.message_id, r.run_id, s.key, r.content, r.accepted_at, r.matched_by, r.platform_id,
-       r.digest, r.context_id, r.sender, r.limits, r.seq, r.state, r.attempts, r.forgiven,
+       r.digest, r.context_id, r.sender, r.limits, r.whence, r.seq, r.state, r.attempts, r.forgiven,
        r.finished_at, r.outcome, r.log, r.summary
 FROM run r JOIN session s ON s.id = r.session
 """
 _ADD_RUN = """
 INSERT INTO run (run_id, message_id, session, seq, state, attempts, accepted_at, matched_by,
-                 channel, account, platform_id, digest, sender, context_id, limits, content)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                 channel, account, platform_id, digest, sender, context_id, limits, whence, content)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT DO NOTHING
 """
 _IS_OPEN = "SELECT 1 FROM run WHERE run_id = ? AND session = ? AND finished_at IS NULL"
@@ -304,11 +313,6 @@ _ADD_NODE = """
 INSERT INTO node (place, id, parent, run_id, role, text, packed, status, tokens, model, created_at,
                   label, summary)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-"""
-_ADD_DELIVERY = """
-INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thread, text, state,
-                      due_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
 """
 _COUNT = """
 UPDATE session

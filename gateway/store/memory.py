@@ -13,6 +13,7 @@ from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
 from gateway.store.memory_audit import MemoryAudit
+from gateway.store.memory_channels import MemoryChannels
 from gateway.store.memory_conversations import MemoryConversations, MemoryErasures
 from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_hearing import MemoryHearing
@@ -29,7 +30,7 @@ from gateway.store.rows import require_text
 @contextlib.asynccontextmanager
 async def open_memory() -> AsyncIterator[Stores]:
     shelf = Shelf()
-    turns, facts = MemoryTurns(shelf), MemoryFacts(shelf)
+    turns, facts, channels = MemoryTurns(shelf), MemoryFacts(shelf), MemoryChannels(shelf)
     try:
         yield Stores(
             MemoryInbox(shelf),
@@ -53,6 +54,8 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemorySummaries(shelf),
             MemoryConversations(shelf),
             MemoryErasures(shelf, facts, turns),
+            channels,
+            channels,
         )
     finally:
         shelf.is_closed = True
@@ -64,10 +67,10 @@ class MemoryOutbox:
 
     async def due(self, *, now: datetime, limit: int) -> Sequence[Delivery]:
         await self._shelf.ready()
-        first: dict[SessionKey, Delivery] = {}
+        first: dict[SessionKey | str, Delivery] = {}  # without a session: each for itself
         for delivery in self._shelf.deliveries.values():
             if delivery.state in {"pending", "sending"}:
-                first.setdefault(delivery.session_key, delivery)
+                first.setdefault(delivery.session_key or delivery.new.id, delivery)
         due = [one for one in first.values() if one.state == "pending" and one.due_at <= now]
         return due[: max(0, limit)]
 

@@ -17,6 +17,7 @@ from gateway.domain.inbox import (
 )
 from gateway.domain.outbox import Delivery
 from gateway.domain.sessions import SessionRecord
+from gateway.store.channels import already_heard
 from gateway.store.commits import OperationFailed
 from gateway.store.inbox import other_content, require_ending, require_entry, spoken, taken
 from gateway.store.memory_aftermath import leave
@@ -31,6 +32,13 @@ class MemoryInbox:
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
         require_entry(entry)
         await self._shelf.ready()
+        accepted = self._accept(entry, begin=begin)
+        self._shelf.keep_memos(entry.memos)
+        return accepted
+
+    def _accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
+        if entry.whence is not None and _once(entry) in self._shelf.told:
+            raise already_heard(entry)
         if (earlier := self._earlier(entry)) is not None:
             return earlier
         if entry.run_id in self._shelf.runs:
@@ -38,17 +46,18 @@ class MemoryInbox:
         session = self._session(entry)
         session.record = replace(session.record, state="active")
         session.last_run += 1
+        entry = replace(entry, memos=())
         kept = Entry(entry, session.last_run, "running" if begin else "queued", int(begin))
         self._shelf.runs[entry.run_id] = Run(RunRecord(kept, None, b"", "", None))
         self._shelf.open_runs[entry.run_id] = None
         if entry.platform_id is not None:
-            self._shelf.seen[_once(entry, entry.platform_id)] = entry.run_id
+            self._shelf.seen[_once(entry)] = entry.run_id
         return _accepted(kept, duplicate=False)
 
     def _earlier(self, entry: NewEntry) -> Accepted | None:
         if entry.platform_id is None:
             return None
-        run_id = self._shelf.seen.get(_once(entry, entry.platform_id))
+        run_id = self._shelf.seen.get(_once(entry))
         if run_id is None:
             return None
         first = self._shelf.runs[run_id].record.entry
@@ -152,8 +161,8 @@ class MemoryInbox:
         return [self._shelf.runs[run_id].record.entry for run_id in self._shelf.open_runs]
 
 
-def _once(entry: NewEntry, platform_id: str) -> tuple[str, str, str]:
-    return entry.session_key.channel, entry.session_key.account, platform_id
+def _once(entry: NewEntry) -> tuple[str, str, str]:
+    return entry.session_key.channel, entry.session_key.account, entry.platform_id or ""
 
 
 def _accepted(entry: Entry, *, duplicate: bool) -> Accepted:

@@ -8,6 +8,8 @@ from anyio.lowlevel import checkpoint
 
 from gateway.domain.audit import AuditEntry
 from gateway.domain.budgets import Reservation, Scope, Tally, TokenRecord
+from gateway.domain.channel_events import Heard
+from gateway.domain.channels import ChannelMemo
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import JournalNote, RunRecord
@@ -142,12 +144,17 @@ class Shelf:
     forgotten: dict[tuple[str, str], datetime] = field(default_factory=dict)  # until then
     heard: dict[SessionKey, int] = field(default_factory=dict)  # how many nodes
     unread: dict[SessionKey, tuple[int, bool]] = field(default_factory=dict)
+    memos: dict[tuple[str, str, str], ChannelMemo] = field(default_factory=dict)
+    told: dict[tuple[str, str, str], Heard] = field(default_factory=dict)  # by name as in `seen`
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 
     def is_forgotten(self, names: Iterable[tuple[str, str]], said_at: datetime) -> bool:
         known = ((name[0], self.forgotten.get(name)) for name in names)
         return any(upto and (kind == "message" or said_at <= upto) for kind, upto in known)
+
+    def keep_memos(self, memos: Iterable[ChannelMemo]) -> None:
+        self.memos.update({(memo.channel, memo.account, memo.slot): memo for memo in memos})
 
     async def ready(self) -> None:
         await checkpoint()

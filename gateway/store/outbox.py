@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import SessionKey
+from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import Delivery, DeliveryState
 from gateway.store.pen import Pen
@@ -49,6 +49,24 @@ class SqliteOutbox:
         return await self._readers.read(_interrupted)
 
 
+def require_delivery(new: NewDelivery) -> None:
+    """Raises TextRefused before anything is written."""
+    require_text("a delivery", new.id, new.channel, new.account, new.peer, new.thread, new.text)
+    require_text("a delivery", new.whence)
+
+
+def add_delivery(
+    new: NewDelivery,
+    due: int,
+    db: sqlite3.Connection,
+    *,
+    run: tuple[RunId, int] | None = None,
+) -> None:
+    """`run` that it answers, with its session; None: no turn made it."""
+    whither = (new.channel, new.account, new.peer, new.thread)
+    db.execute(_ADD, (new.id, *(run or (None, None)), *whither, new.text, new.whence, due))
+
+
 def require_settled(state: DeliveryState) -> None:
     if state == "sending":
         raise Conflict("a delivery is not settled by sending it: call `sending`")
@@ -86,15 +104,15 @@ def _state(delivery_id: str, db: sqlite3.Connection) -> str:
 
 
 def _to_delivery(row: Sequence[Any]) -> Delivery:
-    run_id, key, state, attempts, due_at, receipt, why = row[6:]
-    new, session = NewDelivery(*row[:6]), SessionKey.parse(key)
+    run_id, key, state, attempts, due_at, receipt, why = row[7:]
+    new, session = NewDelivery(*row[:7]), None if key is None else SessionKey.parse(key)
     return Delivery(new, run_id, session, state, attempts, to_time(due_at), receipt, why)
 
 
 _DELIVERY = """
-SELECT d.delivery_id, d.channel, d.account, d.peer, d.thread, d.text, d.run_id, s.key, d.state,
-       d.attempts, d.due_at, d.receipt, d.why
-FROM delivery d JOIN session s ON s.id = d.session
+SELECT d.delivery_id, d.channel, d.account, d.peer, d.thread, d.text, d.whence, d.run_id,
+       s.key, d.state, d.attempts, d.due_at, d.receipt, d.why
+FROM delivery d LEFT JOIN session s ON s.id = d.session
 """
 _DUE = f"""
 {_DELIVERY}
@@ -107,6 +125,11 @@ ORDER BY d.id LIMIT ?
 _INTERRUPTED = f"""
 {_DELIVERY}
 WHERE d.state IN ('pending', 'sending') AND d.state = 'sending' ORDER BY d.id
+"""
+_ADD = """
+INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thread, text, whence,
+                      state, due_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
 """
 _SENDING = """
 UPDATE delivery SET state = 'sending', attempts = attempts + 1

@@ -5,6 +5,7 @@ import sqlite3
 from functools import cache
 
 from gateway.domain.errors import StoreRefused
+from gateway.store.channel_tables import CHANNELS, DELIVERIES, WHENCE
 from gateway.store.tables import (
     AFTERMATH,
     AUDIT,
@@ -28,6 +29,7 @@ MIGRATIONS: tuple[str, ...] = (
     SETTINGS + AFTERMATH,
     LEDGER + AUDIT,
     FACTS + HEARING + TURNS,
+    CHANNELS,
 )
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
@@ -35,6 +37,8 @@ _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit
 _ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
     (4, ("node", "summary"), SUMMARIES),
     (4, ("node", "standing"), STANDING),
+    (5, ("run", "whence"), WHENCE),
+    (5, ("delivery", "arrived"), DELIVERIES),
 )
 
 

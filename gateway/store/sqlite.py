@@ -15,6 +15,7 @@ from gateway.domain.ports import Clock, Stores
 from gateway.store.aftermath import SqliteNotices, SqliteRuleStates
 from gateway.store.audit import SqliteAudit
 from gateway.store.care import SqliteCare
+from gateway.store.channels import SqliteChannels
 from gateway.store.commits import Commits
 from gateway.store.conversations import SqliteConversations
 from gateway.store.data_dir import Held, Mark, require_all
@@ -79,7 +80,7 @@ async def open_sqlite(
         writer = Writer(opened.commits)
         readers = Readers(opened.path)
         care = SqliteCare(writer, readers, clock)
-        turns = SqliteTurns(writer, readers)
+        turns, channels = SqliteTurns(writer, readers), SqliteChannels(writer, readers)
         writer.start()
         readers.start()
         try:
@@ -105,6 +106,8 @@ async def open_sqlite(
                 SqliteSummaries(writer),
                 SqliteConversations(writer),
                 SqliteErasures(writer, readers),
+                channels,
+                channels,
             )
         finally:
             await care.close()

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 from starlette.types import Receive, Scope, Send
 
+from gateway.domain.channels import Webhooks
 from gateway.domain.errors import GatewayError
 from gateway.domain.ports import Clock
 from gateway.web.guards import BodyLimit, Doorway, SecurityHeaders
@@ -22,6 +23,7 @@ from gateway.web.rpc import Method, Registry
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.visitors import Reception
+from gateway.web.webhooks import WebhookRoutes, is_webhook
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,7 @@ class WebApp:
     """ASGI for HTTP; `sockets` decides on WebSockets, which never become ASGI events.
 
     Host and Origin are checked for everything; everything but `/healthz` needs a credential, also
-    what does not exist.
+    what does not exist. Webhooks prove in their own way who they are.
     """
 
     def __init__(
@@ -52,13 +54,21 @@ class WebApp:
         starlette = Starlette(routes=list(routes), exception_handlers=_HANDLERS)
         starlette.router.redirect_slashes = False
         self._routes = BodyLimit(starlette, settings.max_body_bytes)
+        self._largest_body = settings.max_body_bytes
+        self._webhooks: WebhookRoutes | None = None
         self._guarded = SecurityHeaders(self._answer)
+
+    def open_webhooks(self, webhooks: Webhooks) -> None:
+        self._webhooks = WebhookRoutes(webhooks, self._largest_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._guarded(scope, receive, send)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._webhooks is not None and is_webhook(scope):
+            await self._webhooks(scope, receive, send)
+            return
         try:
             response = self._enter(scope)
             if response is None:

@@ -143,9 +143,7 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises BodyTooLarge, InvalidRequest, if possible before a byte of it is read."""
-        for name, value in scope["headers"]:
-            if name == b"content-length" and _length(value) > self._limit:
-                raise BodyTooLarge(self._limit)
+        check_length(scope["headers"], self._limit)
         seen = 0
 
         async def receive_some() -> Message:
@@ -157,6 +155,13 @@ class BodyLimit:
             return message
 
         await self._app(scope, receive_some, send)
+
+
+def check_length(headers: Iterable[tuple[bytes, bytes]], limit: int) -> None:
+    """Raises BodyTooLarge, InvalidRequest before a byte of the body is read."""
+    for name, value in headers:
+        if name == b"content-length" and _length(value) > limit:
+            raise BodyTooLarge(limit)
 
 
 def _length(value: bytes) -> int:

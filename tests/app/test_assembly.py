@@ -7,7 +7,8 @@ import pytest
 from anyio import to_thread
 
 from gateway.app.agents import soul_paths
-from gateway.app.assembly import assembled, strict_json, web_settings
+from gateway.app.assembly import assembled, strict_json
+from gateway.app.doors import web_settings
 from gateway.cli.known import known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig

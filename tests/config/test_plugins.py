@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.config.plugins import LARGEST_CONFIG
+from gateway.config.given import LARGEST_CONFIG
 from gateway.config.problems import Problem
 from gateway.domain.capabilities import Origin, parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits

@@ -27,6 +27,8 @@ EVERY_KEY = {
     .replace("providers[]", "providers.NAME")
     .replace("prices[]", "prices.MODEL")
     .replace("budgets.agent[]", "budgets.agent.ID")
+    .replace("channels[]", "channels.NAME")
+    .replace("groups[]", "groups.ROOM")
     .replace("secrets[]", "secrets.NAME"): field.get_default()
     for path, field in patterns().items()
     if not any(len(other) > len(path) and other[: len(path)] == path for other in patterns())
@@ -37,6 +39,7 @@ EVERY_KEY = {
 WHOLE = {
     "providers.NAME.headers",
     "plugins[].config",
+    "channels.NAME.config",
     "rules[].do[].set_state",
     "rules[].do[].payload",
 }
@@ -51,6 +54,9 @@ def flattened(document: Mapping[str, object], above: str = "") -> Iterator[tuple
             "plugins[].secrets.api_key": "plugins[].secrets.NAME",
             "providers.NAME.prices.model-1": "providers.NAME.prices.MODEL",
             "budgets.agent.helper": "budgets.agent.ID",
+            "channels.family": "channels.NAME",
+            "channels.NAME.secrets.signing_secret": "channels.NAME.secrets.NAME",
+            "channels.NAME.groups.room-7": "channels.NAME.groups.ROOM",
         }
         if path in named:
             path = named[path] or path
@@ -92,6 +98,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     arena.write("# Me", "souls/main.md")
     arena.write("{soul}", "prompts/main.md")
     arena.write("wasm", "plugins/weather.wasm")
+    arena.write("wasm", "plugins/chat.wasm")
     arena.write("", "rules/more.toml")
     arena = replace(
         arena,
@@ -100,6 +107,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
             "OPENAI_API_KEY": "o",
             "ANTHROPIC_API_KEY": "a",
             "WEATHER_KEY": "w",
+            "CHAT_SECRET": "s",
         },
     )
 
@@ -108,7 +116,8 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     assert [agent.id for agent in config.agents] == ["main", "helper"]
     assert config.agents[0].fallback is not None
     assert [grant.name for grant in config.tokens] == ["phone"]
-    assert [plugin.name for plugin in config.plugins] == ["weather"]
+    assert [plugin.name for plugin in config.plugins] == ["weather", "chat"]
+    assert [channel.name for channel in config.channels] == ["family"]
     assert len(config.bindings) == 1
     assert config.rules[-1].id == "slow-down"
     assert config.notices == ()
@@ -182,6 +191,11 @@ def test_the_json_schema_accepts_the_whole_example() -> None:
         "[[plugins]]\nname = 'a'\npath = 'bundled:echo'\nsecrets.x.hosts = ['a.example']",
         "[[plugins]]\nname = 'a'\npath = 'bundled:echo'\nlimits.timeout_s = 61",
         "sandbox.workers = 17",
+        "[channels.a]",
+        "channels.a = { plugin = 'echo', transport = 'pigeon' }",
+        "channels.a = { plugin = 'echo', dm_policy = 'all' }",
+        "channels.a = { plugin = 'echo', max_age_s = 59 }",
+        "channels.a = { plugin = 'echo', groups.x = { allow = [] } }",
     ],
 )
 def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: str) -> None:
@@ -195,7 +209,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
     "text",
     [
         "[cluster]\nurl = 'amqp://x'",
-        "[channels.telegram]",
         "[mcp.servers.x]",
         "[[subagents]]",
         "[delegation]",

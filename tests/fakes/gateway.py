@@ -13,7 +13,8 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from gateway.app.assembly import Gateway, assembled, web_settings
+from gateway.app.assembly import Gateway, assembled
+from gateway.app.doors import web_settings
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig

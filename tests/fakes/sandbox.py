@@ -8,6 +8,7 @@ from pathlib import Path
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
+from gateway.channels.crossing import read_description
 from gateway.domain.capabilities import parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
 from gateway.domain.ports import Clock, Fetch, HostFunction, PluginStore
@@ -38,6 +39,7 @@ def means(
         clock or SystemClock(),
         to_json,
         from_json,
+        read_description,
         functions or {},
         Ledger(),
     )

@@ -11,7 +11,7 @@ import pytest
 from wasmtime import wat2wasm
 
 from gateway.domain.capabilities import parse_capability
-from gateway.domain.errors import PluginRefused, ToolFailed
+from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.plugins import PluginDef, PluginLimits
 from gateway.domain.ports import ToolScope
@@ -20,6 +20,7 @@ from tests.fakes.fetch import FakeFetch
 from tests.fakes.sandbox import Stage, a_stage, means
 from tests.fakes.wat import ECHO, RELAY, describing, handling, kept
 
+RELAY_ADAPTER = Path(__file__).parents[2] / "wasm-examples" / "channel-js" / "tool.wasm"
 FAILING = handling("(call $err (i32.const 600) (i32.const 0))")
 SILENT = handling("unreachable")
 
@@ -220,3 +221,21 @@ _ESCAPES = """(module
     (call $error (local.get $at))
     (i32.const 1))
   (func (export "handle_tool_call") (result i32) (i32.const 0)))"""
+
+
+async def test_an_adapter_is_known_by_its_description_and_translates(
+    cache: Path, tmp_path: Path
+) -> None:
+    with anyio.fail_after(20):
+        async with a_stage(cache, tmp_path) as stage:
+            plugins = Plugins()
+            await plugins.load(stage.sandbox, [PluginDef("relay", RELAY_ADAPTER)])
+            (adapter,) = plugins.adapters
+            parsed = json.loads(await adapter.parse(json.dumps({"body": '{"type": "typing"}'})))
+            with pytest.raises(AdapterFailed, match="plugin relay: parse-incoming failed: .*JSON"):
+                await adapter.parse("no JSON")
+
+    assert (adapter.plugin.name, adapter.description.channel) == ("relay", "chatrelay")
+    assert adapter.description.recipes[0].secret == "webhook_secret"
+    assert parsed["messages"] == []
+    assert plugins.tools == ()

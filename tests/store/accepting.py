@@ -2,10 +2,12 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 
+from gateway.domain.channels import ChannelMemo
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
@@ -20,7 +22,11 @@ def say(line: str) -> None:
 async def send(stores: Stores, first: str, lane: int, count: int) -> None:
     for number in range(count):
         name = f"{first}-{lane}-{number}"
-        entry = an_entry(name, session_key(f"p{lane}"), platform_id=name)
+        entry = replace(
+            an_entry(name, session_key(f"p{lane}"), platform_id=name),
+            whence="{}",
+            memos=(ChannelMemo("websocket", f"p{lane}", "adapter", f"run-{name}"),),
+        )
         try:
             await stores.inbox.accept(entry, begin=False)
         except StoreUnavailable as error:

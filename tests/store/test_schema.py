@@ -94,6 +94,25 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
         assert await again.rule_states.of(session_key()) == "{}"
 
 
+def test_deliveries_from_before_there_were_channels_are_kept() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db, 5)
+    db.execute(
+        "INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
+        " VALUES (1, 'a:c:d:p', 'a', 'c', 'd', 'p', 0, 0)"
+    )
+    db.execute(
+        "INSERT INTO delivery VALUES (7, 'd1', 'r1', 1, 'c', 'd', 'p', NULL, 'hi', 'sending',"
+        " 2, 5, 'receipt', 'why')"
+    )
+
+    migrate(db)
+
+    row = db.execute("SELECT * FROM delivery").fetchall()
+    known = (7, "d1", "r1", 1, "c", "d", "p", None, "hi", "sending", 2, 5, "receipt", "why")
+    assert row == [(*known, None, 0, None)]
+
+
 @pytest.mark.requirement("S-003-Index-01", "S-000-Store-04")
 @pytest.mark.parametrize(
     ("query", "index"),

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from gateway.domain.recall import Trail
 from gateway.store.opening import open_store
-from gateway.store.schema import MIGRATIONS, migrate
+from gateway.store.schema import migrate
 from gateway.store.turns import trail_of
 from tests.conformance.test_turns import HERE, found_by, index, say
 from tests.fakes.clock import FakeClock
 
+BEFORE_TURNS = 4  # version of the schema
 FORKS = "SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork WHERE parent IS NOT place - 1 ORDER BY place"
 
 Tree = list[int | None]  # of each message, in time, the number of its parent
@@ -67,7 +68,7 @@ def test_a_trail_is_the_path_and_the_last_word_of_each_earlier_conversation(
 
 def test_a_conversation_from_before_there_was_an_index_is_found(tmp_path: Path) -> None:
     db = sqlite3.connect(tmp_path / "old.db", isolation_level=None)
-    migrate(db, len(MIGRATIONS) - 1)
+    migrate(db, BEFORE_TURNS)
     db.execute("INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
                " VALUES (1, 'a:b:c:d', 'a', 'b', 'c', 'd', 1, 1)")  # fmt: skip
     for seq, parent in [(1, None), (2, 1), (3, 1), (4, 3), (5, None)]:

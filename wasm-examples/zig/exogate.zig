@@ -2,7 +2,9 @@
 //! ABI, the host's functions, JSON, and refusals that a model can act on.
 //!
 //! A tool's root file has `pub const describe: []const u8` (JSON text), `pub fn call(Call)
-//! Failed![]const u8` (JSON text) and `comptime { exogate.serve(@This()); }`.
+//! Failed![]const u8` (JSON text) and `comptime { exogate.serve(@This()); }`. A channel adapter has,
+//! instead of `call`, `pub fn parse(Object) Failed![]const u8` and `pub fn format(Object)
+//! Failed![]const u8`, and `comptime { exogate.serveChannel(@This()); }`.
 const std = @import("std");
 
 pub const Object = std.json.ObjectMap;
@@ -124,6 +126,48 @@ pub fn serve(comptime plugin: type) void {
     @export(&Exports.describe, .{ .name = "describe" });
     @export(&Exports.handle, .{ .name = "handle-tool-call" });
     @export(&Exports.after, .{ .name = "cabi_post_handle-tool-call" });
+}
+
+/// Makes the exports of a channel adapter.
+pub fn serveChannel(comptime plugin: type) void {
+    const Exports = struct {
+        var text: Text = .{};
+
+        fn describe() callconv(.c) *const Text {
+            text = .of(plugin.describe);
+            return &text;
+        }
+    };
+    @export(&realloc, .{ .name = "cabi_realloc" });
+    @export(&Exports.describe, .{ .name = "describe" });
+    translates("parse-incoming", plugin.parse);
+    translates("format-outgoing", plugin.format);
+}
+
+fn translates(comptime name: []const u8, comptime function: fn (Object) Failed![]const u8) void {
+    const Exports = struct {
+        var answer: Answer = .{};
+
+        fn translate(ptr: [*]const u8, len: usize) callconv(.c) *const Answer {
+            if (attempt(ptr[0..len])) |output| {
+                answer = .{ .text = .of(output) };
+            } else |failure| {
+                answer = .{ .tag = 1, .text = .of(switch (failure) {
+                    error.Refused => refusal,
+                    error.OutOfMemory => "This needs more memory than the adapter may use.",
+                }) };
+            }
+            return &answer;
+        }
+        fn attempt(input: []const u8) Failed![]const u8 {
+            return function(objectOf(try parse(input)));
+        }
+        fn after(_: *const anyopaque) callconv(.c) void {
+            used = 0;
+        }
+    };
+    @export(&Exports.translate, .{ .name = name });
+    @export(&Exports.after, .{ .name = "cabi_post_" ++ name });
 }
 
 fn respond(comptime plugin: type, input: []const u8) Failed![]const u8 {

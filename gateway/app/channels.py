@@ -1,0 +1,113 @@
+"""The configured channels, each with its adapter: what comes in by them, and how they fare."""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gateway.channels.intake import Intake
+from gateway.channels.progress import Health, Tell
+from gateway.channels.translating import WayIn
+from gateway.channels.verification import secret_of
+from gateway.channels.webhooks import WebhookDoor, address
+from gateway.domain.adapters import Description, Poll, Socket, Webhook
+from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus
+from gateway.domain.errors import ChannelRefused
+from gateway.domain.plugins import PluginInfo
+from gateway.domain.ports import Clock, Leave
+
+log = logging.getLogger(__name__)
+
+Transport = Webhook | Poll | Socket
+
+
+@dataclass(frozen=True, slots=True)
+class OpenChannel:
+    """A channel that has all it needs. `leave`: where its recipes may go, with any of its secrets."""
+
+    way_in: WayIn
+    transport: Transport
+    health: Health
+    leave: Leave
+
+
+@dataclass(slots=True)
+class ChannelRoom:
+    """Opens channels; whatever is wrong with one keeps no other from working."""
+
+    intake: Intake
+    memos: ChannelMemos
+    clock: Clock
+    tell: Tell
+    door: WebhookDoor = field(default_factory=WebhookDoor)
+    open: list[OpenChannel] = field(default_factory=list)
+    _health: list[Health] = field(default_factory=list)
+
+    async def load(
+        self,
+        channels: Iterable[ChannelDef],
+        adapters: Sequence[Adapter],
+        infos: Sequence[PluginInfo],
+    ) -> None:
+        """Raises StoreUnavailable."""
+        by_name = {one.plugin.name: one for one in adapters}
+        for channel in channels:
+            health = Health(channel, channel.transport, self.clock, self.tell)
+            self._health.append(health)
+            try:
+                await self._open(channel, _adapter(channel, by_name, infos), health)
+            except ChannelRefused as error:
+                health.end("refused", error.problem)
+                extra = {"channel": channel.name, "why": error.problem}
+                log.warning("a channel is refused", extra=extra)
+
+    def statuses(self) -> tuple[ChannelStatus, ...]:
+        return tuple(one.status for one in self._health)
+
+    async def _open(self, channel: ChannelDef, adapter: Adapter, health: Health) -> None:
+        from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # the HTTP client is slow to import
+
+        transport = _transport(channel, adapter.description)
+        _check_needs(channel, adapter.description)
+        scrub = Scrubber(channel.secrets).body
+        memos = await self.memos.read(channel.name, channel.account)
+        state = next((memo.text for memo in memos if memo.slot == "adapter"), "")
+        way_in = WayIn(channel, adapter, self.intake, scrub, state)
+        if isinstance(transport, Webhook):
+            self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
+            health.opened()
+        leave = Leave(adapter.plugin.origins, channel.secrets)
+        self.open.append(OpenChannel(way_in, transport, health, leave))
+
+
+def _adapter(
+    channel: ChannelDef, adapters: Mapping[str, Adapter], infos: Sequence[PluginInfo]
+) -> Adapter:
+    """Raises ChannelRefused."""
+    found = adapters.get(channel.plugin)
+    if found is not None:
+        return found
+    why = next((one.why for one in infos if one.name == channel.plugin), None)
+    problem = f"plugin {channel.plugin} is not loaded: {why}" if why else ""
+    raise ChannelRefused(channel.name, problem or f"plugin {channel.plugin} is no channel adapter")
+
+
+def _transport(channel: ChannelDef, description: Description) -> Transport:
+    """The one that is configured, else the first. Raises ChannelRefused."""
+    offered = description.transports
+    found = next((one for one in offered if channel.transport in {None, one.type}), None)
+    if found is None:
+        kinds = " or ".join(one.type for one in offered)
+        raise ChannelRefused(
+            channel.name, f"its adapter offers no {channel.transport}; set {kinds}"
+        )
+    return found
+
+
+def _check_needs(channel: ChannelDef, description: Description) -> None:
+    """Raises ChannelRefused."""
+    for name in description.secrets:
+        secret_of(channel, name)
+    for name in description.needs:
+        if channel.config.get(name) in (None, ""):
+            where = f"[channels.{channel.name}] config"
+            raise ChannelRefused(channel.name, f"config.{name} is missing; set it in {where}")

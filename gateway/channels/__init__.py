@@ -1,0 +1,1 @@
+"""Channels: hosts adapters, which translate and never see a credential."""

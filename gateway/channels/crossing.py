@@ -1,0 +1,108 @@
+"""What adapters say, read from JSON text and never trusted: types, then bounds."""
+
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from gateway.domain.adapters import Description, Formatted, Incoming, Parsed, Poll, Socket, Webhook
+from gateway.domain.channels import Whence
+from gateway.domain.errors import AdapterFailed
+
+LARGEST_DESCRIPTION = 256 * 1024  # characters
+MOST_MESSAGES = 1_000  # of one call
+MOST_REQUESTS = 20
+LONGEST_ID = 256
+
+T = TypeVar("T")
+
+_DESCRIPTION: TypeAdapter[Description] = TypeAdapter(Description)
+_PARSED: TypeAdapter[Parsed] = TypeAdapter(Parsed)
+_FORMATTED: TypeAdapter[Formatted] = TypeAdapter(Formatted)
+_WHENCE: TypeAdapter[Whence] = TypeAdapter(Whence)
+_WAYS: TypeAdapter[Webhook | Poll | Socket] = TypeAdapter(
+    Annotated[Webhook | Poll | Socket, Field(discriminator="type")]
+)
+
+
+def read_description(text: str) -> Description:
+    """Raises ValueError with what is wrong, on one line."""
+    if len(text) > LARGEST_DESCRIPTION:
+        raise ValueError(f"what it describes is larger than {LARGEST_DESCRIPTION // 1024} KiB")
+    try:
+        return _DESCRIPTION.validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"what it describes cannot be used: {_first(error)}") from error
+
+
+def read_parsed(text: str) -> Parsed:
+    """Raises AdapterFailed."""
+    parsed = _read(_PARSED, text, "parse-incoming")
+    if len(parsed.messages) > MOST_MESSAGES:
+        raise AdapterFailed(f"parse-incoming made more than {MOST_MESSAGES} messages of one call")
+    for message in parsed.messages:
+        _check(message)
+    return parsed
+
+
+def read_formatted(text: str) -> Formatted:
+    """Raises AdapterFailed."""
+    formatted = _read(_FORMATTED, text, "format-outgoing")
+    if len(formatted.requests) > MOST_REQUESTS:
+        raise AdapterFailed(f"format-outgoing made more than {MOST_REQUESTS} requests")
+    return formatted
+
+
+def write_whence(whence: Whence) -> str:
+    """As it is kept with a message."""
+    return _WHENCE.dump_json(whence).decode()
+
+
+def read_whence(text: str) -> Whence:
+    return _WHENCE.validate_json(text)
+
+
+def schemas() -> dict[str, dict[str, Any]]:
+    """JSON Schemas of what crosses, by name: published under docs/."""
+    return {
+        "describe": _DESCRIPTION.json_schema(),
+        "transport": _WAYS.json_schema(),
+        "parse-incoming": _PARSED.json_schema(),
+        "format-outgoing": _FORMATTED.json_schema(),
+    }
+
+
+def _read(adapter: TypeAdapter[T], text: str, function: str) -> T:
+    try:
+        return adapter.validate_json(text)
+    except ValidationError as error:
+        raise AdapterFailed(f"{function} gave what cannot be used: {_first(error)}") from error
+
+
+def _check(message: Incoming) -> None:
+    """Ids become parts of keys: none is empty or endless."""
+    ids = {
+        "peer": message.peer,
+        "sender.id": message.sender.id,
+        "platform_id": message.platform_id,
+        "guild": message.guild,
+        "team": message.team,
+        "thread": message.thread,
+    }
+    for name, value in ids.items():
+        if value is not None and not 0 < len(value) <= LONGEST_ID:
+            raise AdapterFailed(f"parse-incoming: {name} has to have 1 to {LONGEST_ID} characters")
+
+
+def _first(error: ValidationError) -> str:
+    """Where and what; never the value, which may be of any size. Where several kinds are possible,
+    what is said of another kind than the one that was meant is no news."""
+    errors = error.errors(include_url=False, include_input=False, include_context=False)
+    others = {one["loc"][:-1] for one in errors if one["loc"][-1:] == ("type",)}
+    meant = [
+        one
+        for one in errors
+        if one["type"] != "tuple_type" and not any(one["loc"][: len(at)] == at for at in others)
+    ]
+    first = (meant or errors)[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else first["msg"]

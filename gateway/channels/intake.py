@@ -1,0 +1,227 @@
+"""What adapters have read becomes turns, answers without a turn, or nothing: each message once."""
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import anyio
+
+from gateway.channels.crossing import write_whence
+from gateway.domain.adapters import Incoming, Parsed
+from gateway.domain.bindings import Address
+from gateway.domain.channel_events import ChannelEvents, Heard, HeardAs
+from gateway.domain.channels import (
+    ChannelDef,
+    ChannelMemo,
+    ChannelMemos,
+    Command,
+    Commands,
+    Doorkeeper,
+    Ignored,
+    Told,
+    Verdict,
+    Whence,
+)
+from gateway.domain.errors import AlreadyHeard, NoRoute, NotOfProject
+from gateway.domain.inbound import Inbound
+from gateway.domain.inbox import Accepted, NewDelivery
+from gateway.domain.ports import Clock
+
+log = logging.getLogger(__name__)
+
+TOO_LATE = (
+    "Your message came in too late and was not answered. If it still matters, please send it again."
+)
+
+Memos = tuple[ChannelMemo, ...]
+
+
+@dataclass(slots=True)
+class Intake:
+    """The one way in for webhook, poll and socket. Without a doorkeeper nobody may talk.
+
+    `counts` is by (channel, what became of a message), `ignored` by (channel, why).
+    """
+
+    accept: Callable[[Inbound], Awaitable[Accepted]]
+    events: ChannelEvents
+    memos: ChannelMemos
+    clock: Clock
+    nudge: Callable[[], None]  # something is to be delivered
+    doorkeeper: Doorkeeper | None = None
+    commands: Commands | None = None
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ignored: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _commanding: anyio.Lock = field(default_factory=anyio.Lock)
+
+    async def take(
+        self, channel: ChannelDef, parsed: Parsed, kept: ChannelMemo | None = None
+    ) -> None:
+        """Comes back once everything of one call, answer or frame is durable: only then it may be
+        acknowledged. The adapter's state and what the socket `kept` go with the last message.
+
+        Raises Busy or StoreUnavailable: then it is to be refused as a whole, and sent again; those
+        that were taken already are known then.
+        """
+        memos: Memos = () if kept is None else (kept,)
+        if parsed.state is not None:
+            memos += (ChannelMemo(channel.name, channel.account, "adapter", parsed.state),)
+        last = len(parsed.messages) - 1
+        written = False
+        for place, message in enumerate(parsed.messages):
+            written = await self._one(channel, message, memos if place == last else ())
+        if memos and not written:
+            await self.memos.write(*memos)
+
+    async def _one(self, channel: ChannelDef, message: Incoming, memos: Memos) -> bool:
+        """True: and the memos are written."""
+        verdict = await self._judge(channel, message)
+        match verdict:
+            case Ignored():
+                self.ignored[channel.name, verdict.why] += 1
+                self._count(channel, "ignored")
+                return False
+            case Told():
+                return await self._hear(channel, message, "told", memos, text=verdict.text)
+        # Asked only of those who may talk: nobody else is to be told anything.
+        if self._is_too_old(channel, message):
+            return await self._hear(channel, message, "expired", memos, text=TOO_LATE)
+        if isinstance(verdict, Command) and self.commands is not None:
+            return await self._command(self.commands, verdict, channel, message, memos)
+        return await self._turn(channel, message, memos)
+
+    async def _judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        if message.sender.is_self or message.sender.is_bot:
+            return Ignored("bot")
+        if not _content(message):
+            return Ignored("empty")
+        if self.doorkeeper is None:
+            return Ignored("nobody may talk")
+        return await self.doorkeeper.judge(channel, message)
+
+    async def _turn(self, channel: ChannelDef, message: Incoming, memos: Memos) -> bool:
+        inbound = Inbound(
+            address_of(channel, message),
+            _content(message),
+            key=message.platform_id,
+            whence=write_whence(whence_of(message)),
+            memos=memos,
+        )
+        try:
+            accepted = await self.accept(inbound)
+        except AlreadyHeard:
+            self._count(channel, "duplicate")
+            return False
+        except (NoRoute, NotOfProject) as error:
+            where = {"channel": channel.name, "why": str(error)}
+            log.warning("no agent answers a message of a channel", extra=where)
+            return await self._hear(channel, message, "unrouted", memos)
+        self._count(channel, "duplicate" if accepted.duplicate else "accepted")
+        return True
+
+    async def _command(
+        self,
+        commands: Commands,
+        command: Command,
+        channel: ChannelDef,
+        message: Incoming,
+        memos: Memos,
+    ) -> bool:
+        """One after the other, so that copies of a command that come together are one."""
+        # Whoever brought it may vanish; what was carried out must be known as that.
+        with anyio.CancelScope(shield=True):
+            async with self._commanding:
+                known = await self.events.knows(channel.name, channel.account, message.platform_id)
+                if not known:
+                    text = await commands.run(command, channel, message)
+                    await self._hear(channel, message, "command", memos, text=text)
+        if known:
+            self._count(channel, "duplicate")
+        return not known
+
+    async def _hear(
+        self,
+        channel: ChannelDef,
+        message: Incoming,
+        outcome: HeardAs,
+        memos: Memos,
+        *,
+        text: str | None = None,
+    ) -> bool:
+        now = self.clock.now()
+        place = (channel.name, channel.account)
+        # However much comes too late after a long silence, a room is told so once a day.
+        late = (message.peer, message.thread or "", now.date().isoformat())
+        name = _name(*place, *(late if outcome == "expired" else (message.platform_id,)))
+        deliveries = [] if text is None else [_answer(name, channel, message, text)]
+        heard = Heard(*place, message.platform_id, outcome, now)
+        is_new = await self.events.hear(heard, deliveries, memos)
+        self._count(channel, outcome if is_new else "duplicate")
+        if is_new and deliveries:
+            self.nudge()
+        return True
+
+    def _is_too_old(self, channel: ChannelDef, message: Incoming) -> bool:
+        said_at = _seconds(message.timestamp or "")
+        return said_at is not None and self.clock.now().timestamp() - said_at > channel.max_age_s
+
+    def _count(self, channel: ChannelDef, outcome: str) -> None:
+        self.counts[channel.name, outcome] += 1
+
+
+def address_of(channel: ChannelDef, message: Incoming) -> Address:
+    """Channel and account are the configuration's, whatever an adapter says."""
+    return Address(
+        channel.name,
+        channel.account,
+        message.peer,
+        guild=message.guild,
+        team=message.team,
+        thread=None if message.shares_room else message.thread,
+        sender=message.sender.id,
+    )
+
+
+def whence_of(message: Incoming) -> Whence:
+    return Whence(
+        message.peer,
+        message.thread,
+        reply_to=message.platform_id,
+        is_group=message.kind == "group",
+        answer=message.answer,
+    )
+
+
+def _content(message: Incoming) -> str:
+    """What was said, or what was sent without a word."""
+    if message.text.strip() or not message.attachments:
+        return message.text.strip() and message.text
+    names = (one.name or one.mime or "a file" for one in message.attachments)
+    return f"[sent without a text: {', '.join(names)}]"
+
+
+def _answer(name: str, channel: ChannelDef, message: Incoming, text: str) -> NewDelivery:
+    whence = write_whence(whence_of(message))
+    whither = (channel.name, channel.account, message.peer, message.thread)
+    return NewDelivery(name, *whither, text, whence)
+
+
+def _name(*parts: str) -> str:
+    """The id of a delivery: the same for the same message, whenever it comes again."""
+    return "d_" + hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+
+
+def _seconds(timestamp: str) -> float | None:
+    """Since 1970; None for what cannot be read."""
+    try:
+        return float(timestamp)
+    except ValueError:
+        pass
+    try:
+        said_at = datetime.fromisoformat(timestamp)
+        return (said_at if said_at.tzinfo else said_at.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None

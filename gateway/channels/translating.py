@@ -1,0 +1,124 @@
+"""What a platform sent goes to its adapter, scrubbed, and what the adapter read is taken in."""
+
+import logging
+from base64 import b64encode
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from pydantic_core import to_json
+
+from gateway.channels.crossing import read_parsed
+from gateway.channels.intake import Intake
+from gateway.domain.adapters import HttpReply, Parsed, TransportKind
+from gateway.domain.channel_events import Heard
+from gateway.domain.channels import Adapter, ChannelDef, ChannelMemo, Scrub
+from gateway.domain.errors import AdapterFailed
+
+log = logging.getLogger(__name__)
+
+MOST_FAILURES = 5  # of one body: then nobody waits for it any longer
+_REMEMBERED = 1_000  # bodies that failed
+_LARGEST_KEPT = 65_536  # characters of a body that nobody could read
+_WITHHELD = frozenset({"authorization", "cookie", "proxy-authorization"})
+
+Headers = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a platform sent: a call, an answer to our question, or a frame."""
+
+    transport: TransportKind
+    body: bytes
+    headers: Headers = ()  # without those that prove who it is
+    method: str | None = None
+    path: str | None = None
+    query: str | None = None
+    status: int | None = None
+
+
+@dataclass(slots=True)
+class WayIn:
+    """Of one channel. `state` is the adapter's own text, as of the last commit."""
+
+    channel: ChannelDef
+    adapter: Adapter
+    intake: Intake
+    scrub: Scrub
+    state: str = ""
+    _failures: OrderedDict[str, int] = field(default_factory=OrderedDict)
+
+    @property
+    def api_base(self) -> str | None:
+        given = self.channel.config.get("api_base")
+        return given if isinstance(given, str) else self.adapter.description.api_base
+
+    async def take(self, said: Said, kept: ChannelMemo | None = None) -> HttpReply | None:
+        """Comes back once all of it is durable, with what the adapter wants to be answered.
+
+        Raises AdapterFailed, Busy, StoreUnavailable: then it has to be sent again. What an adapter
+        cannot read again and again is kept for the operator instead.
+        """
+        body = await self.scrub(said.body)
+        try:
+            parsed = read_parsed(await self.adapter.parse(await self._event(said, body)))
+        except AdapterFailed as error:
+            await self._give_up(said, body, error)
+            parsed = Parsed()
+        await self.intake.take(self.channel, parsed, kept)
+        if parsed.state is not None:
+            self.state = parsed.state
+        return parsed.reply
+
+    async def _event(self, said: Said, body: bytes) -> str:
+        channel = self.channel
+        head = {
+            "transport": said.transport,
+            "method": said.method,
+            "path": said.path,
+            "query": said.query,
+            "status": said.status,
+            "headers": _joined(said.headers),
+            "account": channel.account,
+            "config": channel.config,
+            "api_base": self.api_base,
+            "state": self.state,
+        }
+        told = {name: value for name, value in head.items() if value is not None}
+        scrubbed = await self.scrub(to_json(told))
+        return f"{scrubbed.decode(errors='replace')[:-1]},{_body(body)}}}"
+
+    async def _give_up(self, said: Said, body: bytes, error: AdapterFailed) -> None:
+        """Raises it once more, until it was raised often enough."""
+        digest = sha256(said.body).hexdigest()
+        failures = self._failures.pop(digest, 0) + 1
+        extra = {"channel": self.channel.name, "why": str(error), "failures": failures}
+        if failures < MOST_FAILURES:
+            log.warning("an adapter failed", extra=extra)
+            self._failures[digest] = failures
+            if len(self._failures) > _REMEMBERED:
+                self._failures.popitem(last=False)
+            raise error
+        log.error("what no adapter could read is kept for the operator", extra=extra)
+        place = (self.channel.name, self.channel.account, f"sha256:{digest}")
+        text = body.decode(errors="replace")[:_LARGEST_KEPT]
+        heard = Heard(*place, "unreadable", self.intake.clock.now(), text)
+        await self.intake.events.hear(heard, (), ())
+
+
+def _joined(headers: Headers) -> dict[str, str]:
+    joined: dict[str, str] = {}
+    for name, value in headers:
+        if name not in _WITHHELD and not name.startswith("x-forwarded-"):
+            joined[name] = f"{joined[name]}, {value}" if name in joined else value
+    return joined
+
+
+def _body(body: bytes) -> str:
+    """As a member of the event."""
+    try:
+        return f'"body":{to_json(body.decode()).decode()}'
+    except UnicodeDecodeError:
+        return f'"body_base64":"{b64encode(body).decode()}"'

@@ -1,0 +1,327 @@
+"""What crosses between host and channel adapter: recipes as data, messages in, requests out.
+
+Read from JSON as it stands here (channels/crossing.py); what is checked beyond types is checked in
+`__post_init__`, with a ValueError that names the field.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+TransportKind = Literal["webhook", "poll", "socket"]
+Table = Mapping[str, object]
+STRICT: Table = {"extra": "forbid", "strict": True}  # for whoever reads these from JSON
+TOLERANT: Table = {"extra": "ignore", "strict": True}
+
+# A path leads into a JSON value: names with dots between, `d.session_id`; a number is a place in a
+# list. In texts of recipes the host fills in `{api_base}`, `{config.NAME}`, `{state}`,
+# `{webhook_url}`, `{kept.NAME}` and, on the way out only, `${secret:NAME}`.
+
+
+@dataclass(frozen=True, slots=True)
+class CallRecipe:
+    """A request that the host makes."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    url: str
+    method: str = "GET"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verify:
+    """How the host proves that a webhook call is genuine, over the raw bytes.
+
+    hmac and ed25519 sign the text that `signs` makes of `{timestamp}`, `{id}` and `{body}`; a token
+    stands in the header as it is. `secret` names a secret of the channel, `key` a public key in its
+    `config`. With several recipes exactly one has to fit: the one whose `when` the `config` meets.
+    """
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    type: Literal["hmac_sha256", "ed25519", "token"]
+    header: str
+    secret: str | None = None
+    key: str | None = None
+    prefix: str = ""
+    encoding: Literal["hex", "base64"] = "hex"
+    signs: str = "{body}"
+    several: bool = False  # signatures with spaces between, of which one has to fit
+    secret_form: Literal["text", "whsec"] = "text"
+    id_header: str | None = None
+    timestamp_header: str | None = None
+    window_s: int = 300
+    missing_status: Literal[401, 403] = 401
+    wrong_status: Literal[401, 403] = 401
+    when: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if (self.type == "ed25519") != (self.key is not None):
+            raise ValueError("key: ed25519 needs one, nothing else has one")
+        if (self.type == "ed25519") != (self.secret is None):
+            raise ValueError("secret: hmac_sha256 and token need one, ed25519 has none")
+        if ("{timestamp}" in self.signs) != (self.timestamp_header is not None):
+            raise ValueError("signs: a timestamp that is not signed proves nothing")
+        if ("{id}" in self.signs) != (self.id_header is not None):
+            raise ValueError("signs: an id that is not signed proves nothing")
+        if self.type != "token" and "{body}" not in self.signs:
+            raise ValueError("signs: it has to contain {body}")
+        if not 1 <= self.window_s <= 3_600:
+            raise ValueError("window_s: 1 to 3600")
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """A question in the query that the host answers itself: `secret` has to stand in `given`."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    secret: str
+    given: str
+    answer: str
+    method: str = "GET"
+    expects: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Webhook:
+    """The platform calls us. `setup` is made at each start, if all that it names is there."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    type: Literal["webhook"]
+    methods: tuple[str, ...] = ("POST",)
+    paths: tuple[str, ...] = ("",)  # below /webhooks/NAME; `*` is one segment
+    challenge: Challenge | None = None
+    setup: CallRecipe | None = None
+    max_body_bytes: int = 1_048_576
+
+
+@dataclass(frozen=True, slots=True)
+class Poll:
+    """The host asks again and again; `{state}` is what the adapter returned last."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    type: Literal["poll"]
+    request: CallRecipe
+    interval_s: float = 0.0  # between an answer and the next question
+    timeout_s: float = 60.0
+    setup: CallRecipe | None = None
+
+
+Act = Literal["event", "identify", "beat", "alive", "ready", "reconnect", "renew", "forget"]
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRule:
+    """What the host does with a frame that has these values at these paths; the first rule that
+    fits counts. `keep` puts values of the frame aside by name."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    when: Table
+    do: tuple[Act, ...] = ()
+    keep: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """`frame` is sent every `every_s`, or as often as the kept value says."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    frame: Table
+    every_s: float | None = None
+    kept_ms: str | None = None
+    needs_answer: bool = True  # `alive` between two beats, or the connection is dead
+
+
+@dataclass(frozen=True, slots=True)
+class Socket:
+    """A connection that the host opens and keeps; a machine of states, described.
+
+    Where it leads: `url`, or what `open` answers at `url_at`, or when resuming the kept value
+    `resume_url`. `identify` is sent for a new session, `resume` once all that it names is kept.
+    `kept` values last over restarts, and those that a frame with `event` brings count from its
+    commit on. `renew`: open another connection first, then close this one.
+    """
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    type: Literal["socket"]
+    frames: tuple[FrameRule, ...]
+    url: str | None = None
+    open: CallRecipe | None = None
+    url_at: str = "url"
+    resume_url: str | None = None
+    heartbeat: Heartbeat | None = None
+    identify: Table | None = None
+    resume: Table | None = None
+    acknowledge: Table | None = None  # sent after the commit; `{frame.PATH}` is of the frame
+    fatal_codes: tuple[int, ...] = ()  # stop, and tell the operator
+    fresh_codes: tuple[int, ...] = ()  # forget the session, then connect
+    close_code: int = 4000  # ours, so that the session can be resumed
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.open is None):
+            raise ValueError("url, open: one of the two says where it leads")
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """So many requests in so much time: to one peer, to one room, or by the account."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    scope: Literal["peer", "group", "account"]
+    count: int
+    per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TextLimits:
+    """What one message of the platform holds, and how often one may be sent."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    text: int = 4_000
+    unit: Literal["utf16", "characters", "bytes"] = "characters"
+    rates: tuple[Rate, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Outbound:
+    """How the host reads what the platform answers.
+
+    `retry_after` lists where a wait in seconds may stand: a path, or `header:NAME`. `error` leads
+    to the platform's word for what went wrong; a 200 is an error where `ok` leads to false.
+    """
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    secrets: tuple[str, ...] = ()
+    message_id: str | None = None
+    ok: str | None = None
+    error: str | None = None
+    retry_statuses: tuple[int, ...] = (408, 429, 500, 502, 503, 504)
+    retry_errors: tuple[str, ...] = ()
+    retry_after: tuple[str, ...] = ("header:retry-after",)
+    moved_to: str | None = None  # of an error: the peer that is to be used instead
+    idempotency: bool = False  # requests carry a key, so that sending one again does no harm
+    edits: bool = False
+    edit_every_s: float = 1.0
+    edit_every_s_group: float = 3.0
+    typing_every_s: float | None = None  # None: there is no such thing
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What `describe` of an adapter answers. More keys may be there; they are not looked at."""
+
+    __pydantic_config__: ClassVar[Table] = TOLERANT
+    channel: str
+    transports: tuple[Webhook | Poll | Socket, ...]
+    name: str = ""
+    version: str = ""
+    description: str = ""
+    verify: Verify | tuple[Verify, ...] = ()
+    outbound: Outbound = Outbound()
+    limits: TextLimits = TextLimits()
+    secrets: tuple[str, ...] = ()  # without which it cannot work
+    needs: tuple[str, ...] = ()  # names in `config` without which it cannot work
+    api_base: str | None = None  # where the platform is, unless `config.api_base` says otherwise
+
+    def __post_init__(self) -> None:
+        kinds = [one.type for one in self.transports]
+        if not kinds or len(set(kinds)) < len(kinds):
+            raise ValueError("transports: one at least, and each once")
+        if "webhook" in kinds and not self.recipes:
+            raise ValueError("verify: a webhook that nobody can verify gets no address")
+
+    @property
+    def recipes(self) -> tuple[Verify, ...]:
+        return (self.verify,) if isinstance(self.verify, Verify) else self.verify
+
+
+# ------------------------------------------------------------------------------ messages in
+@dataclass(frozen=True, slots=True)
+class Sender:
+    __pydantic_config__: ClassVar[Table] = TOLERANT
+    id: str
+    name: str | None = None
+    is_bot: bool = False
+    is_self: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    __pydantic_config__: ClassVar[Table] = TOLERANT
+    url: str | None = None
+    name: str | None = None
+    mime: str | None = None
+    size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """A message as an adapter read it. Account, agent and channel are the host's to say: `account`
+    is not looked at. `answer` comes back with everything that is sent in reply to this message."""
+
+    __pydantic_config__: ClassVar[Table] = TOLERANT
+    peer: str
+    sender: Sender
+    text: str
+    platform_id: str
+    kind: Literal["direct", "group"] = "direct"
+    account: str | None = None
+    guild: str | None = None
+    team: str | None = None
+    thread: str | None = None
+    shares_room: bool = False  # the thread is no conversation of its own
+    timestamp: str | None = None  # ISO 8601, or seconds since 1970 as text
+    reply_to: str | None = None
+    mentions_me: bool = False
+    attachments: tuple[Attachment, ...] = ()
+    answer: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpReply:
+    """What the platform is answered at once, after the commit."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Parsed:
+    """What `parse-incoming` answers."""
+
+    __pydantic_config__: ClassVar[Table] = TOLERANT
+    messages: tuple[Incoming, ...] = ()
+    reply: HttpReply | None = None
+    state: str | None = None
+
+
+# ----------------------------------------------------------------------------- requests out
+@dataclass(frozen=True, slots=True)
+class Idempotency:
+    """`header`: the host puts the key there; None: it stands in the request already."""
+
+    __pydantic_config__: ClassVar[Table] = STRICT
+    key: str
+    header: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    __pydantic_config__: ClassVar[Table] = STRICT
+    url: str
+    method: str = "POST"
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = ""
+    idempotency: Idempotency | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Formatted:
+    """What `format-outgoing` answers. `too_long`: cut the text smaller and ask again."""
+
+    __pydantic_config__: ClassVar[Table] = TOLERANT
+    requests: tuple[Request, ...] = ()
+    edit: bool = False  # a message of these can be edited later
+    too_long: bool = False

@@ -1,0 +1,44 @@
+"""Messages of channels that are answered without a turn."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+from gateway.domain.channels import ChannelMemo
+from gateway.domain.inbox import NewDelivery
+
+HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    channel: str
+    account: str
+    platform_id: str
+    outcome: HeardAs
+    at: datetime
+    detail: str = ""  # of what nobody could read: as it came, for the operator
+
+
+class ChannelEvents(Protocol):
+    """A message is heard once: what is told twice is told by nobody."""
+
+    async def knows(self, channel: str, account: str, platform_id: str) -> bool:
+        """Whether that message was heard or accepted before. Raises StoreUnavailable."""
+        ...
+
+    async def hear(
+        self,
+        heard: Heard,
+        deliveries: Sequence[NewDelivery] = (),
+        memos: Sequence[ChannelMemo] = (),
+    ) -> bool:
+        """ONE durable commit. False, and nothing but the memos is written, if that message was
+        heard or accepted before. A delivery whose id is there already is not made again. Raises
+        StoreUnavailable."""
+        ...
+
+    async def forget(self, *, before: datetime, limit: int) -> int:
+        """Those that no platform sends again; gives how many."""
+        ...

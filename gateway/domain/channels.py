@@ -1,0 +1,192 @@
+"""Channels: how one is configured, what comes in by it, and how it fares."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+
+from gateway.domain.adapters import Description, Incoming, Table, TransportKind
+from gateway.domain.plugins import PluginDef, PluginSecret
+
+DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
+OnUnknown = Literal["resend", "hold"]
+Scrub = Callable[[bytes], Awaitable[bytes]]  # puts names in place of a channel's secrets
+ChannelState = Literal["starting", "connected", "failing", "refused", "stopped"]
+Direction = Literal["in", "out"]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRule:
+    """Who may talk in a room that is listed; an empty `allow_from`: whoever is in it."""
+
+    allow_from: frozenset[str] = frozenset()
+    require_mention: bool | None = None  # None: as the channel has it
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelDef:
+    """One channel as it is configured. `groups` is by the room's id, `*` for any."""
+
+    name: str
+    plugin: str
+    account: str = "default"
+    transport: TransportKind | None = None  # None: the first that the adapter offers
+    secrets: tuple[PluginSecret, ...] = ()
+    config: Mapping[str, object] = field(default_factory=dict)
+    dm_policy: DmPolicy = "pairing"
+    allow_from: frozenset[str] = frozenset()
+    groups: Mapping[str, GroupRule] = field(default_factory=dict)
+    require_mention: bool = True
+    on_unknown_send: OnUnknown = "resend"
+    max_age_s: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Whence:
+    """Where an answer goes besides its address: kept with the message, handed back to the adapter."""
+
+    peer: str
+    thread: str | None = None
+    reply_to: str | None = None  # the platform's id of the message that is answered
+    is_group: bool = False
+    answer: Table = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMemo:
+    """What a channel hands on to its next call or connection; `slot` is `adapter` or `socket`."""
+
+    channel: str
+    account: str
+    slot: Literal["adapter", "socket"]
+    text: str
+
+
+class ChannelMemos(Protocol):
+    """Kept over restarts; a memo that goes with a message is in the commit of its accept."""
+
+    async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]: ...
+
+    async def write(self, *memos: ChannelMemo) -> None:
+        """ONE durable commit. Raises StoreUnavailable."""
+        ...
+
+
+# ---------------------------------------------------------------------------------- who may talk
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The message is for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Nothing is written and nobody is told; `why` is counted."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The peer is answered with a text, once; no model is asked."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The peer gave a command and may: `name` without its slash."""
+
+    name: str
+    argument: str
+
+
+Verdict = Turn | Ignored | Told | Command
+
+
+class Doorkeeper(Protocol):
+    async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
+        ...
+
+
+class Commands(Protocol):
+    async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
+        """Carries it out and gives the answer. Run again after a crash before its answer was
+        committed. Raises StoreUnavailable."""
+        ...
+
+
+# ---------------------------------------------------------------------------------- webhooks
+@dataclass(frozen=True, slots=True)
+class WebhookCall:
+    """A call as it came in: nothing decoded. Names of headers in lower case, repeated ones kept."""
+
+    channel: str
+    method: str
+    path: str  # after /webhooks/CHANNEL, as it was sent
+    query: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookAnswer:
+    status: int = 200
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+
+
+class Webhooks(Protocol):
+    """What the web hands every call under /webhooks to, without a look at who it is."""
+
+    def largest_body(self, channel: str) -> int | None:
+        """In bytes, before any is read; None: there is no such address."""
+        ...
+
+    async def receive(self, call: WebhookCall) -> WebhookAnswer:
+        """Answers after the commit, never after a model. Raises nothing."""
+        ...
+
+
+class Adapter(Protocol):
+    """A channel plugin in its sandbox; JSON text in, JSON text out."""
+
+    @property
+    def plugin(self) -> PluginDef: ...
+
+    @property
+    def description(self) -> Description: ...
+
+    async def parse(self, event: str) -> str:
+        """Raises AdapterFailed with a sentence for the operator."""
+        ...
+
+    async def format(self, reply: str) -> str:
+        """Raises AdapterFailed."""
+        ...
+
+
+# ------------------------------------------------------------------------------------ status
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One direction of a channel: when it last worked, and what is wrong since."""
+
+    last_at: datetime | None = None
+    count: int = 0
+    failing_since: datetime | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelStatus:
+    """A channel is connected only while each direction is: sending says nothing of receiving."""
+
+    name: str
+    plugin: str
+    account: str
+    transport: TransportKind | None
+    state: ChannelState
+    why: str | None = None
+    receiving: Progress = Progress()
+    sending: Progress = Progress()
+    refused: Mapping[str, int] = field(default_factory=dict)  # by reason, since the start

@@ -1,0 +1,110 @@
+"""What an adapter says is read strictly where it is about trust, and bounded everywhere."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.channels.crossing import (
+    MOST_MESSAGES,
+    read_description,
+    read_formatted,
+    read_parsed,
+    schemas,
+)
+from gateway.domain.adapters import Heartbeat, Socket, Verify, Webhook
+from gateway.domain.errors import AdapterFailed
+from gateway.schemas import SchemaChecks
+
+VERIFY: dict[str, Any] = {"type": "hmac_sha256", "secret": "signing_secret", "header": "x-sig"}
+WEBHOOK: dict[str, Any] = {
+    "channel": "mini",
+    "transports": [{"type": "webhook"}],
+    "verify": VERIFY,
+    "tools": ["whatever else it says"],
+}
+SOCKET: dict[str, Any] = {
+    "type": "socket",
+    "url": "wss://gateway.example.com/?v=10",
+    "frames": [
+        {"when": {"op": 10}, "keep": {"beat": "d.heartbeat_interval"}, "do": ["beat", "identify"]},
+        {"when": {"op": 0}, "do": ["event"], "keep": {"seq": "s"}},
+    ],
+    "heartbeat": {"frame": {"op": 1, "d": "{kept.seq}"}, "kept_ms": "beat"},
+    "identify": {"op": 2, "d": {"token": "${secret:bot_token}"}},
+    "fatal_codes": [4004],
+}
+MESSAGE: dict[str, Any] = {"peer": "p", "sender": {"id": "u"}, "text": "hi", "platform_id": "1"}
+
+
+def test_a_description_becomes_recipes() -> None:
+    found = read_description(json.dumps({**WEBHOOK, "transports": [{"type": "webhook"}, SOCKET]}))
+
+    webhook, socket = found.transports
+    assert webhook == Webhook("webhook")
+    assert isinstance(socket, Socket)
+    assert socket.heartbeat == Heartbeat({"op": 1, "d": "{kept.seq}"}, kept_ms="beat")
+    assert found.recipes == (Verify("hmac_sha256", "x-sig", secret="signing_secret"),)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"verify": []}, "a webhook that nobody can verify"),
+        ({"verify": {**VERIFY, "secrte": "x"}}, "secrte"),
+        ({"verify": {**VERIFY, "type": "none"}}, "type"),
+        ({"verify": {**VERIFY, "secret": None}}, "hmac_sha256 and token need one"),
+        ({"verify": {**VERIFY, "signs": "{timestamp}{body}"}}, "a timestamp that is not signed"),
+        ({"verify": {**VERIFY, "timestamp_header": "x-time"}}, "a timestamp that is not signed"),
+        ({"verify": {**VERIFY, "signs": "v0"}}, "it has to contain {body}"),
+        ({"verify": {**VERIFY, "window_s": 86_400}}, "window_s"),
+        ({"transports": []}, "one at least"),
+        ({"transports": [{"type": "webhook"}, {"type": "webhook"}]}, "each once"),
+        ({"transports": [{**SOCKET, "url": None}]}, "one of the two"),
+        ({"limits": {"text": "long"}}, "limits.text"),
+    ],
+)
+def test_a_recipe_that_proves_nothing_or_is_misspelt_is_refused(
+    change: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ValueError, match="what it describes cannot be used") as refused:
+        read_description(json.dumps({**WEBHOOK, **change}))
+
+    assert why in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["peer", "platform_id", "thread", "guild", "team"])
+@pytest.mark.parametrize("value", ["", "x" * 257])
+def test_no_id_is_empty_or_endless(name: str, value: str) -> None:
+    with pytest.raises(AdapterFailed, match=name):
+        read_parsed(json.dumps({"messages": [{**MESSAGE, name: value}]}))
+
+
+def test_one_call_makes_so_many_messages_at_most() -> None:
+    with pytest.raises(AdapterFailed, match="more than"):
+        read_parsed(json.dumps({"messages": [MESSAGE] * (MOST_MESSAGES + 1)}))
+
+
+def test_forged_fields_are_no_fields_of_a_message() -> None:
+    forged = {**MESSAGE, "agent": "root", "channel": "other", "session_key": "a:b:c:d"}
+
+    (message,) = read_parsed(json.dumps({"messages": [forged]})).messages
+
+    assert not {"agent", "channel", "session_key"} & set(message.__slots__)
+
+
+@given(st.text() | st.recursive(st.none() | st.integers() | st.text(), st.lists).map(json.dumps))
+def test_whatever_an_adapter_says_is_read_or_refused(text: str) -> None:
+    for read in (read_parsed, read_formatted):
+        with pytest.raises(AdapterFailed):
+            read(text)
+
+
+def test_what_is_published_accepts_what_is_read() -> None:
+    check = SchemaChecks().compile(json.dumps(schemas()["describe"]))
+
+    assert check({**WEBHOOK, "transports": [{"type": "webhook"}, SOCKET]}) is None
+    assert check({**WEBHOOK, "transports": "none"}) is not None

@@ -1,0 +1,165 @@
+"""What platforms send: scrubbed before an adapter sees it, and kept when no adapter can read it."""
+
+import base64
+import json
+from urllib.parse import quote
+
+import pytest
+
+from gateway.channels.translating import MOST_FAILURES, Said
+from gateway.domain.adapters import HttpReply
+from gateway.domain.errors import AdapterFailed, Busy
+from tests.fakes.adapter import KEY, MESSAGE, FakeAdapter, KeptEvents, Taken, a_way_in
+from tests.fakes.store import open_memory
+
+
+async def test_an_event_holds_what_came_and_what_the_channel_is() -> None:
+    adapter, headers = FakeAdapter(), (("x-a", "1"), ("x-a", "2"), ("content-type", "text/plain"))
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, Taken(), stores, api_base="https://a.example", room=7)
+        way_in.state = "cursor"
+
+        await way_in.take(Said("webhook", b"hi", headers, "POST", "/x", "a=b"))
+
+        assert adapter.events == [
+            {
+                "transport": "webhook",
+                "method": "POST",
+                "path": "/x",
+                "query": "a=b",
+                "headers": {"x-a": "1, 2", "content-type": "text/plain"},
+                "body": "hi",
+                "account": "default",
+                "config": {"api_base": "https://a.example", "room": 7},
+                "api_base": "https://a.example",
+                "state": "cursor",
+            }
+        ]
+
+
+@pytest.mark.parametrize(
+    "name", ["authorization", "cookie", "proxy-authorization", "x-forwarded-for"]
+)
+async def test_no_adapter_sees_what_others_are_known_by(name: str) -> None:
+    adapter = FakeAdapter()
+    async with open_memory() as stores:
+        await a_way_in(adapter, Taken(), stores).take(Said("webhook", b"", ((name, "x"),)))
+
+        assert adapter.events[0]["headers"] == {}
+
+
+async def test_bytes_that_are_no_text_come_as_base64() -> None:
+    adapter = FakeAdapter()
+    async with open_memory() as stores:
+        await a_way_in(adapter, Taken(), stores).take(Said("webhook", b"\xff\0"))
+
+        assert "body" not in adapter.events[0]
+        assert base64.b64decode(adapter.events[0]["body_base64"]) == b"\xff\0"
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        KEY.encode(),
+        base64.b64encode(KEY.encode()),
+        base64.b64encode(b"Bearer " + KEY.encode()),
+        quote(KEY, safe="").replace("-", "%2D").encode(),
+        b"\xff" + KEY.encode(),
+    ],
+)
+async def test_no_adapter_sees_a_secret_that_a_platform_echoes(form: bytes) -> None:
+    adapter = FakeAdapter()
+    headers = (("x-echo", form.decode("latin-1")),)
+    async with open_memory() as stores:
+        said = Said("webhook", form, headers, "POST", f"/{KEY}", f"key={KEY}")
+        await a_way_in(adapter, Taken(), stores).take(said)
+
+        event = adapter.events[0]
+        seen = json.dumps(event) + str(base64.b64decode(event.get("body_base64", "")))
+        assert KEY not in seen
+        assert form.decode("latin-1").removeprefix("\xff") not in seen or b"%2D" in form
+
+
+async def test_state_counts_once_it_is_committed() -> None:
+    taken = Taken()
+    adapter = FakeAdapter(lambda event: {"messages": [MESSAGE], "state": "next"})
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, taken, stores)
+        taken.trouble = Busy("full")
+        with pytest.raises(Busy):
+            await way_in.take(Said("poll", b"{}", status=200))
+        before = way_in.state
+        taken.trouble = None
+        await way_in.take(Said("poll", b"{}", status=200))
+
+        assert (before, way_in.state) == ("", "next")
+
+
+async def test_an_adapter_says_what_is_answered() -> None:
+    reply = {"status": 202, "body": "{}"}
+    adapter = FakeAdapter(lambda event: {"messages": [], "reply": reply})
+    async with open_memory() as stores:
+        answer = await a_way_in(adapter, Taken(), stores).take(Said("webhook", b""))
+
+        assert answer == HttpReply(202, body="{}")
+
+
+async def test_who_forges_an_account_is_not_believed() -> None:
+    """Nor what no message has: an agent, a channel, rights."""
+    forged = {"account": "admin", "channel": "websocket", "agent": "other", "scopes": ["admin"]}
+    taken = Taken()
+    adapter = FakeAdapter(lambda event: {"messages": [{**MESSAGE, **forged}], **forged})
+    async with open_memory() as stores:
+        await a_way_in(adapter, taken, stores).take(Said("webhook", b""))
+
+        (inbound,) = taken.inbound
+        assert (inbound.address.channel, inbound.address.account) == ("family", "default")
+        assert inbound.requested_agent is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "null",
+        "[]",
+        "{",
+        {"messages": 1},
+        {"messages": [{}]},
+        {"messages": [{**MESSAGE, "peer": ""}]},
+        {"messages": [{**MESSAGE, "peer": "x" * 300}]},
+        {"messages": [{**MESSAGE, "platform_id": 7}]},
+        {"messages": [MESSAGE] * 1_001},
+        '{"messages": [' + "[" * 5_000 + "]" * 5_000 + "]}",
+        AdapterFailed("it took too long"),
+    ],
+)
+async def test_what_an_adapter_makes_up_is_taken_as_a_failure(said: object) -> None:
+    taken = Taken()
+    async with open_memory() as stores:
+        way_in = a_way_in(FakeAdapter(lambda event: said), taken, stores)
+
+        with pytest.raises(AdapterFailed):
+            await way_in.take(Said("webhook", b"x"))
+
+        assert taken.inbound == []
+
+
+async def test_what_no_adapter_can_read_is_kept_and_not_asked_for_again() -> None:
+    poison = f"poison with {KEY} in it".encode()
+    adapter = FakeAdapter(lambda event: AdapterFailed("trapped"))
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, Taken(), stores)
+        way_in.intake.events = kept = KeptEvents()
+        for _ in range(MOST_FAILURES - 1):
+            with pytest.raises(AdapterFailed):
+                await way_in.take(Said("webhook", poison))
+        with pytest.raises(AdapterFailed):
+            await way_in.take(Said("webhook", b"another body"))
+
+        answer = await way_in.take(Said("webhook", poison))
+
+        assert answer is None
+        assert [(one.outcome, one.detail) for one in kept.heard] == [
+            ("unreadable", "poison with [secret key] in it")
+        ]

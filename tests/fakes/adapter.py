@@ -1,0 +1,107 @@
+"""An adapter that says what a test wants, and an intake behind it that writes down what it took."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from anyio.lowlevel import checkpoint
+
+from gateway.channels.intake import Intake
+from gateway.channels.progress import Health
+from gateway.channels.translating import WayIn
+from gateway.domain.adapters import Description, Verify, Webhook
+from gateway.domain.channel_events import Heard
+from gateway.domain.channels import ChannelDef, ChannelMemo
+from gateway.domain.errors import AdapterFailed
+from gateway.domain.ids import MessageId, RunId
+from gateway.domain.inbound import Inbound
+from gateway.domain.inbox import Accepted, NewDelivery
+from gateway.domain.plugins import PluginDef, PluginSecret
+from gateway.domain.ports import Stores
+from gateway.domain.secrets import Secret
+from gateway.outbound.secrets import Scrubber
+from tests.fakes.clock import FakeClock
+from tests.fakes.doorkeeper import FakeDoor
+from tests.fakes.store import session_key
+
+KEY = "hunter2-hunter2"
+VERIFY = Verify("token", "x-token", secret="key")
+HOOK = Webhook("webhook", paths=("", "events/*"))
+MESSAGE = {"peer": "ann", "sender": {"id": "ann"}, "text": "hi", "platform_id": "1"}
+
+
+@dataclass
+class FakeAdapter:
+    """Implements Adapter; `say` makes the answer of an event."""
+
+    say: Callable[[Any], object] = lambda event: {"messages": [MESSAGE]}
+    description: Description = Description("fake", (HOOK,), verify=VERIFY)
+    plugin: PluginDef = PluginDef("fake", Path("fake.wasm"))
+    events: list[Any] = field(default_factory=list)
+
+    async def parse(self, event: str) -> str:
+        await checkpoint()
+        self.events.append(json.loads(event))
+        said = self.say(self.events[-1])
+        if isinstance(said, Exception):
+            raise said
+        return said if isinstance(said, str) else json.dumps(said)
+
+    async def format(self, reply: str) -> str:
+        raise AdapterFailed("it only reads")
+
+
+@dataclass
+class Taken:
+    """What was handed in; `trouble` is raised instead."""
+
+    inbound: list[Inbound] = field(default_factory=list)
+    trouble: Exception | None = None
+
+    async def accept(self, inbound: Inbound) -> Accepted:
+        await checkpoint()
+        if self.trouble is not None:
+            raise self.trouble
+        self.inbound.append(inbound)
+        key = session_key(inbound.address.peer)
+        return Accepted(MessageId("m"), RunId("r"), key, "default", 1)
+
+
+@dataclass
+class KeptEvents:
+    """Implements ChannelEvents, and shows what was heard."""
+
+    heard: list[Heard] = field(default_factory=list)
+
+    async def knows(self, channel: str, account: str, platform_id: str) -> bool:
+        await checkpoint()
+        return platform_id in {one.platform_id for one in self.heard}
+
+    async def hear(
+        self,
+        heard: Heard,
+        deliveries: Sequence[NewDelivery] = (),
+        memos: Sequence[ChannelMemo] = (),
+    ) -> bool:
+        is_new = not await self.knows(heard.channel, heard.account, heard.platform_id)
+        self.heard += [heard] if is_new else []
+        return is_new
+
+    async def forget(self, *, before: datetime, limit: int) -> int:
+        return 0
+
+
+def a_way_in(adapter: FakeAdapter, taken: Taken, stores: Stores, **config: object) -> WayIn:
+    secrets = (PluginSecret("key", Secret(KEY), frozenset()),)
+    channel = ChannelDef("family", "fake", secrets=secrets, config=config)
+    memos, events = stores.channel_memos, stores.channel_events
+    clock = FakeClock()
+    intake = Intake(taken.accept, events, memos, clock, lambda: None, FakeDoor())
+    return WayIn(channel, adapter, intake, Scrubber(secrets).body)
+
+
+def health_of(way_in: WayIn) -> Health:
+    return Health(way_in.channel, "webhook", way_in.intake.clock, lambda _type, _payload: None)

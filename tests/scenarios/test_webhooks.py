@@ -1,0 +1,135 @@
+"""A platform calls: from its signed bytes to the turn, through a real adapter in its sandbox."""
+
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.fakes.client import HttpAnswer, http
+from tests.fakes.doorkeeper import FakeDoor
+from tests.fakes.gateway import Setup, Site, running
+from tests.fakes.model_server import ModelServer, Reply, scripted_server
+
+ADAPTER = Path(__file__).parents[2] / "wasm-examples" / "channel-js" / "tool.wasm"
+SECRET = "a-secret-that-signs-calls"
+REST = f"""
+[[plugins]]
+name = "relay"
+path = "{ADAPTER}"
+[channels.family]
+plugin = "relay"
+secrets.webhook_secret = "{SECRET}"
+[channels.blank]
+plugin = "relay"
+secrets.webhook_secret = " "
+[channels.missing]
+plugin = "relay"
+"""
+
+
+def said(text: str, number: str = "1") -> bytes:
+    room = {"id": "r1", "is_direct": True}
+    ann = {"id": "ann", "name": "Ann"}
+    message = {"type": "message", "id": number, "room": room, "sender": ann, "text": text}
+    return json.dumps(message).encode()
+
+
+def signed(body: bytes, secret: str = SECRET) -> dict[str, str]:
+    proof = hmac.digest(secret.encode(), body, hashlib.sha256).hex()
+    return {"x-chatrelay-signature": f"sha256={proof}", "host": "anything.example"}
+
+
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[tuple[Site, ModelServer]]:
+    async with (
+        scripted_server(lambda asked: Reply("Hello.")) as model,
+        running(Setup(model.url, rest=REST), folder) as site,
+    ):
+        site.rooms.channels.intake.doorkeeper = FakeDoor()
+        yield site, model
+
+
+async def post(
+    site: Site, body: bytes, headers: dict[str, str], name: str = "family"
+) -> HttpAnswer:
+    return await http(f"{site.url}/webhooks/{name}", method="POST", body=body, headers=headers)
+
+
+@pytest.mark.requirement("S-003-Plugin-03")
+async def test_a_call_that_is_genuine_becomes_a_turn(tmp_path: Path) -> None:
+    body = said("What is the time?")
+
+    async with opened(tmp_path) as (site, model):
+        answer = await post(site, body, signed(body))
+        with anyio.fail_after(5):
+            asked = await model.wait_for(1)
+
+        assert (answer.status, answer.body) == (200, b"")
+        assert asked.last_text == "What is the time?"
+
+
+async def test_ten_copies_at_once_are_one_turn(tmp_path: Path) -> None:
+    body = said("hi")
+    statuses: list[int] = []
+
+    async with opened(tmp_path) as (site, model):
+
+        async def call() -> None:
+            statuses.append((await post(site, body, signed(body))).status)
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(call)
+        await site.rooms.lanes.rest()
+
+        assert statuses == [200] * 10
+        assert len(model.requests) == 1
+
+
+async def test_a_call_sent_again_after_a_restart_is_no_second_turn(tmp_path: Path) -> None:
+    body = said("hi")
+    async with opened(tmp_path) as (site, model):
+        await post(site, body, signed(body))
+        await site.rooms.lanes.rest()
+        assert len(model.requests) == 1
+
+    async with opened(tmp_path) as (site, model):
+        answer = await post(site, body, signed(body))
+        await site.rooms.lanes.rest()
+
+        assert answer.status == 200
+        assert model.requests == []
+
+
+async def test_whoever_signs_nothing_or_with_something_else_gets_no_further(tmp_path: Path) -> None:
+    body = said("hi")
+
+    async with opened(tmp_path) as (site, model):
+        answers = [
+            await post(site, body, {}),
+            await post(site, body, signed(body, "another secret")),
+            await post(site, body, signed(body, "")),
+            await post(site, body + b" ", signed(body)),
+        ]
+        await site.rooms.lanes.rest()
+
+        assert {answer.status for answer in answers} == {401}
+        assert len({answer.body for answer in answers}) == 1
+        assert model.requests == []
+
+
+@pytest.mark.parametrize("name", ["blank", "missing", "nobody"])
+async def test_a_channel_that_nobody_can_verify_has_no_address(tmp_path: Path, name: str) -> None:
+    body = said("hi")
+
+    async with opened(tmp_path) as (site, _):
+        answer = await post(site, body, signed(body, " "), name)
+        states = {one.name: one.state for one in site.rooms.channels.statuses()}
+
+        assert answer.status == 404
+        assert states == {"family": "connected", "blank": "refused", "missing": "refused"}

@@ -1,0 +1,55 @@
+"""What channels keep, in the file: whole after a kill, and found by an index."""
+
+import sqlite3
+from pathlib import Path
+
+import anyio
+import pytest
+
+from gateway.store import channels
+from gateway.store.schema import migrate
+from tests.store.crash import embedded, start
+
+LANES = 8
+
+
+async def newest(data_dir: Path) -> tuple[dict[str, str], dict[str, str]]:
+    """Of each lane: its last message, and the memo that came with one."""
+    with anyio.fail_after(10):
+        async with embedded(data_dir) as stores:
+            left = await stores.inbox.unfinished()
+            last = {one.new.session_key.peer: str(one.new.run_id) for one in left}
+            memos = {
+                lane: (await stores.channel_memos.read("websocket", lane))[0].text for lane in last
+            }
+    return last, memos
+
+
+def test_after_a_kill_each_memo_is_that_of_the_last_message(tmp_path: Path) -> None:
+    process = start(str(tmp_path), "life", str(LANES), "100000")
+    assert process.stdout is not None
+    for _ in range(200):
+        process.stdout.readline()
+    process.kill()
+    process.stdout.close()
+    process.wait(5)
+
+    last, memos = anyio.run(newest, tmp_path)
+
+    assert len(last) == LANES
+    assert memos == last
+
+
+@pytest.mark.parametrize(
+    "query",
+    [channels._READ, channels._IS_HEARD, channels._IS_RUN, channels._IS_DELIVERY, channels._FORGET],
+)
+def test_no_look_up_of_a_channel_walks_through_a_table(query: str) -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(db)
+    values = [1] * query.count("?")
+
+    plan = [row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}", values)]
+
+    assert plan
+    assert not [step for step in plan if step.startswith("SCAN") or "TEMP B-TREE" in step]
