@@ -79,11 +79,11 @@ WHERE place > ? AND place < ? AND standing < 2
 _OF_SESSION = (
     "DELETE FROM journal WHERE run_id IN (SELECT run_id FROM run WHERE session = ?)",
     """
-    UPDATE run SET content = '', digest = '', summary = '', log = NULL, tape = NULL
+    UPDATE run SET content = '', digest = '', summary = '', log = NULL, tape = NULL, whence = NULL
     WHERE session = ?
     """,
     """
-    UPDATE delivery SET text = '', receipt = NULL, why = 'erased',
+    UPDATE delivery SET text = '', whence = NULL, receipt = NULL, why = 'erased',
         state = CASE state WHEN 'pending' THEN 'failed' ELSE state END
     WHERE session = ?
     """,

@@ -126,7 +126,7 @@ class MemoryErasures:
         session.record = replace(session.record, head=None, message_count=0, state="closed")
         for run_id in runs:
             run = shelf.runs[run_id]
-            new = replace(run.record.entry.new, content="", digest="")
+            new = replace(run.record.entry.new, content="", digest="", whence=None)
             entry = replace(run.record.entry, new=new)
             run.record = replace(run.record, entry=entry, log=b"", summary="")
             shelf.journal.pop(run_id, None)
@@ -134,7 +134,8 @@ class MemoryErasures:
         for id_, one in shelf.deliveries.items():
             if one.session_key == key:
                 state: DeliveryState = "failed" if one.state == "pending" else one.state
-                told = replace(one, new=replace(one.new, text=""), receipt=None, why="erased")
+                emptied = replace(one.new, text="", whence=None)
+                told = replace(one, new=emptied, receipt=None, why="erased")
                 shelf.deliveries[id_] = replace(told, state=state)
         shelf.rule_states.pop(key, None)
         shelf.posted[:] = [one for one in shelf.posted if one.session_key != key]

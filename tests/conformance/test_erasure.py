@@ -41,12 +41,12 @@ async def talk(stores: Stores, key: SessionKey, word: str) -> None:
     """An exchange, with a trace of it in every corner."""
     name = key.peer
     new = an_entry(name, key, platform_id=name, digest=f"digest of {word}", content=word)
-    await stores.inbox.accept(new, begin=True)
+    await stores.inbox.accept(replace(new, whence=word), begin=True)
     await stores.journal.note(new.run_id, JournalNote(1, "reply", word))
     question, answer = an_exchange(name, word, f"{word} it is")
     calls = (ToolCall("c", "echo", f'{{"text": "{word}"}}'),)
     answer = replace(answer, message=Message("assistant", f"{word} it is", calls), label=word)
-    delivery = NewDelivery(f"d-{name}", "chat", "bot", "p", None, word)
+    delivery = NewDelivery(f"d-{name}", "chat", "bot", "p", None, word, word)
     ending = an_ending(name, key, nodes=(question, answer), deliveries=[delivery])
     told = Notice(word, id=f"n-{name}", to="both")
     left = replace(ending, log=word.encode(), summary=f'{{"said": "{word}"}}', tape=word.encode)
@@ -75,7 +75,7 @@ async def known(stores: Stores, key: SessionKey, word: str) -> list[bool]:
     found = await stores.turns.find(key, [word], limit=9)
     facts = await stores.facts.select(FactQuery(Whose(scope_of(key, None)), with_history=True))
     due = await stores.outbox.due(now=NOON.replace(year=2030), limit=9)
-    told = [run.entry.new.content, run.log.decode(), run.summary]
+    told = [run.entry.new.content, run.entry.new.whence or "", run.log.decode(), run.summary]
     return [
         *(word in text for text in told),
         bool(await stores.runs.tape(run_id)),
