@@ -107,7 +107,9 @@ async def test_the_first_who_is_paired_on_an_account_owns_it_and_others_only_if_
 
 
 @pytest.mark.parametrize("state", ["paired", "denied"])
-async def test_what_was_decided_holds_until_it_is_removed(opened: Open, state: str) -> None:
+async def test_what_was_decided_holds_until_it_is_removed(
+    opened: Open, state: PairingState
+) -> None:
     async with opened() as stores:
         await ask(stores, asking("ann"))
         decided = "paired" if state == "paired" else "denied"
