@@ -112,8 +112,8 @@ async def test_what_was_decided_holds_until_it_is_removed(
 ) -> None:
     async with opened() as stores:
         await ask(stores, asking("ann"))
-        decided = "paired" if state == "paired" else "denied"
-        await stores.pairings.decide(asking("ann").code_digest, decided, is_owner=False, now=NOON)
+        digest = asking("ann").code_digest
+        await stores.pairings.decide(digest, state, is_owner=False, now=NOON)
         assert not await ask(stores, asking("ann", minutes=600))
 
         assert await stores.pairings.remove(*ANN)
