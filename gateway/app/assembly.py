@@ -26,18 +26,20 @@ from gateway.app.channels import ChannelRoom
 from gateway.app.decisions import decision_trees
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
+from gateway.app.pairing import pairing_book
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.sweeping import sweep
+from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
 from gateway.channels.intake import Intake
+from gateway.channels.pairing import PairingBook
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
-from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import Clock, Ids, Model, Stores
 from gateway.host.clock import SystemClock
@@ -69,6 +71,7 @@ from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.pairing import PairMethods
 from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
@@ -120,6 +123,7 @@ class Gateway:
     replays: Replays
     memory: Memory
     channels: ChannelRoom
+    pairing: PairingBook
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -134,6 +138,7 @@ class Gateway:
         methods = (
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
+            *PairMethods(self.pairing).all(),
             *memory_methods(
                 self.memory, self.stores, self.config.agents, self.ids, self.front.upkeep
             ).all(),
@@ -340,6 +345,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         replays=replays(config, means, parts.stores),
         memory=memory,
         channels=_channels(parts, reception),
+        pairing=pairing_book(parts.stores, bus, parts.clock, parts.ids),
     )
 
 
@@ -381,10 +387,3 @@ def _means(
 def strict_json(text: str | bytes) -> Any:
     """Without the numbers that are none: a guest's parser, or a provider's, refuses them."""
     return from_json(text, allow_inf_nan=False)
-
-
-def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, object]) -> None:
-    """Something that belongs to no run."""
-    kind = kind_named(type_)
-    severity = kind.severity if kind else "info"
-    bus.publish(Event(type_, severity, "gateway", clock.now(), None, None, payload))

@@ -10,7 +10,7 @@ from hashlib import sha256
 from gateway.domain.accounts import Audit
 from gateway.domain.adapters import Sender
 from gateway.domain.audit import Deed, DeedKind
-from gateway.domain.errors import Busy, NotFound
+from gateway.domain.errors import Busy, GatewayError, NotFound
 from gateway.domain.pairing import Pairing, Pairings, PairingState
 from gateway.domain.ports import Clock, Ids
 
@@ -27,6 +27,11 @@ MOST_LISTED = 100
 
 Place = tuple[str, str]  # channel and account
 Tell = Callable[[str, Mapping[str, object]], None]  # an event and its payload
+
+
+class NobodyWaits(NotFound):
+    def __init__(self) -> None:
+        GatewayError.__init__(self, "nobody waits with that code: each counts once, for an hour")
 
 
 @dataclass(slots=True)
@@ -112,7 +117,7 @@ class PairingBook:
             decided = await self.store.decide(digest, state, is_owner=is_owner, now=now)
         if decided is None:
             self._count_wrong()
-            raise NotFound("that code (they count once, and for an hour)")
+            raise NobodyWaits
         return decided
 
     async def _waits_at(self, at: Place, digest: str) -> bool:
