@@ -26,13 +26,14 @@ from gateway.app.channels import ChannelRoom
 from gateway.app.decisions import decision_trees
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
-from gateway.app.pairing import pairing_book
+from gateway.app.pairing import chat_commands, pairing_book
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.sweeping import sweep
 from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
+from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
 from gateway.config.values import GatewayConfig
@@ -242,7 +243,8 @@ async def assembled(
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)
-        parts = Parts(*opened, model, plugins, gate, rules, meter)
+        book = pairing_book(stores, bus, clock, ids)
+        parts = Parts(*opened, model, plugins, gate, rules, meter, book)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
         await rooms.memory.keeper.resume()
@@ -285,6 +287,7 @@ class Parts:
     gate: ToolGate
     rules: Rulebook
     meter: Meter
+    pairing: PairingBook
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -344,15 +347,16 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
         memory=memory,
-        channels=_channels(parts, reception),
-        pairing=pairing_book(parts.stores, bus, parts.clock, parts.ids),
+        channels=_channels(config, parts, front, memory),
+        pairing=parts.pairing,
     )
 
 
-def _channels(parts: Parts, reception: Reception) -> ChannelRoom:
-    """Nobody may talk before there is a doorkeeper."""
-    memos, clock = parts.stores.channel_memos, parts.clock
-    intake = Intake(reception.accept, parts.stores.channel_events, memos, clock, lambda: None)
+def _channels(config: GatewayConfig, parts: Parts, front: Front, memory: Memory) -> ChannelRoom:
+    memos, clock, book = parts.stores.channel_memos, parts.clock, parts.pairing
+    commands = chat_commands(config, parts.stores, front, memory, book)
+    kept = (parts.stores.channel_events, memos, clock, lambda: None)
+    intake = Intake(front.reception.accept, *kept, Doorman(book), commands)
     return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock))
 
 

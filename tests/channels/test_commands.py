@@ -6,14 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
+import anyio
 import pytest
 
 from gateway.channels.commands import HELP, UNROUTED, ChatCommands
-from gateway.channels.doorkeeping import NAMES, command_in
-from gateway.channels.intake import address_of
-from gateway.domain.adapters import Incoming
+from gateway.channels.doorkeeping import NAMES, Doorman, command_in
+from gateway.channels.intake import Intake, address_of
+from gateway.domain.adapters import Incoming, Parsed
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Budgets, Limit
+from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.facts import Claim, scope_of
 from gateway.domain.ids import AgentId, SessionKey
@@ -38,11 +40,21 @@ class Chat:
     stores: Stores
     commands: ChatCommands
     asked: list[ModelRequest]
+    intake: Intake
 
     async def give(self, text: str, message: Incoming | None = None) -> str:
         command = command_in(text)
         assert command is not None
         return await self.commands.run(command, CHANNEL, message or said(text))
+
+    async def take(self, *messages: Incoming, channel: ChannelDef = CHANNEL) -> None:
+        """As they come from the platform."""
+        await self.intake.take(channel, Parsed(messages))
+
+    async def told(self) -> list[tuple[str, str]]:
+        """What is to be delivered without a turn, and to whom."""
+        due = await self.stores.outbox.due(now=self.stage.clock.now(), limit=1_000)
+        return [(one.new.peer, one.new.text) for one in due]
 
     async def say(self, text: str, message: Incoming | None = None) -> str:
         """To the agent; gives the run's id once it is accepted."""
@@ -74,7 +86,10 @@ async def chatting(model: Model | None = None, *, agent: AgentDef = AGENT) -> As
             book=a_book(stores, stage.clock),
             decode=json.loads,
         )
-        yield Chat(stage, stores, commands, scripted.asked)
+        kept = (stores.channel_events, stores.channel_memos, stage.clock, lambda: None)
+        door = Doorman(commands.book)
+        intake = Intake(stage.front.reception.accept, *kept, door, commands)
+        yield Chat(stage, stores, commands, scripted.asked, intake)
 
 
 async def own(chat: Chat, person: str = "ann") -> None:
@@ -350,6 +365,63 @@ async def test_no_command_asks_a_model_or_makes_a_message() -> None:
     assert chat.asked == []
     assert record is not None  # `/new` made it
     assert (record.message_count, record.input_tokens, record.output_tokens) == (0, 0, 0)
+
+
+# --- as they come from a platform --------------------------------------------------------------
+async def test_a_hundred_messages_of_a_stranger_cost_nothing_and_are_answered_once() -> None:
+    async with chatting() as chat:
+        for number in range(100):
+            await chat.take(said(f"/new {number}" if number % 2 else f"hello {number}"))
+        told = await chat.told()
+        sessions, runs = await chat.stores.sessions.count(), await chat.stores.inbox.unfinished()
+
+    assert [peer for peer, _ in told] == ["ann"]
+    assert "I do not know you yet" in told[0][1]
+    assert (chat.asked, sessions, list(runs)) == ([], 0, [])
+
+
+async def test_an_owner_lets_a_stranger_in_who_is_answered_from_then_on() -> None:
+    async with chatting() as chat:
+        await own(chat)
+        await chat.take(said("let me in", "ben"))
+        ((_, told),) = await chat.told()
+        code = told.split("approve ", 1)[1][:9]
+
+        await chat.take(said(f"/pair approve {code}"))
+        await chat.take(said("let me in", "ben"))  # the platform sends it again: it was answered
+        await chat.take(said("hello again", "ben"))
+        await chat.stage.until_idle()
+
+        answers = [text for peer, text in await chat.told() if peer == "ann"]
+    assert answers == ["`ben` (Ben) may talk"]
+    assert [request.messages[-1].text for request in chat.asked] == ["hello again"]
+
+
+async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_billed() -> None:
+    async with chatting() as chat:
+        await own(chat)
+        codes = [await chat.commands.book.ask("chat", "default", said(person="ben").sender)]
+        command = said(f"/pair approve {codes[0]}")
+
+        async with anyio.create_task_group() as group:
+            for _ in range(10):
+                group.start_soon(chat.take, command)
+
+        told = await chat.told()
+        spent = await chat.stores.spending.models(limit=10)
+    assert told == [("ann", "`ben` (Ben) may talk")]
+    assert chat.intake.counts["chat", "duplicate"] == 9
+    assert (list(spent), chat.asked) == ([], [])
+
+
+@pytest.mark.parametrize("text", ["/new", "/pair list", "/usage"])
+async def test_a_command_of_somebody_who_may_give_none_is_plain_text(text: str) -> None:
+    async with chatting() as chat:
+        await chat.take(said(text), channel=replace(CHANNEL, dm_policy="open"))
+        await chat.stage.until_idle()
+
+        assert await chat.told() == []
+    assert [request.messages[-1].text for request in chat.asked] == [text]
 
 
 async def test_where_no_agent_answers_there_is_nothing_to_command() -> None:
