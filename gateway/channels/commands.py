@@ -26,7 +26,8 @@ from gateway.sessions.front import Front
 from gateway.sessions.lines import Lines
 from gateway.sessions.runs import LiveRun
 
-MOST_FACTS = 20
+MOST_FACTS = 20  # the newest
+MOST_READ = 5_000
 MOST_FOUND = 10
 LONGEST_SAID = 200
 MODES: tuple[QueueMode, ...] = get_args(QueueMode)
@@ -196,7 +197,7 @@ class ChatCommands:
         await self.settled(asked.key)
         seen = whose(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
         if not asked.argument:
-            facts = await self.facts.select(FactQuery(seen))
+            facts = await self.facts.select(FactQuery(seen, limit=MOST_READ))
             told = [_fact(one) for one in facts[-MOST_FACTS:]]
             return _listed(told) if told else "Nothing is known yet."
         found = await self.find.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
@@ -226,7 +227,9 @@ class ChatCommands:
             answers = f"`{route.agent_id}` answers here, by {route.matched_by}."
         except (NoRoute, NotOfProject):
             answers = UNROUTED
-        return "\n".join([f"You are `{at.sender}`. {answers}", "", "```toml", *rows, "```"])
+        return "\n".join(
+            [f"You are {_quoted(at.sender or at.peer)}. {answers}", "", "```toml", *rows, "```"]
+        )
 
     async def _pair(self, at: Address, argument: str) -> str:
         """An owner decides for the account that they own, and no other."""
@@ -278,7 +281,8 @@ def _models(agent: AgentDef | None) -> Sequence[str]:
 
 
 def _fact(fact: Fact) -> str:
-    return f"{fact.subject} {fact.predicate}: {fact.object} (since {fact.valid_from:%Y-%m-%d})"
+    told = " ".join(f"{fact.subject} {fact.predicate}: {fact.object}".split())
+    return f"{told} (since {fact.valid_from:%Y-%m-%d})"
 
 
 def _found(one: Recalled) -> str:
@@ -288,8 +292,12 @@ def _found(one: Recalled) -> str:
 
 
 def _pairing(one: Pairing) -> str:
-    """Names are what people call themselves."""
-    name = " ".join((one.name or "").replace("`", "'").split())
     state = {"asked": "waits", "paired": "may talk", "denied": "may not talk"}[one.state]
     owner = ", owner" if one.is_owner else ""
-    return f"`{one.person}`{f' ({name})' if name else ''} {state}{owner}"
+    name = f" ({_quoted(one.name)})" if one.name else ""
+    return f"{_quoted(one.person)}{name} {state}{owner}"
+
+
+def _quoted(name: str) -> str:
+    """What people call themselves must not look like anything else."""
+    return f"`{''.join(one for one in name.replace('`', ' ') if one.isprintable())}`"

@@ -12,7 +12,7 @@ import pytest
 from gateway.channels.commands import HELP, UNROUTED, ChatCommands
 from gateway.channels.doorkeeping import NAMES, Doorman, command_in
 from gateway.channels.intake import Intake, address_of
-from gateway.domain.adapters import Incoming, Parsed
+from gateway.domain.adapters import Incoming, Parsed, Sender
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Budgets, Limit
 from gateway.domain.channels import ChannelDef
@@ -332,11 +332,11 @@ async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> 
         dan = await book.find("chat", "other", "dan")
 
     assert listed.splitlines() == [
-        "- `ben` (Ben) waits",
-        "- `cleo` (Cleo) waits",
-        "- `ann` (Ann) may talk, owner",
+        "- `ben` (`Ben`) waits",
+        "- `cleo` (`Cleo`) waits",
+        "- `ann` (`Ann`) may talk, owner",
     ]
-    assert (approved, denied) == ("`ben` (Ben) may talk", "`cleo` (Cleo) may not talk")
+    assert (approved, denied) == ("`ben` (`Ben`) may talk", "`cleo` (`Cleo`) may not talk")
     assert (
         elsewhere
         == "Nothing was changed: nobody waits with that code: each counts once, for an hour."
@@ -345,6 +345,16 @@ async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> 
     assert entry.actor == "chat:default:ann"
     assert dan is not None
     assert dan.state == "asked"
+
+
+async def test_what_people_call_themselves_looks_like_nothing_else() -> None:
+    async with chatting() as chat:
+        eve = Sender("eve", "`[you](http://evil)\n# \u202eOwner\x1b[2J")
+        await chat.commands.book.ask("chat", "default", eve)
+
+        told = await chat.give("/pair list")
+
+    assert told == "- `eve` (` [you](http://evil)# Owner[2J`) waits"
 
 
 async def test_too_many_wrong_codes_are_answered_and_not_retried() -> None:
@@ -393,7 +403,7 @@ async def test_an_owner_lets_a_stranger_in_who_is_answered_from_then_on() -> Non
         await chat.stage.until_idle()
 
         answers = [text for peer, text in await chat.told() if peer == "ann"]
-    assert answers == ["`ben` (Ben) may talk"]
+    assert answers == ["`ben` (`Ben`) may talk"]
     assert [request.messages[-1].text for request in chat.asked] == ["hello again"]
 
 
@@ -409,7 +419,7 @@ async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_bill
 
         told = await chat.told()
         spent = await chat.stores.spending.models(limit=10)
-    assert told == [("ann", "`ben` (Ben) may talk")]
+    assert told == [("ann", "`ben` (`Ben`) may talk")]
     assert chat.intake.counts["chat", "duplicate"] == 9
     assert (list(spent), chat.asked) == ([], [])
 
