@@ -24,6 +24,7 @@ NAMES = (
     *("whoami", "help", "reset"),
 )
 MOST_NOTED = 1_000  # closed rooms that were logged
+MOST_NOTICES = 100
 NOT_KNOWN = (
     "I do not know you yet, so I have not read your message. If you belong here, ask my owner to "
     "run `exogate pair approve {code}`, or to send me `/pair approve {code}`. The code is valid for "
@@ -38,6 +39,7 @@ class Doorman:
 
     book: PairingBook
     _noted: set[tuple[str, str]] = field(default_factory=set)
+    _notices: dict[tuple[str, str, str], Told] = field(default_factory=dict)
 
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         if message.kind == "group":
@@ -78,10 +80,14 @@ class Doorman:
         """Whoever waits, or was denied, is told nothing more."""
         if channel.dm_policy == "open":
             return Turn()
-        code = None
-        if known is None:
-            code = await self.book.ask(channel.name, channel.account, message.sender)
-        return Ignored("not_paired") if code is None else Told(NOT_KNOWN.format(code=code))
+        # A notice that could not be committed is told when the platform sends its message again.
+        place = (channel.name, channel.account, message.platform_id)
+        code = None if known else await self.book.ask(*place[:2], message.sender)
+        if code is not None:
+            self._notices[place] = Told(NOT_KNOWN.format(code=code))
+            if len(self._notices) > MOST_NOTICES:
+                del self._notices[next(iter(self._notices))]
+        return self._notices.get(place, Ignored("not_paired"))
 
     def _note_closed(self, channel: str, room: str) -> None:
         """Once a room: whoever wants to open it needs its id."""

@@ -85,6 +85,18 @@ async def test_a_stranger_is_told_once_in_a_codes_life_and_costs_nothing() -> No
     assert sessions == 0
 
 
+async def test_a_notice_is_the_same_when_its_message_comes_again_and_no_other_has_it() -> None:
+    async with open_memory() as stores:
+        door = a_door(stores)
+
+        first = await door.judge(CHANNEL, said("one"))
+        again = await door.judge(CHANNEL, said("one"))
+        other = await door.judge(CHANNEL, said("two"))
+
+    assert isinstance(first, Told)
+    assert (again, other) == (first, Ignored("not_paired"))
+
+
 async def test_who_was_denied_hears_nothing_even_when_the_code_has_expired() -> None:
     clock = FakeClock()
     async with open_memory() as stores:
@@ -92,7 +104,7 @@ async def test_who_was_denied_hears_nothing_even_when_the_code_has_expired() -> 
         await door.book.deny(code_in(await door.judge(CHANNEL, said())), by="local")
         clock.move(100_000)
 
-        assert await door.judge(CHANNEL, said()) == Ignored("not_paired")
+        assert await door.judge(CHANNEL, said("please")) == Ignored("not_paired")
 
 
 async def test_pairing_holds_for_one_account_of_one_channel() -> None:
