@@ -26,18 +26,21 @@ from gateway.app.channels import ChannelRoom
 from gateway.app.decisions import decision_trees
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
+from gateway.app.pairing import chat_commands, pairing_book
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.sweeping import sweep
+from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
+from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
+from gateway.channels.pairing import PairingBook
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
-from gateway.domain.events import Event, kind_named
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import Clock, Ids, Model, Stores
 from gateway.host.clock import SystemClock
@@ -69,6 +72,7 @@ from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.pairing import PairMethods
 from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
@@ -120,6 +124,7 @@ class Gateway:
     replays: Replays
     memory: Memory
     channels: ChannelRoom
+    pairing: PairingBook
     health: Health = field(default_factory=Health)
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -134,6 +139,7 @@ class Gateway:
         methods = (
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
+            *PairMethods(self.pairing).all(),
             *memory_methods(
                 self.memory, self.stores, self.config.agents, self.ids, self.front.upkeep
             ).all(),
@@ -237,7 +243,8 @@ async def assembled(
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)
-        parts = Parts(*opened, model, plugins, gate, rules, meter)
+        book = pairing_book(stores, bus, clock, ids)
+        parts = Parts(*opened, model, plugins, gate, rules, meter, book)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
         await rooms.memory.keeper.resume()
@@ -280,6 +287,7 @@ class Parts:
     gate: ToolGate
     rules: Rulebook
     meter: Meter
+    pairing: PairingBook
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -339,14 +347,16 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
         memory=memory,
-        channels=_channels(parts, reception),
+        channels=_channels(config, parts, front, memory),
+        pairing=parts.pairing,
     )
 
 
-def _channels(parts: Parts, reception: Reception) -> ChannelRoom:
-    """Nobody may talk before there is a doorkeeper."""
-    memos, clock = parts.stores.channel_memos, parts.clock
-    intake = Intake(reception.accept, parts.stores.channel_events, memos, clock, lambda: None)
+def _channels(config: GatewayConfig, parts: Parts, front: Front, memory: Memory) -> ChannelRoom:
+    memos, clock, book = parts.stores.channel_memos, parts.clock, parts.pairing
+    commands = chat_commands(config, parts.stores, front, memory, book)
+    kept = (parts.stores.channel_events, memos, clock, lambda: None)
+    intake = Intake(front.reception.accept, *kept, Doorman(book), commands)
     return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock))
 
 
@@ -381,10 +391,3 @@ def _means(
 def strict_json(text: str | bytes) -> Any:
     """Without the numbers that are none: a guest's parser, or a provider's, refuses them."""
     return from_json(text, allow_inf_nan=False)
-
-
-def tell_of_gateway(bus: Bus, clock: Clock, type_: str, payload: Mapping[str, object]) -> None:
-    """Something that belongs to no run."""
-    kind = kind_named(type_)
-    severity = kind.severity if kind else "info"
-    bus.publish(Event(type_, severity, "gateway", clock.now(), None, None, payload))

@@ -10,6 +10,7 @@ from gateway.domain.accounts import Audit
 from gateway.domain.agents import AgentDef
 from gateway.domain.audit import Deed, DeedKind
 from gateway.domain.budgets import NANO, Budgets, Limit
+from gateway.domain.channels import ChannelDef
 from gateway.domain.plugins import PluginDef, PluginInfo
 
 Authority = Mapping[str, object]  # plain data by place in the configuration, without any secret
@@ -57,6 +58,8 @@ def _authority(config: GatewayConfig) -> Iterator[tuple[str, object]]:
         yield f"tokens.{token.name}", sorted(token.scopes)
     for plugin in config.plugins:
         yield f"plugins.{plugin.name}", _grants(plugin)
+    for channel in config.channels:
+        yield f"channels.{channel.name}", _door(channel)
     for agent in config.agents:
         yield f"agents.{agent.id}", {"models": list(_models(agent)), "tools": list(agent.tools)}
     for project in config.projects:
@@ -83,6 +86,18 @@ def _grants(plugin: PluginDef) -> Mapping[str, object]:
         "capabilities": sorted(map(str, plugin.capabilities)),
         "sha256": plugin.sha256,
         "secrets": {one.name: sorted(map(str, one.origins)) for one in plugin.secrets},
+    }
+
+
+def _door(channel: ChannelDef) -> Mapping[str, object]:
+    """By whom it is spoken for, and who may talk there."""
+    return {
+        "plugin": channel.plugin,
+        "account": channel.account,
+        "dm_policy": channel.dm_policy,
+        "allow_from": sorted(channel.allow_from),
+        "groups": {name: sorted(rule.allow_from) for name, rule in channel.groups.items()},
+        "secrets": {one.name: sorted(map(str, one.origins)) for one in channel.secrets},
     }
 
 

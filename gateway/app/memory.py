@@ -112,16 +112,16 @@ def vaults_of(config: GatewayConfig, gate: ToolGate, store: PluginStore) -> Mapp
 
 def memory_tool(stores: Stores, agents: Sequence[AgentDef], clock: Clock, ids: Ids) -> MemoryTool:
     recall = Recall(stores.turns, stores.facts)
-    return MemoryTool(stores.facts, recall, clock, ids, _sharing(agents))
+    return MemoryTool(stores.facts, recall, clock, ids, sharing(agents))
 
 
 def memory_methods(
     memory: Memory, stores: Stores, agents: Sequence[AgentDef], ids: Ids, upkeep: Upkeep
 ) -> MemoryMethods:
     asked = (stores.facts, memory.recall, upkeep.clock, ids, memory.settled)
-    return MemoryMethods(*asked, _sharing(agents), upkeep)
+    return MemoryMethods(*asked, sharing(agents), upkeep)
 
 
-def _sharing(agents: Sequence[AgentDef]) -> Set[AgentId]:
+def sharing(agents: Sequence[AgentDef]) -> Set[AgentId]:
     """Those whose facts belong to all who talk to them."""
     return {agent.id for agent in agents if agent.context.fact_scope == "agent"}

@@ -21,6 +21,7 @@ VERBS = {
     "config": ("gateway.cli.config", "config"),
     "doctor": ("gateway.cli.doctor", "doctor"),
     "memory": ("gateway.cli.memory", "memory"),
+    "pair": ("gateway.cli.pair", "pair"),
     "plugin": ("gateway.cli.plugin", "plugin"),
     "provider": ("gateway.cli.provider", "provider"),
     "replay": ("gateway.cli.replay", "replay"),

@@ -18,6 +18,8 @@ DeedKind = Literal[
     "plugin.refused",  # it was not loaded
     "login.refused",  # a wrong token
     "memory.erased",  # facts, for good
+    "pair.approved",  # a person may talk in direct chats
+    "pair.denied",  # a person may not, or may no more
 ]
 MOST_APART = 1000  # things that are counted each for itself, a day
 

@@ -42,6 +42,8 @@ KINDS: tuple[EventKind, ...] = (
     EventKind("bus.dropped", "warning", "BUS_DROPPED"),
     EventKind("tree.reloaded", "info", "TREE_RELOADED"),
     EventKind("tree.refused", "error", "TREE_REFUSED"),
+    EventKind("pair.asked", "info", "PAIR_ASKED"),
+    EventKind("pair.approved", "info", "PAIR_APPROVED"),
 )
 
 _BY_NAME: Mapping[str, EventKind] = {

@@ -29,18 +29,42 @@ class Pairings(Protocol):
     async def find(self, channel: str, account: str, person: str) -> Pairing | None: ...
 
     async def ask(self, asked: Pairing, *, most: int, now: datetime) -> bool:
-        """Puts one in the line, instead of an expired one of the same person. False if `most` are
-        waiting on that account, or the person is paired or denied."""
+        """Durable. Puts one in the line, where expired ones are gone. False if `most` are waiting on
+        that account, or the person waits already, is paired or denied."""
         ...
 
     async def decide(
         self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
     ) -> Pairing | None:
-        """None: no such code waits, or it has expired."""
+        """Durable. None: no such code waits, or it has expired. Who is the first to be paired on an
+        account is its owner in any case."""
         ...
 
-    async def remove(self, channel: str, account: str, person: str) -> bool: ...
+    async def remove(self, channel: str, account: str, person: str) -> bool:
+        """Durable. Whatever was decided or asked for: the person may ask again. False: nothing was."""
+        ...
 
     async def list(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         """Those who wait first, then the newest."""
+        ...
+
+
+class Approvals(Protocol):
+    """What an operator, or an owner in the chat, decides about those who wait; `by` is told to the
+    audit. Raises StoreUnavailable."""
+
+    async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+        """Without those whose code has expired."""
+        ...
+
+    async def approve(self, code: str, *, by: str, is_owner: bool = False) -> Pairing:
+        """Raises NotFound, and Busy after too many wrong codes."""
+        ...
+
+    async def deny(self, code: str, *, by: str) -> Pairing:
+        """The person is not answered any more. Raises as `approve`."""
+        ...
+
+    async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
+        """Nothing holds for the person any more, who may ask again. Raises NotFound."""
         ...

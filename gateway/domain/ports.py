@@ -22,6 +22,7 @@ from gateway.domain.messages import Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
 from gateway.domain.notices import NoticeBoard, RuleStates
 from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.pairing import Pairings
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.recall import TurnIndex, Turns
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
@@ -283,6 +284,7 @@ class Stores:
     erasures: Erasures
     channel_memos: ChannelMemos
     channel_events: ChannelEvents
+    pairings: Pairings
 
 
 class Deliver(Protocol):
@@ -386,4 +388,3 @@ class HostFunction(Protocol):
 
     async def __call__(self, text: str, plugin: PluginDef) -> str:
         """Raises Denied with a sentence for the plugin."""
-        ...

@@ -11,6 +11,7 @@ from gateway.domain.chunks import DoneReason
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Entry, QueueMode
 from gateway.domain.ports import Clock
+from gateway.sessions.choices import Choices
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRun
 
@@ -53,6 +54,7 @@ class Batch:
     taken: Sequence[Waiting] = ()
     crowds: AgentDef | None = None  # whose rules want less than it had to show
     most_nodes: int = 0  # of the tree that its answer goes into
+    model: str | None = None  # that was chosen for this session
 
     @property
     def entry(self) -> Entry:
@@ -94,6 +96,15 @@ class Lines:
     def __init__(self, lanes: Lanes, work: WorkOn, clock: Clock, manner: Manner) -> None:
         self._lanes, self._work, self._clock, self._manner = lanes, work, clock, manner
         self._lines: dict[SessionKey, _Line] = {}
+        self.choices = Choices()
+
+    def mode(self, key: SessionKey) -> QueueMode:
+        return self.choices.of(key).mode or self._manner.mode
+
+    def load(self, key: SessionKey) -> tuple[int, int]:
+        """How many messages of a session are at work, and how many wait."""
+        line = self._lines.get(key, _Line())
+        return len(line.at_work), len(line.waiting)
 
     def join(self, one: Waiting, *, wait: bool = True) -> None:
         """Puts a message behind those of its session; without `wait` its turn may come at once."""
@@ -108,7 +119,7 @@ class Lines:
             self._lanes.submit(key, partial(self._turn, key, line))
 
     def _meet(self, line: _Line, one: Waiting) -> None:
-        if self._manner.mode == "interrupt":
+        if self.mode(one.run.session_key) == "interrupt":
             for other in (*line.at_work[-1:], *line.waiting):
                 other.stop("superseded", at_once=True)
         line.waiting.append(one)
@@ -125,6 +136,14 @@ class Lines:
                 if one.is_offered and not line.at_work[-1].run.reins.unsay(run.run_id):
                     line.at_work[-1].stop("cancelled", at_once=at_once)
 
+    def stop_all(self, key: SessionKey) -> int:
+        """Stops every run of a session; gives how many."""
+        line = self._lines.get(key, _Line())
+        runs = [one.run for one in (*line.at_work, *line.waiting)]
+        for run in runs:
+            self.stop(run, at_once=True)
+        return len(runs)
+
     async def _settle(self, key: SessionKey, line: _Line) -> None:
         """Waits until nobody has come for a while, but not for ever."""
         wait, now = self._manner.debounce_s, self._clock.monotonic
@@ -135,7 +154,8 @@ class Lines:
         self._lanes.submit(key, partial(self._turn, key, line))
 
     async def _turn(self, key: SessionKey, line: _Line) -> None:
-        batch = Batch(self._next(line), lambda: line.waiting)
+        model = self.choices.of(key).model
+        batch = Batch(self._next(key, line), lambda: line.waiting, model=model)
         line.at_work = batch.asked
         for one in batch.asked:
             one.run.reins = batch.run.reins  # to stop one of them is to stop the turn
@@ -155,10 +175,10 @@ class Lines:
             else:
                 del self._lines[key]
 
-    def _next(self, line: _Line) -> Sequence[Waiting]:
+    def _next(self, key: SessionKey, line: _Line) -> Sequence[Waiting]:
         waiting = line.waiting
         begun = (place for place, one in enumerate(waiting, 1) if one.entry.attempts)
-        usual = len(waiting) if self._manner.mode == "collect" else line.together
+        usual = len(waiting) if self.mode(key) == "collect" else line.together
         most = next(begun, usual)
         batch = [waiting.popleft()]
         while waiting and len(batch) < most and _fits(batch, waiting[0]):
@@ -170,7 +190,7 @@ class Lines:
         """Lets the turn that is at work have those who wait, as far as they fit, in order. One that
         an earlier process began takes again what it took, and nobody else: none must overtake."""
         carrier = line.at_work[-1]
-        if self._manner.mode != "steer" or _is_resumed(carrier.entry):
+        if self.mode(carrier.run.session_key) != "steer" or _is_resumed(carrier.entry):
             return
         had = list(line.at_work)
         for one in line.waiting:

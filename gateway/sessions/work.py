@@ -225,8 +225,7 @@ class Work:
     async def _drive(self, batch: Batch, agent: AgentDef, episode: Episode) -> Answer:
         means, new, run = self.means, batch.entry.new, batch.run
         person = person_of(new)
-        settings = await until_stored(means.clock, lambda: means.settings.of(person))
-        agent = as_wished(agent, settings, new.limits)
+        agent = await self._as_wished(batch, agent)
         story = Story(new.run_id, means.journal, means.clock, Json(means.encode, means.decode))
         if run.attempt > 1:
             run.emit(_made_again(means.clock.now()))
@@ -282,6 +281,14 @@ class Work:
             return await driver.drive()
         finally:
             means.pace.ends()
+
+    async def _as_wished(self, batch: Batch, agent: AgentDef) -> AgentDef:
+        """By whoever asks, for the session, and with the message itself."""
+        means, new = self.means, batch.entry.new
+        settings = await until_stored(means.clock, lambda: means.settings.of(person_of(new)))
+        if batch.model is not None:
+            settings = settings.patched({"oracle_model": batch.model})
+        return as_wished(agent, settings, new.limits)
 
     def _scene(self, agent: AgentDef, rules: RuleSet) -> dict[str, object]:
         """What decides over a run besides what it is shown and told."""

@@ -19,6 +19,7 @@ from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_hearing import MemoryHearing
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
+from gateway.store.memory_pairings import MemoryPairings
 from gateway.store.memory_sessions import MemorySessions, MemorySummaries, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
 from gateway.store.memory_turns import MemoryTurns
@@ -56,6 +57,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryErasures(shelf, facts, turns),
             channels,
             channels,
+            MemoryPairings(shelf),
         )
     finally:
         shelf.is_closed = True

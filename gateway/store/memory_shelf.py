@@ -15,6 +15,7 @@ from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import JournalNote, RunRecord
 from gateway.domain.messages import Node, Standing
 from gateway.domain.outbox import Delivery
+from gateway.domain.pairing import Pairing
 from gateway.domain.ports import PluginSpace
 from gateway.domain.sessions import SessionRecord
 from gateway.domain.settling import Settled, Told
@@ -146,6 +147,7 @@ class Shelf:
     unread: dict[SessionKey, tuple[int, bool]] = field(default_factory=dict)
     memos: dict[tuple[str, str, str], ChannelMemo] = field(default_factory=dict)
     told: dict[tuple[str, str, str], Heard] = field(default_factory=dict)  # by name as in `seen`
+    pairings: dict[tuple[str, str, str], Pairing] = field(default_factory=dict)  # by who it is
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
 

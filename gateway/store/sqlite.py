@@ -27,6 +27,7 @@ from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
 from gateway.store.ledger import SqliteLedger
 from gateway.store.outbox import SqliteOutbox
+from gateway.store.pairings import SqlitePairings
 from gateway.store.pen import Pen
 from gateway.store.plugins import SqlitePlugins
 from gateway.store.reader import Readers, open_to_read
@@ -108,6 +109,7 @@ async def open_sqlite(
                 SqliteErasures(writer, readers),
                 channels,
                 channels,
+                SqlitePairings(writer, readers),
             )
         finally:
             await care.close()

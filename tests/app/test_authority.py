@@ -11,8 +11,10 @@ from gateway.app.authority import note_start
 from gateway.config.values import GatewayConfig
 from gateway.domain.audit import AuditEntry
 from gateway.domain.budgets import Budgets, Limit
-from gateway.domain.plugins import PluginInfo
+from gateway.domain.channels import ChannelDef, GroupRule
+from gateway.domain.plugins import PluginInfo, PluginSecret
 from gateway.domain.ports import Stores
+from gateway.domain.secrets import Secret
 from tests.config.arena import Arena
 from tests.fakes.store import NOON, open_memory
 
@@ -37,6 +39,25 @@ def config(tmp_path: Path) -> GatewayConfig:
     arena = Arena(tmp_path)
     arena.home.mkdir()
     return arena.load(TEXT)
+
+
+async def test_who_may_talk_in_a_channel_is_told_when_it_changes(config: GatewayConfig) -> None:
+    room = {"den": GroupRule(frozenset({"ben", "ann"}))}
+    before = ChannelDef(
+        "tg", "telegram", secrets=(PluginSecret("token", Secret(TOKEN), frozenset()),)
+    )
+    after = replace(before, dm_policy="open", allow_from=frozenset({"ann"}), groups=room)
+    async with open_memory() as stores:
+        starts = [replace(config, channels=(one,)) for one in (before, before, after)]
+        entries = await noted(stores, *starts)
+
+    (changed,) = [entry for entry in entries if entry.kind == "config.changed"]
+    told = json.loads(changed.detail)
+    assert told["what"] == "channels.tg"
+    assert (told["before"]["dm_policy"], told["after"]["dm_policy"]) == ("pairing", "open")
+    assert (told["before"]["groups"], told["after"]["groups"]) == ({}, {"den": ["ann", "ben"]})
+    assert told["after"]["allow_from"] == ["ann"]
+    assert all(TOKEN not in entry.detail for entry in entries)
 
 
 async def noted(stores: Stores, *starts: GatewayConfig, refused: str = "") -> Sequence[AuditEntry]:

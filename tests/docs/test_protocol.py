@@ -25,12 +25,14 @@ from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.memory import MemoryMethods
+from gateway.web.methods.pairing import PairMethods
 from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.methods.upkeep import UpkeepMethods
 from gateway.web.rpc import Method
+from tests.channels.people import a_book
 from tests.fakes.clock import CountingIds
 from tests.fakes.find import FakeFind
 from tests.fakes.model import ScriptedModel, says
@@ -73,6 +75,7 @@ async def methods() -> list[Method]:
             ).all(),
             *budget.all(),
             *AuditMethods(stores.audit).all(),
+            *PairMethods(a_book(stores, stage.clock)).all(),
             *MemoryMethods(stores.facts, FakeFind(), stage.clock, CountingIds(), ready).all(),
         ]
 

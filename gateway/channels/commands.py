@@ -1,0 +1,303 @@
+"""Commands in the chat: carried out and answered by the gateway, without any model."""
+
+import json
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from gateway.channels.intake import address_of
+from gateway.channels.pairing import MOST_LISTED, PairingBook
+from gateway.domain.accounts import Spending
+from gateway.domain.adapters import Incoming
+from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import Address, speaker
+from gateway.domain.budgets import Budgets, Limit, Scope, Tally, day_of, shown
+from gateway.domain.channels import ChannelDef, Command
+from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
+from gateway.domain.facts import Fact, FactQuery, Facts, whose
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.inbox import QueueMode
+from gateway.domain.pairing import Pairing
+from gateway.domain.ports import Decode
+from gateway.domain.recall import Recalled
+from gateway.memory.explaining import told_in_full
+from gateway.memory.tool import Find
+from gateway.sessions.front import Front
+from gateway.sessions.lines import Lines
+from gateway.sessions.runs import LiveRun
+
+MOST_FACTS = 20  # the newest
+MOST_READ = 5_000
+MOST_FOUND = 10
+LONGEST_SAID = 200
+MODES: tuple[QueueMode, ...] = get_args(QueueMode)
+ALIASES: Mapping[str, str] = {"reset": "new"}
+ALONE = frozenset({"new", "stop", "status", "usage", "context", "help", "whoami"})
+UNROUTED = "No agent answers here."
+FOR_NOW = "It holds in this chat until `/new`, or until the gateway restarts."
+HELP = """\
+- `/new` begins a new conversation; what is known about you stays
+- `/stop` stops what is being answered, and what waits
+- `/status` shows agent, model, queue and what is left of the budget
+- `/usage` shows what was used
+- `/model [NAME]` shows the models, or chooses one for this chat
+- `/context` shows what the model was last shown
+- `/memory [WORDS]` shows what is known, or looks for it
+- `/queue [MODE]` shows or sets what becomes of messages that come while one is answered
+- `/pair [list|approve CODE|deny CODE]` decides who may talk to me (owners, in a direct chat)
+- `/whoami` shows who you are to me
+- `/help` shows this"""
+PAIR_USAGE = "Write `/pair list`, `/pair approve CODE` or `/pair deny CODE`."
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A command of somebody, in a session."""
+
+    argument: str
+    at: Address
+    key: SessionKey
+    agent: AgentDef
+    is_owner: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommands:
+    """Implements Commands. `settled` comes back once all that was said in a session can be found;
+    `shared`: agents whose facts belong to all who talk to them."""
+
+    front: Front
+    spending: Spending
+    budgets: Budgets
+    facts: Facts
+    find: Find
+    settled: Callable[[SessionKey], Awaitable[None]]
+    shared: Set[AgentId]
+    book: PairingBook
+    decode: Decode
+
+    async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
+        """Who may give it was judged before."""
+        name, at = ALIASES.get(command.name, command.name), address_of(channel, message)
+        if name in ALONE and command.argument:
+            return f"`/{name}` stands alone, so nothing was done. `/help` shows all commands."
+        if name == "help":
+            return HELP
+        if name == "whoami":
+            return self._whoami(at)
+        if name == "pair":
+            return await self._pair(at, command.argument)
+        try:
+            key = self.front.router.resolve(at).session_key
+        except (NoRoute, NotOfProject):
+            return UNROUTED
+        act = {
+            "new": self._new,
+            "stop": self._stop,
+            "status": self._status,
+            "usage": self._usage,
+            "model": self._model,
+            "context": self._context,
+            "memory": self._memory,
+            "queue": self._queue,
+        }[name]
+        known = None
+        if message.kind == "direct":
+            known = await self.book.find(channel.name, channel.account, message.sender.id)
+        is_owner = known is not None and known.is_owner
+        return await act(_Asked(command.argument, at, key, self.front.agents[key.agent], is_owner))
+
+    @property
+    def _lines(self) -> Lines:
+        return self.front.reception.lines
+
+    async def _new(self, asked: _Asked) -> str:
+        await self.front.upkeep.begin(asked.key)
+        self._lines.choices.forget(asked.key)
+        return "Your next message begins a new conversation."
+
+    async def _stop(self, asked: _Asked) -> str:
+        count = self._lines.stop_all(asked.key)
+        return f"Stopped: {_count(count, 'message')}." if count else "Nothing is being answered."
+
+    async def _status(self, asked: _Asked) -> str:
+        key, record = asked.key, await self.front.sessions.find(asked.key)
+        at_work, waiting = self._lines.load(key)
+        lines = [
+            f"Agent `{key.agent}`, model `{self._chosen(asked)}`",
+            f"Queue `{self._lines.mode(key)}`: {at_work} at work, {waiting} waiting",
+        ]
+        if record is not None:
+            lines.append(f"{_count(record.message_count, 'message')} in this chat so far")
+        shown_last = await self._shown_last(key)
+        if shown_last is not None:
+            lines.append(f"The model was last shown {_share(shown_last)}")
+        return _listed([*lines, *await self._spent(asked)])
+
+    async def _usage(self, asked: _Asked) -> str:
+        return _listed(await self._spent(asked))
+
+    async def _spent(self, asked: _Asked) -> Sequence[str]:
+        """What others use as well is shown to owners alone."""
+        names = {Scope("session", str(asked.key)): "This chat"}
+        if asked.is_owner:
+            day = day_of(self.front.clock.now())
+            names |= {
+                Scope("agent", str(asked.key.agent)): f"Agent `{asked.key.agent}`",
+                Scope("day", day): "Today, all together",
+                Scope("month", day[:7]): "This month, all together",
+            }
+        tallies = await self.spending.tallies(tuple(names))
+        return [
+            f"{names[one.scope]}: {row}"
+            for one in tallies
+            for row in _spent(one, self.budgets.limit(one.scope))
+        ]
+
+    async def _model(self, asked: _Asked) -> str:
+        choices, name = self._lines.choices, asked.argument
+        models = _models(asked.agent)
+        if not name:
+            others = ", ".join(f"`{one}`" for one in models)
+            return f"`{self._chosen(asked)}` answers here, of {others}. `/model NAME` chooses one."
+        if name == "default":
+            choices.choose_model(asked.key, None)
+            return f"`{self._chosen(asked)}` answers here again, unless you have set another one."
+        if name not in models:
+            others = ", ".join(f"`{one}`" for one in models)
+            return f"There is no such model here; there are {others}. Nothing was changed."
+        choices.choose_model(asked.key, name)
+        return f"From your next message on `{name}` answers. {FOR_NOW}"
+
+    def _chosen(self, asked: _Asked) -> str:
+        return self._lines.choices.of(asked.key).model or asked.agent.model
+
+    async def _context(self, asked: _Asked) -> str:
+        told = await self._shown_last(asked.key)
+        if told is None:
+            return "No model was shown anything here yet."
+        parts = [f"{one['kind']}: {one['tokens']:,}" for one in told["parts"] if one["tokens"]]
+        return f"The model was last shown {_share(told)}:\n\n{_listed(parts)}"
+
+    async def _shown_last(self, key: SessionKey) -> Mapping[str, Any] | None:
+        """With the last answer; None if there was none, or nobody knows any more."""
+        record = await self.front.sessions.find(key)
+        if record is None or record.head is None:
+            return None
+        try:
+            node = await self.front.node(key, record.head)
+            run = await self.front.run(node.run_id)
+        except NotFound:  # it was taken in from elsewhere
+            return None
+        summary = {} if isinstance(run, LiveRun) else self.decode(run.summary or "{}")
+        kept = summary.get("context") if isinstance(summary, dict) else None
+        return told_in_full(node.run_id, kept) if isinstance(kept, dict) else None
+
+    async def _memory(self, asked: _Asked) -> str:
+        await self.settled(asked.key)
+        seen = whose(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
+        if not asked.argument:
+            facts = await self.facts.select(FactQuery(seen, limit=MOST_READ))
+            told = [_fact(one) for one in facts[-MOST_FACTS:]]
+            return _listed(told) if told else "Nothing is known yet."
+        found = await self.find.of(asked.argument, asked.key, seen, limit=MOST_FOUND)
+        return _listed([_found(one) for one in found]) if found else "Nothing was found."
+
+    async def _queue(self, asked: _Asked) -> str:
+        mode = next((one for one in MODES if one == asked.argument.lower()), None)
+        if mode is not None:
+            self._lines.choices.choose_mode(asked.key, mode)
+            return f"The queue is `{mode}` from now on. {FOR_NOW}"
+        modes = ", ".join(f"`{one}`" for one in MODES)
+        now = f"The queue is `{self._lines.mode(asked.key)}`, of {modes}."
+        return f"There is no such mode. {now}" if asked.argument else now
+
+    def _whoami(self, at: Address) -> str:
+        """Ready for a binding."""
+        ids = {
+            "channel": at.channel,
+            "account_id": at.account,
+            "peer_id": at.peer,
+            "guild_id": at.guild,
+            "team_id": at.team,
+        }
+        rows = [f"{name} = {json.dumps(value)}" for name, value in ids.items() if value]
+        try:
+            route = self.front.router.resolve(at)
+            answers = f"`{route.agent_id}` answers here, by {route.matched_by}."
+        except (NoRoute, NotOfProject):
+            answers = UNROUTED
+        return "\n".join(
+            [f"You are {_quoted(at.sender or at.peer)}. {answers}", "", "```toml", *rows, "```"]
+        )
+
+    async def _pair(self, at: Address, argument: str) -> str:
+        """An owner decides for the account that they own, and no other."""
+        verb, _, code = argument.partition(" ")
+        place, by = (at.channel, at.account), speaker(at.channel, at.account, at.sender or at.peer)
+        if verb in {"", "list"}:
+            listed = await self.book.listed(channel=at.channel, limit=MOST_LISTED)
+            here = [_pairing(one) for one in listed if one.account == at.account]
+            return _listed(here) if here else "Nobody waits, and nobody is paired."
+        if verb not in {"approve", "deny"} or not code.strip():
+            return PAIR_USAGE
+        decide = self.book.approve if verb == "approve" else self.book.deny
+        try:
+            decided = await decide(code, by=by, at=place)
+        except (Busy, NotFound) as error:
+            return f"Nothing was changed: {error}."
+        return _pairing(decided)
+
+
+def _listed(lines: Sequence[str]) -> str:
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _share(told: Mapping[str, Any]) -> str:
+    return f"{told['total_tokens']:,} of {told['max_context_tokens']:,} tokens"
+
+
+def _spent(tally: Tally, limit: Limit) -> Sequence[str]:
+    """A row for each unit that is bounded; without any, one for tokens."""
+    used = {"tokens": tally.used.tokens, "usd": tally.used.nano_usd}
+    rows = [
+        f"{shown(unit, used[unit]):,} of {shown(unit, bound):,} {unit}"
+        for unit, bound in limit.bounds()
+    ]
+    return rows or [f"{used['tokens']:,} tokens"]
+
+
+def _models(agent: AgentDef | None) -> Sequence[str]:
+    """The agent's own, then its fallbacks': what the operator has configured for it."""
+    found: list[str] = []
+    while agent is not None:
+        found += [] if agent.model in found else [agent.model]
+        agent = agent.fallback
+    return found
+
+
+def _fact(fact: Fact) -> str:
+    told = " ".join(f"{fact.subject} {fact.predicate}: {fact.object}".split())
+    return f"{told} (since {fact.valid_from:%Y-%m-%d})"
+
+
+def _found(one: Recalled) -> str:
+    if one.fact is not None:
+        return _fact(one.fact)
+    return f"{one.at:%Y-%m-%d}, {one.said_by}: {' '.join(one.text.split())[:LONGEST_SAID]}"
+
+
+def _pairing(one: Pairing) -> str:
+    state = {"asked": "waits", "paired": "may talk", "denied": "may not talk"}[one.state]
+    owner = ", owner" if one.is_owner else ""
+    name = f" ({_quoted(one.name)})" if one.name else ""
+    return f"{_quoted(one.person)}{name} {state}{owner}"
+
+
+def _quoted(name: str) -> str:
+    """What people call themselves must not look like anything else."""
+    return f"`{''.join(one for one in name.replace('`', ' ') if one.isprintable())}`"

@@ -1,0 +1,116 @@
+"""Who may talk, and who may give commands: judged before anything is written or paid for."""
+
+import logging
+import re
+from dataclasses import dataclass, field
+
+from gateway.channels.pairing import PairingBook
+from gateway.domain.adapters import Incoming
+from gateway.domain.channels import (
+    ChannelDef,
+    Command,
+    GroupRule,
+    Ignored,
+    Told,
+    Turn,
+    Verdict,
+)
+from gateway.domain.pairing import Pairing
+
+log = logging.getLogger(__name__)
+
+NAMES = (
+    *("new", "stop", "status", "usage", "model", "context", "memory", "queue", "pair"),
+    *("whoami", "help", "reset"),
+)
+MOST_NOTED = 1_000  # closed rooms that were logged
+MOST_NOTICES = 100
+NOT_KNOWN = (
+    "I do not know you yet, so I have not read your message. If you belong here, ask my owner to "
+    "run `exogate pair approve {code}`, or to send me `/pair approve {code}`. The code is valid for "
+    "an hour."
+)
+_COMMAND = re.compile(r"/([A-Za-z]+)(?:@[\w.-]+)?(?:\s+(.*))?", re.DOTALL)
+
+
+@dataclass(slots=True)
+class Doorman:
+    """Implements Doorkeeper. Pairing is looked at in direct chats alone."""
+
+    book: PairingBook
+    _noted: set[tuple[str, str]] = field(default_factory=set)
+    _notices: dict[tuple[str, str, str], Told] = field(default_factory=dict)
+
+    async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        if message.kind == "group":
+            return self._in_room(channel, message)
+        return await self._in_direct_chat(channel, message)
+
+    def _in_room(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        rule = channel.groups.get(message.peer, channel.groups.get("*"))
+        person = message.sender.id
+        if rule is None:
+            self._note_closed(channel.name, message.peer)
+            return Ignored("room_closed")
+        if rule.allow_from and person not in rule.allow_from:
+            return Ignored("not_listed")
+        if _wants_mention(channel, rule) and not message.mentions_me:
+            return Ignored("not_mentioned")
+        if person in channel.allow_from | rule.allow_from:
+            return _allowed(command_in(message.text), None)
+        return Turn()
+
+    async def _in_direct_chat(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        policy, is_listed = channel.dm_policy, message.sender.id in channel.allow_from
+        if policy == "disabled":
+            return Ignored("direct_chats_disabled")
+        if policy == "allowlist" and not is_listed:
+            return Ignored("not_listed")
+        command = command_in(message.text)
+        if command is None and (is_listed or policy == "open"):
+            return Turn()
+        known = await self.book.find(channel.name, channel.account, message.sender.id)
+        if is_listed or (known is not None and known.state == "paired"):
+            return _allowed(command, known)
+        return await self._stranger(channel, message, known)
+
+    async def _stranger(
+        self, channel: ChannelDef, message: Incoming, known: Pairing | None
+    ) -> Verdict:
+        """Whoever waits, or was denied, is told nothing more."""
+        if channel.dm_policy == "open":
+            return Turn()
+        # A notice that could not be committed is told when the platform sends its message again.
+        place = (channel.name, channel.account, message.platform_id)
+        code = None if known else await self.book.ask(*place[:2], message.sender)
+        if code is not None:
+            self._notices[place] = Told(NOT_KNOWN.format(code=code))
+            if len(self._notices) > MOST_NOTICES:
+                del self._notices[next(iter(self._notices))]
+        return self._notices.get(place, Ignored("not_paired"))
+
+    def _note_closed(self, channel: str, room: str) -> None:
+        """Once a room: whoever wants to open it needs its id."""
+        if (channel, room) not in self._noted and len(self._noted) < MOST_NOTED:
+            self._noted.add((channel, room))
+            log.info("a room is closed", extra={"channel": channel, "room": room})
+
+
+def command_in(text: str) -> Command | None:
+    """A word with a slash that is no command is plain text."""
+    match = _COMMAND.fullmatch(text.strip())
+    if match is None or match[1].lower() not in NAMES:
+        return None
+    return Command(match[1].lower(), (match[2] or "").strip())
+
+
+def _wants_mention(channel: ChannelDef, rule: GroupRule) -> bool:
+    own = rule.require_mention
+    return channel.require_mention if own is None else own
+
+
+def _allowed(command: Command | None, known: Pairing | None) -> Verdict:
+    """Who may talk is for owners alone to decide."""
+    if command is None or (command.name == "pair" and not (known and known.is_owner)):
+        return Turn()
+    return command

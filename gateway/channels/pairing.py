@@ -1,0 +1,168 @@
+"""The book of who may talk in direct chats: asked for by a code, approved by an operator."""
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from hashlib import sha256
+
+from gateway.domain.accounts import Audit
+from gateway.domain.adapters import Sender
+from gateway.domain.audit import Deed, DeedKind
+from gateway.domain.errors import Busy, GatewayError, NotFound
+from gateway.domain.pairing import Pairing, Pairings, PairingState
+from gateway.domain.ports import Clock, Ids
+
+log = logging.getLogger(__name__)
+
+ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without what looks alike
+CODE_LENGTH = 8
+LIFE = timedelta(hours=1)
+MOST_WAITING = 3  # of an account
+MOST_WRONG, WITHIN_S, LOCKED_S = 5, 60.0, 300.0
+MOST_KNOWN = 4096  # people
+LONGEST_NAME = 100
+MOST_LISTED = 100
+
+Place = tuple[str, str]  # channel and account
+Tell = Callable[[str, Mapping[str, object]], None]  # an event and its payload
+
+
+class NobodyWaits(NotFound):
+    def __init__(self) -> None:
+        GatewayError.__init__(self, "nobody waits with that code: each counts once, for an hour")
+
+
+@dataclass(slots=True)
+class PairingBook:
+    """Implements Approvals; `at` limits a decision to a channel's account."""
+
+    store: Pairings
+    audit: Audit
+    clock: Clock
+    ids: Ids
+    tell: Tell = lambda _type, _payload: None
+    _paired: dict[tuple[str, str, str], Pairing] = field(default_factory=dict)
+    _revoked: int = 0  # so often; what was read before may hold no more
+    _wrong: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_WRONG))
+    _locked_until: float = 0.0
+
+    async def find(self, channel: str, account: str, person: str) -> Pairing | None:
+        """As it holds now: an expired request is none. Raises StoreUnavailable."""
+        who = (channel, account, person)
+        if (known := self._paired.get(who)) is not None:
+            return known
+        revoked = self._revoked
+        found = await self.store.find(*who)
+        if found is None or self._has_expired(found):
+            return None
+        if found.state == "paired" and revoked == self._revoked:
+            self._paired[who] = found
+            if len(self._paired) > MOST_KNOWN:
+                del self._paired[next(iter(self._paired))]
+        return found
+
+    async def ask(self, channel: str, account: str, sender: Sender) -> str | None:
+        """The code that the person is to be told; None: nothing is. Raises StoreUnavailable."""
+        code, now = _new_code(self.ids), self.clock.now()
+        name = sender.name and sender.name[:LONGEST_NAME]
+        who, until = (channel, account, sender.id), now + LIFE
+        asked = Pairing(*who, name, "asked", _digest(code), now, until)
+        if not await self.store.ask(asked, most=MOST_WAITING, now=now):
+            return None
+        log.info("somebody asks to talk", extra={"channel": channel, "person": sender.id})
+        self.tell("pair.asked", _told(asked))
+        half = CODE_LENGTH // 2
+        return f"{code[:half]}-{code[half:]}"
+
+    async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+        found = await self.store.list(channel=channel, limit=limit)
+        return [one for one in found if not self._has_expired(one)]
+
+    async def approve(
+        self, code: str, *, by: str, is_owner: bool = False, at: Place | None = None
+    ) -> Pairing:
+        paired = await self._decide(code, "paired", at, is_owner=is_owner)
+        told = {**_told(paired), "owner": paired.is_owner}
+        self._note("pair.approved", by, told)
+        self.tell("pair.approved", told)
+        return paired
+
+    async def deny(self, code: str, *, by: str, at: Place | None = None) -> Pairing:
+        denied = await self._decide(code, "denied", at)
+        self._note("pair.denied", by, _told(denied))
+        return denied
+
+    async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
+        who = (channel, account, person)
+        is_gone = await self.store.remove(*who)
+        self._paired.pop(who, None)
+        self._revoked += 1
+        if not is_gone:
+            raise NotFound(f"person {person[:64]!r} of {channel[:64]}:{account[:64]}")
+        told = {"channel": channel, "account": account, "person": person, "revoked": True}
+        self._note("pair.denied", by, told)
+
+    def _has_expired(self, one: Pairing) -> bool:
+        return one.state == "asked" and one.expires_at <= self.clock.now()
+
+    async def _decide(
+        self, code: str, state: PairingState, at: Place | None, *, is_owner: bool = False
+    ) -> Pairing:
+        self._require_unlocked()
+        digest, now = _digest(code), self.clock.now()
+        decided = None
+        if at is None or await self._waits_at(at, digest):
+            decided = await self.store.decide(digest, state, is_owner=is_owner, now=now)
+        if decided is None:
+            self._count_wrong()
+            raise NobodyWaits
+        return decided
+
+    async def _waits_at(self, at: Place, digest: str) -> bool:
+        waiting = await self.store.list(channel=at[0], limit=MOST_LISTED)
+        return any((one.channel, one.account, one.code_digest) == (*at, digest) for one in waiting)
+
+    def _require_unlocked(self) -> None:
+        rest = self._locked_until - self.clock.monotonic()
+        if rest > 0:
+            raise Busy(
+                f"too many wrong codes: none is taken for another {rest:.0f} s", retry_after_s=rest
+            )
+
+    def _count_wrong(self) -> None:
+        now = self.clock.monotonic()
+        self._wrong.append(now)
+        if len(self._wrong) == MOST_WRONG and now - self._wrong[0] <= WITHIN_S:
+            self._locked_until = now + LOCKED_S
+            self._wrong.clear()
+            log.warning("too many wrong pairing codes")
+
+    def _note(self, kind: DeedKind, by: str, told: Mapping[str, object]) -> None:
+        """It is decided already: that must not fail any more."""
+        log.info("who may talk was decided", extra={"deed": kind, "by": by})
+        self.audit.append_soon(Deed(self.clock.now(), kind, by, told))
+
+
+def _new_code(ids: Ids) -> str:
+    """An id is made of 80 random bits, a code needs 40."""
+    number = int.from_bytes(sha256(ids.new().encode()).digest())
+    return "".join(
+        ALPHABET[number // len(ALPHABET) ** place % len(ALPHABET)] for place in range(CODE_LENGTH)
+    )
+
+
+def _digest(code: str) -> str:
+    """However it was typed."""
+    plain = "".join(code.upper().replace("-", "").split())
+    return sha256(plain[: 2 * CODE_LENGTH].encode("utf-8", "replace")).hexdigest()
+
+
+def _told(one: Pairing) -> dict[str, object]:
+    return {
+        "channel": one.channel,
+        "account": one.account,
+        "person": one.person,
+        "name": one.name,
+    }

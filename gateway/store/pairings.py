@@ -1,0 +1,107 @@
+"""Who may talk in direct chats, and who waits to, in SQLite."""
+
+import sqlite3
+from collections.abc import Sequence
+from datetime import datetime
+from functools import partial
+from typing import Any
+
+from gateway.domain.pairing import Pairing, PairingState
+from gateway.store.pen import Pen
+from gateway.store.reader import Readers
+from gateway.store.rows import require_text, to_micros, to_time
+from gateway.store.writer import Writer
+
+_Who = tuple[str, str, str]
+
+
+class SqlitePairings:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+
+    async def find(self, channel: str, account: str, person: str) -> Pairing | None:
+        return await self._readers.read(partial(_find, (channel, account, person)))
+
+    async def ask(self, asked: Pairing, *, most: int, now: datetime) -> bool:
+        require_text("whoever asks", asked.channel, asked.account, asked.person, asked.name)
+        # A stranger who goes on and on, or comes to a full line, costs no commit.
+        if not await self._readers.read(partial(_may_ask, asked, most, to_micros(now))):
+            return False
+        return await self._writer.write(partial(_ask, asked, most, to_micros(now)), durable=True)
+
+    async def decide(
+        self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
+    ) -> Pairing | None:
+        decide = partial(_decide, code_digest, state, is_owner, to_micros(now))
+        return await self._writer.write(decide, durable=True)
+
+    async def remove(self, channel: str, account: str, person: str) -> bool:
+        remove = partial(_remove, (channel, account, person))
+        return await self._writer.write(remove, durable=True)
+
+    async def list(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+        return await self._readers.read(partial(_list, channel, max(0, limit)))
+
+
+def _find(who: _Who, db: sqlite3.Connection) -> Pairing | None:
+    row = db.execute(f"SELECT {_COLUMNS} FROM pairing WHERE {_IS}", who).fetchone()
+    return None if row is None else _to_pairing(row)
+
+
+def _may_ask(asked: Pairing, most: int, now: int, db: sqlite3.Connection) -> bool:
+    known = _find((asked.channel, asked.account, asked.person), db)
+    if known is not None and (known.state != "asked" or to_micros(known.expires_at) > now):
+        return False
+    (waiting,) = db.execute(_WAITING, (asked.channel, asked.account, now)).fetchone()
+    return bool(waiting < most)
+
+
+def _ask(asked: Pairing, most: int, now: int, pen: Pen) -> bool:
+    if not _may_ask(asked, most, now, pen.db):
+        return False
+    pen.db.execute("DELETE FROM pairing WHERE state = 'asked' AND expires_at <= ?", (now,))
+    row = (asked.channel, asked.account, asked.person, asked.name, asked.state, asked.code_digest)
+    times = (to_micros(asked.asked_at), to_micros(asked.expires_at))
+    pen.db.execute(
+        f"INSERT INTO pairing ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (*row, *times, asked.is_owner),
+    )
+    return True
+
+
+def _decide(digest: str, state: PairingState, is_owner: bool, now: int, pen: Pen) -> Pairing | None:  # noqa: FBT001  # as `partial` gives it
+    row = pen.db.execute(_DECIDE, (state, state, is_owner, digest, now)).fetchone()
+    return None if row is None else _to_pairing(row)
+
+
+def _remove(who: _Who, pen: Pen) -> bool:
+    return pen.db.execute(f"DELETE FROM pairing WHERE {_IS}", who).rowcount > 0
+
+
+def _list(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[Pairing]:
+    return [_to_pairing(row) for row in db.execute(_LIST, (channel, channel, limit)).fetchall()]
+
+
+def _to_pairing(row: Sequence[Any]) -> Pairing:
+    *who, name, state, digest, asked_at, expires_at, is_owner = row
+    channel, account, person = who
+    times = (to_time(asked_at), to_time(expires_at))
+    return Pairing(channel, account, person, name, state, digest, *times, bool(is_owner))
+
+
+_COLUMNS = "channel, account, person, name, state, code_digest, asked_at, expires_at, is_owner"
+_IS = "channel = ? AND account = ? AND person = ?"
+_WAITING = """
+SELECT count(*) FROM pairing
+WHERE channel = ? AND account = ? AND state = 'asked' AND expires_at > ?
+"""
+_DECIDE = f"""
+UPDATE pairing SET state = ?, is_owner = ? = 'paired' AND (? OR NOT EXISTS (
+    SELECT 1 FROM pairing other WHERE other.channel = pairing.channel
+    AND other.account = pairing.account AND other.state = 'paired'))
+WHERE code_digest = ? AND state = 'asked' AND expires_at > ? RETURNING {_COLUMNS}
+"""
+_LIST = f"""
+SELECT {_COLUMNS} FROM pairing WHERE channel = ? OR ? IS NULL
+ORDER BY state = 'asked' DESC, asked_at DESC, channel, account, person LIMIT ?
+"""

@@ -1,0 +1,84 @@
+"""pair.list, pair.approve, pair.deny: who may talk to agents in direct chats of channels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.domain.pairing import Approvals, Pairing
+from gateway.web.methods.chat import Text
+from gateway.web.refusals import Forbidden, InvalidParams
+from gateway.web.rpc import Call, Method
+from gateway.web.shapes import stamp
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class List(_Params):
+    channel: Text | None = None
+    limit: int = Field(default=100, ge=1, le=500)
+
+
+class Approve(_Params):
+    code: Text
+    owner: bool = False
+
+
+class Deny(_Params):
+    code: Text | None = None
+    channel: Text | None = None
+    account: Text = "default"
+    person: Text | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PairMethods:
+    approvals: Approvals
+
+    def all(self) -> Sequence[Method]:
+        return (
+            Method("pair.list", List, ("admin",), self.list),
+            Method("pair.approve", Approve, ("admin",), self.approve),
+            Method("pair.deny", Deny, ("admin",), self.deny),
+        )
+
+    async def list(self, call: Call, params: List) -> object:
+        _require_all(call)
+        found = await self.approvals.listed(channel=params.channel, limit=params.limit)
+        return {"pairings": [_shown(one) for one in found]}
+
+    async def approve(self, call: Call, params: Approve) -> object:
+        _require_all(call)
+        by = call.principal.name
+        return _shown(await self.approvals.approve(params.code, by=by, is_owner=params.owner))
+
+    async def deny(self, call: Call, params: Deny) -> object:
+        _require_all(call)
+        by = call.principal.name
+        if params.code is not None and params.channel is None and params.person is None:
+            return _shown(await self.approvals.deny(params.code, by=by))
+        if params.code is not None or params.channel is None or params.person is None:
+            raise InvalidParams("give either code, or channel and person")
+        who = (params.channel, params.account, params.person)
+        await self.approvals.revoke(*who, by=by)
+        return {**dict(zip(("channel", "account", "person"), who, strict=True)), "state": "revoked"}
+
+
+def _require_all(call: Call) -> None:
+    if call.principal.agents is not None:
+        raise Forbidden("who is paired may talk to any agent, and your token reaches some only")
+
+
+def _shown(one: Pairing) -> dict[str, object]:
+    return {
+        "channel": one.channel,
+        "account": one.account,
+        "person": one.person,
+        "name": one.name,
+        "state": one.state,
+        "owner": one.is_owner,
+        "asked_at": stamp(one.asked_at),
+        "expires_at": stamp(one.expires_at) if one.state == "asked" else None,
+    }

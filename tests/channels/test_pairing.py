@@ -1,0 +1,191 @@
+"""Pairing: a code for whoever asks, an operator who knows it, and nobody who guesses it."""
+
+import json
+import re
+from collections.abc import Mapping
+
+import pytest
+
+from gateway.channels.pairing import ALPHABET, MOST_WAITING, PairingBook, Place
+from gateway.domain.adapters import Sender
+from gateway.domain.errors import Busy, NotFound
+from gateway.domain.pairing import Pairing
+from gateway.domain.ports import Stores
+from tests.channels.people import a_book
+from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.store import open_memory
+
+ANN = ("chat", "default", "ann")
+
+
+async def asked(book: PairingBook, person: str = "ann", channel: str = "chat") -> str:
+    code = await book.ask(channel, "default", Sender(person, person.title()))
+    assert code is not None
+    return code
+
+
+async def deeds(stores: Stores) -> list[tuple[str, str, Mapping[str, object]]]:
+    found = await stores.audit.after(0, limit=100)
+    return [(one.kind, one.actor, json.loads(one.detail)) for one in found]
+
+
+async def guess(book: PairingBook, times: int) -> None:
+    for _ in range(times):
+        with pytest.raises(NotFound):
+            await book.approve("AAAA-AAAA", by="local")
+
+
+async def test_a_code_is_easy_to_read_and_is_kept_nowhere() -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        codes = {await asked(book, f"p{number}", f"c{number}") for number in range(50)}
+        kept = repr(await stores.pairings.list(limit=100))
+
+    assert len(codes) == 50
+    for code in codes:
+        assert re.fullmatch(f"[{ALPHABET}]{{4}}-[{ALPHABET}]{{4}}", code)
+        assert code not in kept
+    assert set(ALPHABET).isdisjoint("0O1IL")
+
+
+@pytest.mark.parametrize("typed", ["{}", " {} ", "{}\n"])
+async def test_a_code_counts_however_it_is_typed(typed: str) -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        code = await asked(book)
+
+        paired = await book.approve(typed.format(code.lower().replace("-", " ")), by="local")
+
+        assert (paired.person, paired.state) == ("ann", "paired")
+        assert await book.find(*ANN) == paired
+
+
+async def test_a_code_lives_an_hour() -> None:
+    clock = FakeClock()
+    async with open_memory() as stores:
+        book = a_book(stores, clock)
+        code = await asked(book)
+        clock.move(3600)
+
+        assert await book.find(*ANN) is None
+        assert await book.listed(limit=9) == []
+        with pytest.raises(NotFound, match="nobody waits with that code"):
+            await book.approve(code, by="local")
+        assert await asked(book) != code
+
+
+async def test_a_line_of_one_account_is_bounded() -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        for number in range(MOST_WAITING):
+            await asked(book, f"p{number}")
+
+        assert await book.ask("chat", "default", Sender("late")) is None
+        assert await book.ask("chat", "other", Sender("late")) is not None
+
+
+async def test_codes_cannot_be_guessed_for_long() -> None:
+    clock = FakeClock()
+    async with open_memory() as stores:
+        book = a_book(stores, clock)
+        code = await asked(book)
+        await guess(book, 5)
+
+        for wait in (0.0, 299.0):
+            clock.move(wait)
+            with pytest.raises(Busy, match="too many wrong codes"):
+                await book.approve(code, by="local")
+        with pytest.raises(Busy):
+            await book.deny(code, by="local")
+        clock.move(1)
+
+        assert (await book.approve(code, by="local")).state == "paired"
+
+
+async def test_a_few_wrong_codes_now_and_then_lock_nothing() -> None:
+    clock = FakeClock()
+    async with open_memory() as stores:
+        book = a_book(stores, clock)
+        code = await asked(book)
+        for _ in range(3):
+            await guess(book, 4)
+            clock.move(61)
+
+        assert (await book.approve(code, by="local")).state == "paired"
+
+
+async def test_decisions_are_told_to_the_audit_and_to_those_who_listen() -> None:
+    told: list[tuple[str, object]] = []
+    async with open_memory() as stores:
+        book = PairingBook(
+            stores.pairings,
+            stores.audit,
+            FakeClock(),
+            CountingIds(),
+            lambda kind, payload: told.append((kind, payload["person"])),
+        )
+        await book.approve(await asked(book), by="local")
+        await book.deny(await asked(book, "ben"), by="chat:default:ann")
+        await book.revoke(*ANN, by="local")
+        noted = await deeds(stores)
+
+    assert told == [("pair.asked", "ann"), ("pair.approved", "ann"), ("pair.asked", "ben")]
+    assert [(kind, by, detail["person"]) for kind, by, detail in noted] == [
+        ("pair.approved", "local", "ann"),
+        ("pair.denied", "chat:default:ann", "ben"),
+        ("pair.denied", "local", "ann"),
+    ]
+    assert noted[0][2]["owner"] is True
+    assert noted[2][2]["revoked"] is True
+
+
+async def test_who_is_revoked_is_a_stranger_at_once() -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        await book.approve(await asked(book), by="local")
+        assert await book.find(*ANN) is not None
+
+        await book.revoke(*ANN, by="local")
+
+        assert await book.find(*ANN) is None
+        assert await asked(book)
+        with pytest.raises(NotFound, match="person 'ben' of chat:default not found"):
+            await book.revoke("chat", "default", "ben", by="local")
+
+
+async def test_who_is_revoked_while_being_looked_up_is_not_remembered() -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        await book.approve(await asked(book), by="local")
+
+        class Slow:
+            """Somebody is revoked between the look and what is made of it."""
+
+            def __init__(self) -> None:
+                self.ask, self.decide = stores.pairings.ask, stores.pairings.decide
+                self.remove, self.list = stores.pairings.remove, stores.pairings.list
+
+            async def find(self, channel: str, account: str, person: str) -> Pairing | None:
+                found = await stores.pairings.find(channel, account, person)
+                if found is not None:
+                    await book.revoke(channel, account, person, by="local")
+                return found
+
+        book.store = Slow()
+        await book.find(*ANN)
+
+        assert await book.find(*ANN) is None
+
+
+@pytest.mark.parametrize("at", [("chat", "other"), ("other", "default")])
+async def test_who_decides_for_one_account_decides_for_no_other(at: Place) -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        code = await asked(book)
+
+        with pytest.raises(NotFound):
+            await book.approve(code, by="owner", at=at)
+        with pytest.raises(NotFound):
+            await book.deny(code, by="owner", at=at)
+
+        assert (await book.approve(code, by="owner", at=("chat", "default"))).person == "ann"

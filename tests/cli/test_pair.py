@@ -1,0 +1,36 @@
+"""`exogate pair` asks the running gateway who may talk."""
+
+import pytest
+
+from tests.cli.conftest import Shell
+
+
+def test_nobody_waits_where_no_channel_is(shell: Shell) -> None:
+    assert shell("--json", "pair", "list").json == {"pairings": []}
+    assert "nobody waits" in shell("pair", "list").err
+
+
+@pytest.mark.parametrize("verb", ["approve", "deny"])
+def test_a_code_that_nobody_has_is_refused(shell: Shell, verb: str) -> None:
+    done = shell("pair", verb, "AAAA-AAAA")
+
+    assert done.code == 1
+    assert "nobody waits with that code" in done.err
+
+
+def test_who_is_not_there_cannot_be_denied(shell: Shell) -> None:
+    done = shell("pair", "deny", "--channel", "telegram", "--person", "5512")
+
+    assert done.code == 1
+    assert "person '5512' of telegram:default not found" in done.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--person", "5512"), ("--channel", "t"), ("CODE", "--person", "1", "--channel", "t")],
+)
+def test_it_has_to_be_said_who_is_denied(alone: Shell, words: tuple[str, ...]) -> None:
+    done = alone("pair", "deny", *words)
+
+    assert done.code == 2
+    assert "give either CODE, or --channel and --person" in done.err

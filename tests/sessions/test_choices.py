@@ -1,0 +1,35 @@
+"""What was chosen for a session holds for it alone, and not for ever."""
+
+from dataclasses import replace
+
+from gateway.sessions.choices import MOST_KNOWN, NOTHING, Choice, Choices
+from tests.fakes.store import session_key
+
+
+def test_a_choice_is_of_one_session_and_keeps_what_was_chosen_before() -> None:
+    choices, key = Choices(), session_key()
+
+    choices.choose_model(key, "big")
+    choices.choose_mode(key, "steer")
+
+    assert choices.of(key) == Choice("big", "steer")
+    assert choices.of(replace(key, peer="other")) == NOTHING
+
+
+def test_a_choice_is_forgotten() -> None:
+    choices, key = Choices(), session_key()
+    choices.choose_model(key, "big")
+
+    choices.forget(key)
+    choices.forget(key)
+
+    assert choices.of(key) == NOTHING
+
+
+def test_the_oldest_choice_is_forgotten_when_there_are_too_many() -> None:
+    choices = Choices()
+    for number in range(MOST_KNOWN + 1):
+        choices.choose_model(session_key(f"p{number}"), "big")
+
+    assert choices.of(session_key("p0")) == NOTHING
+    assert choices.of(session_key("p1")).model == "big"
