@@ -75,12 +75,8 @@ class Site:
 @asynccontextmanager
 async def opened(guest: bytes, cache: Path, folder: Path) -> AsyncIterator[Site]:
     secrets = (PluginSecret("key", Secret(KEY), frozenset()),)
-    channel, clock, taken, events = (
-        ChannelDef("family", "guest"),
-        FakeClock(),
-        Taken(),
-        KeptEvents(),
-    )
+    channel = ChannelDef("family", "guest", secrets=secrets)
+    clock, taken, events = FakeClock(), Taken(), KeptEvents()
     async with open_memory() as stores, a_stage(cache, folder) as stage:
         loaded = await stage.load(guest, limits=PluginLimits(timeout_s=0.5))
         evil = stage.sandbox.adapter(loaded)
