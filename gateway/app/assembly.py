@@ -32,6 +32,7 @@ from gateway.app.rules import Rulebook
 from gateway.app.sweeping import sweep
 from gateway.budgets.metering import Meter
 from gateway.channels.intake import Intake
+from gateway.channels.webhooks import WebhookDoor
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -347,7 +348,8 @@ def _channels(parts: Parts, reception: Reception) -> ChannelRoom:
     """Nobody may talk before there is a doorkeeper."""
     memos, clock = parts.stores.channel_memos, parts.clock
     intake = Intake(reception.accept, parts.stores.channel_events, memos, clock, lambda: None)
-    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock))
+    door = WebhookDoor(parts.stores.audit, clock)
+    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock), door)
 
 
 def _means(

@@ -85,7 +85,8 @@ async def opened(guest: bytes, cache: Path, folder: Path) -> AsyncIterator[Site]
         way_in = WayIn(channel, evil, intake, Scrubber(secrets).body)
         health = Health(channel, "webhook", clock, lambda _type, _payload: None)
         recipe = replace(HOOK, max_body_bytes=LARGEST_BODY)
-        yield Site(WebhookDoor({"family": address(way_in, recipe, health, clock)}), taken, events)
+        here = {"family": address(way_in, recipe, health, clock)}
+        yield Site(WebhookDoor(stores.audit, clock, here), taken, events)
 
 
 @pytest.mark.parametrize(
