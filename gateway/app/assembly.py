@@ -36,6 +36,7 @@ from gateway.budgets.metering import Meter
 from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
+from gateway.channels.webhooks import WebhookDoor
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -357,7 +358,8 @@ def _channels(config: GatewayConfig, parts: Parts, front: Front, memory: Memory)
     commands = chat_commands(config, parts.stores, front, memory, book)
     kept = (parts.stores.channel_events, memos, clock, lambda: None)
     intake = Intake(front.reception.accept, *kept, Doorman(book), commands)
-    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock))
+    door = WebhookDoor(parts.stores.audit, clock)
+    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock), door)
 
 
 def _means(

@@ -38,7 +38,7 @@ class ChannelRoom:
     memos: ChannelMemos
     clock: Clock
     tell: Tell
-    door: WebhookDoor = field(default_factory=WebhookDoor)
+    door: WebhookDoor
     open: list[OpenChannel] = field(default_factory=list)
     _health: list[Health] = field(default_factory=list)
 

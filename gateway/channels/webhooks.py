@@ -7,7 +7,9 @@ from urllib.parse import parse_qsl
 from gateway.channels.progress import Health
 from gateway.channels.translating import Said, WayIn
 from gateway.channels.verification import Challenger, NotGenuine, Verifier, secret_of, verifier
+from gateway.domain.accounts import Audit
 from gateway.domain.adapters import HttpReply, Webhook
+from gateway.domain.audit import Deed, Recurrences
 from gateway.domain.channels import WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
 from gateway.domain.ports import Clock
@@ -70,7 +72,10 @@ def address(way_in: WayIn, recipe: Webhook, health: Health, clock: Clock) -> Add
 class WebhookDoor:
     """Implements the Webhooks port."""
 
+    audit: Audit
+    clock: Clock
     addresses: dict[str, Address] = field(default_factory=dict)
+    _recurrences: Recurrences = field(default_factory=Recurrences)
 
     def largest_body(self, channel: str) -> int | None:
         found = self.addresses.get(channel)
@@ -86,6 +91,7 @@ class WebhookDoor:
             return await found.receive(call)
         except NotGenuine as error:
             found.health.turned_away(error.why)
+            self._note(call.channel, error.why)
             return WebhookAnswer(error.status)
         except AdapterFailed:
             found.health.turned_away("unreadable")
@@ -94,6 +100,13 @@ class WebhookDoor:
             found.health.turned_away("unavailable")
             wait = str(max(1, round(error.retry_after_s)))
             return WebhookAnswer(503, (("retry-after", wait),))
+
+    def _note(self, channel: str, why: str) -> None:
+        at = self.clock.now()
+        times = self._recurrences.worth(f"{channel} {why}", at)
+        if times:
+            told = {"why": why, "times": times}
+            self.audit.append_soon(Deed(at, "webhook.refused", channel, told))
 
 
 def _fits(pattern: str, path: str) -> bool:

@@ -20,7 +20,9 @@ def a_door(
     stores: Stores, adapter: FakeAdapter, taken: Taken, recipe: Webhook = HOOK
 ) -> WebhookDoor:
     way_in = a_way_in(adapter, taken, stores)
-    return WebhookDoor({"family": address(way_in, recipe, health_of(way_in), way_in.intake.clock)})
+    clock = way_in.intake.clock
+    here = address(way_in, recipe, health_of(way_in), clock)
+    return WebhookDoor(stores.audit, clock, {"family": here})
 
 
 async def answered(
@@ -178,3 +180,20 @@ async def test_a_challenge_proves_nothing_for_a_message() -> None:
 
     assert answer.status == 401
     assert adapter.events == []
+
+
+async def test_the_audit_tells_of_refused_calls_and_is_not_filled_by_them() -> None:
+    async with open_memory() as stores:
+        door = a_door(stores, FakeAdapter(), Taken())
+        for _ in range(11):
+            await door.receive(replace(CALL, headers=()))
+        await door.receive(replace(CALL, headers=(("x-token", "wrong"),)))
+        await door.receive(CALL)
+
+        told = await stores.audit.newest(kind="webhook.refused", limit=9)
+
+    assert [(one.actor, one.detail) for one in told] == [
+        ("family", '{"times":1,"why":"wrong"}'),
+        ("family", '{"times":10,"why":"missing"}'),
+        ("family", '{"times":1,"why":"missing"}'),
+    ]

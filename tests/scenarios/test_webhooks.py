@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from tests.fakes.client import HttpAnswer, http
+from tests.fakes.client import HttpAnswer, connected, http
 from tests.fakes.doorkeeper import FakeDoor
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import ModelServer, Reply, scripted_server
@@ -60,7 +60,7 @@ async def post(
     return await http(f"{site.url}/webhooks/{name}", method="POST", body=body, headers=headers)
 
 
-@pytest.mark.requirement("S-003-Plugin-03")
+@pytest.mark.requirement("S-003-Session-01")
 async def test_a_call_that_is_genuine_becomes_a_turn(tmp_path: Path) -> None:
     body = said("What is the time?")
 
@@ -68,7 +68,10 @@ async def test_a_call_that_is_genuine_becomes_a_turn(tmp_path: Path) -> None:
         answer = await post(site, body, signed(body))
         with anyio.fail_after(5):
             asked = await model.wait_for(1)
+        async with connected(site.url) as client:
+            page = await client.call("session.list")
 
+        assert [one["session_key"] for one in page["sessions"]] == ["main:family:default:ann"]
         assert (answer.status, answer.body) == (200, b"")
         assert asked.last_text == "What is the time?"
 

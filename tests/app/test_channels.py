@@ -1,0 +1,104 @@
+"""The configured channels: opened with all they need, or refused with a reason."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from gateway.app.channels import ChannelRoom
+from gateway.channels.intake import Intake
+from gateway.channels.webhooks import WebhookDoor
+from gateway.domain.adapters import CallRecipe, Poll
+from gateway.domain.channels import ChannelDef, ChannelMemo
+from gateway.domain.plugins import PluginInfo, PluginSecret
+from gateway.domain.secrets import Secret
+from tests.fakes.adapter import HOOK, KEY, VERIFY, FakeAdapter, Taken
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import open_memory
+
+SECRETS = (PluginSecret("key", Secret(KEY), frozenset()),)
+CHANNEL = ChannelDef("family", "fake", secrets=SECRETS)
+INFOS = (PluginInfo("broken", "refused", why="it is no WASM"), PluginInfo("calc", "loaded"))
+POLL = Poll("poll", CallRecipe("{api_base}/updates"))
+
+
+@asynccontextmanager
+async def a_room(told: list[tuple[str, Mapping[str, object]]]) -> AsyncIterator[ChannelRoom]:
+    clock = FakeClock()
+    async with open_memory() as stores:
+        memos = stores.channel_memos
+        await memos.write(ChannelMemo("family", "default", "adapter", "cursor"))
+        intake = Intake(Taken().accept, stores.channel_events, memos, clock, lambda: None)
+
+        def tell(type_: str, payload: Mapping[str, object]) -> None:
+            told.append((type_, payload))
+
+        yield ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock))
+
+
+async def test_a_channel_that_has_all_it_needs_is_open_with_what_its_adapter_kept() -> None:
+    told: list[tuple[str, Mapping[str, object]]] = []
+
+    async with a_room(told) as room:
+        await room.load([CHANNEL], [FakeAdapter()], INFOS)
+
+        (one,) = room.open
+        assert one.way_in.state == "cursor"
+        assert one.leave.secrets == SECRETS
+        assert room.door.largest_body("family") == HOOK.max_body_bytes
+        assert room.statuses()[0].state == "connected"
+    assert told == [("channel.connected", {"channel": "family", "why": None})]
+
+
+NEEDY = replace(FakeAdapter().description, secrets=("key", "token"), needs=("account_id",))
+
+
+@pytest.mark.parametrize(
+    ("channel", "adapter", "why"),
+    [
+        (replace(CHANNEL, plugin="broken"), FakeAdapter(), "it is no WASM"),
+        (replace(CHANNEL, plugin="calc"), FakeAdapter(), "no channel adapter"),
+        (replace(CHANNEL, transport="poll"), FakeAdapter(), "offers no poll; set webhook"),
+        (replace(CHANNEL, secrets=()), FakeAdapter(), "secret 'key' is missing"),
+        (CHANNEL, FakeAdapter(description=NEEDY), "secret 'token' is missing"),
+        (
+            CHANNEL,
+            FakeAdapter(description=replace(NEEDY, secrets=())),
+            "config.account_id is missing",
+        ),
+    ],
+)
+async def test_a_channel_that_cannot_work_is_refused_and_keeps_no_other_from_working(
+    channel: ChannelDef, adapter: FakeAdapter, why: str
+) -> None:
+    told: list[tuple[str, Mapping[str, object]]] = []
+    other = replace(CHANNEL, name="other", plugin="good")
+    good = FakeAdapter(plugin=replace(FakeAdapter().plugin, name="good"))
+
+    async with a_room(told) as room:
+        await room.load([channel, other], [adapter, good], INFOS)
+
+        refused, open_ = room.statuses()
+        assert refused.state == "refused"
+        assert why in (refused.why or "")
+        assert room.door.largest_body("family") is None
+        assert open_.state == "connected"
+    assert told[0][0] == "channel.refused"
+
+
+async def test_two_channels_may_speak_through_one_adapter() -> None:
+    async with a_room([]) as room:
+        await room.load([CHANNEL, replace(CHANNEL, name="work")], [FakeAdapter()], INFOS)
+
+        assert set(room.door.addresses) == {"family", "work"}
+
+
+async def test_a_channel_that_asks_its_platform_has_no_address() -> None:
+    both = replace(FakeAdapter().description, transports=(POLL, HOOK), verify=VERIFY)
+
+    async with a_room([]) as room:
+        await room.load([CHANNEL], [FakeAdapter(description=both)], INFOS)
+
+        assert room.door.largest_body("family") is None
+        assert [one.transport for one in room.open] == [POLL]
