@@ -381,6 +381,7 @@ const Paragraph = struct {
         const target = Target.of(rest[1..]) orelse return self.words(1);
         try self.match(open.runs);
         self.nodes.items[open.node].text = "";
+        if (open.node + 1 == self.nodes.items.len) _ = try self.node(target.address, 0); // nothing else says it
         const to = try self.node("", 1 + target.len);
         try self.pairs.append(allocator, .{ .kind = .link, .from = open.node, .to = to, .value = target.address });
         self.brackets.clearRetainingCapacity(); // there are no links in links
