@@ -26,6 +26,8 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "notes": ("store:notes",),
     "search_code": ("host_function:folder",),
     "fetch": (),
+    "telegram": ("http:api.telegram.org",),
+    "webhook": (),
 }
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
