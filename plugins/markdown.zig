@@ -75,6 +75,8 @@ pub const Walk = struct {
     }
 };
 
+const most_items = 4; // of a line
+
 const Reader = struct {
     out: std.ArrayList(u8) = .empty,
     spans: std.ArrayList(Span) = .empty,
@@ -92,13 +94,15 @@ const Reader = struct {
     // ----------------------------------------------------------------------------------- blocks
     fn blocks(self: *Reader, source: []const u8, is_quoted: bool) Failed!void {
         var read_to: usize = 0; // what is between here and `at` is a paragraph
+        var items: usize = 0; // that began in this line
         var at: usize = 0;
         while (at < source.len) {
             const line = lineAt(source, at);
             const after = @min(at + line.len + 1, source.len);
             const start = at;
             at = after;
-            const block = blockOf(line, source[after..]);
+            if (start == 0 or source[start - 1] == '\n') items = 0;
+            const block: Block = if (items < most_items) blockOf(line, source[after..]) else .words;
             switch (block) {
                 .words => continue,
                 .quote => if (is_quoted) continue,
@@ -113,6 +117,7 @@ const Reader = struct {
                     const indent = indentOf(line);
                     try self.add(line[0..indent]);
                     try self.add(if (marker - indent == 2) "• " else line[indent..marker]);
+                    items += 1;
                     at = start + marker; // what it says may be a block again
                 },
                 .heading => |level| {
@@ -346,7 +351,7 @@ const Paragraph = struct {
 
     /// `<https://…>` is a link that shows its address.
     fn angle(self: *Paragraph, rest: []const u8) Failed!void {
-        const end = std.mem.indexOfAny(u8, rest, "> \n") orelse rest.len;
+        const end = std.mem.indexOfAnyPos(u8, rest, 1, "<> \n") orelse rest.len;
         if (end == rest.len or rest[end] != '>' or !isAddress(rest[1..end])) return self.words(1);
         const from = try self.node("", 1);
         try self.words(end - 1);

@@ -179,8 +179,8 @@ fn mentions(text: []const u8, username: []const u8) bool {
 // ------------------------------------------------------------------------------- what goes out
 const Entity = struct {
     type: []const u8,
-    offset: usize,
-    length: usize,
+    offset: usize = 0,
+    length: usize = 0,
     url: ?[]const u8 = null,
     language: ?[]const u8 = null,
 };
@@ -258,36 +258,40 @@ fn entitiesOf(document: markdown.Document) Failed![]const Entity {
     list.offsets[document.text.len] = units;
     var link_end: usize = 0;
     var heading_end: usize = 0;
-    for (document.spans, 0..) |span, place| switch (span.kind) {
-        .quote => try list.add("blockquote", span.start, span.end),
-        .link => {
-            link_end = span.end;
-            try list.add("text_link", span.start, span.end);
-            list.found.items[list.found.items.len - 1].url = span.value;
-        },
-        .code, .pre => if (span.end > link_end) {
-            try list.add(if (span.kind == .pre) "pre" else "code", span.start, span.end);
-            if (span.value.len > 0) list.found.items[list.found.items.len - 1].language = span.value;
-        },
-        .heading => {
-            heading_end = span.end;
-            try list.around("bold", span, document.spans[place + 1 ..]);
-        },
-        .bold => if (span.end > heading_end) try list.around("bold", span, document.spans[place + 1 ..]),
-        .italic => try list.around("italic", span, document.spans[place + 1 ..]),
-        .strike => try list.around("strikethrough", span, document.spans[place + 1 ..]),
-    };
+    for (document.spans, 0..) |span, place| {
+        const after = document.spans[place + 1 ..];
+        switch (span.kind) {
+            .quote => try list.add(.{ .type = "blockquote" }, span.start, span.end),
+            .link => {
+                link_end = span.end;
+                try list.add(.{ .type = "text_link", .url = span.value }, span.start, span.end);
+            },
+            .code => if (span.end > link_end) try list.add(.{ .type = "code" }, span.start, span.end),
+            .pre => try list.add(.{ .type = "pre", .language = if (span.value.len > 0) span.value else null }, span.start, span.end),
+            .heading => {
+                heading_end = span.end;
+                try list.around("bold", span, after);
+            },
+            .bold => if (span.end > heading_end) try list.around("bold", span, after),
+            .italic => try list.around("italic", span, after),
+            .strike => try list.around("strikethrough", span, after),
+        }
+    }
     return list.found.items;
 }
+
+const most_entities = 100; // what Telegram keeps of a message
 
 const Entities = struct {
     offsets: []usize,
     found: std.ArrayList(Entity) = .empty,
 
-    fn add(self: *Entities, name: []const u8, start: usize, end: usize) Failed!void {
-        if (start == end) return;
-        const offset = self.offsets[start];
-        try self.found.append(exogate.allocator, .{ .type = name, .offset = offset, .length = self.offsets[end] - offset });
+    fn add(self: *Entities, what: Entity, start: usize, end: usize) Failed!void {
+        if (start == end or self.found.items.len == most_entities) return;
+        var entity = what;
+        entity.offset = self.offsets[start];
+        entity.length = self.offsets[end] - entity.offset;
+        try self.found.append(exogate.allocator, entity);
     }
 
     /// What is not code of a span; `after` are the spans that come after it.
@@ -296,9 +300,9 @@ const Entities = struct {
         for (after) |inner| {
             if (inner.start >= span.end) break;
             if (inner.kind != .code) continue;
-            try self.add(name, at, inner.start);
+            try self.add(.{ .type = name }, at, inner.start);
             at = inner.end;
         }
-        try self.add(name, at, span.end);
+        try self.add(.{ .type = name }, at, span.end);
     }
 };

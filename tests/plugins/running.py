@@ -1,6 +1,7 @@
 """Runs a plugin's recorded cases in a bare wasmtime, with a host made of what the case says."""
 
 import json
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,12 @@ from wasmtime.component import Component, Linker, LinkerInstance, Variant
 
 Json = Any  # reason: cases are JSON of any shape
 Spaces = dict[str, dict[str, str]]
+
+PLUGINS = Path(__file__).parent.parent.parent / "plugins"
+KINDS = {
+    path.parent.name: tomllib.loads(path.read_text())["kind"]
+    for path in sorted(PLUGINS.glob("*/plugin.toml"))
+}
 
 PREFIX, VERSION = "exogate:plugin/", "@1.0.0"
 

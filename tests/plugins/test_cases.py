@@ -8,13 +8,8 @@ import jsonschema_rs
 import pytest
 
 from gateway.channels.crossing import read_description, read_formatted, read_parsed
-from tests.plugins.running import Guest, cases_of, problem
+from tests.plugins.running import KINDS, PLUGINS, Guest, cases_of, problem
 
-PLUGINS = Path(__file__).parent.parent.parent / "plugins"
-KINDS = {
-    path.parent.name: tomllib.loads(path.read_text())["kind"]
-    for path in sorted(PLUGINS.glob("*/plugin.toml"))
-}
 TOOLS = [name for name, kind in KINDS.items() if kind == "tool"]
 ADAPTERS = [name for name, kind in KINDS.items() if kind == "channel"]
 CAPABILITY_OF = {"clock": "host_function:clock", "random": "host_function:random"}
