@@ -28,6 +28,8 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "fetch": (),
     "telegram": ("http:api.telegram.org",),
     "webhook": (),
+    "slack": ("http:slack.com", "http:wss-primary.slack.com", "http:wss-backup.slack.com"),
+    "discord": ("http:discord.com", "http:gateway.discord.gg", "host_function:clock"),
 }
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
