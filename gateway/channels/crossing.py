@@ -3,6 +3,7 @@
 from typing import Annotated, Any, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
+from pydantic_core import to_json
 
 from gateway.domain.adapters import Description, Formatted, Incoming, Parsed, Poll, Socket, Webhook
 from gateway.domain.channels import Whence
@@ -12,6 +13,8 @@ LARGEST_DESCRIPTION = 256 * 1024  # characters
 MOST_MESSAGES = 1_000  # of one call
 MOST_REQUESTS = 20
 LONGEST_ID = 256
+LARGEST_STATE = 64 * 1024  # characters, for both are written with a message
+LARGEST_ANSWER = 4 * 1024  # bytes of JSON
 
 T = TypeVar("T")
 
@@ -41,6 +44,8 @@ def read_parsed(text: str) -> Parsed:
         raise AdapterFailed(f"parse-incoming made more than {MOST_MESSAGES} messages of one call")
     for message in parsed.messages:
         _check(message)
+    if len(parsed.state or "") > LARGEST_STATE:
+        raise AdapterFailed(f"parse-incoming: state is longer than {LARGEST_STATE} characters")
     return parsed
 
 
@@ -80,6 +85,8 @@ def _read(adapter: TypeAdapter[T], text: str, function: str) -> T:
 
 def _check(message: Incoming) -> None:
     """Ids become parts of keys: none is empty or endless."""
+    if message.answer and len(to_json(message.answer)) > LARGEST_ANSWER:
+        raise AdapterFailed(f"parse-incoming: answer is larger than {LARGEST_ANSWER} bytes")
     ids = {
         "peer": message.peer,
         "sender.id": message.sender.id,

@@ -8,13 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.channels.crossing import (
+    LARGEST_ANSWER,
+    LARGEST_STATE,
     MOST_MESSAGES,
     read_description,
     read_formatted,
     read_parsed,
+    read_whence,
     schemas,
+    write_whence,
 )
 from gateway.domain.adapters import Heartbeat, Socket, Verify, Webhook
+from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed
 from gateway.schemas import SchemaChecks
 
@@ -86,6 +91,29 @@ def test_no_id_is_empty_or_endless(name: str, value: str) -> None:
 def test_one_call_makes_so_many_messages_at_most() -> None:
     with pytest.raises(AdapterFailed, match="more than"):
         read_parsed(json.dumps({"messages": [MESSAGE] * (MOST_MESSAGES + 1)}))
+
+
+def test_what_is_kept_for_an_adapter_is_bounded() -> None:
+    fits = {
+        "messages": [{**MESSAGE, "answer": {"": "x" * (LARGEST_ANSWER - 7)}}],
+        "state": "x" * LARGEST_STATE,
+    }
+    assert read_parsed(json.dumps(fits)).state == fits["state"]
+
+    for more in (
+        {"state": "x" * (LARGEST_STATE + 1)},
+        {"messages": [{**MESSAGE, "answer": {"": "x" * (LARGEST_ANSWER - 6)}}]},
+    ):
+        with pytest.raises(AdapterFailed, match="state is longer|answer is larger"):
+            read_parsed(json.dumps({**fits, **more}))
+
+
+def test_where_an_answer_goes_is_read_as_it_was_written() -> None:
+    whence = Whence(
+        "p", "t", reply_to="7", is_group=True, answer={"a": [1, None, {"b": "\U0001f600"}]}
+    )
+
+    assert read_whence(write_whence(whence)) == whence
 
 
 def test_forged_fields_are_no_fields_of_a_message() -> None:
