@@ -83,7 +83,7 @@ _OF_SESSION = (
     WHERE session = ?
     """,
     """
-    UPDATE delivery SET text = '', receipt = NULL, why = 'erased',
+    UPDATE delivery SET text = '', whence = NULL, receipt = NULL, why = 'erased',
         state = CASE state WHEN 'pending' THEN 'failed' ELSE state END
     WHERE session = ?
     """,

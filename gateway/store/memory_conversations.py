@@ -134,7 +134,9 @@ class MemoryErasures:
         for id_, one in shelf.deliveries.items():
             if one.session_key == key:
                 state: DeliveryState = "failed" if one.state == "pending" else one.state
-                told = replace(one, new=replace(one.new, text=""), receipt=None, why="erased")
+                told = replace(
+                    one, new=replace(one.new, text="", whence=None), receipt=None, why="erased"
+                )
                 shelf.deliveries[id_] = replace(told, state=state)
         shelf.rule_states.pop(key, None)
         shelf.posted[:] = [one for one in shelf.posted if one.session_key != key]

@@ -84,13 +84,14 @@ async def open_sqlite(
         writer.start()
         readers.start()
         try:
+            outbox = SqliteOutbox(writer, readers)
             yield Stores(
                 SqliteInbox(writer, readers),
                 SqliteJournal(writer, readers),
                 SqliteRuns(readers),
                 SqliteTranscript(writer, readers),
                 SqliteSessions(writer, readers),
-                SqliteOutbox(writer, readers),
+                outbox,
                 SqlitePlugins(writer, readers),
                 SqliteLedger(writer, readers),
                 SqliteSpending(writer, readers),
@@ -108,6 +109,7 @@ async def open_sqlite(
                 SqliteErasures(writer, readers),
                 channels,
                 channels,
+                outbox,
             )
         finally:
             await care.close()

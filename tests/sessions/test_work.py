@@ -451,7 +451,7 @@ async def test_an_answer_for_a_channel_leaves_through_the_outbox() -> None:
         channels = frozenset({"websocket"})
         async with staged(ScriptedModel(says("ok")), stores, channels=channels) as stage:
             await stage.say("hi")
-        due = await stores.outbox.due(now=stage.clock.now(), limit=10)
+        due = await stores.outbox.due("websocket", now=stage.clock.now(), limit=10)
 
     assert [(d.new.channel, d.new.peer, d.new.text) for d in due] == [("websocket", "main", "ok")]
 
