@@ -1,0 +1,219 @@
+"""Brings the answers of one channel to its platform: cut, formatted by the adapter, sent by us."""
+
+import hashlib
+from base64 import b32encode
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import anyio
+from pydantic_core import to_json
+
+from gateway.channels.answers import Arrived, Declined, Moved, TryAgain, read_answer
+from gateway.channels.crossing import read_formatted, read_whence
+from gateway.channels.rates import Rates
+from gateway.channels.splitting import Piece, Splitting
+from gateway.domain.adapters import Formatted, Request
+from gateway.domain.channels import Adapter, ChannelDef, Progress, Whence
+from gateway.domain.errors import AdapterFailed, Denied
+from gateway.domain.outbox import Delivery, Receipt, Sending
+from gateway.domain.ports import Ask, Clock, Fetch, HttpFailed, Leave
+
+NOTHING_TO_SAY = "(The answer is empty.)"
+MOST_HALVINGS = 4
+AT_ONCE = 64  # requests of a channel
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What an adapter is asked to format; `edits` names the message to put it in the place of."""
+
+    do: str
+    key: str
+    whence: Whence
+    text: str = ""
+    edits: str | None = None
+
+
+class TooLong(Exception):
+    """The adapter wants the text cut smaller."""
+
+
+@dataclass(slots=True)
+class Post:
+    """The way to one platform: asks the adapter for requests, and makes them, within its rates."""
+
+    channel: ChannelDef
+    adapter: Adapter
+    fetch: Fetch
+    clock: Clock
+    rates: Rates = field(init=False)
+    _leave: Leave = field(init=False)
+    _slots: anyio.CapacityLimiter = field(init=False)
+
+    def __post_init__(self) -> None:
+        description, mine = self.adapter.description, self.channel.secrets
+        filled = tuple(one for one in mine if one.name in description.outbound.secrets)
+        self._leave = Leave(self.adapter.plugin.origins, filled)
+        self.rates = Rates(description.limits.rates, self.clock)
+        self._slots = anyio.CapacityLimiter(AT_ONCE)
+
+    async def format(self, reply: Reply) -> Formatted:
+        """Raises AdapterFailed, TooLong."""
+        config, whence = self.channel.config, reply.whence
+        asked = {
+            "do": reply.do,
+            "key": reply.key,
+            "peer": whence.peer,
+            "thread": whence.thread,
+            "is_group": whence.is_group,
+            "reply_to": whence.reply_to,
+            "answer": whence.answer,
+            "text": reply.text,
+            "edits": reply.edits,
+            "account": self.channel.account,
+            "config": config,
+            "api_base": config.get("api_base") or self.adapter.description.api_base,
+        }
+        formatted = read_formatted(await self.adapter.format(to_json(asked).decode()))
+        if formatted.too_long:
+            raise TooLong
+        return formatted
+
+    async def ask(self, request: Request) -> Arrived | TryAgain | Moved | Declined:
+        """Raises Denied, HttpFailed."""
+        headers = tuple(request.headers.items())
+        if (key := request.idempotency) is not None and key.header is not None:
+            headers = (*headers, (key.header, key.key))
+        ask = Ask(request.method, request.url, headers, request.body.encode(), TIMEOUT_S)
+        async with self._slots:
+            fetched = await self.fetch.fetch(ask, self._leave)
+        return read_answer(self.adapter.description.outbound, fetched)
+
+
+class Ended(Exception):
+    """A part did not arrive: what becomes of its delivery."""
+
+    def __init__(self, receipt: Receipt) -> None:
+        super().__init__(receipt.why)
+        self.receipt = receipt
+
+
+@dataclass(slots=True)
+class Courier:
+    """Implements Deliver. `draft_of` gives the message that a run's answer has already begun in."""
+
+    post: Post
+    draft_of: Callable[[str], str | None] = lambda run_id: None
+    progress: Progress = Progress()
+
+    async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt:
+        try:
+            receipt = Receipt("sent", await self._all_parts(delivery, sending))
+        except Ended as ended:
+            receipt = ended.receipt
+        except (AdapterFailed, Denied) as error:
+            receipt = Receipt("failed", why=str(error))
+        self._tell(receipt)
+        return receipt
+
+    def unsure(self) -> Receipt:
+        if self.post.adapter.description.outbound.idempotency:
+            return Receipt("pending", why="it is sent again under the same key")
+        return self.unkeyed()
+
+    def unkeyed(self) -> Receipt:
+        """The operator's choice, and the record of it."""
+        if self.post.channel.on_unknown_send == "hold":
+            return Receipt("unknown", why="it may have arrived")
+        return Receipt("pending", why="it is sent again and may have arrived twice")
+
+    async def _all_parts(self, delivery: Delivery, sending: Sending) -> str | None:
+        new, limits = delivery.new, self.post.adapter.description.limits
+        whence = read_whence(new.whence) if new.whence else Whence(new.peer, new.thread)
+        splitting = Splitting(new.text if new.text.strip() else NOTHING_TO_SAY, limits.unit)
+        draft = self.draft_of(delivery.run_id) if delivery.run_id else None
+        start, limit, receipt = delivery.arrived, limits.text, delivery.receipt
+        halvings = 0
+        while start < len(splitting.text):
+            piece = splitting.cut(start, limit)
+            part = _Part(
+                self, new.id, piece, sending, replace(whence, reply_to=None) if start else whence
+            )
+            try:
+                if piece.text.strip():
+                    receipt = await part.send(None if start else draft) or receipt
+            except TooLong:
+                halvings, limit = halvings + 1, limit // 2
+                if halvings > MOST_HALVINGS:
+                    why = f"the adapter finds {limit * 2} {limits.unit} too long"
+                    raise Ended(Receipt("failed", why=why)) from None
+                continue
+            start = piece.end
+        return receipt
+
+    def _tell(self, receipt: Receipt) -> None:
+        now, before = self.post.clock.now(), self.progress
+        if receipt.state == "sent":
+            self.progress = Progress(now, before.count + 1)
+        else:
+            since = before.failing_since or now
+            self.progress = replace(before, failing_since=since, why=receipt.why)
+
+
+@dataclass(slots=True)
+class _Part:
+    """One piece on its way. The requests that the adapter makes of it count as one."""
+
+    courier: Courier
+    delivery_id: str
+    piece: Piece
+    sending: Sending
+    whence: Whence
+    was_moved: bool = False
+
+    async def send(self, draft: str | None) -> str | None:
+        """The platform's id of the message. Raises Ended, AdapterFailed, Denied, TooLong."""
+        post, whence = self.courier.post, self.whence
+        key = key_of(self.delivery_id, self.piece)
+        do = "send" if draft is None else "edit"
+        formatted = await post.format(Reply(do, key, whence, self.piece.text, draft))
+        receipt = None
+        for request in formatted.requests:
+            await post.rates.take(whence.peer, is_group=whence.is_group)
+            await self.sending(self.piece.start)
+            answer = await self._ask(request, is_safe=draft is not None)
+            match answer:
+                case Arrived():
+                    receipt = receipt or answer.message_id
+                case TryAgain():
+                    if answer.after_s is not None:
+                        post.rates.close(whence.peer, answer.after_s)
+                    raise Ended(Receipt("pending", why=answer.why, retry_after_s=answer.after_s))
+                case Moved() if not self.was_moved:
+                    self.was_moved, self.whence = True, replace(whence, peer=answer.peer)
+                    return await self.send(draft)
+                case Declined() if draft is not None:
+                    return await self.send(None)  # that message may be gone: the answer must not be
+                case Moved() | Declined():
+                    raise Ended(Receipt("failed", why=answer.why))
+        return receipt or draft
+
+    async def _ask(
+        self, request: Request, *, is_safe: bool
+    ) -> Arrived | TryAgain | Moved | Declined:
+        """`is_safe`: doing it twice is doing it once."""
+        try:
+            return await self.courier.post.ask(request)
+        except HttpFailed as error:
+            if not error.sent or is_safe or request.idempotency is not None:
+                return TryAgain(str(error), None)
+            unsure = self.courier.unkeyed()
+            raise Ended(replace(unsure, why=f"{error}; {unsure.why}")) from error
+
+
+def key_of(delivery_id: str, piece: Piece) -> str:
+    """The same for the same part, and another one if it was cut elsewhere: no platform may take the
+    one for the other."""
+    name = f"{delivery_id}:{piece.start}:{piece.end}".encode()
+    return b32encode(hashlib.sha256(name).digest())[:20].decode().lower()
