@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from gateway.app.agents import (
 from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom
 from gateway.app.decisions import decision_trees
+from gateway.app.deliveries import deliveries_of
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
@@ -80,6 +81,7 @@ from gateway.web.settings import WebSettings
 log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 5.0
+SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 
 @dataclass(slots=True)
@@ -201,6 +203,8 @@ class Gateway:
             await self.lanes.rest()
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
+        with anyio.move_on_after(SENDING_S):
+            await self.channels.drain()
         self.front.live.abandon_all()
 
 
@@ -240,6 +244,10 @@ async def assembled(
         parts = Parts(*opened, model, plugins, gate, rules, meter)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
+        if config.channels:
+            names = frozenset(one.name for one in config.channels)
+            outgoing = deliveries_of(rooms.channels, names, stores.outbox, clock, bus)
+            group.start_soon((await stack.enter_async_context(outgoing)).run)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         aging = partial(sweep, config, stores, clock)
@@ -292,7 +300,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     vaults = vaults_of(config, parts.gate, parts.stores.plugins)
     memory = memory_of(parts.stores, around, vaults)
-    means = memory.told_by(_means(parts, agents, episodes, settings, bus))
+    channels = frozenset(one.name for one in config.channels)
+    means = replace(_means(parts, agents, episodes, settings, bus), channels=channels)
+    means = memory.told_by(means)
     router = Router(
         tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
     )

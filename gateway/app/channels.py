@@ -15,6 +15,7 @@ from gateway.domain.errors import ChannelRefused
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Clock, Leave
 from gateway.outbound.secrets import Scrubber
+from gateway.sessions.deliveries import Deliveries
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ class ChannelRoom:
     tell: Tell
     door: WebhookDoor = field(default_factory=WebhookDoor)
     open: list[OpenChannel] = field(default_factory=list)
+    deliveries: Deliveries | None = None
     _health: list[Health] = field(default_factory=list)
 
     async def load(
@@ -60,6 +62,11 @@ class ChannelRoom:
                 health.end("refused", error.problem)
                 extra = {"channel": channel.name, "why": error.problem}
                 log.warning("a channel is refused", extra=extra)
+
+    async def drain(self) -> None:
+        """What is on its way to a platform gets there; nothing else is begun."""
+        if self.deliveries is not None:
+            await self.deliveries.drain()
 
     def statuses(self) -> tuple[ChannelStatus, ...]:
         return tuple(one.status for one in self._health)

@@ -34,9 +34,10 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """Asking again would not help."""
+    """Asking again would not help; `is_ours`: nor would asking for another peer."""
 
     why: str
+    is_ours: bool = False
 
 
 Answer = Arrived | TryAgain | Moved | Declined
@@ -58,7 +59,7 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
         return Moved(peer, why)
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
         return TryAgain(why, _wait_s(outbound.retry_after, said, dict(fetched.headers)))
-    return Declined(why)
+    return Declined(why, is_ours=fetched.status == 401)
 
 
 def _text(path: str | None, said: object) -> str | None:

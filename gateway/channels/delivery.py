@@ -10,11 +10,13 @@ from pydantic_core import to_json
 
 from gateway.channels.answers import Arrived, Declined, Moved, TryAgain, read_answer
 from gateway.channels.crossing import read_formatted, read_whence
+from gateway.channels.progress import Health
 from gateway.channels.rates import Rates
 from gateway.channels.splitting import Piece, Splitting
 from gateway.domain.adapters import Formatted, Request
-from gateway.domain.channels import Adapter, ChannelDef, Progress, Whence
+from gateway.domain.channels import Adapter, ChannelDef, Whence
 from gateway.domain.errors import AdapterFailed, Denied
+from gateway.domain.ids import RunId
 from gateway.domain.outbox import Delivery, Receipt, Sending
 from gateway.domain.ports import Ask, Clock, Fetch, HttpFailed, Leave
 
@@ -92,11 +94,11 @@ class Post:
 
 
 class Ended(Exception):
-    """A part did not arrive: what becomes of its delivery."""
+    """A part did not arrive: what becomes of its delivery, and whether all others would fare so."""
 
-    def __init__(self, receipt: Receipt) -> None:
+    def __init__(self, receipt: Receipt, *, is_ours: bool = False) -> None:
         super().__init__(receipt.why)
-        self.receipt = receipt
+        self.receipt, self.is_ours = receipt, is_ours
 
 
 @dataclass(slots=True)
@@ -104,17 +106,20 @@ class Courier:
     """Implements Deliver. `draft_of` gives the message that a run's answer has already begun in."""
 
     post: Post
-    draft_of: Callable[[str], str | None] = lambda run_id: None
-    progress: Progress = Progress()
+    health: Health
+    draft_of: Callable[[RunId], str | None] = lambda run_id: None
 
     async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt:
         try:
             receipt = Receipt("sent", await self._all_parts(delivery, sending))
         except Ended as ended:
-            receipt = ended.receipt
+            if ended.is_ours:
+                self.health.failed("out", str(ended))
+            return ended.receipt
         except (AdapterFailed, Denied) as error:
-            receipt = Receipt("failed", why=str(error))
-        self._tell(receipt)
+            self.health.failed("out", str(error))
+            return Receipt("failed", why=str(error))
+        self.health.worked("out")
         return receipt
 
     def unsure(self) -> Receipt:
@@ -152,14 +157,6 @@ class Courier:
             start = piece.end
         return receipt
 
-    def _tell(self, receipt: Receipt) -> None:
-        now, before = self.post.clock.now(), self.progress
-        if receipt.state == "sent":
-            self.progress = Progress(now, before.count + 1)
-        else:
-            since = before.failing_since or now
-            self.progress = replace(before, failing_since=since, why=receipt.why)
-
 
 @dataclass(slots=True)
 class _Part:
@@ -189,14 +186,16 @@ class _Part:
                 case TryAgain():
                     if answer.after_s is not None:
                         post.rates.close(whence.peer, answer.after_s)
-                    raise Ended(Receipt("pending", why=answer.why, retry_after_s=answer.after_s))
+                    again = Receipt("pending", why=answer.why, retry_after_s=answer.after_s)
+                    raise Ended(again, is_ours=answer.after_s is None)
                 case Moved() if not self.was_moved:
                     self.was_moved, self.whence = True, replace(whence, peer=answer.peer)
                     return await self.send(draft)
                 case Declined() if draft is not None:
                     return await self.send(None)  # that message may be gone: the answer must not be
                 case Moved() | Declined():
-                    raise Ended(Receipt("failed", why=answer.why))
+                    is_ours = isinstance(answer, Declined) and answer.is_ours
+                    raise Ended(Receipt("failed", why=answer.why), is_ours=is_ours)
         return receipt or draft
 
     async def _ask(
@@ -209,7 +208,8 @@ class _Part:
             if not error.sent or is_safe or request.idempotency is not None:
                 return TryAgain(str(error), None)
             unsure = self.courier.unkeyed()
-            raise Ended(replace(unsure, why=f"{error}; {unsure.why}")) from error
+            told = replace(unsure, why=f"{error}; {unsure.why}")
+            raise Ended(told, is_ours=True) from error
 
 
 def key_of(delivery_id: str, piece: Piece) -> str:

@@ -69,6 +69,7 @@ class Deliveries:
 
     outbox: Outbox
     channels: Mapping[str, Deliver]
+    known: frozenset[str]  # these, and those that are closed for now
     clock: Clock
     publish: Callable[[Event], None]
     fraction: Callable[[], float]
@@ -104,7 +105,7 @@ class Deliveries:
             why = "the gateway stopped while it was being sent"
             why = f"{why}; {receipt.why}" if receipt.why else why
             await self._write(delivery, receipt.state, why=why, due_at=self.clock.now())
-        await self.outbox.strand(frozenset(self.channels), at=self.clock.now())
+        await self.outbox.strand(self.known, at=self.clock.now())
 
     async def _bring_out(self, name: str) -> None:
         line = self._lines[name]

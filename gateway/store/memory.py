@@ -7,9 +7,7 @@ from datetime import datetime
 
 from anyio.lowlevel import checkpoint
 
-from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import AgentId, SessionKey
-from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.ids import AgentId
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
 from gateway.store.memory_audit import MemoryAudit
@@ -24,7 +22,6 @@ from gateway.store.memory_sessions import MemorySessions, MemorySummaries, Memor
 from gateway.store.memory_shelf import Run, Shelf, Space
 from gateway.store.memory_turns import MemoryTurns
 from gateway.store.plugins import filled, key_form, require_kept
-from gateway.store.rows import require_text
 
 
 @contextlib.asynccontextmanager

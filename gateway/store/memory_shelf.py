@@ -159,7 +159,8 @@ class Shelf:
     ) -> None:
         """`run` that it answers, with its session; None: no turn made it."""
         self.last_delivery += 1
-        made = Delivery(new, *(run or (None, None)), "pending", 0, due, place=self.last_delivery)
+        run_id, key = run or (None, None)
+        made = Delivery(new, run_id, key, "pending", 0, due, place=self.last_delivery)
         self.deliveries[new.id] = made
 
     def keep_memos(self, memos: Iterable[ChannelMemo]) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from gateway.channels.crossing import write_whence
 from gateway.channels.delivery import NOTHING_TO_SAY, Courier, Post, key_of
+from gateway.channels.progress import Health
 from gateway.channels.splitting import Piece
 from gateway.domain.adapters import Outbound, Rate, TextLimits
-from gateway.domain.channels import ChannelDef, Whence
+from gateway.domain.channels import ChannelDef, OnUnknown, Whence
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import Delivery, DeliveryState, Receipt
@@ -45,7 +46,8 @@ class Stage:
         self.adapter = adapter or FakeAdapter()
         self.clock = FakeClock()
         post = Post(channel, self.adapter, self.fetch, self.clock)
-        self.courier = Courier(post, draft_of=lambda run_id: draft)
+        self.health = Health(channel, "poll", self.clock, lambda type_, payload: None)
+        self.courier = Courier(post, self.health, lambda run_id: draft)
         self.marks: list[tuple[int, int]] = []  # what had arrived, and the requests before
 
     async def deliver(self, delivery: Delivery) -> Receipt:
@@ -136,7 +138,9 @@ def broken() -> HttpFailed:
     return HttpFailed("network", "broke off")
 
 
-LIFE: list[tuple[str, Callable[[Reply], object], Said, str, DeliveryState, float | None, str]] = [
+LIFE: list[
+    tuple[str, Callable[[Reply], object], Said, OnUnknown, DeliveryState, float | None, str]
+] = [
     ("2xx", posts, Fetched(204, (), b""), "resend", "sent", None, ""),
     ("429", posts, Fetched(429, (("retry-after", "7"),), b""), "resend", "pending", 7.0, "429"),
     ("503", posts, Fetched(503, (), b""), "resend", "pending", None, "503"),
@@ -158,7 +162,7 @@ LIFE: list[tuple[str, Callable[[Reply], object], Said, str, DeliveryState, float
 async def test_every_outcome_of_a_request_leads_to_its_state(
     formats: Callable[[Reply], object],
     said: Said,
-    on_unknown: str,
+    on_unknown: OnUnknown,
     state: DeliveryState,
     after_s: float | None,
     why: str,
@@ -170,8 +174,7 @@ async def test_every_outcome_of_a_request_leads_to_its_state(
 
     assert (receipt.state, receipt.retry_after_s) == (state, after_s)
     assert why in (receipt.why or "")
-    assert stage.courier.progress.count == (state == "sent")
-    assert (stage.courier.progress.failing_since is None) == (state == "sent")
+    assert stage.health.status.sending.count == (state == "sent")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +186,7 @@ async def test_every_outcome_of_a_request_leads_to_its_state(
     ],
 )
 def test_after_a_kill_a_key_or_the_operator_decides(
-    outbound: Outbound, on_unknown: str, state: DeliveryState, why: str
+    outbound: Outbound, on_unknown: OnUnknown, state: DeliveryState, why: str
 ) -> None:
     channel = replace(CHANNEL, on_unknown_send=on_unknown)
     stage = Stage(adapter=FakeAdapter(outbound=outbound), channel=channel)
@@ -192,6 +195,31 @@ def test_after_a_kill_a_key_or_the_operator_decides(
 
     assert receipt.state == state
     assert why in (receipt.why or "")
+
+
+@pytest.mark.parametrize(
+    ("said", "fails"),
+    [
+        (Fetched(503, (), b""), True),
+        (Fetched(401, (), b""), True),
+        (unsent(), True),
+        (Denied("not granted"), True),
+        (Fetched(429, (("retry-after", "7"),), b""), False),
+        (Fetched(403, (), b""), False),
+    ],
+)
+async def test_a_channel_fails_by_what_is_wrong_with_it_and_not_with_one_peer(
+    said: Said, *, fails: bool
+) -> None:
+    stage = Stage(said, OK)
+
+    await stage.deliver(a_delivery())
+    failing = stage.health.status.sending.failing_since is not None
+    stage.clock.move(60)
+    await stage.deliver(a_delivery())
+
+    assert failing is fails
+    assert stage.health.status.sending.failing_since is None
 
 
 async def test_what_goes_out_again_carries_the_same_key_and_another_part_another_one() -> None:

@@ -89,7 +89,12 @@ async def staged(*script: Receipt, is_open: bool = True) -> AsyncIterator[Stage]
                 channel.gate.set()
             channels = {"websocket": channel}
             deliveries = Deliveries(
-                stores.outbox, channels, clock, events.append, fraction=lambda: 1.0
+                stores.outbox,
+                channels,
+                frozenset({"websocket", "closed"}),
+                clock,
+                events.append,
+                fraction=lambda: 1.0,
             )
             stage = Stage(stores, clock, channel, deliveries, events)
             yield stage
@@ -197,6 +202,15 @@ async def test_an_answer_for_a_channel_that_is_gone_fails_with_a_reason() -> Non
 
         assert state == "failed"
         assert "no channel" in (why or "")
+
+
+async def test_an_answer_for_a_channel_that_is_closed_for_now_waits() -> None:
+    async with staged() as stage:
+        await stage.answer("a", channel="closed")
+
+        async with running(stage):
+            assert await stage.dead() == []
+            assert len(await stage.stores.outbox.due("closed", now=NOON, limit=9)) == 1
 
 
 class Broken(FakeChannel):
