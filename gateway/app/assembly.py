@@ -24,7 +24,7 @@ from gateway.app.agents import (
 from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom
 from gateway.app.decisions import decision_trees
-from gateway.app.deliveries import deliveries_of
+from gateway.app.deliveries import delivering
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
 from gateway.app.plugins import loaded_plugins
@@ -244,10 +244,9 @@ async def assembled(
         parts = Parts(*opened, model, plugins, gate, rules, meter)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
-        if config.channels:
-            names = frozenset(one.name for one in config.channels)
-            outgoing = deliveries_of(rooms.channels, names, stores.outbox, clock, bus)
-            group.start_soon((await stack.enter_async_context(outgoing)).run)
+        names = [one.name for one in config.channels]
+        sending = delivering(rooms.channels, names, stores.outbox, clock, bus)
+        await stack.enter_async_context(sending)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         aging = partial(sweep, config, stores, clock)

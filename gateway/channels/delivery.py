@@ -2,7 +2,7 @@
 
 import hashlib
 from base64 import b32encode
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -35,6 +35,18 @@ class Reply:
     whence: Whence
     text: str = ""
     edits: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A message that an answer has begun in, and what stands there."""
+
+    message_id: str
+    text: str
+
+
+async def _no_draft(_: RunId) -> Draft | None:
+    return None
 
 
 class TooLong(Exception):
@@ -103,11 +115,11 @@ class Ended(Exception):
 
 @dataclass(slots=True)
 class Courier:
-    """Implements Deliver. `draft_of` gives the message that a run's answer has already begun in."""
+    """Implements Deliver. `draft_of` tells where a run's answer has begun already."""
 
     post: Post
     health: Health
-    draft_of: Callable[[RunId], str | None] = lambda run_id: None
+    draft_of: Callable[[RunId], Awaitable[Draft | None]] = _no_draft
 
     async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt:
         try:
@@ -137,7 +149,7 @@ class Courier:
         new, limits = delivery.new, self.post.adapter.description.limits
         whence = read_whence(new.whence) if new.whence else Whence(new.peer, new.thread)
         splitting = Splitting(new.text if new.text.strip() else NOTHING_TO_SAY, limits.unit)
-        draft = self.draft_of(delivery.run_id) if delivery.run_id else None
+        draft = await self.draft_of(delivery.run_id) if delivery.run_id else None
         start, limit, receipt = delivery.arrived, limits.text, delivery.receipt
         halvings = 0
         while start < len(splitting.text):
@@ -169,12 +181,14 @@ class _Part:
     whence: Whence
     was_moved: bool = False
 
-    async def send(self, draft: str | None) -> str | None:
+    async def send(self, draft: Draft | None) -> str | None:
         """The platform's id of the message. Raises Ended, AdapterFailed, Denied, TooLong."""
+        if draft is not None and draft.text == self.piece.text:
+            return draft.message_id  # platforms refuse an edit that changes nothing
         post, whence = self.courier.post, self.whence
         key = key_of(self.delivery_id, self.piece)
-        do = "send" if draft is None else "edit"
-        formatted = await post.format(Reply(do, key, whence, self.piece.text, draft))
+        do, edits = ("send", None) if draft is None else ("edit", draft.message_id)
+        formatted = await post.format(Reply(do, key, whence, self.piece.text, edits))
         receipt = None
         for request in formatted.requests:
             await post.rates.take(whence.peer, is_group=whence.is_group)
@@ -196,7 +210,7 @@ class _Part:
                 case Moved() | Declined():
                     is_ours = isinstance(answer, Declined) and answer.is_ours
                     raise Ended(Receipt("failed", why=answer.why), is_ours=is_ours)
-        return receipt or draft
+        return receipt or edits
 
     async def _ask(
         self, request: Request, *, is_safe: bool

@@ -7,12 +7,13 @@ import anyio
 import pytest
 
 from gateway.channels.crossing import write_whence
-from gateway.channels.delivery import NOTHING_TO_SAY, Courier, Post, key_of
+from gateway.channels.delivery import NOTHING_TO_SAY, Courier, Draft, Post, key_of
 from gateway.channels.progress import Health
 from gateway.channels.splitting import Piece
 from gateway.domain.adapters import Outbound, Rate, TextLimits
 from gateway.domain.channels import ChannelDef, OnUnknown, Whence
 from gateway.domain.errors import AdapterFailed, Denied
+from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import Delivery, DeliveryState, Receipt
 from gateway.domain.plugins import PluginSecret
@@ -39,15 +40,18 @@ class Stage:
         *said: Said,
         adapter: FakeAdapter | None = None,
         channel: ChannelDef = CHANNEL,
-        draft: str | None = None,
+        draft: Draft | None = None,
     ) -> None:
+        async def draft_of(_: RunId) -> Draft | None:
+            return draft
+
         script = list(said) or [OK]
         self.fetch = FakeFetch(lambda _: script.pop(0) if len(script) > 1 else script[0])
         self.adapter = adapter or FakeAdapter()
         self.clock = FakeClock()
         post = Post(channel, self.adapter, self.fetch, self.clock)
         self.health = Health(channel, "poll", self.clock, lambda type_, payload: None)
-        self.courier = Courier(post, self.health, lambda run_id: draft)
+        self.courier = Courier(post, self.health, draft_of)
         self.marks: list[tuple[int, int]] = []  # what had arrived, and the requests before
 
     async def deliver(self, delivery: Delivery) -> Receipt:
@@ -288,17 +292,28 @@ async def test_an_adapter_with_nothing_to_send_has_done_it() -> None:
 
 
 async def test_the_first_part_takes_the_place_of_the_draft_and_the_others_follow() -> None:
-    stage = Stage(adapter=FakeAdapter(more={"limits": TextLimits(text=10)}), draft="m7")
+    stage = Stage(
+        adapter=FakeAdapter(more={"limits": TextLimits(text=10)}), draft=Draft("m7", "one")
+    )
 
-    await stage.deliver(replace(a_delivery("one two three four"), run_id="r1"))  # type: ignore[arg-type]  # a text
+    await stage.deliver(replace(a_delivery("one two three four"), run_id=RunId("r1")))
 
     assert stage.urls == ["/edit/m7", "/send/p"]
 
 
-async def test_a_draft_that_is_gone_keeps_no_answer_from_arriving() -> None:
-    stage = Stage(Fetched(404, (), b""), OK, draft="m7")
+async def test_a_draft_that_says_it_all_is_left_as_it_is() -> None:
+    stage = Stage(draft=Draft("m7", "hello"))
 
-    receipt = await stage.deliver(replace(a_delivery(), run_id="r1"))  # type: ignore[arg-type]  # a text
+    receipt = await stage.deliver(replace(a_delivery(), run_id=RunId("r1")))
+
+    assert receipt == Receipt("sent", "m7")
+    assert stage.urls == []
+
+
+async def test_a_draft_that_is_gone_keeps_no_answer_from_arriving() -> None:
+    stage = Stage(Fetched(404, (), b""), OK, draft=Draft("m7", "one"))
+
+    receipt = await stage.deliver(replace(a_delivery(), run_id=RunId("r1")))
 
     assert receipt == Receipt("sent", "m1")
     assert stage.urls == ["/edit/m7", "/send/p"]
