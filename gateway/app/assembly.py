@@ -245,7 +245,7 @@ async def assembled(
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
         names = [one.name for one in config.channels]
-        sending = delivering(rooms.channels, names, stores.outbox, clock, bus)
+        sending = delivering(rooms.channels, names, stores.outbox, front=rooms.front, bus=bus)
         await stack.enter_async_context(sending)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)

@@ -28,7 +28,7 @@ _KNOWN = 1_000  # drafts of runs that have ended
 
 @dataclass(slots=True)
 class _Followed:
-    run: LiveRun
+    run_id: RunId
     whence: Whence
     heard_at: float
     text: str = ""
@@ -52,9 +52,9 @@ class Streaming:
         if run is None or run_id in self._followed:
             return
         if outbound.edits or outbound.typing_every_s is not None:
-            mine = _Followed(run, read_whence(whence), self._post.clock.monotonic())
+            mine = _Followed(run_id, read_whence(whence), self._post.clock.monotonic())
             self._followed[run_id] = mine
-            self._group.start_soon(self._accompany, mine)
+            self._group.start_soon(self._accompany, mine, run)
         ended = [name for name, one in self._followed.items() if one.is_over.is_set()]
         for name in ended[: max(0, len(self._followed) - _KNOWN)]:
             del self._followed[name]
@@ -68,25 +68,29 @@ class Streaming:
         await mine.is_over.wait()
         return mine.draft
 
-    async def _accompany(self, mine: _Followed) -> None:
+    async def _accompany(self, mine: _Followed, run: LiveRun) -> None:
         def hear(event: bytes, is_last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
             if is_last:
                 mine.scope.cancel()
             else:
                 self._hear(mine, event)
 
-        outbound = self._post.adapter.description.outbound
-        stop = mine.run.listen(hear)
+        stop = run.listen(hear)
         try:
             with mine.scope:
-                async with anyio.create_task_group() as group:
-                    if outbound.edits:
-                        group.start_soon(self._keep_drafting, mine)
-                    if outbound.typing_every_s is not None:
-                        group.start_soon(self._keep_typing, mine, outbound.typing_every_s)
+                await self._show(mine, run)
         finally:
             stop()
+            mine.text = ""
             mine.is_over.set()
+
+    async def _show(self, mine: _Followed, run: LiveRun) -> None:
+        outbound = self._post.adapter.description.outbound
+        async with anyio.create_task_group() as group:
+            if outbound.edits:
+                group.start_soon(self._keep_drafting, mine)
+            if outbound.typing_every_s is not None:
+                group.start_soon(self._keep_typing, mine, run, outbound.typing_every_s)
 
     def _hear(self, mine: _Followed, event: bytes) -> None:
         chunk = from_json(event)
@@ -96,10 +100,12 @@ class Streaming:
         elif chunk["type"] == "tool_result" or "discard_from_seq" in chunk.get("metadata", ()):
             mine.text = ""  # the answer is what is said after the last tool
 
-    async def _keep_typing(self, mine: _Followed, every_s: float) -> None:
+    async def _keep_typing(self, mine: _Followed, run: LiveRun, every_s: float) -> None:
         clock = self._post.clock
         while clock.monotonic() - mine.heard_at < QUIET_S:
-            if mine.run.state == "running" and not await self._send(mine, "typing"):
+            if run.state != "running":
+                mine.heard_at = clock.monotonic()  # it waits for others
+            elif not await self._send(mine, "typing"):
                 return
             await clock.sleep(every_s)
 
@@ -119,16 +125,17 @@ class Streaming:
     async def _send(self, mine: _Followed, do: str, text: str = "") -> bool:
         """False: it did not work, and is not tried again."""
         # What is under way gets to its end, or nobody would know which message it made.
+        is_sent = False
         with anyio.CancelScope(shield=True):
             try:
-                return await self._ask(mine, do, text)
+                is_sent = await self._ask(mine, do, text)
             except (AdapterFailed, Denied, HttpFailed, TooLong) as error:
                 extra = {"channel": self._post.channel.name, "why": str(error)}
                 log.info("a draft or a sign of typing was not sent", extra=extra)
-                return False
+        return is_sent
 
     async def _ask(self, mine: _Followed, do: str, text: str) -> bool:
-        key = key_of(f"{mine.run.run_id}:{do}", Piece(0, len(text), text))
+        key = key_of(f"{mine.run_id}:{do}", Piece(0, len(text), text))
         edits = mine.draft.message_id if mine.draft and do == "edit" else None
         formatted = await self._post.format(Reply(do, key, mine.whence, text, edits))
         if do == "send" and not formatted.edit:
