@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -166,6 +166,8 @@ class Gateway:
             spending.everything,
             self.health.reasons,
             self.version,
+            self.stores.dead_letters,
+            self.channels.delivered,
         ).routes()
         is_told = self.config.observability.metrics
         erasing = ConversationsApi(self.front).routes()
@@ -244,9 +246,8 @@ async def assembled(
         parts = Parts(*opened, model, plugins, gate, rules, meter)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
-        names = [one.name for one in config.channels]
-        sending = delivering(rooms.channels, names, stores.outbox, front=rooms.front, bus=bus)
-        await stack.enter_async_context(sending)
+        sent = delivering(rooms.channels, config.channels, stores.outbox, rooms.front, bus)
+        await stack.enter_async_context(sent)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         aging = partial(sweep, config, stores, clock)
@@ -299,9 +300,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     vaults = vaults_of(config, parts.gate, parts.stores.plugins)
     memory = memory_of(parts.stores, around, vaults)
-    channels = frozenset(one.name for one in config.channels)
-    means = replace(_means(parts, agents, episodes, settings, bus), channels=channels)
-    means = memory.told_by(means)
+    names = frozenset(one.name for one in config.channels)
+    means = memory.told_by(_means(parts, agents, episodes, settings, names))
     router = Router(
         tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
     )
@@ -364,7 +364,7 @@ def _means(
     agents: Mapping[AgentId, AgentDef],
     episodes: Episodes,
     settings: SettingsBook,
-    bus: Bus,
+    channels: frozenset[str],
 ) -> Means:
     return Means(
         agents=agents,
@@ -376,7 +376,7 @@ def _means(
         gate=parts.gate,
         settings=settings,
         clock=parts.clock,
-        bus=bus,
+        bus=parts.bus,
         encode=to_json,
         decode=from_json,
         plans=parts.plans,
@@ -384,6 +384,7 @@ def _means(
         rule_states=parts.stores.rule_states,
         notices=parts.stores.notices,
         decisions=parts.decisions,
+        channels=channels,
     )
 
 

@@ -63,6 +63,10 @@ class ChannelRoom:
                 extra = {"channel": channel.name, "why": error.problem}
                 log.warning("a channel is refused", extra=extra)
 
+    @property
+    def delivered(self) -> Mapping[tuple[str, str], int]:
+        return {} if self.deliveries is None else self.deliveries.counts
+
     async def drain(self) -> None:
         """What is on its way to a platform gets there; nothing else is begun."""
         if self.deliveries is not None:

@@ -11,6 +11,7 @@ from gateway.app.channels import ChannelRoom
 from gateway.channels.delivery import Courier, Post
 from gateway.channels.streaming import Streaming
 from gateway.control.bus import Bus
+from gateway.domain.channels import ChannelDef
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted
 from gateway.domain.outbox import Deliver, Outbox
@@ -20,7 +21,7 @@ from gateway.sessions.front import Front
 
 @asynccontextmanager
 async def delivering(
-    room: ChannelRoom, known: Collection[str], outbox: Outbox, *, front: Front, bus: Bus
+    room: ChannelRoom, known: Collection[ChannelDef], outbox: Outbox, front: Front, bus: Bus
 ) -> AsyncIterator[None]:
     """`known` are all that are configured: what waits for one that is refused goes on waiting."""
     if not known:
@@ -37,7 +38,7 @@ async def delivering(
             post = Post(way.channel, way.adapter, fetch, clock)
             streams[name] = Streaming(post, front.live.find, group)
             couriers[name] = Courier(post, one.health, streams[name].draft_of)
-        names, draw = frozenset(known), random.random
+        names, draw = frozenset(one.name for one in known), random.random
         deliveries = Deliveries(outbox, couriers, names, clock, bus.publish, draw)
         room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
         room.intake.accept = partial(_accept, room.intake.accept, streams)

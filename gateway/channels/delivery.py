@@ -17,6 +17,7 @@ from gateway.domain.adapters import Formatted, Request
 from gateway.domain.channels import Adapter, ChannelDef, Whence
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId
+from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import Delivery, Receipt, Sending
 from gateway.domain.ports import Ask, Clock, Fetch, HttpFailed, Leave
 
@@ -94,7 +95,7 @@ class Post:
             raise TooLong
         return formatted
 
-    async def ask(self, request: Request) -> Arrived | TryAgain | Moved | Declined:
+    async def ask(self, request: Request, peer: str) -> Arrived | TryAgain | Moved | Declined:
         """Raises Denied, HttpFailed."""
         headers = tuple(request.headers.items())
         if (key := request.idempotency) is not None and key.header is not None:
@@ -102,7 +103,10 @@ class Post:
         ask = Ask(request.method, request.url, headers, request.body.encode(), TIMEOUT_S)
         async with self._slots:
             fetched = await self.fetch.fetch(ask, self._leave)
-        return read_answer(self.adapter.description.outbound, fetched)
+        answer = read_answer(self.adapter.description.outbound, fetched)
+        if isinstance(answer, TryAgain) and answer.after_s is not None:
+            self.rates.close(peer, answer.after_s)
+        return answer
 
 
 class Ended(Exception):
@@ -147,27 +151,31 @@ class Courier:
 
     async def _all_parts(self, delivery: Delivery, sending: Sending) -> str | None:
         new, limits = delivery.new, self.post.adapter.description.limits
-        whence = read_whence(new.whence) if new.whence else Whence(new.peer, new.thread)
         splitting = Splitting(new.text if new.text.strip() else NOTHING_TO_SAY, limits.unit)
         draft = await self.draft_of(delivery.run_id) if delivery.run_id else None
         start, limit, receipt = delivery.arrived, limits.text, delivery.receipt
-        halvings = 0
         while start < len(splitting.text):
             piece = splitting.cut(start, limit)
-            part = _Part(
-                self, new.id, piece, sending, replace(whence, reply_to=None) if start else whence
-            )
+            part = _Part(self, new.id, piece, sending, _whence_of(new, is_first=start == 0))
             try:
-                if piece.text.strip():
-                    receipt = await part.send(None if start else draft) or receipt
+                receipt = await part.send(draft if start == 0 else None) or receipt
+                start = piece.end
             except TooLong:
-                halvings, limit = halvings + 1, limit // 2
-                if halvings > MOST_HALVINGS:
-                    why = f"the adapter finds {limit * 2} {limits.unit} too long"
-                    raise Ended(Receipt("failed", why=why)) from None
-                continue
-            start = piece.end
+                limit = self._smaller(limit)
         return receipt
+
+    def _smaller(self, limit: int) -> int:
+        limits = self.post.adapter.description.limits
+        if limit <= limits.text >> MOST_HALVINGS:
+            why = f"the adapter finds {limit} {limits.unit} too long"
+            raise Ended(Receipt("failed", why=why))
+        return limit // 2
+
+
+def _whence_of(new: NewDelivery, *, is_first: bool) -> Whence:
+    """Only the first part answers the question by name."""
+    whence = read_whence(new.whence) if new.whence else Whence(new.peer, new.thread)
+    return whence if is_first else replace(whence, reply_to=None)
 
 
 @dataclass(slots=True)
@@ -183,41 +191,45 @@ class _Part:
 
     async def send(self, draft: Draft | None) -> str | None:
         """The platform's id of the message. Raises Ended, AdapterFailed, Denied, TooLong."""
+        if not self.piece.text.strip():
+            return None
         if draft is not None and draft.text == self.piece.text:
             return draft.message_id  # platforms refuse an edit that changes nothing
         post, whence = self.courier.post, self.whence
-        key = key_of(self.delivery_id, self.piece)
         do, edits = ("send", None) if draft is None else ("edit", draft.message_id)
+        key = key_of(self.delivery_id, self.piece)
         formatted = await post.format(Reply(do, key, whence, self.piece.text, edits))
-        receipt = None
+        receipt = edits
         for request in formatted.requests:
             await post.rates.take(whence.peer, is_group=whence.is_group)
             await self.sending(self.piece.start)
             answer = await self._ask(request, is_safe=draft is not None)
-            match answer:
-                case Arrived():
-                    receipt = receipt or answer.message_id
-                case TryAgain():
-                    if answer.after_s is not None:
-                        post.rates.close(whence.peer, answer.after_s)
-                    again = Receipt("pending", why=answer.why, retry_after_s=answer.after_s)
-                    raise Ended(again, is_ours=answer.after_s is None)
-                case Moved() if not self.was_moved:
-                    self.was_moved, self.whence = True, replace(whence, peer=answer.peer)
-                    return await self.send(draft)
-                case Declined() if draft is not None:
-                    return await self.send(None)  # that message may be gone: the answer must not be
-                case Moved() | Declined():
-                    is_ours = isinstance(answer, Declined) and answer.is_ours
-                    raise Ended(Receipt("failed", why=answer.why), is_ours=is_ours)
-        return receipt or edits
+            if not isinstance(answer, Arrived):
+                return await self._otherwise(answer, draft)
+            receipt = receipt or answer.message_id
+        return receipt
+
+    async def _otherwise(
+        self, answer: TryAgain | Moved | Declined, draft: Draft | None
+    ) -> str | None:
+        match answer:
+            case Moved() if not self.was_moved:
+                self.was_moved, self.whence = True, replace(self.whence, peer=answer.peer)
+                return await self.send(draft)
+            case Declined() if draft is not None:
+                return await self.send(None)  # that message may be gone: the answer must not be
+            case TryAgain():
+                again = Receipt("pending", why=answer.why, retry_after_s=answer.after_s)
+                raise Ended(again, is_ours=answer.after_s is None)
+        is_ours = isinstance(answer, Declined) and answer.is_ours
+        raise Ended(Receipt("failed", why=answer.why), is_ours=is_ours)
 
     async def _ask(
         self, request: Request, *, is_safe: bool
     ) -> Arrived | TryAgain | Moved | Declined:
         """`is_safe`: doing it twice is doing it once."""
         try:
-            return await self.courier.post.ask(request)
+            return await self.courier.post.ask(request, self.whence.peer)
         except HttpFailed as error:
             if not error.sent or is_safe or request.idempotency is not None:
                 return TryAgain(str(error), None)

@@ -9,7 +9,7 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic_core import from_json
 
-from gateway.channels.answers import Arrived, TryAgain
+from gateway.channels.answers import Arrived
 from gateway.channels.crossing import read_whence
 from gateway.channels.delivery import Draft, Post, Reply, TooLong, key_of
 from gateway.channels.splitting import Piece, Splitting
@@ -136,18 +136,15 @@ class Streaming:
 
     async def _ask(self, mine: _Followed, do: str, text: str) -> bool:
         key = key_of(f"{mine.run_id}:{do}", Piece(0, len(text), text))
-        edits = mine.draft.message_id if mine.draft and do == "edit" else None
-        formatted = await self._post.format(Reply(do, key, mine.whence, text, edits))
+        made = mine.draft.message_id if mine.draft else None
+        formatted = await self._post.format(Reply(do, key, mine.whence, text, made))
         if do == "send" and not formatted.edit:
             return False
-        message_id = edits
         for request in formatted.requests:
-            answer = await self._post.ask(request)
-            if isinstance(answer, TryAgain) and answer.after_s is not None:
-                self._post.rates.close(mine.whence.peer, answer.after_s)
+            answer = await self._post.ask(request, mine.whence.peer)
             if not isinstance(answer, Arrived):
                 return False
-            message_id = message_id or answer.message_id
-        if do != "typing" and message_id is not None:
-            mine.draft = Draft(message_id, text)
-        return do == "typing" or message_id is not None
+            made = made or answer.message_id
+        if do != "typing" and made is not None:
+            mine.draft = Draft(made, text)
+        return do == "typing" or made is not None

@@ -73,7 +73,7 @@ class Deliveries:
     clock: Clock
     publish: Callable[[Event], None]
     fraction: Callable[[], float]
-    counts: Counter[tuple[str, DeliveryState]] = field(default_factory=Counter)
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _lines: dict[str, _Line] = field(default_factory=dict)
 
     def nudge(self) -> None:
