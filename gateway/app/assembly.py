@@ -24,6 +24,7 @@ from gateway.app.agents import (
 from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom
 from gateway.app.decisions import decision_trees
+from gateway.app.deliveries import delivering
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
@@ -85,6 +86,7 @@ from gateway.web.settings import WebSettings
 log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 5.0
+SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 
 @dataclass(slots=True)
@@ -171,6 +173,8 @@ class Gateway:
             spending.everything,
             self.health.reasons,
             self.version,
+            self.stores.dead_letters,
+            self.channels.delivered,
         ).routes()
         is_told = self.config.observability.metrics
         erasing = ConversationsApi(self.front).routes()
@@ -208,6 +212,8 @@ class Gateway:
             await self.lanes.rest()
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
+        with anyio.move_on_after(SENDING_S):
+            await self.channels.drain()
         self.front.live.abandon_all()
 
 
@@ -248,6 +254,8 @@ async def assembled(
         parts = Parts(*opened, model, plugins, gate, rules, meter, book)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
+        sent = delivering(rooms.channels, config.channels, stores.outbox, rooms.front, bus)
+        await stack.enter_async_context(sent)
         await rooms.memory.keeper.resume()
         followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
         aging = partial(sweep, config, stores, clock)
@@ -301,7 +309,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     vaults = vaults_of(config, parts.gate, parts.stores.plugins)
     memory = memory_of(parts.stores, around, vaults)
-    means = memory.told_by(_means(parts, agents, episodes, settings, bus))
+    names = frozenset(one.name for one in config.channels)
+    means = memory.told_by(_means(parts, agents, episodes, settings, names))
     router = Router(
         tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
     )
@@ -367,7 +376,7 @@ def _means(
     agents: Mapping[AgentId, AgentDef],
     episodes: Episodes,
     settings: SettingsBook,
-    bus: Bus,
+    channels: frozenset[str],
 ) -> Means:
     return Means(
         agents=agents,
@@ -379,7 +388,7 @@ def _means(
         gate=parts.gate,
         settings=settings,
         clock=parts.clock,
-        bus=bus,
+        bus=parts.bus,
         encode=to_json,
         decode=from_json,
         plans=parts.plans,
@@ -387,6 +396,7 @@ def _means(
         rule_states=parts.stores.rule_states,
         notices=parts.stores.notices,
         decisions=parts.decisions,
+        channels=channels,
     )
 
 

@@ -14,6 +14,7 @@ from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelSt
 from gateway.domain.errors import ChannelRefused
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Clock, Leave
+from gateway.sessions.deliveries import Deliveries
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ class ChannelRoom:
     tell: Tell
     door: WebhookDoor
     open: list[OpenChannel] = field(default_factory=list)
+    deliveries: Deliveries | None = None
     _health: list[Health] = field(default_factory=list)
 
     async def load(
@@ -59,6 +61,15 @@ class ChannelRoom:
                 health.end("refused", error.problem)
                 extra = {"channel": channel.name, "why": error.problem}
                 log.warning("a channel is refused", extra=extra)
+
+    @property
+    def delivered(self) -> Mapping[tuple[str, str], int]:
+        return {} if self.deliveries is None else self.deliveries.counts
+
+    async def drain(self) -> None:
+        """What is on its way to a platform gets there; nothing else is begun."""
+        if self.deliveries is not None:
+            await self.deliveries.drain()
 
     def statuses(self) -> tuple[ChannelStatus, ...]:
         return tuple(one.status for one in self._health)

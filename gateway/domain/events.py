@@ -38,6 +38,8 @@ KINDS: tuple[EventKind, ...] = (
     EventKind("budget.token.exceeded", "error", "BUDGET_TOKEN_EXCEEDED"),
     EventKind("context.approaching_limit", "warning", "CONTEXT_APPROACHING_LIMIT"),
     EventKind("model.failed", "error", "MODEL_FAILED"),
+    EventKind("delivery.failed", "error", "DELIVERY_FAILED"),
+    EventKind("delivery.unknown", "warning", "DELIVERY_UNKNOWN"),
     EventKind("rule.error", "error", "RULE_ERROR"),
     EventKind("bus.dropped", "warning", "BUS_DROPPED"),
     EventKind("tree.reloaded", "info", "TREE_RELOADED"),

@@ -1,18 +1,21 @@
 """Answers on their way out through a channel."""
 
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Protocol
 
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import NewDelivery
 
-# pending -> sending (written before the network) -> sent | unknown | failed
+# pending -> sending (written before the network) -> sent | pending | unknown | failed
 DeliveryState = Literal["pending", "sending", "sent", "unknown", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
+    """`attempts` are those of the part that is next: what has `arrived` is never sent again."""
+
     new: NewDelivery
     run_id: RunId | None  # None: no turn made it
     session_key: SessionKey | None
@@ -21,3 +24,88 @@ class Delivery:
     due_at: datetime
     receipt: str | None = None
     why: str | None = None
+    arrived: int = 0  # characters of the text that the platform has
+    settled_at: datetime | None = None  # when its first attempt ended
+    place: int = 0  # grows with each delivery that is made
+
+
+class Outbox(Protocol):
+    async def due(self, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
+        """Pending ones whose time has come, oldest first; one a session at most, and none of one
+        whose oldest open delivery is being sent or waits. Without a session each is for itself."""
+        ...
+
+    async def sending(self, delivery_id: str, arrived: int) -> None:
+        """Durable, before the network is touched; counts the attempt. Once more with more that has
+        arrived: the next part. Raises Conflict, so that no two senders take the same one."""
+        ...
+
+    async def settle(
+        self,
+        delivery_id: str,
+        state: DeliveryState,
+        *,
+        at: datetime,
+        receipt: str | None = None,
+        why: str | None = None,
+        due_at: datetime | None = None,
+    ) -> None:
+        """`pending` with `due_at` tries again later; what was sent or has failed stays so, and what
+        was erased meanwhile is not tried again. Not fsynced: after a power loss it is found in
+        `sending`, which is what `interrupted` is for."""
+        ...
+
+    async def interrupted(self) -> Sequence[Delivery]:
+        """Left in `sending` by a process that died: nobody knows whether they arrived."""
+        ...
+
+    async def strand(self, channels: Collection[str], *, at: datetime) -> int:
+        """Fails what waits for other channels than these; gives how many."""
+        ...
+
+
+class DeadLetters(Protocol):
+    """What did not arrive, or may not have: kept until an operator says what becomes of it."""
+
+    async def list(
+        self, channel: str | None, *, before: int | None, limit: int
+    ) -> Sequence[Delivery]:
+        """Newest first; `before` a place."""
+        ...
+
+    async def resubmit(self, delivery_id: str, *, now: datetime) -> None:
+        """Durable: from the part on that has not arrived. Raises NotFound if it is no dead letter,
+        Conflict if what it said is erased."""
+        ...
+
+    async def drop(self, delivery_id: str) -> None:
+        """Durable, for good. Raises NotFound if it is no dead letter."""
+        ...
+
+    async def tally(self) -> Mapping[tuple[str, DeliveryState], int]:
+        """How many there are by channel and state, of those that were not sent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of it: `sent`, `failed` for good, `pending` (again, `retry_after_s` from now at the
+    earliest if the platform named it), or `unknown` (it may have arrived)."""
+
+    state: DeliveryState
+    receipt: str | None = None
+    why: str | None = None
+    retry_after_s: float | None = None
+
+
+Sending = Callable[[int], Awaitable[None]]  # `Outbox.sending` of the delivery, before each part
+
+
+class Deliver(Protocol):
+    """What brings the answers of one channel to its platform."""
+
+    async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt: ...
+
+    def unsure(self) -> Receipt:
+        """What becomes of a delivery of which nobody knows whether its part arrived."""
+        ...

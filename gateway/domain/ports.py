@@ -21,7 +21,7 @@ from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry,
 from gateway.domain.messages import Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
 from gateway.domain.notices import NoticeBoard, RuleStates
-from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.outbox import DeadLetters, Outbox
 from gateway.domain.pairing import Pairings
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.recall import TurnIndex, Turns
@@ -181,32 +181,6 @@ class Sessions(Protocol):
         """Durable; a message opens it again. Raises NotFound."""
 
 
-class Outbox(Protocol):
-    async def due(self, *, now: datetime, limit: int) -> Sequence[Delivery]:
-        """Pending ones whose time has come, oldest first, one a session at most."""
-        ...
-
-    async def sending(self, delivery_id: str) -> None:
-        """Durable, before the network is touched; counts the attempt."""
-        ...
-
-    async def settle(
-        self,
-        delivery_id: str,
-        state: DeliveryState,
-        *,
-        receipt: str | None = None,
-        why: str | None = None,
-        due_at: datetime | None = None,
-    ) -> None:
-        """`pending` with `due_at` tries again later."""
-        ...
-
-    async def interrupted(self) -> Sequence[Delivery]:
-        """Left in `sending` by a process that died: nobody knows whether they arrived."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class PluginSpace:
     """A namespace of one plugin, of one person or (None) shared by all: never another's."""
@@ -285,21 +259,7 @@ class Stores:
     channel_memos: ChannelMemos
     channel_events: ChannelEvents
     pairings: Pairings
-
-
-class Deliver(Protocol):
-    async def deliver(self, delivery: Delivery) -> "Receipt": ...
-
-
-@dataclass(frozen=True, slots=True)
-class Receipt:
-    """What a platform said: `sent`, `failed` for good, `pending` (again after `retry_after_s`), or
-    `unknown` (it may have arrived)."""
-
-    state: DeliveryState
-    receipt: str | None = None
-    why: str | None = None
-    retry_after_s: float | None = None
+    dead_letters: DeadLetters
 
 
 class HttpAnswer(Protocol):

@@ -1,88 +1,203 @@
 """The outbox at work: `sending` is written before the network, and every answer reaches one end."""
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
-from typing import Literal
+from datetime import datetime, timedelta
 
 import anyio
 
-from gateway.domain.errors import StoreUnavailable
-from gateway.domain.outbox import Delivery
-from gateway.domain.ports import Clock, Deliver, Outbox, Receipt
+from gateway.agent.patience import until_stored
+from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
+from gateway.domain.events import Event, Severity
+from gateway.domain.outbox import Deliver, Delivery, DeliveryState, Outbox, Receipt
+from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
 
-OnUnknown = Literal["resend", "hold"]
-
 MOST_TRIES = 8
-AT_ONCE = 64
+LONGEST_PAUSE_S = 60.0
+GIVES_UP_S = 86_400.0  # although the platform itself names each wait
+AT_WORK = 1_024  # deliveries of a channel
 REST_S = 1.0
+
+
+class _Draining(Exception):
+    """No other part is begun."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """The deliveries of one channel that are at work, and those of them that are being sent."""
+
+    ids: set[str] = field(default_factory=set)
+    sending: set[str] = field(default_factory=set)
+    news: anyio.Event = field(default_factory=anyio.Event)
+    is_draining: bool = False
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """Of the part that is next; the outbox counts the same way."""
+
+    outbox: Outbox
+    line: _Line
+    id: str
+    arrived: int
+    tries: int
+
+    async def sending(self, arrived: int) -> None:
+        if self.line.is_draining and self.id not in self.line.sending:
+            raise _Draining
+        if self.id in self.line.sending and arrived == self.arrived:
+            return  # the same part, put in another way
+        await self.outbox.sending(self.id, arrived)
+        self.line.sending.add(self.id)
+        self.tries = 1 if arrived > self.arrived else self.tries + 1
+        self.arrived = arrived
+        if self.line.is_draining:
+            raise _Draining  # now it is known what has arrived
 
 
 @dataclass(slots=True)
 class Deliveries:
-    """One loop brings out what is due, one answer of a session at a time."""
+    """Brings out what is due: each channel for itself, one answer of a session at a time.
+
+    `counts` is by channel and what became of a delivery; `fraction` draws from 0 to 1.
+    """
 
     outbox: Outbox
     channels: Mapping[str, Deliver]
+    known: frozenset[str]  # these, and those that are closed for now
     clock: Clock
-    on_unknown: OnUnknown = "resend"
-    _news: anyio.Event = field(default_factory=anyio.Event)
+    publish: Callable[[Event], None]
+    fraction: Callable[[], float]
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _lines: dict[str, _Line] = field(default_factory=dict)
 
     def nudge(self) -> None:
-        """An answer was committed."""
-        self._news.set()
+        """A delivery was committed."""
+        for line in self._lines.values():
+            line.news.set()
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        await self._judge_interrupted()
-        while True:
-            self._news = anyio.Event()
-            try:
-                worked = await self._bring_out()
-            except StoreUnavailable as error:
-                log.warning("the outbox cannot be written", extra={"why": str(error)})
-                worked = False
-            if not worked:
-                with anyio.move_on_after(REST_S):
-                    await self._news.wait()
+        self._lines = {name: _Line() for name in self.channels}
+        await until_stored(self.clock, self._judge_interrupted)
+        async with anyio.create_task_group() as group:
+            for name in self.channels:
+                group.start_soon(self._bring_out, name)
+
+    async def drain(self) -> None:
+        """Begins nothing new, and comes back when nothing is under way to a platform."""
+        for line in self._lines.values():
+            line.is_draining = True
+        for line in self._lines.values():
+            while line.sending:
+                line.news = anyio.Event()
+                await line.news.wait()
 
     async def _judge_interrupted(self) -> None:
-        """Nobody knows whether these arrived: the operator's choice decides, and is recorded."""
         for delivery in await self.outbox.interrupted():
+            channel = self.channels.get(delivery.new.channel)
+            receipt = channel.unsure() if channel else Receipt("unknown")
             why = "the gateway stopped while it was being sent"
-            if self.on_unknown == "resend":
-                now = self.clock.now()
-                await self.outbox.settle(delivery.new.id, "pending", why=why, due_at=now)
-            else:
-                await self.outbox.settle(delivery.new.id, "unknown", why=why)
+            why = f"{why}; {receipt.why}" if receipt.why else why
+            await self._write(delivery, receipt.state, why=why, due_at=self.clock.now())
+        await self.outbox.strand(self.known, at=self.clock.now())
 
-    async def _bring_out(self) -> bool:
-        due = await self.outbox.due(now=self.clock.now(), limit=AT_ONCE)
+    async def _bring_out(self, name: str) -> None:
+        line = self._lines[name]
         async with anyio.create_task_group() as group:
-            for delivery in due:
-                group.start_soon(self._one, delivery)
-        return bool(due)
+            while not line.is_draining:
+                line.news = anyio.Event()
+                try:
+                    due = await self._due(name, line)
+                except StoreUnavailable as error:
+                    log.warning("the outbox cannot be read", extra={"why": str(error)})
+                    due = []
+                for delivery in due:
+                    line.ids.add(delivery.new.id)
+                    group.start_soon(self._one, delivery, line)
+                with anyio.move_on_after(REST_S):
+                    await line.news.wait()
 
-    async def _one(self, delivery: Delivery) -> None:
-        channel = self.channels.get(delivery.new.channel)
-        if channel is None:
-            why = f"there is no channel {delivery.new.channel!r}"
-            await self.outbox.settle(delivery.new.id, "failed", why=why)
-            return
-        await self.outbox.sending(delivery.new.id)
-        await self._settle(delivery, await channel.deliver(delivery))
+    async def _due(self, name: str, line: _Line) -> Sequence[Delivery]:
+        """Those that wait for their channel's rates are at work, and still due."""
+        at_work = frozenset(line.ids)  # whatever ends meanwhile, the answer may still have it
+        due = await self.outbox.due(name, now=self.clock.now(), limit=AT_WORK)
+        return [one for one in due if one.new.id not in at_work][: AT_WORK - len(at_work)]
 
-    async def _settle(self, delivery: Delivery, receipt: Receipt) -> None:
+    async def _one(self, delivery: Delivery, line: _Line) -> None:
+        new = delivery.new
+        attempt = _Attempt(self.outbox, line, new.id, delivery.arrived, delivery.attempts)
+        try:
+            receipt = await self._receipt(delivery, attempt)
+            if receipt is not None:
+                await self._settle(delivery, attempt, receipt)
+        finally:
+            line.ids.discard(new.id)
+            line.sending.discard(new.id)
+            line.news.set()
+
+    async def _receipt(self, delivery: Delivery, attempt: _Attempt) -> Receipt | None:
+        """None: it is not ours to settle."""
+        try:
+            return await self.channels[delivery.new.channel].deliver(delivery, attempt.sending)
+        except _Draining:
+            is_begun = attempt.id in attempt.line.sending
+            return Receipt("pending", retry_after_s=0.0) if is_begun else None
+        except (Conflict, NotFound) as error:  # erased or dropped before it went out
+            log.info("a delivery is no longer to be sent", extra={"why": str(error)})
+            return None
+        except StoreUnavailable as error:
+            return Receipt("pending", why=str(error))
+        except Exception:
+            # One answer that cannot be sent keeps no other one from being sent.
+            log.exception("a delivery failed", extra={"delivery": delivery.new.id})
+            return Receipt("failed", why="a defect in the gateway; the log tells")
+
+    async def _settle(self, delivery: Delivery, attempt: _Attempt, receipt: Receipt) -> None:
         state, due_at, why = receipt.state, None, receipt.why
         if state == "pending":
-            tries = delivery.attempts + 1
-            wait_s = max(receipt.retry_after_s or 0.0, min(60.0, 2.0**tries))
-            due_at = self.clock.now() + timedelta(seconds=wait_s)
-            if tries >= MOST_TRIES:
-                state, due_at, why = "failed", None, f"gave up after {tries} tries: {why}"
-        await self.outbox.settle(
-            delivery.new.id, state, receipt=receipt.receipt, why=why, due_at=due_at
+            due_at = self._next(delivery, attempt.tries, receipt.retry_after_s)
+            if due_at is None:
+                state, why = "failed", f"gave up after {attempt.tries} tries: {why}"
+        await self._write(delivery, state, receipt=receipt.receipt, why=why, due_at=due_at)
+
+    def _next(self, delivery: Delivery, tries: int, named_s: float | None) -> datetime | None:
+        """When it is tried again; None: never."""
+        now = self.clock.now()
+        wait_s = self.fraction() * min(LONGEST_PAUSE_S, 2.0 ** min(tries, 9))
+        if named_s is None:
+            return now + timedelta(seconds=wait_s) if tries < MOST_TRIES else None
+        due_at = now + timedelta(seconds=max(named_s, wait_s))
+        first = delivery.settled_at or now
+        return due_at if due_at - first <= timedelta(seconds=GIVES_UP_S) else None
+
+    async def _write(
+        self,
+        delivery: Delivery,
+        state: DeliveryState,
+        *,
+        receipt: str | None = None,
+        why: str | None,
+        due_at: datetime | None,
+    ) -> None:
+        """Else it would stand there as being sent, and nothing after it in its session could go."""
+        new, now = delivery.new, self.clock.now()
+        await until_stored(
+            self.clock,
+            lambda: self.outbox.settle(
+                new.id, state, at=now, receipt=receipt, why=why, due_at=due_at
+            ),
         )
+        self.counts[new.channel, state] += 1
+        if state not in {"failed", "unknown"}:
+            return
+        facts = {"delivery": new.id, "channel": new.channel, "account": new.account, "why": why}
+        log.warning("an answer did not arrive, or may not have", extra={**facts, "state": state})
+        ids = (delivery.session_key, delivery.run_id)
+        severity: Severity = "error" if state == "failed" else "warning"
+        self.publish(Event(f"delivery.{state}", severity, "channels", now, *ids, facts))

@@ -351,11 +351,16 @@ class Work:
         return Merged(its.run_id, log_bytes, summary)
 
     def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
-        key = entry.new.session_key
+        new, key = entry.new, entry.new.session_key
         if key.channel not in self.means.channels:
             return ()
-        delivery_id = f"d_{entry.new.message_id}"
-        return (NewDelivery(delivery_id, key.channel, key.account, key.peer, None, end.text),)
+        whence = self.means.decode(new.whence) if new.whence else {}
+        where = whence if isinstance(whence, dict) else {}
+        peer, thread = where.get("peer", key.peer), where.get("thread")
+        delivery = NewDelivery(
+            f"d_{new.message_id}", key.channel, key.account, peer, thread, end.text, new.whence
+        )
+        return (delivery,)
 
 
 def _said(batch: Batch) -> Sequence[Said]:

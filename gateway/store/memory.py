@@ -7,9 +7,7 @@ from datetime import datetime
 
 from anyio.lowlevel import checkpoint
 
-from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import AgentId, SessionKey
-from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.ids import AgentId
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.memory_aftermath import MemoryNotices, MemoryRuleStates, MemorySettings
 from gateway.store.memory_audit import MemoryAudit
@@ -19,19 +17,19 @@ from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_hearing import MemoryHearing
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
+from gateway.store.memory_outbox import MemoryOutbox
 from gateway.store.memory_pairings import MemoryPairings
 from gateway.store.memory_sessions import MemorySessions, MemorySummaries, MemoryTranscript
 from gateway.store.memory_shelf import Run, Shelf, Space
 from gateway.store.memory_turns import MemoryTurns
-from gateway.store.outbox import not_pending, require_settled
 from gateway.store.plugins import filled, key_form, require_kept
-from gateway.store.rows import require_text
 
 
 @contextlib.asynccontextmanager
 async def open_memory() -> AsyncIterator[Stores]:
     shelf = Shelf()
     turns, facts, channels = MemoryTurns(shelf), MemoryFacts(shelf), MemoryChannels(shelf)
+    outbox = MemoryOutbox(shelf)
     try:
         yield Stores(
             MemoryInbox(shelf),
@@ -39,7 +37,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             MemoryRuns(shelf),
             MemoryTranscript(shelf),
             MemorySessions(shelf),
-            MemoryOutbox(shelf),
+            outbox,
             MemoryPlugins(shelf),
             MemoryLedger(shelf),
             MemorySpending(shelf),
@@ -58,65 +56,10 @@ async def open_memory() -> AsyncIterator[Stores]:
             channels,
             channels,
             MemoryPairings(shelf),
+            outbox,
         )
     finally:
         shelf.is_closed = True
-
-
-class MemoryOutbox:
-    def __init__(self, shelf: Shelf) -> None:
-        self._shelf = shelf
-
-    async def due(self, *, now: datetime, limit: int) -> Sequence[Delivery]:
-        await self._shelf.ready()
-        first: dict[SessionKey | str, Delivery] = {}  # without a session: each for itself
-        for delivery in self._shelf.deliveries.values():
-            if delivery.state in {"pending", "sending"}:
-                first.setdefault(delivery.session_key or delivery.new.id, delivery)
-        due = [one for one in first.values() if one.state == "pending" and one.due_at <= now]
-        return due[: max(0, limit)]
-
-    async def sending(self, delivery_id: str) -> None:
-        await self._shelf.ready()
-        delivery = self._delivery(delivery_id)
-        if delivery.state != "pending":
-            raise Conflict(not_pending(delivery_id, delivery.state))
-        self._shelf.deliveries[delivery_id] = replace(
-            delivery, state="sending", attempts=delivery.attempts + 1
-        )
-
-    async def settle(
-        self,
-        delivery_id: str,
-        state: DeliveryState,
-        *,
-        receipt: str | None = None,
-        why: str | None = None,
-        due_at: datetime | None = None,
-    ) -> None:
-        require_settled(state)
-        require_text("the receipt", receipt, why)
-        await self._shelf.ready()
-        delivery = self._delivery(delivery_id)
-        if delivery.state in {"sent", "failed"}:
-            return
-        self._shelf.deliveries[delivery_id] = replace(
-            delivery,
-            state=state,
-            receipt=delivery.receipt if receipt is None else receipt,
-            why=delivery.why if why is None else why,
-            due_at=delivery.due_at if due_at is None else due_at,
-        )
-
-    def _delivery(self, delivery_id: str) -> Delivery:
-        delivery = self._shelf.deliveries.get(delivery_id)
-        if delivery is None:
-            raise NotFound(f"delivery {delivery_id}")
-        return delivery
-
-    async def interrupted(self) -> Sequence[Delivery]:
-        await self._shelf.ready()
-        return [one for one in self._shelf.deliveries.values() if one.state == "sending"]
 
 
 class MemoryPlugins:

@@ -6,7 +6,6 @@ from datetime import datetime
 from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import Delivery
 from gateway.store.channels import require_heard, require_memos
 from gateway.store.memory_shelf import Shelf
 
@@ -43,8 +42,8 @@ class MemoryChannels:
             return False
         self._shelf.told[name] = heard
         for new in deliveries:
-            made = Delivery(new, None, None, "pending", 0, heard.at)
-            self._shelf.deliveries.setdefault(new.id, made)
+            if new.id not in self._shelf.deliveries:
+                self._shelf.add_delivery(new, heard.at)
         return True
 
     async def forget(self, *, before: datetime, limit: int) -> int:

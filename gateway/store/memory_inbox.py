@@ -15,7 +15,6 @@ from gateway.domain.inbox import (
     NewEntry,
     RunRecord,
 )
-from gateway.domain.outbox import Delivery
 from gateway.domain.sessions import SessionRecord
 from gateway.store.channels import already_heard
 from gateway.store.commits import OperationFailed
@@ -144,9 +143,8 @@ class MemoryInbox:
 
     def _add_deliveries(self, ending: Ending) -> None:
         for new in ending.deliveries:
-            self._shelf.deliveries[new.id] = Delivery(
-                new, ending.run_id, ending.session_key, "pending", 0, ending.finished_at
-            )
+            run = (ending.run_id, ending.session_key)
+            self._shelf.add_delivery(new, ending.finished_at, run)
 
     def _counted(self, record: SessionRecord, ending: Ending, *, moves: bool) -> SessionRecord:
         return replace(

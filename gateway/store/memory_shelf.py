@@ -12,7 +12,7 @@ from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import JournalNote, RunRecord
+from gateway.domain.inbox import JournalNote, NewDelivery, RunRecord
 from gateway.domain.messages import Node, Standing
 from gateway.domain.outbox import Delivery
 from gateway.domain.pairing import Pairing
@@ -132,6 +132,7 @@ class Shelf:
     journal: dict[RunId, list[JournalNote]] = field(default_factory=dict)
     tapes: dict[RunId, bytes] = field(default_factory=dict)
     deliveries: dict[str, Delivery] = field(default_factory=dict)
+    last_delivery: int = 0
     spaces: dict[PluginSpace, Space] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)
     rule_states: dict[SessionKey, str] = field(default_factory=dict)
@@ -154,6 +155,15 @@ class Shelf:
     def is_forgotten(self, names: Iterable[tuple[str, str]], said_at: datetime) -> bool:
         known = ((name[0], self.forgotten.get(name)) for name in names)
         return any(upto and (kind == "message" or said_at <= upto) for kind, upto in known)
+
+    def add_delivery(
+        self, new: NewDelivery, due: datetime, run: tuple[RunId, SessionKey] | None = None
+    ) -> None:
+        """`run` that it answers, with its session; None: no turn made it."""
+        self.last_delivery += 1
+        run_id, key = run or (None, None)
+        made = Delivery(new, run_id, key, "pending", 0, due, place=self.last_delivery)
+        self.deliveries[new.id] = made
 
     def keep_memos(self, memos: Iterable[ChannelMemo]) -> None:
         self.memos.update({(memo.channel, memo.account, memo.slot): memo for memo in memos})

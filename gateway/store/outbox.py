@@ -1,10 +1,12 @@
 """The outbox in SQLite: answers on their way, in order within a session."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
+
+from pydantic_core import to_json
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey
@@ -15,38 +17,63 @@ from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
 from gateway.store.writer import Writer
 
+NO_CHANNEL = "there is no channel of this name any more"
+
 
 class SqliteOutbox:
+    """Implements Outbox and DeadLetters."""
+
     def __init__(self, writer: Writer, readers: Readers) -> None:
         self._writer, self._readers = writer, readers
 
-    async def due(self, *, now: datetime, limit: int) -> Sequence[Delivery]:
-        """A session whose oldest open delivery is being sent, or waits, has none due."""
-        return await self._readers.read(partial(_due, to_micros(now), limit))
+    async def due(self, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
+        at = (channel, to_micros(now), max(0, limit))
+        return await self._readers.read(partial(_deliveries, _DUE, at))
 
-    async def sending(self, delivery_id: str) -> None:
-        """Raises Conflict if it is not pending, so that no two senders take the same one."""
-        await self._writer.write(partial(_sending, delivery_id), durable=True)
+    async def sending(self, delivery_id: str, arrived: int) -> None:
+        await self._writer.write(partial(_sending, delivery_id, arrived), durable=True)
 
     async def settle(
         self,
         delivery_id: str,
         state: DeliveryState,
         *,
+        at: datetime,
         receipt: str | None = None,
         why: str | None = None,
         due_at: datetime | None = None,
     ) -> None:
-        """What was sent or has failed stays so. Not fsynced: after a power loss it is found in
-        `sending`, which is what `interrupted` is for."""
         require_settled(state)
         require_text("the receipt", receipt, why)
         due = None if due_at is None else to_micros(due_at)
-        settle = partial(_settle, delivery_id, state, (receipt, why, due))
+        said = {"receipt": receipt, "why": why, "due": due, "at": to_micros(at)}
+        settle = partial(_settle, {"id": delivery_id, "state": state, **said})
         await self._writer.write(settle, durable=False)
 
     async def interrupted(self) -> Sequence[Delivery]:
-        return await self._readers.read(_interrupted)
+        return await self._readers.read(partial(_deliveries, _INTERRUPTED, ()))
+
+    async def strand(self, channels: Collection[str], *, at: datetime) -> int:
+        strand = (to_micros(at), NO_CHANNEL, to_json(list(channels)).decode())
+        return await self._writer.write(
+            lambda pen: pen.db.execute(_STRAND, strand).rowcount, durable=True
+        )
+
+    async def list(
+        self, channel: str | None, *, before: int | None, limit: int
+    ) -> Sequence[Delivery]:
+        bounds = {"channel": channel, "before": before, "limit": max(0, limit)}
+        return await self._readers.read(partial(_deliveries, _DEAD, bounds))
+
+    async def resubmit(self, delivery_id: str, *, now: datetime) -> None:
+        resubmit = partial(_resubmit, delivery_id, to_micros(now))
+        await self._writer.write(resubmit, durable=True)
+
+    async def drop(self, delivery_id: str) -> None:
+        await self._writer.write(partial(_drop, delivery_id), durable=True)
+
+    async def tally(self) -> Mapping[tuple[str, DeliveryState], int]:
+        return await self._readers.read(_tally)
 
 
 def require_delivery(new: NewDelivery) -> None:
@@ -72,16 +99,12 @@ def require_settled(state: DeliveryState) -> None:
         raise Conflict("a delivery is not settled by sending it: call `sending`")
 
 
-def _due(now: int, limit: int, db: sqlite3.Connection) -> Sequence[Delivery]:
-    return [_to_delivery(row) for row in db.execute(_DUE, (now, max(0, limit))).fetchall()]
+def _deliveries(statement: str, values: Any, db: sqlite3.Connection) -> Sequence[Delivery]:
+    return [_to_delivery(row) for row in db.execute(statement, values).fetchall()]
 
 
-def _interrupted(db: sqlite3.Connection) -> Sequence[Delivery]:
-    return [_to_delivery(row) for row in db.execute(_INTERRUPTED).fetchall()]
-
-
-def _sending(delivery_id: str, pen: Pen) -> None:
-    if pen.db.execute(_SENDING, (delivery_id,)).rowcount == 0:
+def _sending(delivery_id: str, arrived: int, pen: Pen) -> None:
+    if pen.db.execute(_SENDING, {"id": delivery_id, "arrived": arrived}).rowcount == 0:
         raise Conflict(not_pending(delivery_id, _state(delivery_id, pen.db)))
 
 
@@ -89,11 +112,33 @@ def not_pending(delivery_id: str, state: str) -> str:
     return f"delivery {delivery_id} is {state}, not pending"
 
 
-def _settle(
-    delivery_id: str, state: str, said: tuple[str | None, str | None, int | None], pen: Pen
-) -> None:
-    if pen.db.execute(_SETTLE, (state, *said, delivery_id)).rowcount == 0:
-        _state(delivery_id, pen.db)  # settled for good, or not there at all
+def _settle(said: Mapping[str, str | int | None], pen: Pen) -> None:
+    if pen.db.execute(_SETTLE, said).rowcount == 0:
+        _state(str(said["id"]), pen.db)  # settled for good, or not there at all
+
+
+def _resubmit(delivery_id: str, now: int, pen: Pen) -> None:
+    if pen.db.execute(_RESUBMIT, (now, delivery_id)).rowcount == 0:
+        if pen.db.execute(f"{_IS_DEAD} AND why = 'erased'", (delivery_id,)).fetchone():
+            raise erased(delivery_id)
+        raise not_dead(delivery_id)
+
+
+def _drop(delivery_id: str, pen: Pen) -> None:
+    if pen.db.execute(_DROP, (delivery_id,)).rowcount == 0:
+        raise not_dead(delivery_id)
+
+
+def _tally(db: sqlite3.Connection) -> Mapping[tuple[str, DeliveryState], int]:
+    return {(channel, state): count for channel, state, count in db.execute(_TALLY)}
+
+
+def not_dead(delivery_id: str) -> NotFound:
+    return NotFound(f"dead letter {delivery_id}")
+
+
+def erased(delivery_id: str) -> Conflict:
+    return Conflict(f"what dead letter {delivery_id} said is erased: drop it")
 
 
 def _state(delivery_id: str, db: sqlite3.Connection) -> str:
@@ -104,19 +149,21 @@ def _state(delivery_id: str, db: sqlite3.Connection) -> str:
 
 
 def _to_delivery(row: Sequence[Any]) -> Delivery:
-    run_id, key, state, attempts, due_at, receipt, why = row[7:]
+    run_id, key, state, attempts, due_at, receipt, why, arrived, settled_at, place = row[7:]
     new, session = NewDelivery(*row[:7]), None if key is None else SessionKey.parse(key)
-    return Delivery(new, run_id, session, state, attempts, to_time(due_at), receipt, why)
+    said = (state, attempts, to_time(due_at), receipt, why, arrived)
+    settled = None if settled_at is None else to_time(settled_at)
+    return Delivery(new, run_id, session, *said, settled, place)
 
 
 _DELIVERY = """
 SELECT d.delivery_id, d.channel, d.account, d.peer, d.thread, d.text, d.whence, d.run_id,
-       s.key, d.state, d.attempts, d.due_at, d.receipt, d.why
+       s.key, d.state, d.attempts, d.due_at, d.receipt, d.why, d.arrived, d.settled_at, d.id
 FROM delivery d LEFT JOIN session s ON s.id = d.session
 """
 _DUE = f"""
 {_DELIVERY}
-WHERE d.state = 'pending' AND d.due_at <= ?
+WHERE d.state = 'pending' AND d.channel = ? AND d.due_at <= ?
   AND NOT EXISTS (SELECT 1 FROM delivery e WHERE e.session = d.session AND e.id < d.id
                   AND e.state IN ('pending', 'sending'))
 ORDER BY d.id LIMIT ?
@@ -132,11 +179,41 @@ INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thre
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
 """
 _SENDING = """
-UPDATE delivery SET state = 'sending', attempts = attempts + 1
-WHERE delivery_id = ? AND state = 'pending'
+UPDATE delivery SET state = 'sending', arrived = :arrived,
+    attempts = CASE WHEN arrived < :arrived THEN 1 ELSE attempts + 1 END
+WHERE delivery_id = :id AND (state = 'pending' AND arrived <= :arrived
+                             OR state = 'sending' AND arrived < :arrived)
 """
 _SETTLE = """
 UPDATE delivery
-SET state = ?, receipt = coalesce(?, receipt), why = coalesce(?, why), due_at = coalesce(?, due_at)
-WHERE delivery_id = ? AND state NOT IN ('sent', 'failed')
+SET state = CASE WHEN why = 'erased' AND :state = 'pending' THEN 'failed' ELSE :state END,
+    receipt = coalesce(:receipt, receipt), due_at = coalesce(:due, due_at),
+    why = CASE WHEN why = 'erased' THEN why ELSE coalesce(:why, why) END,
+    settled_at = coalesce(settled_at, :at)
+WHERE delivery_id = :id AND state NOT IN ('sent', 'failed')
+"""
+_STRAND = """
+UPDATE delivery SET state = 'failed', settled_at = coalesce(settled_at, ?),
+    why = ?
+WHERE state = 'pending' AND channel NOT IN (SELECT value FROM json_each(?))
+"""
+_DEAD = f"""
+{_DELIVERY}
+WHERE d.state IN ('unknown', 'failed') AND d.id < coalesce(:before, d.id + 1)
+  AND d.channel = coalesce(:channel, d.channel)
+ORDER BY d.id DESC LIMIT :limit
+"""
+_IS_DEAD = "SELECT 1 FROM delivery WHERE delivery_id = ? AND state IN ('unknown', 'failed')"
+_RESUBMIT = """
+UPDATE delivery SET state = 'pending', attempts = 0, due_at = ?, why = NULL, settled_at = NULL
+WHERE delivery_id = ? AND state IN ('unknown', 'failed') AND why IS NOT 'erased'
+"""
+_DROP = "DELETE FROM delivery WHERE delivery_id = ? AND state IN ('unknown', 'failed')"
+# Two halves, so that the small indexes serve and not the whole table.
+_TALLY = """
+SELECT channel, state, count(*) FROM delivery
+WHERE state IN ('pending', 'sending') GROUP BY channel, state
+UNION ALL
+SELECT channel, state, count(*) FROM delivery
+WHERE state IN ('unknown', 'failed') GROUP BY channel, state
 """

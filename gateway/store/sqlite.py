@@ -85,13 +85,14 @@ async def open_sqlite(
         writer.start()
         readers.start()
         try:
+            outbox = SqliteOutbox(writer, readers)
             yield Stores(
                 SqliteInbox(writer, readers),
                 SqliteJournal(writer, readers),
                 SqliteRuns(readers),
                 SqliteTranscript(writer, readers),
                 SqliteSessions(writer, readers),
-                SqliteOutbox(writer, readers),
+                outbox,
                 SqlitePlugins(writer, readers),
                 SqliteLedger(writer, readers),
                 SqliteSpending(writer, readers),
@@ -110,6 +111,7 @@ async def open_sqlite(
                 channels,
                 channels,
                 SqlitePairings(writer, readers),
+                outbox,
             )
         finally:
             await care.close()

@@ -4,6 +4,7 @@ Written by hand: the format is a few lines, what is counted for ever is in the l
 the official client would keep counters of its own that start at 0 with every start.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.domain.accounts import Spending
 from gateway.domain.budgets import NANO
+from gateway.domain.outbox import DeadLetters
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
 from gateway.web.health import Ready
@@ -35,6 +37,8 @@ class Metrics:
     budgets: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]  # rows as in budget.status
     ready: Ready
     version: str
+    letters: DeadLetters
+    delivered: Mapping[tuple[str, str], int]  # since the start, by channel and what became of it
 
     def routes(self) -> Sequence[BaseRoute]:
         return (Route("/metrics", self.told, methods=["GET"]),)
@@ -69,8 +73,29 @@ class Metrics:
             _family("model_cost_usd_total", "counter", "Of calls with a known price.", costs),
             *(_family(f"budget_{name}", "gauge", said, _of(rows, name)) for name, said in BUDGET),
             _family("budget_refusals_total", "counter", "Since the start.", refusals),
+            *await self.deliveries(),
         )
         return "".join(families)
+
+    async def deliveries(self) -> Sequence[str]:
+        tally = sorted((await self.letters.tally()).items())
+
+        def held(*states: str) -> Iterable[Sample]:
+            counts = Counter[str]()
+            for (channel, state), count in tally:
+                counts[channel] += count if state in states else 0
+            return [({"channel": channel}, count) for channel, count in counts.items()]
+
+        ended = [
+            ({"channel": channel, "state": state}, count)
+            for (channel, state), count in sorted(self.delivered.items())
+        ]
+        waiting, dead = held("pending", "sending"), held("unknown", "failed")
+        return (
+            _family("deliveries_total", "counter", "Attempts, by how they ended.", ended),
+            _family("deliveries_waiting", "gauge", "Not sent yet.", waiting),
+            _family("dead_letters", "gauge", "That wait for an operator.", dead),
+        )
 
 
 BUDGET = (

@@ -53,7 +53,7 @@ class Chat:
 
     async def told(self) -> list[tuple[str, str]]:
         """What is to be delivered without a turn, and to whom."""
-        due = await self.stores.outbox.due(now=self.stage.clock.now(), limit=1_000)
+        due = await self.stores.outbox.due(CHANNEL.name, now=self.stage.clock.now(), limit=1_000)
         return [(one.new.peer, one.new.text) for one in due]
 
     async def say(self, text: str, message: Incoming | None = None) -> str:

@@ -54,7 +54,9 @@ class Site:
         return list(await self.stores.channel_memos.read("tg", "bot"))
 
     async def deliveries(self) -> list[NewDelivery]:
-        return [one.new for one in await self.stores.outbox.due(now=NOW + timedelta(9), limit=99)]
+        return [
+            one.new for one in await self.stores.outbox.due("tg", now=NOW + timedelta(9), limit=99)
+        ]
 
     def count(self, outcome: str) -> int:
         return self.intake.counts["tg", outcome]

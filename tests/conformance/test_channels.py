@@ -57,7 +57,7 @@ async def memos_of(stores: Stores) -> list[ChannelMemo]:
 
 
 async def due(stores: Stores) -> list[NewDelivery]:
-    return [one.new for one in await stores.outbox.due(now=NOON, limit=9)]
+    return [one.new for one in await stores.outbox.due("tg", now=NOON, limit=9)]
 
 
 # --- memos -------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ async def test_a_delivery_without_a_session_waits_for_no_other(opened: Open) -> 
         await stores.channel_events.hear(heard("1"), [delivery("d1")])
         await stores.channel_events.hear(heard("2"), [delivery("d2")])
 
-        await stores.outbox.sending("d1")
+        await stores.outbox.sending("d1", 0)
 
         assert await due(stores) == [delivery("d2")]
         (left,) = await stores.outbox.interrupted()

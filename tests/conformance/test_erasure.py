@@ -74,7 +74,7 @@ async def known(stores: Stores, key: SessionKey, word: str) -> list[bool]:
     tree = await stores.transcript.tree(key, limit=9, archived=True)
     found = await stores.turns.find(key, [word], limit=9)
     facts = await stores.facts.select(FactQuery(Whose(scope_of(key, None)), with_history=True))
-    due = await stores.outbox.due(now=NOON.replace(year=2030), limit=9)
+    due = await stores.outbox.due("chat", now=NOON.replace(year=2030), limit=9)
     told = [run.entry.new.content, run.entry.new.whence or "", run.log.decode(), run.summary]
     return [
         *(word in text for text in told),

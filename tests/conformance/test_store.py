@@ -9,6 +9,7 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gateway.domain.channel_events import Heard
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, JournalNote, NewDelivery
@@ -745,15 +746,15 @@ LATER = NOON + timedelta(hours=1)
 
 
 async def due(stores: Stores, limit: int = 9) -> list[str]:
-    return [one.new.id for one in await stores.outbox.due(now=LATER, limit=limit)]
+    return [one.new.id for one in await stores.outbox.due("telegram", now=LATER, limit=limit)]
 
 
 async def test_an_answer_is_due_once_its_run_has_ended(opened: Open) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "main", delivery("d1", HOSTILE))
 
-        early = await stores.outbox.due(now=NOON, limit=9)
-        [one] = await stores.outbox.due(now=LATER, limit=9)
+        early = await stores.outbox.due("telegram", now=NOON, limit=9)
+        [one] = await stores.outbox.due("telegram", now=LATER, limit=9)
 
     assert list(early) == []
     assert one.new == delivery("d1", HOSTILE)
@@ -773,21 +774,23 @@ async def test_one_delivery_a_session_is_due_and_the_oldest_goes_first(opened: O
 
         assert await due(stores) == ["d1", "d3"]
         assert await due(stores, limit=1) == ["d1"]
-        await stores.outbox.sending("d1")
+        await stores.outbox.sending("d1", 0)
         assert await due(stores) == ["d3"]
-        await stores.outbox.settle("d1", "sent", receipt="m1")
+        await stores.outbox.settle("d1", "sent", at=NOON, receipt="m1")
         assert await due(stores) == ["d2", "d3"]
 
 
 async def test_a_delivery_that_waits_holds_back_those_behind_it(opened: Open) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
-        await stores.outbox.sending("d1")
+        await stores.outbox.sending("d1", 0)
 
-        await stores.outbox.settle("d1", "pending", why="429", due_at=LATER + timedelta(seconds=1))
+        await stores.outbox.settle(
+            "d1", "pending", at=NOON, why="429", due_at=LATER + timedelta(seconds=1)
+        )
 
         assert await due(stores) == []
-        [again] = await stores.outbox.due(now=LATER + timedelta(seconds=1), limit=9)
+        [again] = await stores.outbox.due("telegram", now=LATER + timedelta(seconds=1), limit=9)
         assert (again.new.id, again.attempts, again.why) == ("d1", 1, "429")
 
 
@@ -795,9 +798,9 @@ async def test_a_delivery_that_waits_holds_back_those_behind_it(opened: Open) ->
 async def test_a_delivery_that_is_over_lets_the_next_go(opened: Open, final: str) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
-        await stores.outbox.sending("d1")
+        await stores.outbox.sending("d1", 0)
 
-        await stores.outbox.settle("d1", final, why="gone")  # type: ignore[arg-type]  # parametrised
+        await stores.outbox.settle("d1", final, at=NOON, why="gone")  # type: ignore[arg-type]  # parametrised
 
         assert await due(stores) == ["d2"]
 
@@ -805,25 +808,25 @@ async def test_a_delivery_that_is_over_lets_the_next_go(opened: Open, final: str
 async def test_only_a_pending_delivery_can_be_taken(opened: Open) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"))
-        await stores.outbox.sending("d1")
+        await stores.outbox.sending("d1", 0)
 
         with pytest.raises(Conflict, match="d1 is sending"):
-            await stores.outbox.sending("d1")
+            await stores.outbox.sending("d1", 0)
         with pytest.raises(NotFound):
-            await stores.outbox.sending("d9")
+            await stores.outbox.sending("d9", 0)
         with pytest.raises(NotFound):
-            await stores.outbox.settle("d9", "sent")
+            await stores.outbox.settle("d9", "sent", at=NOON)
         with pytest.raises(Conflict):
-            await stores.outbox.settle("d1", "sending")
+            await stores.outbox.settle("d1", "sending", at=NOON)
 
 
 async def test_what_was_sent_stays_sent(opened: Open) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"))
-        await stores.outbox.sending("d1")
-        await stores.outbox.settle("d1", "sent", receipt="m1")
+        await stores.outbox.sending("d1", 0)
+        await stores.outbox.settle("d1", "sent", at=NOON, receipt="m1")
 
-        await stores.outbox.settle("d1", "pending")
+        await stores.outbox.settle("d1", "pending", at=NOON)
 
         assert await due(stores) == []
 
@@ -832,14 +835,129 @@ async def test_what_was_being_sent_is_found_and_may_be_sent_again(opened: Open) 
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"))
         await deliver(stores, "b", "two", delivery("d2"))
-        await stores.outbox.sending("d1")
+        await stores.outbox.sending("d1", 0)
 
         [left] = await stores.outbox.interrupted()
         assert (left.new.id, left.state, left.attempts) == ("d1", "sending", 1)
-        await stores.outbox.settle("d1", "pending")
+        await stores.outbox.settle("d1", "pending", at=NOON)
 
         assert list(await stores.outbox.interrupted()) == []
         assert await due(stores) == ["d1", "d2"]
+
+
+async def test_a_delivery_that_no_turn_made_waits_for_no_other(opened: Open) -> None:
+    async with opened() as stores:
+        heard = [Heard("telegram", "bot", name, "told", NOON) for name in "ab"]
+
+        for name, one in zip("ab", heard, strict=True):
+            await stores.channel_events.hear(one, [replace(delivery(f"d{name}"), whence="{}")])
+
+        first, second = await stores.outbox.due("telegram", now=LATER, limit=9)
+        assert (first.new.whence, first.run_id, first.session_key) == ("{}", None, None)
+        assert first.place < second.place
+        assert list(await stores.outbox.due("slack", now=LATER, limit=9)) == []
+
+
+async def test_each_part_is_marked_with_what_has_arrived_and_counts_its_own_attempts(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1", 0)
+        await stores.outbox.settle("d1", "pending", at=NOON, due_at=NOON)
+        await stores.outbox.sending("d1", 0)
+
+        [tried] = await stores.outbox.interrupted()
+        await stores.outbox.sending("d1", 4)
+        [second] = await stores.outbox.interrupted()
+
+        assert (tried.attempts, tried.arrived, tried.settled_at) == (2, 0, NOON)
+        assert (second.attempts, second.arrived) == (1, 4)
+        with pytest.raises(Conflict):
+            await stores.outbox.sending("d1", 4)
+
+
+async def test_dead_letters_are_listed_newest_first_and_by_channel(opened: Open) -> None:
+    async with opened() as stores:
+        slack = replace(delivery("d4"), channel="slack")
+        await deliver(stores, "a", "one", *map(delivery, ("d1", "d2", "d3")), slack)
+        for name, state in {"d1": "failed", "d2": "unknown", "d3": "sent", "d4": "failed"}.items():
+            await stores.outbox.settle(name, state, at=LATER, why="no")  # type: ignore[arg-type]  # a table
+
+        every = await stores.dead_letters.list(None, before=None, limit=9)
+        page = await stores.dead_letters.list("telegram", before=every[1].place, limit=9)
+
+        assert [one.new.id for one in every] == ["d4", "d2", "d1"]
+        assert [one.new.id for one in page] == ["d1"]
+        assert (every[0].why, every[0].settled_at) == ("no", LATER)
+        assert dict(await stores.dead_letters.tally()) == {
+            ("telegram", "failed"): 1,
+            ("telegram", "unknown"): 1,
+            ("slack", "failed"): 1,
+        }
+
+
+async def test_a_dead_letter_goes_out_anew_from_the_part_that_has_not_arrived(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
+        await stores.outbox.sending("d1", 3)
+        await stores.outbox.settle("d1", "failed", at=NOON, why="403")
+
+        await stores.dead_letters.resubmit("d1", now=NOON)
+
+        [again] = await stores.outbox.due("telegram", now=LATER, limit=9)
+        assert (again.new.id, again.arrived, again.attempts, again.why) == ("d1", 3, 0, None)
+        assert again.settled_at is None
+        with pytest.raises(NotFound):
+            await stores.dead_letters.resubmit("d1", now=NOON)
+
+
+async def test_a_dead_letter_that_is_dropped_is_gone_and_no_other_delivery_can_be(
+    opened: Open,
+) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
+        await stores.outbox.settle("d1", "failed", at=NOON)
+
+        await stores.dead_letters.drop("d1")
+
+        assert list(await stores.dead_letters.list(None, before=None, limit=9)) == []
+        for name in ("d1", "d2"):
+            with pytest.raises(NotFound):
+                await stores.dead_letters.drop(name)
+
+
+async def test_what_is_erased_while_it_is_being_sent_is_not_sent_again(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1", 0)
+        await stores.erasures.erase(session_key("one"), by="ann", dry_run=False, now=NOON)
+
+        await stores.outbox.settle("d1", "pending", at=NOON, why="429", due_at=NOON)
+
+        [left] = await stores.dead_letters.list(None, before=None, limit=9)
+        assert (left.state, left.why, left.new.text, left.new.whence) == (
+            "failed",
+            "erased",
+            "",
+            None,
+        )
+        with pytest.raises(Conflict, match="erased"):
+            await stores.dead_letters.resubmit("d1", now=NOON)
+
+
+async def test_what_waits_for_a_channel_that_is_gone_fails(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await deliver(stores, "b", "two", replace(delivery("d2"), channel="slack"))
+
+        assert await stores.outbox.strand(["slack"], at=NOON) == 1
+
+        [left] = await stores.dead_letters.list(None, before=None, limit=9)
+        assert (left.new.id, left.state) == ("d1", "failed")
+        assert len(await stores.outbox.due("slack", now=LATER, limit=9)) == 1
 
 
 # --- care --------------------------------------------------------------------------------------

@@ -81,8 +81,12 @@ def others(draw: st.DrawFn) -> Step:
     steps: list[Step] = [
         lambda stores: stores.inbox.begin(run),
         lambda stores: stores.journal.note(run, note),
-        lambda stores: stores.outbox.sending(delivery),
-        lambda stores: stores.outbox.settle(delivery, state, why="w", due_at=at),
+        lambda stores: stores.outbox.sending(delivery, 0),
+        lambda stores: stores.outbox.sending(delivery, 2),
+        lambda stores: stores.outbox.strand(["d"], at=at),
+        lambda stores: stores.dead_letters.resubmit(delivery, now=at),
+        lambda stores: stores.dead_letters.drop(delivery),
+        lambda stores: stores.outbox.settle(delivery, state, at=at, why="w", due_at=at),
         lambda stores: stores.care.sweep(before=at, limit=2),
     ]
     return draw(st.sampled_from(steps))
@@ -115,8 +119,10 @@ async def seen(stores: Stores) -> list[object]:
     for number in range(5):
         run = RunId(f"run-r{number}")
         views += [await stores.runs.find(run), list(await stores.journal.notes(run))]
-    views.append(list(await stores.outbox.due(now=NOON + timedelta(seconds=100), limit=9)))
+    views.append(list(await stores.outbox.due("c", now=NOON + timedelta(seconds=100), limit=9)))
     views.append(list(await stores.outbox.interrupted()))
+    views.append(list(await stores.dead_letters.list(None, before=None, limit=9)))
+    views.append(dict(await stores.dead_letters.tally()))
     return views
 
 

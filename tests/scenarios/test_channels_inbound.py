@@ -164,7 +164,7 @@ async def test_who_was_told_to_pair_is_answered_from_the_next_message_on(tmp_pat
 
             pages = await again.pages()
             told = await again.site.rooms.stores.outbox.due(
-                now=again.site.rooms.clock.now(), limit=9
+                CHANNEL.name, now=again.site.rooms.clock.now(), limit=9
             )
 
     assert asked(model) == {f"question {1 + PEERS}": 1}

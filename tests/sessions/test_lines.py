@@ -228,11 +228,11 @@ async def test_a_channel_brings_out_one_answer_to_all_that_were_merged() -> None
         async with staged(model, stores, manner=COLLECT, channels=channels) as stage:
             await say_all(stage, "1", "2", "3")
             model.let(9)
-        (first,) = await stores.outbox.due(now=stage.clock.now(), limit=10)
-        await stores.outbox.settle(first.new.id, "sent")
-        (second,) = await stores.outbox.due(now=stage.clock.now(), limit=10)
-        await stores.outbox.settle(second.new.id, "sent")
-        rest = await stores.outbox.due(now=stage.clock.now(), limit=10)
+        (first,) = await stores.outbox.due("websocket", now=stage.clock.now(), limit=10)
+        await stores.outbox.settle(first.new.id, "sent", at=stage.clock.now())
+        (second,) = await stores.outbox.due("websocket", now=stage.clock.now(), limit=10)
+        await stores.outbox.settle(second.new.id, "sent", at=stage.clock.now())
+        rest = await stores.outbox.due("websocket", now=stage.clock.now(), limit=10)
 
     assert (first.new.text, second.new.text, rest) == ("to 1", "to 2 3", [])
 

@@ -451,9 +451,20 @@ async def test_an_answer_for_a_channel_leaves_through_the_outbox() -> None:
         channels = frozenset({"websocket"})
         async with staged(ScriptedModel(says("ok")), stores, channels=channels) as stage:
             await stage.say("hi")
-        due = await stores.outbox.due(now=stage.clock.now(), limit=10)
+        due = await stores.outbox.due("websocket", now=stage.clock.now(), limit=10)
 
     assert [(d.new.channel, d.new.peer, d.new.text) for d in due] == [("websocket", "main", "ok")]
+
+
+async def test_an_answer_leaves_for_where_its_question_came_from() -> None:
+    whence = '{"peer":"room","thread":"t1","answer":{}}'
+    async with open_memory() as stores:
+        channels = frozenset({"websocket"})
+        async with staged(ScriptedModel(says("ok")), stores, channels=channels) as stage:
+            await stage.say("hi", peer="main", whence=whence)
+        [one] = await stores.outbox.due("websocket", now=stage.clock.now(), limit=10)
+
+    assert (one.new.peer, one.new.thread, one.new.whence) == ("room", "t1", whence)
 
 
 class Choosy:

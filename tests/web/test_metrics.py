@@ -2,12 +2,18 @@
 
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from gateway.domain.channel_events import Heard
+from gateway.domain.inbox import NewDelivery
+from gateway.sessions.front import Front
+from gateway.web.metrics import Metrics
 from tests.fakes.client import http, post_chat
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server
+from tests.fakes.store import NOON, open_memory
 
 TOKENS = """
 [[tokens]]
@@ -48,6 +54,28 @@ async def test_what_was_spent_and_refused_is_counted(tmp_path: Path) -> None:
     assert (found["exogate_ready"], found["exogate_sessions"]) == (1, 1)
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert all(LINE.fullmatch(line) for line in lines)
+
+
+async def test_deliveries_are_counted_by_channel() -> None:
+    async with open_memory() as stores:
+        for name, state in {"a": "failed", "b": "unknown", "c": "sent", "d": "pending"}.items():
+            new = NewDelivery(name, "chat", "bot", "p", None, "hi")
+            await stores.channel_events.hear(Heard("chat", "bot", name, "told", NOON), [new])
+            await stores.outbox.settle(name, state, at=NOON)  # type: ignore[arg-type]  # a table
+        delivered = {("chat", "sent"): 1}
+        nobody = cast("Front", None)
+        budgets = cast("Any", None)
+        metrics = Metrics(
+            nobody, stores.spending, {}, budgets, list, "1", stores.dead_letters, delivered
+        )
+
+        found = samples("".join(await metrics.deliveries()))
+
+    assert found == {
+        'exogate_deliveries_total{channel="chat",state="sent"}': 1,
+        'exogate_deliveries_waiting{channel="chat"}': 1,
+        'exogate_dead_letters{channel="chat"}': 2,
+    }
 
 
 async def test_metrics_are_told_to_whom_they_were_granted(tmp_path: Path) -> None:
