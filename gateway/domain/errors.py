@@ -161,6 +161,16 @@ class AdapterFailed(GatewayError):
     code = "adapter_error"
 
 
+class RecipeUnfilled(GatewayError):
+    """A recipe of a channel adapter names something that is not there."""
+
+    code = "config_error"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a recipe of the adapter needs {{{name}}}, and there is none")
+        self.name = name
+
+
 class ToolFailed(GatewayError):
     """A tool could not do it; the text tells the model what to do instead."""
 
