@@ -1,0 +1,196 @@
+"""Cuts a text into messages that a platform takes, where a reader would."""
+
+import re
+import unicodedata
+from bisect import bisect_right
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Literal
+
+Unit = Literal["utf16", "characters", "bytes"]
+
+_OPENS = re.compile(r"^ {0,3}(?P<mark>`{3,12}|~{3,12})(?P<info>[^`\n]{0,80})$", re.MULTILINE)
+# What a reader wants to find whole: references to characters, links, code in a line.
+_WHOLE = re.compile(r"&#?\w{1,32};|!?\[[^\[\]\n]*\]\([^()\n]*\)|(`{1,2})[^`\n]+\1")
+_PARAGRAPH = re.compile(r"\n[ \t]*\n\s*")
+_LINE = re.compile(r"\n")
+_SENTENCE = re.compile(r"[.!?…][\"')\]]*\s+|[。！？]")  # of other scripts
+_WORD = re.compile(r"\s+")
+_JOINER = "\u200d"
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`text` is what is sent of the slice from `start` to `end`: blank, if that is."""
+
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """A block of code. `body` to `close` is what stands between its fences."""
+
+    start: int
+    body: int
+    close: int
+    end: int
+    opening: str  # with the first word of its info
+    mark: str
+
+
+def width_of(text: str, unit: Unit) -> int:
+    return sum(map(_WIDTHS[unit], text))
+
+
+class Splitting:
+    """One text, cut from any place on: the slices join to the text, whatever the limits were."""
+
+    def __init__(self, text: str, unit: Unit = "characters") -> None:
+        self.text = text
+        self._unit: Unit = unit
+        self._fences = tuple(_fences(text))
+        self._starts = [fence.start for fence in self._fences]
+
+    def cut(self, start: int, limit: int) -> Piece:
+        """The longest piece from there on that fits, fences around it included."""
+        before, reserved = self._reopened(start, limit), 0
+        while True:
+            room = limit - width_of(before, self._unit) - reserved
+            end = self._end(start, max(1, room))
+            after = self._closed(end, limit)
+            needed = width_of(after, self._unit)
+            if needed <= reserved:
+                return Piece(start, end, self._dressed(start, end, before, after))
+            reserved = needed
+
+    def _dressed(self, start: int, end: int, before: str, after: str) -> str:
+        said = self.text[start:end]
+        if not before:
+            said = said.lstrip("\n")
+        if not after:
+            return before + said.rstrip()
+        return f"{before}{said}{'' if said.endswith(chr(10)) else chr(10)}{after.strip()}"
+
+    def _reopened(self, start: int, limit: int) -> str:
+        fence = self._fence_around(start)
+        return fence.opening + "\n" if fence and 4 * len(fence.opening) < limit else ""
+
+    def _closed(self, end: int, limit: int) -> str:
+        fence = self._fence_around(end) if end < len(self.text) else None
+        return "\n" + fence.mark if fence and 4 * len(fence.opening) < limit else ""
+
+    def _fence_around(self, place: int) -> Fence | None:
+        at = bisect_right(self._starts, place) - 1
+        fence = self._fences[at] if at >= 0 else None
+        return fence if fence and fence.body <= place < fence.close else None
+
+    def _end(self, start: int, room: int) -> int:
+        most = _fitting(self.text, start, room, self._unit)
+        if most == len(self.text):
+            return most
+        whole = self._whole(start, most, room)
+        half = start + (most - start) // 2
+        for pattern, least in (
+            (_PARAGRAPH, half),
+            (_LINE, half),
+            (_SENTENCE, half),
+            (_WORD, start),
+        ):
+            found = [match.end() for match in pattern.finditer(self.text, least, most + 1)]
+            for end in reversed(found):
+                if start < end <= most and end not in whole and not _joined(self.text, end):
+                    return end
+        return self._anywhere(start, most, whole)
+
+    def _anywhere(self, start: int, most: int, whole: Set[int]) -> int:
+        """In the middle of a word; not of what is seen as one character, if that fits at all."""
+        end = most
+        while end in whole:
+            end -= 1
+        end = place = end if end > start else most
+        while place > start and _joined(self.text, place):
+            place -= 1
+        return place if place > start else end
+
+    def _whole(self, start: int, most: int, room: int) -> Set[int]:
+        """The places inside of what must not be cut; what does not fit at all has to be."""
+        spans = [match.span() for match in _WHOLE.finditer(self.text, start, most + room)]
+        at = max(0, bisect_right(self._starts, start) - 1)
+        for fence in self._fences[at : bisect_right(self._starts, most)]:
+            spans.append((fence.start, min(fence.body + 1, len(self.text))))
+            spans.append((max(fence.body, fence.close - 2), fence.end))
+        return {
+            place
+            for first, last in spans
+            if first >= start and last - first <= room
+            for place in range(first + 1, last)
+        }
+
+
+def _fitting(text: str, start: int, room: int, unit: Unit) -> int:
+    """How far it fits; one character always does."""
+    if unit == "characters":
+        return min(len(text), start + room)
+    width, end = _WIDTHS[unit], start
+    for char in text[start : start + room]:
+        room -= width(char)
+        if room < 0:
+            break
+        end += 1
+    return max(end, min(len(text), start + 1))
+
+
+def _joined(text: str, place: int) -> bool:
+    """Whether what stands there is seen as one character with what stands before it."""
+    if not 0 < place < len(text):
+        return False
+    char, before = text[place], text[place - 1]
+    if before == "\r" and char == "\n":
+        return True
+    if char == _JOINER or before == _JOINER or _extends(char):
+        return True
+    flags = 0
+    while _is_flag(char) and flags < min(place, 64) and _is_flag(text[place - 1 - flags]):
+        flags += 1
+    return flags % 2 == 1
+
+
+def _extends(char: str) -> bool:
+    return unicodedata.category(char).startswith("M") or (
+        "\U0001f3fb" <= char <= "\U0001f3ff" or "\U000e0020" <= char <= "\U000e007f"
+    )
+
+
+def _is_flag(char: str) -> bool:
+    return "\U0001f1e6" <= char <= "\U0001f1ff"
+
+
+def _fences(text: str) -> Iterator[Fence]:
+    place = 0
+    while opens := _OPENS.search(text, place):
+        mark = opens["mark"]
+        body = min(len(text), opens.end() + 1)
+        closing = re.compile(rf"^ {{0,3}}{mark[0]}{{{len(mark)},}}[ \t]*$", re.MULTILINE)
+        closes = closing.search(text, body)
+        close, place = closes.span() if closes else (len(text), len(text))
+        word = opens["info"].split()[:1]
+        yield Fence(opens.start(), body, close, place, mark + "".join(word), mark)
+        if not closes:
+            return
+
+
+def _one(_char: str) -> int:
+    return 1
+
+
+def _utf16(char: str) -> int:
+    return 2 if char > "\uffff" else 1
+
+
+def _utf8(char: str) -> int:
+    return len(char.encode(errors="surrogatepass"))
+
+
+_WIDTHS = {"characters": _one, "utf16": _utf16, "bytes": _utf8}
