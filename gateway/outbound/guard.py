@@ -79,7 +79,7 @@ class GuardedOutbound:
         except Denied as error:
             failure = Denied(scrubber.text(str(error)))
         except HttpFailed as error:
-            failure = HttpFailed(error.kind, scrubber.text(str(error)))
+            failure = HttpFailed(error.kind, scrubber.text(str(error)), sent=error.sent)
         raise failure  # without the errors behind it: they know the URL as it was sent
 
     async def _in_time(
@@ -118,7 +118,8 @@ class GuardedOutbound:
                 return Fetched(answer.status, _told(answer, scrubber, has_body=body != b""), body)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             kind = "timeout" if isinstance(error, TimeoutError) else "network"
-            raise HttpFailed(kind, f"{hop.origin} {what_failed(error)}") from error
+            sent = not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.InvalidURL))
+            raise HttpFailed(kind, f"{hop.origin} {what_failed(error)}", sent=sent) from error
 
 
 def _first(ask: Ask, leave: Leave) -> _Hop:

@@ -1,0 +1,84 @@
+"""What a platform said to a request, read as the adapter's description has it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic_core import from_json
+
+from gateway.channels.recipes import at
+from gateway.domain.adapters import Outbound
+from gateway.domain.ports import Fetched
+
+LONGEST_WAIT_S = 86_400.0
+_LONGEST_WORD = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    message_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TryAgain:
+    """`after_s`: the platform named the wait."""
+
+    why: str
+    after_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    peer: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Declined:
+    """Asking again would not help."""
+
+    why: str
+
+
+Answer = Arrived | TryAgain | Moved | Declined
+
+
+def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
+    try:
+        said: object = from_json(fetched.body) if fetched.body else None
+    except ValueError:
+        said = None
+    word = _text(outbound.error, said)
+    is_ok = 200 <= fetched.status < 300 and (
+        outbound.ok is None or at(said, outbound.ok) is not False
+    )
+    if is_ok:
+        return Arrived(_text(outbound.message_id, said))
+    why = f"the platform answered {fetched.status}{f': {word[:_LONGEST_WORD]}' if word else ''}"
+    if (peer := _text(outbound.moved_to, said)) is not None:
+        return Moved(peer, why)
+    if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
+        return TryAgain(why, _wait_s(outbound.retry_after, said, dict(fetched.headers)))
+    return Declined(why)
+
+
+def _text(path: str | None, said: object) -> str | None:
+    """Words and numbers are texts, anything else is none."""
+    value = None if path is None else at(said, path)
+    if isinstance(value, bool) or not isinstance(value, (str, int)):
+        return None
+    return str(value) or None
+
+
+def _wait_s(places: Sequence[str], said: object, headers: Mapping[str, str]) -> float | None:
+    for place in places:
+        kind, _, name = place.partition(":")
+        value = headers.get(name.lower()) if kind == "header" else at(said, place)
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            continue
+        try:
+            seconds = float(value)
+        except ValueError:  # a date, which nobody sends to programs
+            continue
+        if seconds >= 0:  # NaN is not
+            return min(seconds, LONGEST_WAIT_S)
+    return None

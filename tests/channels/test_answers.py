@@ -1,0 +1,88 @@
+"""What platforms answer, read by the recipes that adapters give."""
+
+import pytest
+
+from gateway.channels.answers import Answer, Arrived, Declined, Moved, TryAgain, read_answer
+from gateway.domain.adapters import Outbound
+from gateway.domain.ports import Fetched
+
+TELEGRAM = Outbound(
+    message_id="result.message_id",
+    error="description",
+    retry_after=("parameters.retry_after", "header:Retry-After"),
+    moved_to="parameters.migrate_to_chat_id",
+)
+SLACK = Outbound(message_id="ts", ok="ok", error="error", retry_errors=("ratelimited",))
+
+
+def answer(status: int, body: str, *headers: tuple[str, str]) -> Fetched:
+    return Fetched(status, headers, body.encode())
+
+
+@pytest.mark.parametrize(
+    ("outbound", "fetched", "expected"),
+    [
+        (TELEGRAM, answer(200, '{"ok":true,"result":{"message_id":42}}'), Arrived("42")),
+        (TELEGRAM, answer(200, '{"ok":false}'), Arrived(None)),
+        (TELEGRAM, answer(204, ""), Arrived(None)),
+        (TELEGRAM, answer(200, "no JSON"), Arrived(None)),
+        (
+            TELEGRAM,
+            answer(429, '{"description":"Too Many","parameters":{"retry_after":7}}'),
+            TryAgain("the platform answered 429: Too Many", 7.0),
+        ),
+        (
+            TELEGRAM,
+            answer(503, "", ("retry-after", "1.5")),
+            TryAgain("the platform answered 503", 1.5),
+        ),
+        (
+            TELEGRAM,
+            answer(503, "", ("retry-after", "Wed, 21 Oct 2026 07:28:00 GMT")),
+            TryAgain("the platform answered 503", None),
+        ),
+        (
+            TELEGRAM,
+            answer(429, '{"parameters":{"retry_after":1e300}}'),
+            TryAgain("the platform answered 429", 86_400.0),
+        ),
+        (
+            TELEGRAM,
+            answer(429, '{"parameters":{"retry_after":-1}}'),
+            TryAgain("the platform answered 429", None),
+        ),
+        (
+            TELEGRAM,
+            answer(400, '{"description":"moved","parameters":{"migrate_to_chat_id":-100}}'),
+            Moved("-100", "the platform answered 400: moved"),
+        ),
+        (
+            TELEGRAM,
+            answer(400, '{"description":"Bad Request"}'),
+            Declined("the platform answered 400: Bad Request"),
+        ),
+        (TELEGRAM, answer(302, ""), Declined("the platform answered 302")),
+        (SLACK, answer(200, '{"ok":true,"ts":"1.2"}'), Arrived("1.2")),
+        (
+            SLACK,
+            answer(200, '{"ok":false,"error":"channel_not_found"}'),
+            Declined("the platform answered 200: channel_not_found"),
+        ),
+        (
+            SLACK,
+            answer(200, '{"ok":false,"error":"ratelimited"}', ("retry-after", "30")),
+            TryAgain("the platform answered 200: ratelimited", 30.0),
+        ),
+    ],
+)
+def test_an_answer_is_read_as_the_description_has_it(
+    outbound: Outbound, fetched: Fetched, expected: Answer
+) -> None:
+    assert read_answer(outbound, fetched) == expected
+
+
+def test_an_error_of_any_length_is_told_in_short() -> None:
+    told = read_answer(SLACK, answer(400, '{"error":"' + "x" * 10_000 + '"}'))
+
+    assert isinstance(told, Declined)
+    assert len(told.why) < 400
