@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import anyio
+
 from gateway.channels.intake import Intake
 from gateway.channels.progress import Health, Tell
 from gateway.channels.translating import WayIn
@@ -40,6 +42,7 @@ class ChannelRoom:
     tell: Tell
     door: WebhookDoor = field(default_factory=WebhookDoor)
     open: list[OpenChannel] = field(default_factory=list)
+    lines: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _health: list[Health] = field(default_factory=list)
 
     async def load(
@@ -59,6 +62,10 @@ class ChannelRoom:
                 health.end("refused", error.problem)
                 extra = {"channel": channel.name, "why": error.problem}
                 log.warning("a channel is refused", extra=extra)
+
+    def hang_up(self) -> None:
+        """Its lines are closed so that their sessions can be resumed, and not opened again."""
+        self.lines.cancel()
 
     def statuses(self) -> tuple[ChannelStatus, ...]:
         return tuple(one.status for one in self._health)
