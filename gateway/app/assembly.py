@@ -205,6 +205,7 @@ class Gateway:
     async def drain(self) -> None:
         """Takes nothing more in, and waits for the runs that are at work."""
         self.health.draining = True
+        self.channels.hang_up()
         self.front.reception.close()
         self.lanes.pause()
         log.info("draining", extra={"running": self.lanes.working})

@@ -4,6 +4,8 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import anyio
+
 from gateway.channels.intake import Intake
 from gateway.channels.progress import Health, Tell
 from gateway.channels.translating import WayIn
@@ -42,6 +44,7 @@ class ChannelRoom:
     door: WebhookDoor
     open: list[OpenChannel] = field(default_factory=list)
     deliveries: Deliveries | None = None
+    lines: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _health: list[Health] = field(default_factory=list)
 
     async def load(
@@ -71,6 +74,10 @@ class ChannelRoom:
         if self.deliveries is not None:
             await self.deliveries.drain()
 
+    def hang_up(self) -> None:
+        """Its lines are closed so that their sessions can be resumed, and not opened again."""
+        self.lines.cancel()
+
     def statuses(self) -> tuple[ChannelStatus, ...]:
         return tuple(one.status for one in self._health)
 
@@ -85,7 +92,6 @@ class ChannelRoom:
         way_in = WayIn(channel, adapter, self.intake, scrub, state)
         if isinstance(transport, Webhook):
             self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
-            health.opened()
         leave = Leave(adapter.plugin.origins, channel.secrets)
         self.open.append(OpenChannel(way_in, transport, health, leave))
 

@@ -11,6 +11,7 @@ from anyio.abc import TaskGroup
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.doors import web_settings
+from gateway.app.lines import keep_lines
 from gateway.config.values import GatewayConfig
 from gateway.domain.plugins import PluginInfo
 from gateway.host.garbage import settle
@@ -75,6 +76,7 @@ async def _open_doors(
     url = f"http://{address}"
     await note_owner(data_dir, url)
     resumed = await rooms.front.reception.resume()
+    group.start_soon(keep_lines, rooms.channels)
     rooms.health.starting = False
     settle()
     ready(Running(rooms.config, url, resumed, rooms.plugins.infos))

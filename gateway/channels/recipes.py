@@ -73,10 +73,12 @@ def fill_url(text: str, values: Values) -> str:
     return _fill(text, values, encoded)
 
 
-def fill_frame(frame: object, values: Values) -> str:
+def fill_frame(frame: object, values: Values, *, null_for: str | None = None) -> str:
     """JSON text; a value that is one placeholder and nothing else keeps the type of what it stands
-    for. Raises RecipeUnfilled, Denied."""
-    return json.dumps(_filled(frame, values), ensure_ascii=False, separators=(",", ":"))
+    for. Such a placeholder that begins with `null_for` is null if there is nothing. Raises
+    RecipeUnfilled, Denied."""
+    filled = _filled(frame, values, null_for)
+    return json.dumps(filled, ensure_ascii=False, separators=(",", ":"))
 
 
 def _body(recipe: CallRecipe, values: Values) -> bytes:
@@ -89,20 +91,29 @@ def _body(recipe: CallRecipe, values: Values) -> bytes:
     return _fill(recipe.body, values, _as_text).encode()
 
 
-def _filled(frame: object, values: Values) -> object:
+def _filled(frame: object, values: Values, null_for: str | None) -> object:
     match frame:
         case str():
             whole = _PLACEHOLDER.fullmatch(frame)
             if whole is None:
                 return _fill(frame, values, _as_text)
-            value = _value(whole[1], values)
-            _as_text(whole[1], value)  # refuses what must not be sent
-            return value
+            return _whole(whole[1], values, null_for)
         case Mapping():
-            return {name: _filled(part, values) for name, part in frame.items()}
+            return {name: _filled(part, values, null_for) for name, part in frame.items()}
         case list() | tuple():
-            return [_filled(part, values) for part in frame]
+            return [_filled(part, values, null_for) for part in frame]
     return frame
+
+
+def _whole(name: str, values: Values, null_for: str | None) -> object:
+    try:
+        value = _value(name, values)
+    except RecipeUnfilled:
+        if null_for is not None and name.startswith(null_for):
+            return None
+        raise
+    _as_text(name, value)  # refuses what must not be sent
+    return value
 
 
 def _fill(text: str, values: Values, write: Callable[[str, object], str]) -> str:

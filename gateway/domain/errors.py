@@ -171,6 +171,23 @@ class RecipeUnfilled(GatewayError):
         self.name = name
 
 
+class LineLost(GatewayError):
+    """A connection to a platform ended, or was refused; `is_final`: trying again cannot help."""
+
+    code = "line_lost"
+    retryable = True
+
+    def __init__(
+        self, why: str, *, retry_after_s: float | None = None, is_final: bool = False
+    ) -> None:
+        super().__init__(why)
+        self.retry_after_s, self.is_final = retry_after_s, is_final
+
+
+class LineRenewed(LineLost):
+    """The platform asked for another connection: nothing is wrong."""
+
+
 class ToolFailed(GatewayError):
     """A tool could not do it; the text tells the model what to do instead."""
 

@@ -46,6 +46,9 @@ KINDS: tuple[EventKind, ...] = (
     EventKind("tree.refused", "error", "TREE_REFUSED"),
     EventKind("pair.asked", "info", "PAIR_ASKED"),
     EventKind("pair.approved", "info", "PAIR_APPROVED"),
+    EventKind("channel.connected", "info", "CHANNEL_CONNECTED"),
+    EventKind("channel.failing", "error", "CHANNEL_FAILING"),
+    EventKind("channel.refused", "error", "CHANNEL_REFUSED"),
 )
 
 _BY_NAME: Mapping[str, EventKind] = {

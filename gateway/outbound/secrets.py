@@ -18,6 +18,7 @@ _PLACEHOLDER = re.compile(r"\$\{secret:([^${}]*)\}")
 # A value that could end a segment or a parameter, or climb a path, would change what is asked.
 _FITS_URL = re.compile(r"(?!\.+\Z)[A-Za-z0-9._~:@=-]+")
 _FITS_HEADER = re.compile(r"[!-~](?:[ -~]*[!-~])?")
+_FITS_FRAME = re.compile(r"[ !#-\[\]-~]+")  # stands in a JSON string as it is
 _ESCAPE = re.compile(rb"%[0-9A-F]{2}")
 _LONG = 65_536
 _SHORTEST_FORM = 6  # an encoded form that is shorter stands in unrelated data by chance
@@ -38,6 +39,9 @@ class Filling:
 
     def into_header(self, text: str) -> str:
         return self._fill(text, _FITS_HEADER, "a header")
+
+    def into_frame(self, text: str) -> str:
+        return self._fill(text, _FITS_FRAME, "a frame")
 
     def _fill(self, text: str, fits: re.Pattern[str], where: str) -> str:
         if text.count(_OPEN) != len(_PLACEHOLDER.findall(text)):

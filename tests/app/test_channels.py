@@ -47,8 +47,8 @@ async def test_a_channel_that_has_all_it_needs_is_open_with_what_its_adapter_kep
         assert one.way_in.state == "cursor"
         assert one.leave.secrets == SECRETS
         assert room.door.largest_body("family") == HOOK.max_body_bytes
-        assert room.statuses()[0].state == "connected"
-    assert told == [("channel.connected", {"channel": "family", "why": None})]
+        assert room.statuses()[0].state == "starting"
+    assert told == []
 
 
 NEEDY = replace(FakeAdapter().description, secrets=("key", "token"), needs=("account_id",))
@@ -83,7 +83,7 @@ async def test_a_channel_that_cannot_work_is_refused_and_keeps_no_other_from_wor
         assert refused.state == "refused"
         assert why in (refused.why or "")
         assert room.door.largest_body("family") is None
-        assert open_.state == "connected"
+        assert open_.state == "starting"
     assert told[0][0] == "channel.refused"
 
 

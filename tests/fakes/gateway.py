@@ -15,6 +15,7 @@ from anyio import to_thread
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.doors import web_settings
+from gateway.app.lines import keep_lines
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
@@ -116,6 +117,7 @@ async def running(setup: Setup, folder: Path, change: Change = unchanged) -> Asy
         async with anyio.create_task_group() as group:
             address: Address = await group.start(server.serve)
             await rooms.front.reception.resume()
+            group.start_soon(keep_lines, rooms.channels)
             rooms.health.starting = False
             yield Site(f"http://{address}", rooms)
             group.cancel_scope.cancel()

@@ -1,0 +1,77 @@
+"""A channel at work: what its transports share, and the calls that its recipes describe."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pydantic_core import from_json
+
+from gateway.channels.answers import Arrived, TryAgain, read_answer
+from gateway.channels.progress import Health
+from gateway.channels.recipes import Values, fill_call
+from gateway.channels.translating import WayIn
+from gateway.domain.adapters import CallRecipe
+from gateway.domain.channels import ChannelDef, ChannelMemo, ChannelMemos
+from gateway.domain.dialling import Dialler
+from gateway.domain.errors import LineLost
+from gateway.domain.ports import Clock, Fetch, Fetched, Leave
+
+Jitter = Callable[[], float]  # evenly between 0 and 1
+
+
+@dataclass(frozen=True, slots=True)
+class LiveChannel:
+    """`leave` holds the plugin's grants and all secrets of the channel: for recipes alone."""
+
+    way_in: WayIn
+    leave: Leave
+    fetch: Fetch
+    dialler: Dialler
+    memos: ChannelMemos
+    health: Health
+    clock: Clock
+    jitter: Jitter
+
+    @property
+    def channel(self) -> ChannelDef:
+        return self.way_in.channel
+
+    def kept(self, text: str) -> ChannelMemo:
+        """What its socket keeps."""
+        return ChannelMemo(self.channel.name, self.channel.account, "socket", text)
+
+    async def read_memos(self) -> str:
+        """Takes up what was committed last; gives what its socket kept. Raises StoreUnavailable."""
+        memos = await self.memos.read(self.channel.name, self.channel.account)
+        found = {memo.slot: memo.text for memo in memos}
+        self.way_in.state = found.get("adapter", "")
+        return found.get("socket", "")
+
+    def values(self) -> Values:
+        config = self.channel.config
+        return Values(
+            api_base=self.way_in.api_base,
+            webhook_url=webhook_url(config.get("public_url"), self.channel.name),
+            state=self.way_in.state,
+            config=config,
+        )
+
+    async def ask(self, recipe: CallRecipe, values: Values, timeout_s: float = 30.0) -> Fetched:
+        """Raises LineLost if the platform says no, RecipeUnfilled, Denied, HttpFailed."""
+        fetched = await self.fetch.fetch(fill_call(recipe, values, timeout_s), self.leave)
+        said = read_answer(self.way_in.adapter.description.outbound, fetched)
+        if not isinstance(said, Arrived):
+            wait_s = said.after_s if isinstance(said, TryAgain) else None
+            raise LineLost(said.why, retry_after_s=wait_s)
+        return fetched
+
+
+def webhook_url(public: object, name: str) -> str | None:
+    return f"{public.rstrip('/')}/webhooks/{name}" if isinstance(public, str) else None
+
+
+def read_json(text: bytes | str) -> object:
+    """None for what is none."""
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return None

@@ -1,0 +1,166 @@
+"""A channel at work with everything around it faked but the way in."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+
+from gateway.channels.intake import Intake
+from gateway.channels.live import LiveChannel
+from gateway.channels.progress import Health
+from gateway.channels.translating import WayIn
+from gateway.domain.adapters import Description, Incoming
+from gateway.domain.channel_events import Heard
+from gateway.domain.channels import ChannelDef, ChannelMemo, Turn, Verdict
+from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
+from gateway.domain.inbound import Inbound
+from gateway.domain.inbox import Accepted, NewDelivery
+from gateway.domain.plugins import PluginDef
+from gateway.domain.ports import Fetch, Fetched, Leave
+from tests.fakes.clock import FakeClock
+from tests.fakes.fetch import FakeFetch
+from tests.fakes.lines import FakeDialler
+from tests.outbound.guarded import a_secret, origin
+
+SECRETS = ("bot_token", "app_token", "token")
+PLACES = ("https://api.example", "https://gateway.discord.gg")
+
+
+@dataclass
+class FakeAdapter:
+    """Finds messages in `messages` of a body, or in `d` or `payload` of a frame: by their ids."""
+
+    description: Description
+    plugin: PluginDef = field(default_factory=lambda: PluginDef("chat", Path("chat.wasm")))
+    events: list[dict[str, object]] = field(default_factory=list)
+
+    async def parse(self, event: str) -> str:
+        told = json.loads(event)
+        self.events.append(told)
+        body = json.loads(told["body"])
+        found = body.get("messages") or [body.get("d") or body.get("payload") or {}]
+        ids = [one.get("id") or one.get("event_id") for one in found]
+        messages = [
+            {"peer": "p", "sender": {"id": "s"}, "text": "hi", "platform_id": one}
+            for one in ids
+            if one is not None
+        ]
+        return json.dumps({"messages": messages, "state": body.get("next")})
+
+    async def format(self, reply: str) -> str:
+        raise AssertionError("nothing is sent here")
+
+
+@dataclass
+class FakeShelf:
+    """ChannelMemos, ChannelEvents and the inbox: what is committed, and what refuses to be."""
+
+    memos: dict[str, str] = field(default_factory=dict)
+    accepted: list[str] = field(default_factory=list)
+    refusal: Exception | None = None
+    gate: anyio.Event | None = None
+    _news: anyio.Event = field(default_factory=anyio.Event)
+
+    async def until_accepted(self, count: int) -> None:
+        while len(self.accepted) < count:
+            self._news = anyio.Event()
+            await self._news.wait()
+
+    async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]:
+        self._check()
+        return [
+            ChannelMemo(channel, account, "socket" if slot == "socket" else "adapter", text)
+            for slot, text in self.memos.items()
+        ]
+
+    async def write(self, *memos: ChannelMemo) -> None:
+        self._check()
+        self.memos.update({memo.slot: memo.text for memo in memos})
+
+    async def accept(self, inbound: Inbound) -> Accepted:
+        if self.gate is not None:
+            await self.gate.wait()
+        self._check()
+        self.accepted.append(inbound.key or "")
+        await self.write(*inbound.memos)
+        self._news.set()
+        key = SessionKey(AgentId("main"), inbound.address.channel, inbound.address.account)
+        return Accepted(MessageId("m"), RunId("r"), key, "default", 1)
+
+    async def knows(self, channel: str, account: str, platform_id: str) -> bool:
+        return False
+
+    async def hear(
+        self,
+        heard: Heard,
+        deliveries: Sequence[NewDelivery] = (),
+        memos: Sequence[ChannelMemo] = (),
+    ) -> bool:
+        raise AssertionError("everything here makes a turn")
+
+    async def forget(self, *, before: object, limit: int) -> int:
+        return 0
+
+    def _check(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+
+class Everybody:
+    async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        return Turn()
+
+
+@dataclass
+class World:
+    """Whatever a test wants to look at; `live` is made of it."""
+
+    description: Description
+    config: Mapping[str, object] = field(default_factory=dict)
+    dialler: FakeDialler = field(default_factory=FakeDialler)
+    fetch: Fetch = field(default_factory=FakeFetch)
+    shelf: FakeShelf = field(default_factory=FakeShelf)
+    clock: FakeClock = field(default_factory=FakeClock)
+    told: list[tuple[str, object]] = field(default_factory=list)
+    jitter: Callable[[], float] = lambda: 1.0
+
+    def __post_init__(self) -> None:
+        self.adapter = FakeAdapter(self.description)
+        transport = self.description.transports[0].type
+        channel = ChannelDef("chat", "chat", config=self.config)
+        self.health = Health(channel, transport, self.clock, self._tell)
+        shelf = self.shelf
+        intake = Intake(
+            shelf.accept, shelf, shelf, self.clock, lambda: None, doorkeeper=Everybody()
+        )
+        self.live = LiveChannel(
+            WayIn(channel, self.adapter, intake, _unchanged),
+            Leave(
+                frozenset(map(origin, PLACES)),
+                tuple(a_secret("hush", *PLACES, name=name) for name in SECRETS),
+            ),
+            self.fetch,
+            self.dialler,
+            shelf,
+            self.health,
+            self.clock,
+            self.jitter,
+        )
+
+    def _tell(self, kind: str, payload: Mapping[str, object]) -> None:
+        self.told.append((kind, payload["why"]))
+
+    async def pass_(self, seconds: float) -> None:
+        self.clock.move(seconds)
+        await anyio.wait_all_tasks_blocked()
+
+
+async def _unchanged(body: bytes) -> bytes:
+    return body
+
+
+def answer(body: object, status: int = 200, **headers: str) -> Fetched:
+    pairs = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+    return Fetched(status, pairs, json.dumps(body).encode())

@@ -1,0 +1,100 @@
+"""How a channel fares, each direction for itself."""
+
+from datetime import timedelta
+
+import pytest
+
+from gateway.channels.progress import LONGEST_WHY, Health
+from gateway.domain.adapters import TransportKind
+from gateway.domain.channels import ChannelDef
+from tests.fakes.clock import FakeClock
+
+
+class Watched:
+    def __init__(self, transport: TransportKind = "socket") -> None:
+        self.clock = FakeClock()
+        self.told: list[tuple[str, object]] = []
+        self.health = Health(
+            ChannelDef("chat", "plugin", "acc"),
+            transport,
+            self.clock,
+            lambda kind, payload: self.told.append((kind, payload["why"])),
+        )
+
+    @property
+    def state(self) -> str:
+        return self.health.status.state
+
+
+def test_sending_alone_connects_nothing() -> None:
+    watched = Watched()
+
+    watched.health.worked("out")
+
+    assert watched.state == "starting"
+    assert watched.told == []
+
+
+def test_a_channel_that_cannot_send_is_not_connected_though_it_receives() -> None:
+    watched = Watched()
+
+    watched.health.worked("in")
+    watched.health.failed("out", "blocked")
+    watched.health.worked("in")
+
+    assert watched.state == "failing"
+    assert watched.health.status.why == "blocked"
+    watched.health.worked("out")
+    assert watched.state == "connected"
+    assert watched.told == [
+        ("channel.connected", None),
+        ("channel.failing", "blocked"),
+        ("channel.connected", None),
+    ]
+
+
+def test_failing_counts_from_the_first_failure_on() -> None:
+    watched = Watched()
+    since = watched.clock.now()
+
+    watched.health.failed("in", "one")
+    watched.clock.move(10)
+    watched.health.failed("in", "two")
+
+    receiving = watched.health.status.receiving
+    assert (receiving.failing_since, receiving.why) == (since, "two")
+    watched.health.worked("in")
+    receiving = watched.health.status.receiving
+    assert (receiving.failing_since, receiving.why) == (None, None)
+    assert receiving.last_at == since + timedelta(seconds=10)
+    assert receiving.count == watched.health.count == 1
+
+
+@pytest.mark.parametrize("state", ["refused", "stopped", "failing"])
+def test_an_end_stays(state: str) -> None:
+    watched = Watched()
+
+    watched.health.end("refused" if state == "refused" else "stopped", "x" * 1_000)
+    watched.health.worked("in")
+
+    assert watched.state == ("refused" if state == "refused" else "stopped")
+    assert len(str(watched.health.status.why)) == LONGEST_WHY
+
+
+def test_no_word_of_a_platform_steers_a_terminal() -> None:
+    watched = Watched()
+
+    watched.health.failed("in", "no\x1b[2J\n\u202eway")
+
+    assert watched.health.status.why == "no [2J  way"
+
+
+def test_what_was_turned_away_is_counted_by_its_reason() -> None:
+    watched = Watched()
+
+    for why in ("wrong", "wrong", "old"):
+        watched.health.turned_away(why)
+
+    assert watched.health.status.refused == {"wrong": 2, "old": 1}
+    assert watched.health.status.name == "chat"
+    assert watched.health.status.account == "acc"
