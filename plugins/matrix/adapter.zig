@@ -39,7 +39,7 @@ const File = struct { url: ?[]const u8, name: ?[]const u8, mime: ?[]const u8, si
 const Message = struct {
     peer: []const u8,
     kind: enum { direct, group },
-    sender: struct { id: []const u8, is_self: bool },
+    sender: struct { id: []const u8 },
     text: []const u8,
     platform_id: []const u8,
     thread: ?[]const u8 = null,
@@ -126,7 +126,7 @@ const Reader = struct {
         try self.messages.append(exogate.allocator, .{
             .peer = origin.room,
             .kind = if (is_direct) .direct else .group,
-            .sender = .{ .id = origin.sender, .is_self = false },
+            .sender = .{ .id = origin.sender },
             .text = "[invited you to this room]",
             .platform_id = origin.id,
             .timestamp = origin.timestamp,
@@ -147,7 +147,7 @@ const Reader = struct {
         try self.messages.append(exogate.allocator, .{
             .peer = origin.room,
             .kind = if (self.known.isDirect(origin.room, origin.sender)) .direct else .group,
-            .sender = .{ .id = origin.sender, .is_self = false },
+            .sender = .{ .id = origin.sender },
             .text = said.text,
             .platform_id = origin.id,
             .thread = said.thread,

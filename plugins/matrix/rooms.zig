@@ -20,8 +20,8 @@ pub const Rooms = struct {
 
     /// What cannot be read is as nothing: the rooms count as groups then.
     pub fn read(state: []const u8) Failed!Rooms {
-        const line = std.mem.indexOfScalar(u8, state, '\n') orelse state.len;
-        return .{ .waiting = try entries(state[0..line]), .direct = try entries(state[@min(line + 1, state.len)..]) };
+        const line = std.mem.indexOfScalar(u8, state, '\n') orelse return .{ .waiting = .empty, .direct = .empty };
+        return .{ .waiting = try entries(state[0..line]), .direct = try entries(state[line + 1 ..]) };
     }
 
     pub fn written(self: Rooms) Failed![]const u8 {

@@ -95,7 +95,9 @@ fn messageOf(value: Object, message: Object, me: []const u8) Failed!?Message {
     const group = idOf(message.get("group_id"));
     const context = objectOf(message.get("context"));
     const shown = textOf(objectOf(value.get("metadata")).get("display_phone_number")) orelse "";
-    const text = try textIn(message, kind);
+    const said = try textIn(message, kind);
+    const name = try exogate.print("@{s}", .{shown});
+    const is_named = shown.len > 0 and std.mem.indexOf(u8, said, name) != null;
     const replied = textOf(context.get("from"));
     return .{
         .peer = group orelse sender,
@@ -105,11 +107,11 @@ fn messageOf(value: Object, message: Object, me: []const u8) Failed!?Message {
             .name = textOf(objectOf(contact.get("profile")).get("name")),
             .is_self = equal(number, shown) or equal(number, me),
         },
-        .text = text,
+        .text = if (is_named) withoutName(said, name) else said,
         .platform_id = id,
         .timestamp = textOf(message.get("timestamp")),
         .reply_to = idOf(context.get("id")),
-        .mentions_me = equal(replied, shown) or equal(replied, me) or try mentions(text, shown),
+        .mentions_me = equal(replied, shown) or equal(replied, me) or is_named,
         .attachments = try filesOf(message, kind),
     };
 }
@@ -126,27 +128,27 @@ fn idOf(value: ?exogate.Value) ?[]const u8 {
     return if (text.len > 0 and text.len <= 256) text else null;
 }
 
-/// In a group, `@` and our number.
-fn mentions(text: []const u8, shown: []const u8) Failed!bool {
-    if (shown.len == 0) return false;
-    return std.mem.indexOf(u8, text, try exogate.print("@{s}", .{shown})) != null;
+/// `@` and our number at the beginning is no part of what is said: `@15550783881 /help` is a command.
+fn withoutName(said: []const u8, name: []const u8) []const u8 {
+    const rest = std.mem.trimStart(u8, said, " ");
+    const text = if (std.mem.startsWith(u8, rest, name)) std.mem.trimStart(u8, rest[name.len..], " ") else said;
+    return if (text.len == 0) said else text;
 }
+
+const Form = enum { text, button, image, video, audio, document, sticker, interactive, location, contacts, other };
 
 fn textIn(message: Object, kind: []const u8) Failed![]const u8 {
     const part = objectOf(message.get(kind));
-    const is_one = struct {
-        fn of(given: []const u8, names: []const []const u8) bool {
-            for (names) |name| if (std.mem.eql(u8, given, name)) return true;
-            return false;
-        }
-    }.of;
-    if (is_one(kind, &.{"text"})) return textOf(part.get("body")) orelse "";
-    if (is_one(kind, &.{"button"})) return textOf(part.get("text")) orelse "";
-    if (is_one(kind, &media)) return textOf(part.get("caption")) orelse "";
-    if (is_one(kind, &.{"interactive"})) return chosen(part);
-    if (is_one(kind, &.{"location"})) return located(part);
-    if (is_one(kind, &.{"contacts"})) return listed(itemsOf(message.get("contacts")));
-    return exogate.print("[sent something of the kind {s}, which cannot be read here]", .{kind[0..@min(kind.len, 40)]});
+    const form = std.meta.stringToEnum(Form, kind) orelse .other;
+    return switch (form) {
+        .text => textOf(part.get("body")) orelse "",
+        .button => textOf(part.get("text")) orelse "",
+        .image, .video, .audio, .document, .sticker => textOf(part.get("caption")) orelse "",
+        .interactive => chosen(part),
+        .location => located(part),
+        .contacts => listed(itemsOf(message.get("contacts"))),
+        .other => exogate.print("[sent something of the kind {s}, which cannot be read here]", .{kind[0..@min(kind.len, 40)]}),
+    };
 }
 
 /// Of buttons, lists and forms: what was chosen or filled in.
@@ -178,12 +180,11 @@ fn listed(contacts: []const exogate.Value) Failed![]const u8 {
     return out.items;
 }
 
-const media = [_][]const u8{ "image", "video", "audio", "document", "sticker" };
-
 fn filesOf(message: Object, kind: []const u8) Failed![]const File {
-    for (media) |one| {
-        if (std.mem.eql(u8, kind, one)) break;
-    } else return &.{};
+    switch (std.meta.stringToEnum(Form, kind) orelse .other) {
+        .image, .video, .audio, .document, .sticker => {},
+        else => return &.{},
+    }
     const part = objectOf(message.get(kind));
     return exogate.allocator.dupe(File, &.{.{
         .url = textOf(part.get("url")),
