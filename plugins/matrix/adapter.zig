@@ -2,7 +2,7 @@
 const std = @import("std");
 const exogate = @import("exogate");
 const markdown = @import("markdown");
-const rooms = @import("rooms.zig");
+const rooms = @import("rooms");
 const values = @import("values");
 
 const Object = exogate.Object;
@@ -24,7 +24,7 @@ pub const describe =
     \\ "outbound": {"secrets": ["as_token"], "message_id": "event_id", "error": "errcode",
     \\              "retry_errors": ["M_LIMIT_EXCEEDED"], "idempotency": true,
     \\              "edits": true, "edit_every_s": 2.0, "edit_every_s_group": 5.0, "typing_every_s": 20.0},
-    \\ "limits": {"text": 16000, "unit": "bytes"},
+    \\ "limits": {"text": 12000, "unit": "bytes"},
     \\ "secrets": ["as_token"],
     \\ "needs": ["user_id", "api_base"]}
 ;

@@ -30,7 +30,7 @@ pub const describe =
     \\                      {"scope": "account", "count": 80, "per_s": 1.0}]},
     \\ "secrets": ["access_token", "verify_token"],
     \\ "needs": ["phone_number_id"],
-    \\ "api_base": "https://graph.facebook.com/v25.0"}
+    \\ "api_base": "https://graph.facebook.com/v26.0"}
 ;
 
 comptime {
