@@ -28,6 +28,8 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "fetch": (),
     "telegram": ("http:api.telegram.org",),
     "webhook": (),
+    "whatsapp": ("http:graph.facebook.com",),
+    "matrix": (),
 }
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
