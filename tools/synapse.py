@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -118,7 +118,8 @@ def listening(host: Host) -> Iterator[None]:
             self.send_response(status)
             self.send_header("content-length", str(len(answer)))
             self.end_headers()
-            self.wfile.write(answer.encode())
+            with suppress(BrokenPipeError):  # the homeserver ended
+                self.wfile.write(answer.encode())
 
         def log_message(self, *_: object) -> None:
             """Nothing: what counts is checked."""

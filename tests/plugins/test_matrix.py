@@ -118,7 +118,13 @@ def test_as_many_direct_chats_as_a_state_holds_are_known(matrix: Guest) -> None:
 @settings(deadline=None, max_examples=200)
 @given(text=st.text("ab <>&\"'*_~`[](){}#-\n|\\=:/hréé!", max_size=120))
 def test_only_markup_of_ours_goes_out(matrix: Guest, text: str) -> None:
-    asked = {"do": "send", "peer": ROOM, "key": "k", "text": text, "api_base": "https://m.example"}
+    asked: Json = {
+        "do": "send",
+        "peer": ROOM,
+        "key": "k",
+        "text": text,
+        "api_base": "https://m.example",
+    }
     asked |= {"config": CONFIG, "answer": {}, "is_group": False}
 
     did, answer = matrix.run({"call": {"export": "format-outgoing", "input": asked}})
