@@ -247,9 +247,22 @@ def _wait(cli: list[str], process: subprocess.Popen[bytes]) -> None:
         sleep(0.5)
 
 
+def _verified() -> None:
+    url = f"http://127.0.0.1:{GATEWAY}/webhooks/matrix/_matrix/app/v1/transactions/0"
+    given: tuple[dict[str, str], ...] = (
+        {},
+        {"authorization": "Bearer other"},
+        {"authorization": f"Bearer {HS_TOKEN}"},
+    )
+    answers = [ask("PUT", url, {"events": []}, headers) for headers in given]
+    check([status for status, _ in answers] == [401, 403, 200], "only the homeserver is believed")
+    check(answers[-1][1] == {}, "and answered as it wants to be")
+
+
 def whole(synapse: Homeserver, folder: Path) -> None:
     ada = synapse.person("ada")
     with gateway(folder) as cli:
+        _verified()
         room = ada.room(BOT, is_direct=True)
         told = ada.answer(room, "pair approve")["content"]["body"]
         code = re.search(r"\b[A-Z2-9]{4}-[A-Z2-9]{4}\b", told)
