@@ -30,6 +30,8 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "webhook": (),
     "slack": ("http:slack.com", "http:wss-primary.slack.com", "http:wss-backup.slack.com"),
     "discord": ("http:discord.com", "http:gateway.discord.gg", "host_function:clock"),
+    "whatsapp": ("http:graph.facebook.com",),
+    "matrix": (),
 }
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
