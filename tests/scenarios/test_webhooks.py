@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from tests.fakes.client import HttpAnswer, connected, http
-from tests.fakes.doorkeeper import FakeDoor
 from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import ModelServer, Reply, scripted_server
 
@@ -23,6 +22,7 @@ name = "relay"
 path = "{ADAPTER}"
 [channels.family]
 plugin = "relay"
+dm_policy = "open"
 secrets.webhook_secret = "{SECRET}"
 [channels.blank]
 plugin = "relay"
@@ -50,7 +50,6 @@ async def opened(folder: Path) -> AsyncIterator[tuple[Site, ModelServer]]:
         scripted_server(lambda asked: Reply("Hello.")) as model,
         running(Setup(model.url, rest=REST), folder) as site,
     ):
-        site.rooms.channels.intake.doorkeeper = FakeDoor()
         yield site, model
 
 
@@ -74,39 +73,6 @@ async def test_a_call_that_is_genuine_becomes_a_turn(tmp_path: Path) -> None:
         assert [one["session_key"] for one in page["sessions"]] == ["main:family:default:ann"]
         assert (answer.status, answer.body) == (200, b"")
         assert asked.last_text == "What is the time?"
-
-
-async def test_ten_copies_at_once_are_one_turn(tmp_path: Path) -> None:
-    body = said("hi")
-    statuses: list[int] = []
-
-    async with opened(tmp_path) as (site, model):
-
-        async def call() -> None:
-            statuses.append((await post(site, body, signed(body))).status)
-
-        async with anyio.create_task_group() as group:
-            for _ in range(10):
-                group.start_soon(call)
-        await site.rooms.lanes.rest()
-
-        assert statuses == [200] * 10
-        assert len(model.requests) == 1
-
-
-async def test_a_call_sent_again_after_a_restart_is_no_second_turn(tmp_path: Path) -> None:
-    body = said("hi")
-    async with opened(tmp_path) as (site, model):
-        await post(site, body, signed(body))
-        await site.rooms.lanes.rest()
-        assert len(model.requests) == 1
-
-    async with opened(tmp_path) as (site, model):
-        answer = await post(site, body, signed(body))
-        await site.rooms.lanes.rest()
-
-        assert answer.status == 200
-        assert model.requests == []
 
 
 async def test_whoever_signs_nothing_or_with_something_else_gets_no_further(tmp_path: Path) -> None:
