@@ -22,7 +22,7 @@ from gateway.app.agents import (
     usual_agent,
 )
 from gateway.app.authority import note_start
-from gateway.app.channels import ChannelRoom
+from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
 from gateway.app.deliveries import delivering
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
@@ -34,10 +34,7 @@ from gateway.app.rules import Rulebook
 from gateway.app.sweeping import sweep
 from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
-from gateway.channels.doorkeeping import Doorman
-from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
-from gateway.channels.webhooks import WebhookDoor
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -302,15 +299,13 @@ class Parts:
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     agents = {agent.id: agent for agent in config.agents}
-    episodes = Episodes(parts.stores.transcript)
-    runs = LiveRuns(to_json)
+    episodes, runs = Episodes(parts.stores.transcript), LiveRuns(to_json)
     bus = parts.bus
-    settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
-    vaults = vaults_of(config, parts.gate, parts.stores.plugins)
-    memory = memory_of(parts.stores, around, vaults)
+    memory = memory_of(parts.stores, around, vaults_of(config, parts.gate, parts.stores.plugins))
     names = frozenset(one.name for one in config.channels)
+    settings = SettingsBook(parts.stores.settings, to_json, from_json)
     means = memory.told_by(_means(parts, agents, episodes, settings, names))
     router = Router(
         tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
@@ -341,6 +336,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         clock=parts.clock,
         upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note, memory.forget),
     )
+    commands = chat_commands(config, parts.stores, front, memory, parts.pairing)
     return Gateway(
         config=config,
         version=parts.version,
@@ -358,18 +354,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
         memory=memory,
-        channels=_channels(config, parts, front, memory),
+        channels=channel_room(parts.stores, front.reception, bus, parts.pairing, commands),
         pairing=parts.pairing,
     )
-
-
-def _channels(config: GatewayConfig, parts: Parts, front: Front, memory: Memory) -> ChannelRoom:
-    memos, clock, book = parts.stores.channel_memos, parts.clock, parts.pairing
-    commands = chat_commands(config, parts.stores, front, memory, book)
-    kept = (parts.stores.channel_events, memos, clock, lambda: None)
-    intake = Intake(front.reception.accept, *kept, Doorman(book), commands)
-    door = WebhookDoor(parts.stores.audit, clock)
-    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, parts.bus, clock), door)
 
 
 def _means(

@@ -3,20 +3,26 @@
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 
+from gateway.app.telling import tell_of_gateway
+from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
+from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
 from gateway.channels.translating import WayIn
 from gateway.channels.verification import secret_of
 from gateway.channels.webhooks import WebhookDoor, address
+from gateway.control.bus import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
-from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus
+from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Commands
 from gateway.domain.errors import ChannelRefused
 from gateway.domain.plugins import PluginInfo
-from gateway.domain.ports import Clock, Leave
+from gateway.domain.ports import Clock, Leave, Stores
 from gateway.sessions.deliveries import Deliveries
+from gateway.sessions.reception import Reception
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +100,17 @@ class ChannelRoom:
             self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
         leave = Leave(adapter.plugin.origins, channel.secrets)
         self.open.append(OpenChannel(way_in, transport, health, leave))
+
+
+def channel_room(
+    stores: Stores, reception: Reception, bus: Bus, book: PairingBook, commands: Commands
+) -> ChannelRoom:
+    """Empty; what is to be delivered waits for somebody who delivers."""
+    memos, clock = stores.channel_memos, reception.clock
+    kept = (stores.channel_events, memos, clock, lambda: None)
+    intake = Intake(reception.accept, *kept, Doorman(book), commands)
+    door = WebhookDoor(stores.audit, clock)
+    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, bus, clock), door)
 
 
 def _adapter(

@@ -15,16 +15,16 @@ pub const describe =
     \\ "description": "Takes signed calls of programs and of GitHub.",
     \\ "transports": [{"type": "webhook"}],
     \\ "verify": [
-    \\  {"when": {"scheme": "standard"}, "type": "hmac_sha256", "secret": "signing_secret", "secret_form": "whsec",
+    \\  {"when": {"scheme": "standard"}, "type": "hmac_sha256", "secret": "secret", "secret_form": "whsec",
     \\   "header": "webhook-signature", "prefix": "v1,", "encoding": "base64", "several": true,
     \\   "id_header": "webhook-id", "timestamp_header": "webhook-timestamp", "signs": "{id}.{timestamp}.{body}"},
-    \\  {"when": {"scheme": "hmac"}, "type": "hmac_sha256", "secret": "signing_secret",
+    \\  {"when": {"scheme": "hmac"}, "type": "hmac_sha256", "secret": "secret",
     \\   "header": "x-signature-256", "prefix": "sha256="},
-    \\  {"when": {"scheme": "github"}, "type": "hmac_sha256", "secret": "signing_secret",
+    \\  {"when": {"scheme": "github"}, "type": "hmac_sha256", "secret": "secret",
     \\   "header": "x-hub-signature-256", "prefix": "sha256="}],
     \\ "outbound": {"secrets": ["reply_token"], "idempotency": true},
     \\ "limits": {"text": 100000},
-    \\ "secrets": ["signing_secret"], "needs": ["scheme"]}
+    \\ "secrets": ["secret"], "needs": ["scheme"]}
 ;
 
 comptime {

@@ -24,11 +24,13 @@ def test_the_configurations_of_a_page_load(tmp_path: Path, path: Path) -> None:
     names = re.findall(r"\$\{env:(\w+)\}", page)
     environment = dict.fromkeys(names, "hunter2-hunter2")
 
+    granted: set[str] = set()
     for number, text in enumerate(configurations(page)):
         file = tmp_path / f"{number}.toml"
         file.write_text(f"[agent]\n{text}", encoding="utf-8")
         config = load(file, environment=environment, home=tmp_path, cwd=tmp_path, known=known())
 
         assert config.channels[0].plugin == path.stem
-        granted = {str(one) for one in config.plugins[0].capabilities}
-        assert set(known().bundled[path.stem].needs) <= granted
+        granted |= {str(one) for one in config.plugins[0].capabilities}
+
+    assert set(known().bundled[path.stem].needs) <= granted
