@@ -86,7 +86,6 @@ from gateway.web.settings import WebSettings
 log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 5.0
-SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 
 @dataclass(slots=True)
@@ -213,8 +212,7 @@ class Gateway:
             await self.lanes.rest()
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
-        with anyio.move_on_after(SENDING_S):
-            await self.channels.drain()
+        await self.channels.drain()
         self.front.live.abandon_all()
 
 
@@ -239,26 +237,24 @@ async def assembled(
         await meter.settle_lost()
         model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, config.agents)
-        templates = template_paths(config.agents)
-        souls = Souls(FileTexts(clock), paths, clock=clock, templates=templates)
+        souls = Souls(FileTexts(clock), paths, clock=clock, templates=template_paths(config.agents))
         await souls.load()
         bus = Bus()
-        plans, decisions = await _judged_plans(config, clock, bus)
+        plans, decisions = await _plans(config, clock, bus)
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         tools = (memory_tool(stores, config.agents, clock, ids), *plugins.tools)
         gate = ToolGate(tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
-        rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)
         book = pairing_book(stores, bus, clock, ids)
-        parts = Parts(*opened, model, plugins, gate, rules, meter, book)
+        parts = Parts(*opened, model, plugins, gate, Rulebook(config, clock), meter, book)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
         sent = delivering(rooms.channels, config.channels, stores.outbox, rooms.front, bus)
         await stack.enter_async_context(sent)
         await rooms.memory.keeper.resume()
-        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
+        followed = (souls.keep_fresh, plans.keep_fresh, rooms.rules.keep_fresh)
         aging = partial(sweep, config, stores, clock)
         for task in (*followed, aging, rooms.watch_store, rooms.memory.indexer.run):
             group.start_soon(task)
@@ -268,9 +264,7 @@ async def assembled(
             group.cancel_scope.cancel()
 
 
-async def _judged_plans(
-    config: GatewayConfig, clock: Clock, bus: Bus
-) -> tuple[Plans, DecisionTrees]:
+async def _plans(config: GatewayConfig, clock: Clock, bus: Bus) -> tuple[Plans, DecisionTrees]:
     """The agents' trees, and the policies that they and their agents name."""
     policies = {agent.decision for agent in config.agents}
     decisions = await to_thread.run_sync(decision_trees, policies)
@@ -304,7 +298,6 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     agents = {agent.id: agent for agent in config.agents}
     episodes = Episodes(parts.stores.transcript)
     runs = LiveRuns(to_json)
-    bus = parts.bus
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     lanes = Lanes(group, width=config.queue.max_running)
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
@@ -353,7 +346,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         settings=settings,
         gate=parts.gate,
         plugins=parts.plugins,
-        bus=bus,
+        bus=parts.bus,
         rules=parts.rules,
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
