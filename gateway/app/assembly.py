@@ -83,7 +83,6 @@ from gateway.web.settings import WebSettings
 log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 5.0
-SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 
 @dataclass(slots=True)
@@ -210,8 +209,7 @@ class Gateway:
             await self.lanes.rest()
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
-        with anyio.move_on_after(SENDING_S):
-            await self.channels.drain()
+        await self.channels.drain()
         self.front.live.abandon_all()
 
 

@@ -26,6 +26,8 @@ from gateway.sessions.reception import Reception
 
 log = logging.getLogger(__name__)
 
+SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
+
 Transport = Webhook | Poll | Socket
 
 
@@ -78,7 +80,8 @@ class ChannelRoom:
     async def drain(self) -> None:
         """What is on its way to a platform gets there; nothing else is begun."""
         if self.deliveries is not None:
-            await self.deliveries.drain()
+            with anyio.move_on_after(SENDING_S):
+                await self.deliveries.drain()
 
     def hang_up(self) -> None:
         """Its lines are closed so that their sessions can be resumed, and not opened again."""

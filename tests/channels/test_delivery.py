@@ -19,10 +19,10 @@ from gateway.domain.outbox import Delivery, DeliveryState, Receipt
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Ask, Fetched, HttpFailed
 from gateway.domain.secrets import Secret
-from tests.fakes.adapters import FakeAdapter, Reply, keyed, posts
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
+from tests.fakes.writer import Reply, WritingAdapter, keyed, posts
 
 CHANNEL = ChannelDef("chat", "fake", account="bot")
 OK = Fetched(200, (), b'{"id":"m1"}')
@@ -38,7 +38,7 @@ class Stage:
     def __init__(
         self,
         *said: Said,
-        adapter: FakeAdapter | None = None,
+        adapter: WritingAdapter | None = None,
         channel: ChannelDef = CHANNEL,
         draft: Draft | None = None,
     ) -> None:
@@ -47,7 +47,7 @@ class Stage:
 
         script = list(said) or [OK]
         self.fetch = FakeFetch(lambda _: script.pop(0) if len(script) > 1 else script[0])
-        self.adapter = adapter or FakeAdapter()
+        self.adapter = adapter or WritingAdapter()
         self.clock = FakeClock()
         post = Post(channel, self.adapter, self.fetch, self.clock)
         self.health = Health(channel, "poll", self.clock, lambda type_, payload: None)
@@ -106,7 +106,7 @@ async def test_only_secrets_that_are_meant_for_requests_are_filled_in() -> None:
 
 
 async def test_a_long_answer_leaves_in_parts_each_marked_before_it_goes() -> None:
-    adapter = FakeAdapter(more={"limits": TextLimits(text=10)})
+    adapter = WritingAdapter(more={"limits": TextLimits(text=10)})
     stage = Stage(adapter=adapter)
 
     receipt = await stage.deliver(a_delivery("one two three four", whence=Whence("p", None, "m0")))
@@ -118,7 +118,7 @@ async def test_a_long_answer_leaves_in_parts_each_marked_before_it_goes() -> Non
 
 
 async def test_parts_that_have_arrived_are_not_sent_again() -> None:
-    stage = Stage(adapter=FakeAdapter(more={"limits": TextLimits(text=10)}))
+    stage = Stage(adapter=WritingAdapter(more={"limits": TextLimits(text=10)}))
 
     await stage.deliver(a_delivery("one two three four", arrived=8))
 
@@ -172,7 +172,7 @@ async def test_every_outcome_of_a_request_leads_to_its_state(
     why: str,
 ) -> None:
     channel = replace(CHANNEL, on_unknown_send=on_unknown)
-    stage = Stage(said, adapter=FakeAdapter(formats), channel=channel)
+    stage = Stage(said, adapter=WritingAdapter(formats), channel=channel)
 
     receipt = await stage.deliver(a_delivery())
 
@@ -193,7 +193,7 @@ def test_after_a_kill_a_key_or_the_operator_decides(
     outbound: Outbound, on_unknown: OnUnknown, state: DeliveryState, why: str
 ) -> None:
     channel = replace(CHANNEL, on_unknown_send=on_unknown)
-    stage = Stage(adapter=FakeAdapter(outbound=outbound), channel=channel)
+    stage = Stage(adapter=WritingAdapter(outbound=outbound), channel=channel)
 
     receipt = stage.courier.unsure()
 
@@ -227,7 +227,7 @@ async def test_a_channel_fails_by_what_is_wrong_with_it_and_not_with_one_peer(
 
 
 async def test_what_goes_out_again_carries_the_same_key_and_another_part_another_one() -> None:
-    adapter = FakeAdapter(keyed, more={"limits": TextLimits(text=10)})
+    adapter = WritingAdapter(keyed, more={"limits": TextLimits(text=10)})
     stage = Stage(adapter=adapter)
 
     for _ in range(2):
@@ -247,8 +247,8 @@ async def test_a_room_that_moved_is_followed_once() -> None:
     outbound = Outbound(moved_to="to")
     moved = Fetched(400, (), b'{"to":-100}')
     followed, lost = (
-        Stage(moved, OK, adapter=FakeAdapter(outbound=outbound)),
-        Stage(moved, adapter=FakeAdapter(outbound=outbound)),
+        Stage(moved, OK, adapter=WritingAdapter(outbound=outbound)),
+        Stage(moved, adapter=WritingAdapter(outbound=outbound)),
     )
 
     assert (await followed.deliver(a_delivery())).state == "sent"
@@ -261,7 +261,7 @@ async def test_a_text_that_the_adapter_finds_too_long_is_cut_smaller_a_few_times
         return lambda reply: {"too_long": True} if len(reply["text"]) > most else posts(reply)
 
     text = "word " * 40
-    fine, never = Stage(adapter=FakeAdapter(picky(300))), Stage(adapter=FakeAdapter(picky(0)))
+    fine, never = Stage(adapter=WritingAdapter(picky(300))), Stage(adapter=WritingAdapter(picky(0)))
     fine.adapter.more = never.adapter.more = {"limits": TextLimits(text=1_000)}
 
     assert (await fine.deliver(a_delivery(text * 3))).state == "sent"
@@ -277,15 +277,15 @@ async def test_an_adapter_that_fails_makes_a_dead_letter() -> None:
     def fails(_: Reply) -> object:
         raise AdapterFailed("out of fuel")
 
-    assert await Stage(adapter=FakeAdapter(fails)).deliver(a_delivery()) == Receipt(
+    assert await Stage(adapter=WritingAdapter(fails)).deliver(a_delivery()) == Receipt(
         "failed", why="out of fuel"
     )
-    nonsense = await Stage(adapter=FakeAdapter(lambda _: {"requests": 7})).deliver(a_delivery())
+    nonsense = await Stage(adapter=WritingAdapter(lambda _: {"requests": 7})).deliver(a_delivery())
     assert nonsense.state == "failed"
 
 
 async def test_an_adapter_with_nothing_to_send_has_done_it() -> None:
-    stage = Stage(adapter=FakeAdapter(lambda _: {}))
+    stage = Stage(adapter=WritingAdapter(lambda _: {}))
 
     assert (await stage.deliver(a_delivery())).state == "sent"
     assert stage.marks == []
@@ -293,7 +293,7 @@ async def test_an_adapter_with_nothing_to_send_has_done_it() -> None:
 
 async def test_the_first_part_takes_the_place_of_the_draft_and_the_others_follow() -> None:
     stage = Stage(
-        adapter=FakeAdapter(more={"limits": TextLimits(text=10)}), draft=Draft("m7", "one")
+        adapter=WritingAdapter(more={"limits": TextLimits(text=10)}), draft=Draft("m7", "one")
     )
 
     await stage.deliver(replace(a_delivery("one two three four"), run_id=RunId("r1")))
@@ -321,7 +321,7 @@ async def test_a_draft_that_is_gone_keeps_no_answer_from_arriving() -> None:
 
 async def test_a_part_waits_for_its_rate_before_it_is_marked_as_being_sent() -> None:
     limits = TextLimits(text=10, rates=(Rate("peer", 1, 5.0),))
-    stage = Stage(adapter=FakeAdapter(more={"limits": limits}))
+    stage = Stage(adapter=WritingAdapter(more={"limits": limits}))
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(stage.deliver, a_delivery("one two three four"))
@@ -353,7 +353,7 @@ async def test_a_request_goes_out_as_the_adapter_wrote_it() -> None:
         request = {"url": "https://api.example/x", "method": "PUT", "headers": {"a": "b"}}
         return {"requests": [{**request, "body": "é"}]}
 
-    stage = Stage(adapter=FakeAdapter(formats))
+    stage = Stage(adapter=WritingAdapter(formats))
 
     await stage.deliver(a_delivery())
 

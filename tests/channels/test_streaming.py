@@ -15,10 +15,10 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.ports import Ask, Fetched, HttpFailed
 from gateway.sessions.runs import LiveRun, LiveRuns
-from tests.fakes.adapters import FakeAdapter, Reply, posts
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
+from tests.fakes.writer import Reply, WritingAdapter, posts
 from tests.sessions.stage import encode
 
 RUN = RunId("r1")
@@ -80,7 +80,7 @@ async def staged(
     run = runs.open(RUN, SessionKey(AgentId("a"), "chat", "bot"), NOON)
     run.start(1, NOON, 0.0)
     run.state = state
-    adapter = FakeAdapter(formats, outbound, {"limits": TextLimits(text=20)})
+    adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})
     post = Post(ChannelDef("chat", "fake"), adapter, fetch, clock)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:

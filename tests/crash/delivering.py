@@ -11,14 +11,13 @@ from gateway.domain.adapters import Outbound, TextLimits
 from gateway.domain.capabilities import parse_capability
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
-from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import open_guarded
 from gateway.sessions.deliveries import Deliveries
 from gateway.store.opening import open_store
-from tests.fakes.adapters import FakeAdapter, Reply
 from tests.fakes.store import an_ending, an_entry, session_key
+from tests.fakes.writer import Reply, WritingAdapter
 
 ANSWERS, PARTS, PEERS = 24, 3, 4
 OPEN = frozenset({"pending", "sending"})
@@ -29,17 +28,16 @@ def text_of(number: int) -> str:
     return " ".join(f"answer-{number:03}-part-{part}" for part in range(PARTS))
 
 
-class Platform(FakeAdapter):
+class Platform(WritingAdapter):
     def __init__(self, base: str, *, is_keyed: bool) -> None:
         outbound = Outbound(message_id="id", idempotency=is_keyed)
-        super().__init__(outbound=outbound, more={"limits": TextLimits(text=20)})
-        self._grant = parse_capability(f"http:{base}")
+        super().__init__(
+            outbound=outbound,
+            more={"limits": TextLimits(text=20)},
+            grant=parse_capability(f"http:{base}"),
+        )
         self.formats = self._format
         self._base, self._is_keyed = base, is_keyed
-
-    @property
-    def plugin(self) -> PluginDef:
-        return PluginDef("fake", Path("fake"), (self._grant,))
 
     def _format(self, reply: Reply) -> object:
         request = {"url": f"{self._base}/send/{reply['peer']}", "body": reply["text"]}

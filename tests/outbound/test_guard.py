@@ -140,6 +140,7 @@ async def test_a_name_that_nobody_knows_is_a_failure() -> None:
             failed = await failure(guard, get("https://wttr.in"), leave("wttr.in"))
 
     assert str(failed) == "https://wttr.in is not a name that can be resolved"
+    assert not failed.sent
 
 
 @pytest.mark.requirement("S-003-Plugin-10")
@@ -207,7 +208,7 @@ async def test_what_takes_longer_than_was_given_is_a_timeout(guard: Fetch, reply
             ask = replace(get(base(server)), timeout_s=0.05)
             failed = await failure(guard, ask, leave(base(server)))
 
-    assert failed.kind == "timeout"
+    assert (failed.kind, failed.sent) == ("timeout", True)
     assert str(failed) == f"{base(server)} gave no whole answer within 0.05 s"
 
 
@@ -547,6 +548,7 @@ async def test_a_refused_connection_is_a_failure(guard: Fetch) -> None:
         async with scripted_server([]) as server:
             url = base(server)
         failed = await failure(guard, get(url), leave(url))
+    assert not failed.sent
 
     assert failed.kind == "network"
     assert str(failed).startswith(f"{url} cannot be reached")

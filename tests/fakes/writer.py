@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.domain.adapters import CallRecipe, Description, Outbound, Poll
-from gateway.domain.capabilities import parse_capability
+from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import AdapterFailed
 from gateway.domain.plugins import PluginDef
 
@@ -27,17 +27,18 @@ def keyed(reply: Reply) -> object:
 
 
 @dataclass
-class FakeAdapter:
+class WritingAdapter:
     """`formats` may raise AdapterFailed, or give what is no answer."""
 
     formats: Callable[[Reply], object] = posts
     outbound: Outbound = Outbound(message_id="id", secrets=("token",))
     more: dict[str, Any] = field(default_factory=dict)
     replies: list[Reply] = field(default_factory=list)
+    grant: Capability = parse_capability("http:api.example")  # it never changes
 
     @property
     def plugin(self) -> PluginDef:
-        return PluginDef("fake", Path("fake"), (parse_capability("http:api.example"),))
+        return PluginDef("fake", Path("fake"), (self.grant,))
 
     @property
     def description(self) -> Description:

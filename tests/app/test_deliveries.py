@@ -1,0 +1,90 @@
+"""From an accepted message to the platform that asked: wired as the gateway wires it."""
+
+from collections.abc import Mapping
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+from gateway.app.channels import ChannelRoom, OpenChannel
+from gateway.app.deliveries import delivering
+from gateway.channels.crossing import write_whence
+from gateway.channels.intake import Intake
+from gateway.channels.progress import Health
+from gateway.channels.translating import WayIn
+from gateway.channels.webhooks import WebhookDoor
+from gateway.control.bus import Bus
+from gateway.domain.adapters import CallRecipe, Outbound, Poll
+from gateway.domain.bindings import Address
+from gateway.domain.capabilities import parse_capability
+from gateway.domain.channels import ChannelDef, Whence
+from gateway.domain.inbound import Inbound
+from gateway.domain.ports import Leave
+from tests.fakes.model import ScriptedModel, says
+from tests.fakes.store import open_memory
+from tests.fakes.writer import WritingAdapter
+from tests.sessions.stage import Stage, staged
+
+CHANNEL = ChannelDef("websocket", "fake")
+
+
+async def scrub(text: bytes) -> bytes:
+    return text
+
+
+def a_room(stage: Stage, adapter: WritingAdapter) -> tuple[ChannelRoom, Health]:
+    def tell(_type: str, _payload: Mapping[str, object]) -> None:
+        pass
+
+    stores, clock = stage.stores, stage.clock
+    memos, accept = stores.channel_memos, stage.front.reception.accept
+    intake = Intake(accept, stores.channel_events, memos, clock, lambda: None)
+    health = Health(CHANNEL, "poll", clock, tell)
+    way_in, poll = WayIn(CHANNEL, adapter, intake, scrub), Poll("poll", CallRecipe("http://x"))
+    room = ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock))
+    room.open.append(OpenChannel(way_in, poll, health, Leave(adapter.plugin.origins)))
+    return room, health
+
+
+async def test_an_answer_goes_to_the_platform_that_asked() -> None:
+    seen: list[str] = []
+    answered = anyio.Event()
+
+    async def platform(stream: SocketStream) -> None:
+        async with stream:
+            raw = b""
+            while b"\r\n\r\n" not in raw:
+                raw += await stream.receive()
+            seen.append(raw.split(b" HTTP")[0].decode())
+            await stream.send(b'HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\n{"id":"m"}')
+            if "/send/" in seen[-1]:
+                answered.set()
+
+    with anyio.fail_after(5):
+        async with (
+            open_memory() as stores,
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as group,
+            staged(ScriptedModel(says("ok")), stores, channels=frozenset({"websocket"})) as stage,
+        ):
+            group.start_soon(listener.serve, platform)
+            base = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+            adapter = WritingAdapter(
+                lambda reply: {"requests": [{"url": f"{base}/{reply['do']}/{reply['peer']}"}]},
+                Outbound(typing_every_s=5.0),
+                grant=parse_capability(f"http:{base}"),
+            )
+            room, health = a_room(stage, adapter)
+            async with delivering(room, [CHANNEL], stores.outbox, stage.front, Bus()):
+                whence = write_whence(Whence("room"))
+                address = Address("websocket", "default", "main")
+                await room.intake.accept(Inbound(address, "hi", whence=whence))
+                await stage.until_idle()
+                room.intake.nudge()
+                await answered.wait()
+                await room.drain()
+
+            group.cancel_scope.cancel()
+
+    assert [line.split()[1] for line in seen if "send" in line] == ["/send/room"]
+    assert room.delivered == {("websocket", "sent"): 1}
+    assert health.status.sending.count == 1
