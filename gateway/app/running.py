@@ -13,6 +13,7 @@ from gateway.app.assembly import Gateway, assembled
 from gateway.app.doors import web_settings
 from gateway.app.lines import keep_lines
 from gateway.config.values import GatewayConfig
+from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
 from gateway.host.garbage import settle
 from gateway.host.keyfile import make_key
@@ -32,6 +33,7 @@ class Running:
     url: str
     resumed: int
     plugins: Sequence[PluginInfo] = ()
+    channels: Sequence[ChannelStatus] = ()
 
 
 async def run(
@@ -79,5 +81,5 @@ async def _open_doors(
     group.start_soon(keep_lines, rooms.channels)
     rooms.health.starting = False
     settle()
-    ready(Running(rooms.config, url, resumed, rooms.plugins.infos))
+    ready(Running(rooms.config, url, resumed, rooms.plugins.infos, rooms.channels.statuses()))
     return server

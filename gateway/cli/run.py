@@ -9,6 +9,7 @@ import click
 from gateway.app import running as app
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.config.values import GatewayConfig
+from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
@@ -52,6 +53,7 @@ def banner(running: app.Running) -> list[str]:
         f"  HTTP API   {running.url}/api/chat",
         f"  Data       {config.gateway.data_dir}   ({_store(config)})",
         *(f"  Agent      {line}" for line in _agents(config)),
+        *(f"  Channels   {line}" for line in _channels(running.channels)),
         *(f"  Plugins    {line}" for line in _plugins(running.plugins)),
     ]
     daily = config.budgets.daily.tokens
@@ -91,6 +93,13 @@ def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
         names = ", ".join(plugin.name for plugin in refused)
         lines.append(f"refused: {names}   (exogate plugin list says why)")
     return lines
+
+
+def _channels(channels: Sequence[ChannelStatus]) -> list[str]:
+    """Those that are opened, and those that cannot be."""
+    opened = ", ".join(one.name for one in channels if one.state != "refused")
+    refused = [f"refused: {one.name}: {one.why}" for one in channels if one.state == "refused"]
+    return [opened, *refused] if opened else refused
 
 
 def _agents(config: GatewayConfig) -> list[str]:

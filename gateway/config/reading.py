@@ -1,6 +1,6 @@
 """The thorough way: a document, the environment and the command line become one configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -177,19 +177,27 @@ class _Reading:
 
 
 def _add_usual_agent(content: dict[str, Any], around: Surroundings, report: Report) -> Choice:
-    """The agent of a configuration without any: it has the usual plugins and all of the file."""
+    """The agent of a configuration without any: it has the usual plugins and all of the file that
+    are no channel's."""
     choice = usual_choice(around.environment, around.known)
     if "agent" not in content and "agents" not in content:
         _add_usual_plugins(content, around.known)
         add_usual_budget(content, choice)
         names = _plugin_names(content).items()
-        tools = [name for name, is_enabled in names if name and is_enabled]
+        taken = _adapters(content)
+        tools = [name for name, is_enabled in names if name and is_enabled and name not in taken]
         content["agent"] = {"id": choice.agent_id, "tools": tools}
         if choice.others:
             message = f"{choice.variable} is used; set as well: {', '.join(choice.others)}"
             fix = "choose with [agent] provider"
             report.note("several-keys", ("agent", "provider"), message, fix)
     return choice
+
+
+def _adapters(content: Mapping[str, Any]) -> Collection[object]:
+    channels = content.get("channels", {})
+    tables = channels.values() if isinstance(channels, dict) else ()
+    return [one.get("plugin") for one in tables if isinstance(one, dict)]
 
 
 def _add_usual_plugins(content: dict[str, Any], known: Known) -> None:

@@ -10,8 +10,8 @@ class Unauthorized(GatewayError):
 
     code = "unauthorized"
 
-    def __init__(self) -> None:
-        super().__init__("a valid bearer token is required")
+    def __init__(self, message: str = "a valid bearer token is required") -> None:
+        super().__init__(message)
 
 
 class TooManyFailures(GatewayError):

@@ -15,7 +15,7 @@ from gateway.web.responses import error_response
 PREFIX = b"/webhooks/"
 MOST_BYTES_AT_ONCE = 128 * 1024 * 1024  # of bodies that nobody has vouched for yet
 
-_TOLD = {401: Unauthorized, 403: Forbidden, 404: NotHere}
+_UNPROVED = "the call does not prove that it comes from the platform of this channel"
 
 
 @dataclass(slots=True)
@@ -95,8 +95,12 @@ def _response(answer: WebhookAnswer, limit: int) -> Response:
         return error_response(BodyTooLarge(limit))
     if answer.status == 503:
         return error_response(Busy("nothing was accepted", float(headers.get("retry-after", 1))))
-    told = _TOLD.get(answer.status)
-    return error_response(told()) if told else _internal(answer)
+    if answer.status == 404:
+        return error_response(NotHere())
+    if answer.status in {401, 403}:
+        unproved = Unauthorized if answer.status == 401 else Forbidden
+        return error_response(unproved(_UNPROVED))
+    return _internal(answer)
 
 
 def _internal(answer: WebhookAnswer) -> Response:

@@ -63,6 +63,35 @@ def test_the_banner_of_a_start_without_agents_tells_the_daily_budget(tmp_path: P
     assert len(banner.splitlines()) <= 14
 
 
+def test_the_banner_tells_channels_apart_from_tools_and_why_one_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f"""
+        gateway.data_dir = '{tmp_path}/data'
+        [[plugins]]
+        name = "webhook"
+        path = "bundled:webhook"
+        [channels.ci]
+        plugin = "webhook"
+        config.scheme = "github"
+        secrets.secret = "hunter2-hunter2"
+        [channels.bare]
+        plugin = "webhook"
+        config.scheme = "github"
+        """,
+        encoding="utf-8",
+    )
+
+    gateway = spawn(config)
+    assert anyio.run(gateway.ready)
+    end(gateway)
+    banner = gateway.output.read_text(encoding="utf-8")
+
+    assert "  Channels   ci\n" in banner
+    assert "refused: bare: secret 'secret' is missing" in banner
+    assert "tools echo, calc, time, notes" in banner
+
+
 def test_a_soul_that_is_missing_is_one_sentence(alone: Shell) -> None:
     text = alone.config.read_text(encoding="utf-8").replace(
         'id = "demo"', 'id = "demo"\nsoul_path = "nowhere.md"'
