@@ -139,6 +139,7 @@ class Gateway:
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
             *PairMethods(self.pairing).all(),
+            *self.channels.methods(self.stores),
             *memory_methods(
                 self.memory, self.stores, self.config.agents, self.ids, self.front.upkeep
             ).all(),
@@ -159,6 +160,7 @@ class Gateway:
                 account=self.plugins.account,
                 budget=spending.periods,
                 backlog=self.memory.backlog,
+                channels=self.channels.statuses,
             ).all(),
         )
         chat = ChatApi(self.front, to_json, from_json, self.ids)
@@ -169,8 +171,7 @@ class Gateway:
             spending.everything,
             self.health.reasons,
             self.version,
-            self.stores.dead_letters,
-            self.channels.delivered,
+            self.channels.figures(self.stores.dead_letters),
         ).routes()
         is_told = self.config.observability.metrics
         erasing = ConversationsApi(self.front).routes()

@@ -19,10 +19,14 @@ from gateway.control.bus import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
 from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Commands
 from gateway.domain.errors import ChannelRefused
+from gateway.domain.outbox import DeadLetters
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Clock, Leave, Stores
 from gateway.sessions.deliveries import Deliveries
 from gateway.sessions.reception import Reception
+from gateway.web.methods.channels import ChannelMethods
+from gateway.web.metrics import ChannelFigures
+from gateway.web.rpc import Method
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +77,13 @@ class ChannelRoom:
                 extra = {"channel": channel.name, "why": error.problem}
                 log.warning("a channel is refused", extra=extra)
 
-    @property
-    def delivered(self) -> Mapping[tuple[str, str], int]:
-        return {} if self.deliveries is None else self.deliveries.counts
+    def methods(self, stores: Stores) -> Sequence[Method]:
+        kept = (stores.dead_letters, stores.channel_events)
+        return ChannelMethods(self.statuses, *kept, lambda: self.intake.nudge(), self.clock).all()
+
+    def figures(self, letters: DeadLetters) -> ChannelFigures:
+        intake, delivered = self.intake, self.deliveries.counts if self.deliveries else {}
+        return ChannelFigures(self.statuses, letters, intake.counts, intake.ignored, delivered)
 
     async def drain(self) -> None:
         """What is on its way to a platform gets there; nothing else is begun."""

@@ -28,11 +28,16 @@ def status(context: CliContext) -> None:
         click.echo(f"  Store      {shown['store']['url']}")
         click.echo(f"  Agents     {', '.join(shown['agents'])}")
         click.echo(f"  Plugins    {', '.join(map(_plugin, shown['plugins'])) or 'none'}")
+        click.echo(f"  Channels   {', '.join(map(_channel, shown['channels'])) or 'none'}")
         click.echo(f"  Sessions   {shown['sessions']}")
         click.echo(f"  Messages   {shown['running']} at work, {shown['pending']} not ended")
         click.echo(f"  Memory     {shown['memory']['backlog']} sessions to look at for facts")
     if not shown["ready"]:
         sys.exit(FAILED)
+
+
+def _channel(one: Mapping[str, str]) -> str:
+    return one["name"] if one["state"] == "connected" else f"{one['name']} ({one['state']})"
 
 
 def _plugin(one: Mapping[str, str]) -> str:

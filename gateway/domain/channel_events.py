@@ -39,6 +39,10 @@ class ChannelEvents(Protocol):
         StoreUnavailable."""
         ...
 
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+        """What no adapter could read, newest first."""
+        ...
+
     async def forget(self, *, before: datetime, limit: int) -> int:
         """Those that no platform sends again; gives how many."""
         ...

@@ -13,6 +13,7 @@ OnUnknown = Literal["resend", "hold"]
 Scrub = Callable[[bytes], Awaitable[bytes]]  # puts names in place of a channel's secrets
 ChannelState = Literal["starting", "connected", "failing", "refused", "stopped"]
 Direction = Literal["in", "out"]
+DIRECTIONS: tuple[Direction, ...] = ("in", "out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,3 +191,7 @@ class ChannelStatus:
     receiving: Progress = Progress()
     sending: Progress = Progress()
     refused: Mapping[str, int] = field(default_factory=dict)  # by reason, since the start
+
+    def is_up(self, direction: Direction) -> bool:
+        way = self.receiving if direction == "in" else self.sending
+        return self.state in {"connected", "failing"} and way.failing_since is None

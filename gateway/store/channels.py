@@ -12,7 +12,7 @@ from gateway.domain.inbox import NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery, require_delivery
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
-from gateway.store.rows import require_text, to_micros
+from gateway.store.rows import require_text, to_micros, to_time
 from gateway.store.writer import Writer
 
 
@@ -39,6 +39,9 @@ class SqliteChannels:
         require_heard(heard, deliveries, memos)
         hear = partial(_hear, heard, deliveries, memos)
         return await self._writer.write(hear, durable=True)
+
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+        return await self._readers.read(partial(_unread, channel, limit))
 
     async def forget(self, *, before: datetime, limit: int) -> int:
         forget = partial(_forget, to_micros(before), max(0, limit))
@@ -104,6 +107,13 @@ def _hear(
     return True
 
 
+def _unread(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[Heard]:
+    return [
+        Heard(name, account, id_, "unreadable", to_time(at), detail)
+        for name, account, id_, at, detail in db.execute(_UNREAD, (channel, channel, limit))
+    ]
+
+
 def _forget(before: int, limit: int, pen: Pen) -> int:
     return pen.db.execute(_FORGET, (before, limit)).rowcount
 
@@ -119,6 +129,10 @@ _IS_DELIVERY = "SELECT 1 FROM delivery WHERE delivery_id = ?"
 _HEAR = """
 INSERT INTO channel_heard (platform_id, channel, account, at, outcome, detail)
 VALUES (?, ?, ?, ?, ?, ?)
+"""
+_UNREAD = """
+SELECT channel, account, platform_id, at, detail FROM channel_heard
+WHERE outcome = 'unreadable' AND (? IS NULL OR channel = ?) ORDER BY at DESC LIMIT ?
 """
 _FORGET = """
 DELETE FROM channel_heard WHERE (platform_id, channel, account) IN (

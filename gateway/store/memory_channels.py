@@ -46,6 +46,15 @@ class MemoryChannels:
                 self._shelf.add_delivery(new, heard.at)
         return True
 
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+        await self._shelf.ready()
+        mine = [
+            one
+            for one in self._shelf.told.values()
+            if one.outcome == "unreadable" and channel in {None, one.channel}
+        ]
+        return sorted(mine, key=lambda one: one.at, reverse=True)[:limit]
+
     async def forget(self, *, before: datetime, limit: int) -> int:
         await self._shelf.ready()
         old = sorted(

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from gateway.domain.accounts import Spending
 from gateway.domain.budgets import NANO
+from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.outbox import DeadLetters
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
@@ -37,8 +38,7 @@ class Metrics:
     budgets: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]  # rows as in budget.status
     ready: Ready
     version: str
-    letters: DeadLetters
-    delivered: Mapping[tuple[str, str], int]  # since the start, by channel and what became of it
+    channels: "ChannelFigures"
 
     def routes(self) -> Sequence[BaseRoute]:
         return (Route("/metrics", self.told, methods=["GET"]),)
@@ -73,9 +73,37 @@ class Metrics:
             _family("model_cost_usd_total", "counter", "Of calls with a known price.", costs),
             *(_family(f"budget_{name}", "gauge", said, _of(rows, name)) for name, said in BUDGET),
             _family("budget_refusals_total", "counter", "Since the start.", refusals),
-            *await self.deliveries(),
+            *self.channels.traffic(),
+            *await self.channels.deliveries(),
         )
         return "".join(families)
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelFigures:
+    """The counts are since the start, by channel and another word."""
+
+    statuses: Callable[[], Sequence[ChannelStatus]]
+    letters: DeadLetters
+    taken: Mapping[tuple[str, str], int]  # by what became of a message
+    ignored: Mapping[tuple[str, str], int]  # by why
+    delivered: Mapping[tuple[str, str], int]  # by what became of an attempt
+
+    def traffic(self) -> Sequence[str]:
+        statuses = self.statuses()
+        ups = [
+            ({"channel": one.name, "direction": direction}, int(one.is_up(direction)))
+            for one in statuses
+            for direction in DIRECTIONS
+        ]
+        refused = Counter(self.ignored)
+        for one in statuses:
+            refused.update({(one.name, why): count for why, count in one.refused.items()})
+        return (
+            _family("channel_up", "gauge", "Whether it works in that direction.", ups),
+            _family("channel_messages_total", "counter", "Received.", _by(self.taken, "outcome")),
+            _family("channel_refused_total", "counter", "Not let in.", _by(refused, "why")),
+        )
 
     async def deliveries(self) -> Sequence[str]:
         tally = sorted((await self.letters.tally()).items())
@@ -86,10 +114,7 @@ class Metrics:
                 counts[channel] += count if state in states else 0
             return [({"channel": channel}, count) for channel, count in counts.items()]
 
-        ended = [
-            ({"channel": channel, "state": state}, count)
-            for (channel, state), count in sorted(self.delivered.items())
-        ]
+        ended = _by(self.delivered, "state")
         waiting, dead = held("pending", "sending"), held("unknown", "failed")
         return (
             _family("deliveries_total", "counter", "Attempts, by how they ended.", ended),
@@ -103,6 +128,11 @@ BUDGET = (
     ("used", "In its period."),
     ("reserved", "Held for calls at work."),
 )
+
+
+def _by(counts: Mapping[tuple[str, str], int], label: str) -> Iterable[Sample]:
+    for (channel, value), count in sorted(counts.items()):
+        yield {"channel": channel, label: value}, count
 
 
 def _of(rows: Sequence[Mapping[str, object]], name: str) -> Iterable[Sample]:

@@ -21,7 +21,7 @@ def stamp(at: datetime) -> str:
     return at.isoformat().replace("+00:00", "Z")
 
 
-def _stamp_or_none(at: datetime | None) -> str | None:
+def stamp_or_none(at: datetime | None) -> str | None:
     return None if at is None else stamp(at)
 
 
@@ -179,8 +179,8 @@ def _budget_row(tally: Tally, unit: Unit, bound: int | None) -> dict[str, object
         "limit": None if bound is None else shown(unit, bound),
         "used": shown(unit, tally.used.tokens if in_tokens else tally.used.nano_usd),
         "reserved": shown(unit, tally.held.tokens if in_tokens else tally.held.nano_usd),
-        "period_start": _stamp_or_none(start),
-        "resets_at": _stamp_or_none(resets),
+        "period_start": stamp_or_none(start),
+        "resets_at": stamp_or_none(resets),
         "unit": unit,
     }
 
@@ -227,8 +227,8 @@ def fact(known: Fact) -> dict[str, object]:
         "session_key": str(known.session_key),
         "learned_at": stamp(known.learned_at),
         "valid_from": stamp(known.valid_from),
-        "valid_to": _stamp_or_none(known.valid_to),
-        "superseded_at": _stamp_or_none(known.superseded_at),
+        "valid_to": stamp_or_none(known.valid_to),
+        "superseded_at": stamp_or_none(known.superseded_at),
         "superseded_by": known.superseded_by,
         "source_message_ids": list(known.source_message_ids),
     }

@@ -86,5 +86,6 @@ async def test_an_answer_goes_to_the_platform_that_asked() -> None:
             group.cancel_scope.cancel()
 
     assert [line.split()[1] for line in seen if "send" in line] == ["/send/room"]
-    assert room.delivered == {("websocket", "sent"): 1}
+    assert room.deliveries is not None
+    assert room.deliveries.counts == {("websocket", "sent"): 1}
     assert health.status.sending.count == 1

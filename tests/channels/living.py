@@ -100,6 +100,9 @@ class FakeShelf:
     ) -> bool:
         raise AssertionError("everything here makes a turn")
 
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+        return []
+
     async def forget(self, *, before: object, limit: int) -> int:
         return 0
 

@@ -225,6 +225,21 @@ async def test_what_no_platform_sends_again_is_forgotten_the_oldest_first(opened
         assert [await events.knows("tg", "bot", name) for name in "abc"] == [False, False, True]
 
 
+async def test_what_no_adapter_could_read_is_listed_the_newest_first(opened: Open) -> None:
+    async with opened() as stores:
+        events = stores.channel_events
+        lost = [
+            replace(heard(name, after=after), outcome="unreadable", detail=f"body {name}")
+            for name, after in [("a", MUCH / 4), ("b", MUCH / 2)]
+        ]
+        for one in [*lost, heard("c"), replace(lost[0], channel="other")]:
+            await events.hear(one)
+
+        assert await events.unread("tg", limit=9) == [lost[1], lost[0]]
+        assert await events.unread("tg", limit=1) == [lost[1]]
+        assert len(await events.unread(None, limit=9)) == 3
+
+
 async def test_what_is_forgotten_last_is_the_newest(opened: Open) -> None:
     async with opened() as stores:
         events = stores.channel_events

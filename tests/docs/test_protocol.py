@@ -5,6 +5,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import cast, get_args
 
+import anyio
 import pytest
 from pydantic_core import from_json, to_json
 
@@ -21,6 +22,7 @@ from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
+from gateway.web.methods.channels import ChannelMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
@@ -72,6 +74,10 @@ async def methods() -> list[Method]:
                 account=lambda _: None,
                 budget=budget.periods,
                 backlog=dict,
+                channels=tuple,
+            ).all(),
+            *ChannelMethods(
+                tuple, stores.dead_letters, stores.channel_events, anyio.Event().set, stage.clock
             ).all(),
             *budget.all(),
             *AuditMethods(stores.audit).all(),

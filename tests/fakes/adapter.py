@@ -90,6 +90,9 @@ class KeptEvents:
         self.heard += [heard] if is_new else []
         return is_new
 
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+        return [one for one in self.heard if one.outcome == "unreadable"][-limit:]
+
     async def forget(self, *, before: datetime, limit: int) -> int:
         return 0
 

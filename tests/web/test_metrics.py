@@ -2,14 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
 from gateway.domain.channel_events import Heard
+from gateway.domain.channels import ChannelStatus, Progress
 from gateway.domain.inbox import NewDelivery
-from gateway.sessions.front import Front
-from gateway.web.metrics import Metrics
+from gateway.web.metrics import ChannelFigures
 from tests.fakes.client import http, post_chat
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server
@@ -56,6 +55,27 @@ async def test_what_was_spent_and_refused_is_counted(tmp_path: Path) -> None:
     assert all(LINE.fullmatch(line) for line in lines)
 
 
+async def test_channels_tell_what_comes_in_and_whether_each_direction_works() -> None:
+    failing = Progress(failing_since=NOON, why="no")
+    statuses = (
+        ChannelStatus("a", "p", "bot", None, "failing", sending=failing, refused={"wrong": 2}),
+        ChannelStatus("b", "p", "bot", None, "refused", "no secret"),
+    )
+    taken, ignored = {("a", "accepted"): 3}, {("a", "bot"): 1, ("a", "wrong"): 1}
+    async with open_memory() as stores:
+        figures = ChannelFigures(lambda: statuses, stores.dead_letters, taken, ignored, {})
+
+    assert samples("".join(figures.traffic())) == {
+        'exogate_channel_up{channel="a",direction="in"}': 1,
+        'exogate_channel_up{channel="a",direction="out"}': 0,
+        'exogate_channel_up{channel="b",direction="in"}': 0,
+        'exogate_channel_up{channel="b",direction="out"}': 0,
+        'exogate_channel_messages_total{channel="a",outcome="accepted"}': 3,
+        'exogate_channel_refused_total{channel="a",why="bot"}': 1,
+        'exogate_channel_refused_total{channel="a",why="wrong"}': 3,
+    }
+
+
 async def test_deliveries_are_counted_by_channel() -> None:
     async with open_memory() as stores:
         for name, state in {"a": "failed", "b": "unknown", "c": "sent", "d": "pending"}.items():
@@ -63,13 +83,9 @@ async def test_deliveries_are_counted_by_channel() -> None:
             await stores.channel_events.hear(Heard("chat", "bot", name, "told", NOON), [new])
             await stores.outbox.settle(name, state, at=NOON)  # type: ignore[arg-type]  # a table
         delivered = {("chat", "sent"): 1}
-        nobody = cast("Front", None)
-        budgets = cast("Any", None)
-        metrics = Metrics(
-            nobody, stores.spending, {}, budgets, list, "1", stores.dead_letters, delivered
-        )
+        figures = ChannelFigures(list, stores.dead_letters, {}, {}, delivered)
 
-        found = samples("".join(await metrics.deliveries()))
+        found = samples("".join(await figures.deliveries()))
 
     assert found == {
         'exogate_deliveries_total{channel="chat",state="sent"}': 1,

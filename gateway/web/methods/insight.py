@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
+from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
@@ -62,6 +63,7 @@ class InsightMethods:
     account: Callable[[str], PluginAccount | None]
     budget: Callable[[], Awaitable[Sequence[object]]]
     backlog: Callable[[], Mapping[str, int]]
+    channels: Callable[[], Sequence[ChannelStatus]]
 
     def all(self) -> Sequence[Method]:
         return (
@@ -89,7 +91,7 @@ class InsightMethods:
             "reasons": reasons,
             "agents": [name for name in sorted(front.agents) if may_use(call.principal, name)],
             "plugins": [{"name": one.name, "state": one.state} for one in self.plugins()],
-            "channels": [],
+            "channels": [{"name": one.name, "state": one.state} for one in self.channels()],
             "store": {"url": about.store_url},
         }
         if may(call.principal, "read"):
@@ -107,7 +109,10 @@ class InsightMethods:
         """What was asked for and is not there."""
         plugins = [f"plugin {one.name} is refused: {one.why}" for one in self.plugins() if one.why]
         tools = [f"tool {one.name[:64]!r} is refused: {one.why}" for one in self.gate.refused]
-        return plugins + tools
+        channels = [
+            f"channel {one.name} is {one.state}: {one.why}" for one in self.channels() if one.why
+        ]
+        return plugins + tools + channels
 
     def list_plugins(self, call: Call, params: NoParams) -> object:
         return [self._plugin(info) for info in self.plugins()]

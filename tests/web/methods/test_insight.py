@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from pydantic_core import from_json
 
+from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.model import TextDelta
 from gateway.domain.plugins import PluginAccount, PluginInfo
@@ -45,6 +46,7 @@ ACCOUNT = PluginAccount(
     used={"store:tally": 3},
     denied={"http:evil.example": 1},
 )
+CHANNELS = (ChannelStatus("shop", "fake", "default", None, "refused", "no secret"),)
 PLUGINS = (LOADED, REFUSED, PluginInfo("idle", "disabled"))
 
 
@@ -66,6 +68,7 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
         account={"tally": ACCOUNT}.get,
         budget=no_budget,
         backlog=lambda: {"backlog": 3},
+        channels=lambda: CHANNELS,
     ).all()
     return {method.name: method for method in methods}
 
@@ -194,9 +197,11 @@ async def test_status_tells_which_plugins_there_are_and_operators_what_is_wrong(
         {"name": "greedy", "state": "refused"},
         {"name": "idle", "state": "disabled"},
     ]
+    assert mine["channels"] == bobs["channels"] == [{"name": "shop", "state": "refused"}]
     assert mine["problems"] == [
         "plugin greedy is refused: it imports http.request without http:HOST",
         "tool 'echo' is refused: the name is taken",
+        "channel shop is refused: no secret",
     ]
     assert "problems" not in bobs
 

@@ -1,0 +1,149 @@
+"""channel.list, channel.dead_letters, channel.resubmit, channel.drop: how channels fare, and what did not arrive."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from gateway.domain.channel_events import ChannelEvents, Heard
+from gateway.domain.channels import ChannelStatus, Progress
+from gateway.domain.outbox import DeadLetters, Delivery
+from gateway.domain.ports import Clock
+from gateway.web.methods.chat import Text
+from gateway.web.refusals import Forbidden
+from gateway.web.rpc import Call, Method, NoParams
+from gateway.web.shapes import stamp, stamp_or_none
+
+LONGEST_TEXT = 4_000  # characters of a letter that are shown
+MOST_UNREAD = 20
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Letters(_Params):
+    channel: Text | None = None
+    before: int | None = Field(default=None, ge=1)
+    limit: int = Field(default=50, ge=1, le=500)
+
+
+class Letter(_Params):
+    id: Text
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelMethods:
+    statuses: Callable[[], Sequence[ChannelStatus]]
+    letters: DeadLetters
+    events: ChannelEvents
+    nudge: Callable[[], None]  # something is to be delivered
+    clock: Clock
+
+    def all(self) -> Sequence[Method]:
+        return (
+            Method("channel.list", NoParams, ("read",), self.list),
+            Method("channel.dead_letters", Letters, ("admin",), self.dead_letters),
+            Method("channel.resubmit", Letter, ("admin",), self.resubmit),
+            Method("channel.drop", Letter, ("admin",), self.drop),
+        )
+
+    async def list(self, call: Call, params: NoParams) -> object:
+        _require_all(call)
+        tally = await self.letters.tally()
+
+        def held(channel: str, *states: str) -> int:
+            return sum(
+                n for (name, state), n in tally.items() if name == channel and state in states
+            )
+
+        return {
+            "channels": [
+                {
+                    **_shown(one),
+                    "pending": held(one.name, "pending", "sending"),
+                    "dead": held(one.name, "unknown", "failed"),
+                }
+                for one in self.statuses()
+            ]
+        }
+
+    async def dead_letters(self, call: Call, params: Letters) -> object:
+        _require_all(call)
+        more = params.limit + 1
+        found = await self.letters.list(params.channel, before=params.before, limit=more)
+        unread = (
+            [] if params.before else await self.events.unread(params.channel, limit=MOST_UNREAD)
+        )
+        return {
+            "letters": [_letter(one) for one in found[: params.limit]],
+            "more": len(found) > params.limit,
+            "unread": [_unread(one) for one in unread],
+        }
+
+    async def resubmit(self, call: Call, params: Letter) -> object:
+        _require_all(call)
+        await self.letters.resubmit(params.id, now=self.clock.now())
+        self.nudge()
+        return {"id": params.id, "state": "pending"}
+
+    async def drop(self, call: Call, params: Letter) -> object:
+        _require_all(call)
+        await self.letters.drop(params.id)
+        return {"id": params.id, "state": "dropped"}
+
+
+def _require_all(call: Call) -> None:
+    if call.principal.agents is not None:
+        raise Forbidden("channels serve all agents, and your token reaches some only")
+
+
+def _shown(one: ChannelStatus) -> Mapping[str, object]:
+    return {
+        "name": one.name,
+        "plugin": one.plugin,
+        "account": one.account,
+        "transport": one.transport,
+        "state": one.state,
+        "why": one.why,
+        "receiving": _progress(one.receiving),
+        "sending": _progress(one.sending),
+        "refused": one.refused,
+    }
+
+
+def _progress(one: Progress) -> Mapping[str, object]:
+    return {
+        "last_at": stamp_or_none(one.last_at),
+        "count": one.count,
+        "failing_since": stamp_or_none(one.failing_since),
+        "why": one.why,
+    }
+
+
+def _unread(one: Heard) -> Mapping[str, object]:
+    return {
+        "id": one.platform_id,
+        "channel": one.channel,
+        "account": one.account,
+        "text": one.detail[:LONGEST_TEXT],
+        "at": stamp(one.at),
+    }
+
+
+def _letter(one: Delivery) -> Mapping[str, object]:
+    new = one.new
+    return {
+        "id": new.id,
+        "place": one.place,
+        "channel": new.channel,
+        "account": new.account,
+        "peer": new.peer,
+        "state": one.state,
+        "why": one.why,
+        "attempts": one.attempts,
+        "text": new.text[:LONGEST_TEXT],
+        "arrived": one.arrived,
+        "run_id": one.run_id,
+        "at": stamp(one.settled_at or one.due_at),
+    }
