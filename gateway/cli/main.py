@@ -18,6 +18,7 @@ VERBS = {
     "budget": ("gateway.cli.budget", "budget"),
     "audit": ("gateway.cli.audit", "audit"),
     "agent": ("gateway.cli.agent", "agent"),
+    "channel": ("gateway.cli.channel", "channel"),
     "config": ("gateway.cli.config", "config"),
     "doctor": ("gateway.cli.doctor", "doctor"),
     "memory": ("gateway.cli.memory", "memory"),

@@ -48,11 +48,11 @@ class _CapabilityType(click.ParamType[Capability]):
 
 
 CAPABILITY = _CapabilityType()
-_yes = click.option("--yes", "-y", is_flag=True, help="Agree without being asked.")
+agree = click.option("--yes", "-y", is_flag=True, help="Agree without being asked.")
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class Plan:
     """What installing comes to."""
 
     found: Examined
@@ -77,7 +77,7 @@ class _Plan:
 @click.option("--name", help="What to call it; if not said, as its author does.")
 @click.option("--grant", "extra", type=CAPABILITY, multiple=True, help="Grant this too.")
 @click.option("--agent", help="Whose tools it becomes; if not said, the default agent's.")
-@_yes
+@agree
 @click.pass_obj
 def install(
     context: CliContext,
@@ -89,12 +89,12 @@ def install(
     yes: bool,
 ) -> None:
     """Check a plugin, show what it asks for, and add it to the configuration if you agree."""
-    plan = _planned(context, given(source).called(name), extra, agent)
+    plan = planned(context, given(source).called(name), extra, agent)
     tell(context, _shown(plan))
     name = plan.found.given.name
     if not plan.is_done:
         agreed("Install it, with these capabilities?", yes=yes)
-        _installed(context, plan)
+        installed(context, plan)
         tell(context, [f"{name} is in {plan.place.name}. {effect(context)}"])
     if context.json:
         told = {
@@ -109,9 +109,9 @@ def install(
         click.echo(json.dumps(told, ensure_ascii=False))
 
 
-def _planned(
+def planned(
     context: CliContext, source: Given, extra: Iterable[Capability], agent: str | None
-) -> _Plan:
+) -> Plan:
     """Raises BadPlugin for what would be refused at load, CannotEdit; ends with 78."""
     place = place_of(context)
     table = _configured(place.text, source)
@@ -129,7 +129,7 @@ def _planned(
     after = _edited(place.text, found, copy, new, is_known=table is not None)
     if found.told.info.kind == "tool" and (table is None or agent is not None):
         after = editing.with_tool(after, agent, source.name)
-    return _Plan(found, place, after, wanted, new, copy, table)
+    return Plan(found, place, after, wanted, new, copy, table)
 
 
 def _configured(text: str, source: Given) -> Mapping[str, Any] | None:
@@ -193,7 +193,7 @@ def _edited(
     return text
 
 
-def _shown(plan: _Plan) -> Iterator[str]:
+def _shown(plan: Plan) -> Iterator[str]:
     """All that an operator has to know to agree."""
     found, table = plan.found, plan.configured
     told = found.told.info
@@ -210,7 +210,7 @@ def _shown(plan: _Plan) -> Iterator[str]:
     yield plan.difference or f"{found.given.name} is installed so already; nothing changes"
 
 
-def _installed(context: CliContext, plan: _Plan) -> None:
+def installed(context: CliContext, plan: Plan) -> None:
     """The file first, then the configuration; if that fails, the file goes again."""
     copy = plan.copy
     if copy is None:
@@ -243,7 +243,7 @@ def _copied(source: Path, copy: Path, sha256: str) -> None:
 @click.command()
 @click.argument("name")
 @click.argument("capability", metavar="CAP", type=CAPABILITY)
-@_yes
+@agree
 @click.pass_obj
 def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
     """Let a configured plugin do more."""
@@ -253,7 +253,7 @@ def grant(context: CliContext, name: str, capability: Capability, *, yes: bool) 
 @click.command()
 @click.argument("name")
 @click.argument("capability", metavar="CAP", type=CAPABILITY)
-@_yes
+@agree
 @click.pass_obj
 def revoke(context: CliContext, name: str, capability: Capability, *, yes: bool) -> None:
     """Take from a configured plugin what it was granted."""

@@ -47,6 +47,20 @@ def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
     return _proved(source + table.replace(b"\n", line_end(source)), document)
 
 
+def with_channel(text: str, name: str, channel: Mapping[str, object]) -> str:
+    """Adds it at the end; the keys of `channel` are those of `[channels.NAME]`."""
+    document = _parsed(text)
+    channels = document.setdefault("channels", {})
+    if not isinstance(channels, dict) or name in channels:
+        raise CannotEdit(f"there is a channel {quoted(name)} already")
+    channels[name] = dict(channel)
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    lines = [f"{key} = {_written(value).decode()}" for key, value in channel.items()]
+    table = "\n".join([f"[channels.{_key(name)}]", *lines, ""])
+    source = text.encode()
+    return _proved(source + (gap + table).encode().replace(b"\n", line_end(source)), document)
+
+
 def with_capability(text: str, plugin: str, capability: Capability) -> str:
     """Grants it; the same text if it is granted already."""
     found = _Table.of_plugin(text, plugin)
@@ -260,6 +274,10 @@ def _proved(source: bytes, document: Mapping[str, Any]) -> str:
     if not is_right:
         raise CannotEdit("the file is written in a way that cannot be edited; change it by hand")
     return text
+
+
+def _key(name: str) -> str:
+    return tomlkit.key(name).as_string()
 
 
 def _written(value: object) -> bytes:

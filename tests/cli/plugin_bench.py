@@ -23,8 +23,8 @@ class Bench:
         self.home, self.data = home, data
         self.config = home / ".config" / "exogate" / "config.toml"
 
-    def run(self, *words: str, env: dict[str, str] | None = None) -> Result:
-        given = ["--data-dir", str(self.data), "plugin", *words]
+    def run(self, *words: str, verb: str = "plugin", env: dict[str, str] | None = None) -> Result:
+        given = ["--data-dir", str(self.data), verb, *words]
 
         @click.command()
         def whole() -> None:
