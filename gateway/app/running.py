@@ -53,7 +53,7 @@ async def run(
             assembled(config, version=version, accept_loss=accept_loss) as rooms,
             anyio.create_task_group() as group,
         ):
-            server = await _open_doors(rooms, group, ready)
+            server = await open_doors(rooms, group, ready)
             await anext(signals)
 
             async def end_at_once() -> None:
@@ -68,9 +68,10 @@ async def run(
             group.cancel_scope.cancel()
 
 
-async def _open_doors(
+async def open_doors(
     rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
 ) -> WebServer:
+    """Comes back once it can answer. Raises AddressInUse, CannotListen."""
     data_dir = rooms.config.gateway.data_dir
     settings = web_settings(rooms.config, await to_thread.run_sync(make_key, data_dir))
     server = WebServer(rooms.web(settings), settings)

@@ -15,10 +15,10 @@ from gateway.domain.ports import Clock
 
 MOST_SIGNATURES = 16  # of one call
 LONGEST_SECRET = 1_024
-_WHSEC = "whsec_"
+WHSEC = "whsec_"
 _TIME = re.compile(r"[0-9]{1,12}")
 _ID = re.compile(r"[!-~]{1,256}")
-_SIGNED = re.compile(r"(\{timestamp\}|\{id\}|\{body\})")
+SIGNED = re.compile(r"(\{timestamp\}|\{id\}|\{body\})")
 _HEX_KEY = re.compile(r"[0-9A-Fa-f]{64}")
 
 Headers = tuple[tuple[str, str], ...]
@@ -67,7 +67,7 @@ class Verifier:
         if recipe.timestamp_header and not self._is_fresh(stamp):
             return "stale"
         parts = {"{timestamp}": stamp.encode(), "{id}": self._id(call), "{body}": call.body}
-        signed = b"".join(parts.get(part, part.encode()) for part in _SIGNED.split(recipe.signs))
+        signed = b"".join(parts.get(part, part.encode()) for part in SIGNED.split(recipe.signs))
         proofs = given.split(" ") if recipe.several else [given]
         found = [one.removeprefix(recipe.prefix) for one in proofs if one.startswith(recipe.prefix)]
         if len(found) > MOST_SIGNATURES or not any(self._holds(signed, one) for one in found):
@@ -85,7 +85,7 @@ class Verifier:
         if self.recipe.id_header is None:
             return b""
         text = _single(call, self.recipe.id_header)
-        between = {part for part in _SIGNED.split(self.recipe.signs) if part and part[0] != "{"}
+        between = {part for part in SIGNED.split(self.recipe.signs) if part and part[0] != "{"}
         if not _ID.fullmatch(text) or any(part in text for part in between):
             raise ValueError("an id that could be cut in another way")
         return text.encode()
@@ -146,11 +146,11 @@ def _key(recipe: Verify, channel: ChannelDef, value: str) -> bytes:
     if recipe.secret_form == "text":
         return value.encode()
     try:
-        key = _from_base64(value.removeprefix(_WHSEC))
+        key = from_base64(value.removeprefix(WHSEC))
     except ValueError:
         key = b""
-    if not value.startswith(_WHSEC) or not key:
-        problem = f"secret {recipe.secret!r} has to be {_WHSEC} with base64 behind it"
+    if not value.startswith(WHSEC) or not key:
+        problem = f"secret {recipe.secret!r} has to be {WHSEC} with base64 behind it"
         raise ChannelRefused(channel.name, problem)
     return key
 
@@ -197,13 +197,13 @@ def _by_public_key(raw: bytes, encoding: str) -> Proves:
 
 def _decoded(text: str, encoding: str, size: int) -> bytes:
     """One spelling for one signature, but for the case of hex. Raises ValueError."""
-    raw = bytes.fromhex(text) if encoding == "hex" else _from_base64(text)
+    raw = bytes.fromhex(text) if encoding == "hex" else from_base64(text)
     if len(raw) != size or (encoding == "hex" and len(text) != 2 * size):
         raise ValueError("not as long as a signature")
     return raw
 
 
-def _from_base64(text: str) -> bytes:
+def from_base64(text: str) -> bytes:
     """Raises ValueError for a spelling that is not the one of those bytes."""
     raw = b64decode(text, validate=True)
     if b64encode(raw).decode() != text:

@@ -1,6 +1,7 @@
 """`exogate channel`: adds channels to the configuration, tries them, and says how they fare."""
 
 import json
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 import click
 
 from gateway.cli.context import CliContext
+from gateway.cli.ending import FAILED
 from gateway.cli.link import linked
-from gateway.cli.plugin_files import BadPlugin, given
+from gateway.cli.platform_script import PLATFORM, read_script
+from gateway.cli.plugin_files import BadPlugin, Given, given
 from gateway.cli.plugin_granting import (
     CAPABILITY,
     Plan,
@@ -25,6 +28,7 @@ from gateway.cli.plugin_words import asked_lines, block, shown
 from gateway.config import editing
 from gateway.config.plugins import BUNDLED
 from gateway.domain.capabilities import Capability, HttpGrant
+from gateway.host.logs import logging_to
 
 
 @click.group()
@@ -67,6 +71,11 @@ class _Wish:
         return {key: value for key, value in given.items() if value}
 
 
+def _source(kind: str) -> Given:
+    """A bundled adapter by its name, or the directory of any. Raises BadPlugin."""
+    return given(kind if Path(kind).exists() else f"{BUNDLED}{kind}")
+
+
 @channel.command()
 @click.argument("kind", metavar="KIND|DIR")
 @click.option("--name", help="What to call the channel; if not said, as its adapter.")
@@ -77,7 +86,7 @@ class _Wish:
 @click.pass_obj
 def add(context: CliContext, /, kind: str, **wish: Any) -> None:
     """Show what a channel needs, and add it and its adapter to the configuration if you agree."""
-    source = given(kind if Path(kind).exists() else f"{BUNDLED}{kind}")
+    source = _source(kind)
     wanted = _Wish(**wish)
     plan = planned(context, source, wanted.extra, None)
     if plan.found.told.info.kind != "channel":
@@ -92,6 +101,33 @@ def add(context: CliContext, /, kind: str, **wish: Any) -> None:
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
         click.echo(f"channel {name} is in {plan.place.name}. {effect(context)}")
+
+
+@channel.command()
+@click.argument("kind", metavar="KIND|DIR")
+@click.pass_obj
+def test(context: CliContext, kind: str) -> None:
+    """Play the conversation that an adapter ships, with a simulated platform; exit 1 if it differs."""
+    from gateway.cli.channel_testing import play  # noqa: PLC0415  # a whole gateway
+
+    source = _source(kind)
+    script = read_script(source.file.parent / PLATFORM)
+
+    def tell_step(lines: Sequence[str]) -> None:
+        if not context.json:
+            click.echo("\n".join(map(shown, lines)))
+
+    with logging_to(sys.stderr, "error", "console"):
+        played = play(source, script, tell_step)
+    is_fine = all(not one.problems for one in played)
+    if context.json:
+        steps = [one.as_json() for one in played]
+        click.echo(json.dumps({"ok": is_fine, "steps": steps}, ensure_ascii=False))
+    else:
+        fine = sum(not one.problems for one in played)
+        click.echo(f"{fine} of {len(script.steps)} steps went as described")
+    if not is_fine:
+        sys.exit(FAILED)
 
 
 @channel.command("list")
