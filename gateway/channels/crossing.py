@@ -1,15 +1,15 @@
 """What adapters say, read from JSON text and never trusted: types, then bounds."""
 
-from typing import Annotated, Any, TypeVar
+from typing import TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import to_json
 
-from gateway.domain.adapters import Description, Formatted, Incoming, Parsed, Poll, Socket, Webhook
+from gateway.domain.adapters import Description, Formatted, Incoming, Parsed
 from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed
 
-LARGEST_DESCRIPTION = 256 * 1024  # characters
+LARGESTDESCRIPTION = 256 * 1024  # characters
 MOST_MESSAGES = 1_000  # of one call
 MOST_REQUESTS = 20
 LONGEST_ID = 256
@@ -18,28 +18,25 @@ LARGEST_ANSWER = 4 * 1024  # bytes of JSON
 
 T = TypeVar("T")
 
-_DESCRIPTION: TypeAdapter[Description] = TypeAdapter(Description)
-_PARSED: TypeAdapter[Parsed] = TypeAdapter(Parsed)
-_FORMATTED: TypeAdapter[Formatted] = TypeAdapter(Formatted)
+DESCRIPTION: TypeAdapter[Description] = TypeAdapter(Description)
+PARSED: TypeAdapter[Parsed] = TypeAdapter(Parsed)
+FORMATTED: TypeAdapter[Formatted] = TypeAdapter(Formatted)
 _WHENCE: TypeAdapter[Whence] = TypeAdapter(Whence)
-_WAYS: TypeAdapter[Webhook | Poll | Socket] = TypeAdapter(
-    Annotated[Webhook | Poll | Socket, Field(discriminator="type")]
-)
 
 
 def read_description(text: str) -> Description:
     """Raises ValueError with what is wrong, on one line."""
-    if len(text) > LARGEST_DESCRIPTION:
-        raise ValueError(f"what it describes is larger than {LARGEST_DESCRIPTION // 1024} KiB")
+    if len(text) > LARGESTDESCRIPTION:
+        raise ValueError(f"what it describes is larger than {LARGESTDESCRIPTION // 1024} KiB")
     try:
-        return _DESCRIPTION.validate_json(text)
+        return DESCRIPTION.validate_json(text)
     except ValidationError as error:
         raise ValueError(f"what it describes cannot be used: {_first(error)}") from error
 
 
 def read_parsed(text: str) -> Parsed:
     """Raises AdapterFailed."""
-    parsed = _read(_PARSED, text, "parse-incoming")
+    parsed = _read(PARSED, text, "parse-incoming")
     if len(parsed.messages) > MOST_MESSAGES:
         raise AdapterFailed(f"parse-incoming made more than {MOST_MESSAGES} messages of one call")
     for message in parsed.messages:
@@ -51,7 +48,7 @@ def read_parsed(text: str) -> Parsed:
 
 def read_formatted(text: str) -> Formatted:
     """Raises AdapterFailed."""
-    formatted = _read(_FORMATTED, text, "format-outgoing")
+    formatted = _read(FORMATTED, text, "format-outgoing")
     if len(formatted.requests) > MOST_REQUESTS:
         raise AdapterFailed(f"format-outgoing made more than {MOST_REQUESTS} requests")
     return formatted
@@ -64,16 +61,6 @@ def write_whence(whence: Whence) -> str:
 
 def read_whence(text: str) -> Whence:
     return _WHENCE.validate_json(text)
-
-
-def schemas() -> dict[str, dict[str, Any]]:
-    """JSON Schemas of what crosses, by name: published under docs/."""
-    return {
-        "describe": _DESCRIPTION.json_schema(),
-        "transport": _WAYS.json_schema(),
-        "parse-incoming": _PARSED.json_schema(),
-        "format-outgoing": _FORMATTED.json_schema(),
-    }
 
 
 def _read(adapter: TypeAdapter[T], text: str, function: str) -> T:

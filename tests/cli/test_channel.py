@@ -59,15 +59,13 @@ def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
     bench.written("")
     add(bench, "webhook", "--name", "ci", "--grant", "http:ci.example")
 
-    done = add(
-        bench, "webhook", "--name", "deploys", "--secret", "signing_secret=${env:SLACK_TOKEN}"
-    )
+    done = add(bench, "webhook", "--name", "deploys", "--secret", "secret=${env:SLACK_TOKEN}")
 
     after = config(bench)
     assert done.exit_code == 0, done.output
     assert [one["capabilities"] for one in after["plugins"]] == [["http:ci.example"]]
     assert list(after["channels"]) == ["ci", "deploys"]
-    assert after["channels"]["deploys"]["secrets"] == {"signing_secret": "${env:SLACK_TOKEN}"}
+    assert after["channels"]["deploys"]["secrets"] == {"secret": "${env:SLACK_TOKEN}"}
 
 
 @pytest.mark.parametrize(
@@ -78,8 +76,8 @@ def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
         (("webhook", "--name", "ci"), "there is a channel"),
         (("webhook", "--name", "No!"), "No!"),
         (("webhook", "--name", "websocket"), "surface of the gateway"),
-        (("webhook", "--secret", "signing_secret"), "NAME=VALUE"),
-        (("webhook", "--secret", "signing_secret=${env:NOT_THERE}"), "NOT_THERE"),
+        (("webhook", "--secret", "secret"), "NAME=VALUE"),
+        (("webhook", "--secret", "secret=${env:NOT_THERE}"), "NOT_THERE"),
     ],
 )
 def test_what_cannot_be_a_channel_changes_nothing(

@@ -95,7 +95,7 @@ def test_what_was_asked_too_often_is_told() -> None:
 def test_a_channel_that_the_gateway_refuses_is_not_played() -> None:
     script = read_script(WEBHOOK / PLATFORM).model_copy(update={"secrets": {}})
 
-    with pytest.raises(BadPlugin, match="signing_secret"):
+    with pytest.raises(BadPlugin, match="secret 'secret' is missing"):
         play(given(str(WEBHOOK)), script, nobody)
 
 
