@@ -67,9 +67,13 @@ class Post:
     _slots: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
-        description, mine = self.adapter.description, self.channel.secrets
-        filled = tuple(one for one in mine if one.name in description.outbound.secrets)
-        self._leave = Leave(self.adapter.plugin.origins, filled)
+        description = self.adapter.description
+        # The others go nowhere, but a platform that repeats one is not to be quoted.
+        secrets = tuple(
+            one if one.name in description.outbound.secrets else replace(one, origins=frozenset())
+            for one in self.channel.secrets
+        )
+        self._leave = Leave(self.adapter.plugin.origins, secrets)
         self.rates = Rates(description.limits.rates, self.clock)
         self._slots = anyio.CapacityLimiter(AT_ONCE)
 

@@ -94,14 +94,18 @@ async def test_the_adapter_is_told_where_to_and_what_came_with_the_question() ->
     }
 
 
-async def test_only_secrets_that_are_meant_for_requests_are_filled_in() -> None:
-    secrets = tuple(PluginSecret(name, Secret(name), frozenset()) for name in ("token", "signing"))
+async def test_secrets_that_are_not_meant_for_requests_go_nowhere_and_are_only_scrubbed() -> None:
+    origins = WritingAdapter().plugin.origins
+    secrets = tuple(PluginSecret(name, Secret(name), origins) for name in ("token", "signing"))
     stage = Stage(channel=replace(CHANNEL, secrets=secrets))
 
     await stage.deliver(a_delivery())
 
     [(_, leave)] = stage.fetch.asked
-    assert [one.name for one in leave.secrets] == ["token"]
+    assert [(one.name, one.origins) for one in leave.secrets] == [
+        ("token", origins),
+        ("signing", frozenset()),
+    ]
     assert leave.origins == stage.adapter.plugin.origins
 
 
