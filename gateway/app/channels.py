@@ -102,6 +102,7 @@ class ChannelRoom:
         from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # the HTTP client is slow to import
 
         transport = _transport(channel, adapter.description)
+        health.transport = transport.type
         _check_needs(channel, adapter.description)
         scrub = Scrubber(channel.secrets).body
         memos = await self.memos.read(channel.name, channel.account)

@@ -25,7 +25,8 @@ class Health:
     def __init__(
         self, channel: ChannelDef, transport: TransportKind | None, clock: Clock, tell: Tell
     ) -> None:
-        self._channel, self._transport, self._clock, self._tell = channel, transport, clock, tell
+        self._channel, self._clock, self._tell = channel, clock, tell
+        self.transport = transport
         self._ways: dict[Direction, Progress] = {"in": Progress(), "out": Progress()}
         self._refused: Counter[str] = Counter()
         self._is_open = False
@@ -71,7 +72,7 @@ class Health:
             channel.name,
             channel.plugin,
             channel.account,
-            self._transport,
+            self.transport,
             state,
             why,
             self._ways["in"],

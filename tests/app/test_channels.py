@@ -102,3 +102,4 @@ async def test_a_channel_that_asks_its_platform_has_no_address() -> None:
 
         assert room.door.largest_body("family") is None
         assert [one.transport for one in room.open] == [POLL]
+        assert [one.transport for one in room.statuses()] == ["poll"]
