@@ -79,6 +79,12 @@ class Person:
 
         return self.heard(f"an answer with {part!r}", wanted, **options)
 
+    def answers(self, room: str) -> list[str]:
+        """All that came so far, edits aside."""
+        mine = (e for e in self.seen if e["room_id"] == room and e.get("sender") == BOT)
+        said = (e["content"] for e in mine if e["type"] == "m.room.message")
+        return [one["body"] for one in said if "m.new_content" not in one]
+
     def _sync(self) -> None:
         query = f"?timeout=2000&since={self.since}" if self.since else "?timeout=0"
         answer = self.ask("GET", "/sync" + query)

@@ -222,6 +222,7 @@ capabilities = ["http:http://127.0.0.1:{SYNAPSE}"]
 plugin = "matrix"
 secrets = {{ as_token = "{AS_TOKEN}", hs_token = "{HS_TOKEN}" }}
 config = {{ user_id = "{BOT}", api_base = "http://127.0.0.1:{SYNAPSE}" }}
+groups."*" = {{}}
 """
 
 
@@ -278,13 +279,34 @@ def whole(synapse: Homeserver, folder: Path) -> None:
         done("a command is answered")
         text = "\n\n".join(f"Paragraph {number} of a long one." for number in range(1_000))
         ada.say(room, f"echo: {text}")
-        ada.answer(room, "Paragraph 0 ")
-        ada.answer(room, "Paragraph 999 ")
-        done("a long answer comes in parts")
+        last = ada.answer(room, "Paragraph 999 ")["content"]["body"]
+        parts = [*ada.answers(room), last]
+        check(_is_said(text, parts), "a long answer comes in parts, and is whole")
+        _by_name(ada)
     ada.say(room, "hello from before the start")
     with gateway(folder):
         ada.answer(room, "scripted demo", within_s=120)
         done("what was said while the gateway was away is answered once it is back")
+
+
+def _by_name(ada: Person) -> None:
+    room = ada.room(BOT)
+    ada.answer(room)
+    ada.say(room, "hello among ourselves")
+    asked = ada.say(room, "exogate: hello", **{"m.mentions": {"user_ids": [BOT]}})
+    said = ada.answer(room, "Hello! I am the scripted demo")["content"]
+    check(
+        said["m.relates_to"]["m.in_reply_to"]["event_id"] == asked, "a room is heard by name alone"
+    )
+
+
+def _is_said(text: str, answers: list[str]) -> bool:
+    """Whether the parts of it stand there one after the other."""
+    rest = text
+    for part in answers:
+        if rest.startswith(part):
+            rest = rest[len(part) :].lstrip()
+    return rest == ""
 
 
 def main() -> None:

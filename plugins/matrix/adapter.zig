@@ -98,7 +98,7 @@ const Reader = struct {
         const is_caption = file == null or (content.get("filename") != null and !is(content, "filename", body));
         const said = if (!is_caption) "" else if (replied.get("event_id") != null) withoutFallback(body) else body;
         const mentioned = self.isMentioned(content, said);
-        const text = if (mentioned) withoutName(said, try self.nameIn(content)) else said;
+        const text = if (mentioned) withoutName(said, try self.nameIn(content, said)) else said;
         try self.add(origin, .{
             .text = if (std.mem.eql(u8, msgtype, "m.emote")) try exogate.print("* {s}", .{text}) else text,
             .thread = if (is(relation, "rel_type", "m.thread")) idOf(relation.get("event_id")) else null,
@@ -165,16 +165,17 @@ const Reader = struct {
         return false;
     }
 
-    /// What we are called in this message: the words of the link to us.
-    fn nameIn(self: *const Reader, content: Object) Failed![]const u8 {
-        const html = textOf(content.get("formatted_body")) orelse return self.me;
+    /// What we are called in this message: the words of the link to us, or our id, or its own part.
+    fn nameIn(self: *const Reader, content: Object, body: []const u8) Failed![]const u8 {
+        const html = textOf(content.get("formatted_body")) orelse "";
         for ([_][]const u8{ self.me, try encoded(self.me) }) |id| {
             const link = try exogate.print("href=\"https://matrix.to/#/{s}\">", .{id});
             const start = (std.mem.indexOf(u8, html, link) orelse continue) + link.len;
             const end = std.mem.indexOfPos(u8, html, start, "</a>") orelse continue;
             if (end > start) return html[start..end];
         }
-        return self.me;
+        if (std.mem.indexOf(u8, body, self.me) != null) return self.me;
+        return std.mem.sliceTo(std.mem.trimStart(u8, self.me, "@"), ':');
     }
 };
 

@@ -148,16 +148,18 @@ class FakeSlack(Platform):
         async with listening(self._talk) as url:
             yield f"{url}/link/?ticket=t&app_id=a"
 
-    async def event(self, envelope_id: str, event: Body) -> None:
+    async def event(self, envelope_id: str, event: Body, call: Body | None = None) -> None:
+        """`call` is what the Events API would make of it."""
         envelope: dict[str, object] = {
             "type": "events_api",
             "envelope_id": envelope_id,
             "accepts_response_payload": False,
             "retry_attempt": 0,
-            "payload": {"type": "event_callback", "event_id": envelope_id, "event": event},
+            "payload": call or {"type": "event_callback", "event_id": envelope_id, "event": event},
         }
         self.open_envelopes[envelope_id] = envelope
-        await self.say(envelope)
+        if len(self.lines) > len(self.closed):
+            await self.say(envelope)
 
     async def disconnect(self) -> None:
         await self.say({"type": "disconnect", "reason": "refresh_requested"})

@@ -1,0 +1,155 @@
+"""A person writes to a bot in Telegram, which the gateway asks or is called by."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import anyio
+import pytest
+
+from tests.fakes.api import ApiCall, Json, Told
+from tests.scenarios.chats import (
+    CalledChat,
+    Chat,
+    is_answered_once_over_a_restart,
+    is_heard_in_a_room_by_name_alone,
+    pairs_and_is_answered,
+    reads_all_of_a_long_answer,
+)
+
+TOKEN, SECRET = "123456:token-of-a-bot", "secret_of_the-webhook"
+
+
+@dataclass
+class Telegram(Chat):
+    """The Bot API: updates are kept until a higher offset is asked for."""
+
+    updates: list[Json] = field(default_factory=list)
+    made: int = 0
+
+    @property
+    def plugin(self) -> str:
+        return f"""
+[[plugins]]
+name = "telegram"
+path = "bundled:telegram"
+capabilities = ["http:{self.api}"]
+"""
+
+    @property
+    def toml(self) -> str:
+        return f"""{self.plugin}
+[channels.telegram]
+plugin = "telegram"
+config = {{ api_base = "{self.api}", username = "exo_bot" }}
+secrets = {{ bot_token = "{TOKEN}" }}
+{self.rules}
+"""
+
+    async def say(self, text: str, *, room: str = "", mention: bool = False) -> None:
+        self.updates.append(self.update(text, room, mention=mention))
+        self.changed()
+
+    def update(self, text: str, room: str, *, mention: bool) -> Json:
+        self.made += 1
+        kind = "supergroup" if room else "private"
+        return {
+            "update_id": 10_000 + self.made,
+            "message": {
+                "message_id": self.made,
+                "from": {"id": int(self.person), "is_bot": False, "first_name": "Ada"},
+                "chat": {"id": int(room or self.direct), "type": kind},
+                "date": 4_000_000_000,
+                "text": f"@exo_bot {text}" if mention else text,
+            },
+        }
+
+    async def answer(self, call: ApiCall) -> Told:
+        method = call.path.removeprefix(f"/bot{TOKEN}/")
+        match method:
+            case "getUpdates":
+                return await self._updates(int(call.query["offset"] or 0))
+            case "sendMessage" if self.to_refuse:
+                self.to_refuse -= 1
+                wait = {"ok": False, "error_code": 429, "parameters": {"retry_after": 1}}
+                return Told(wait, 429)
+            case "sendMessage" | "editMessageText":
+                room, edits = str(call.body["chat_id"]), str(call.body.get("message_id", ""))
+                name = self.show(room, call.body["text"], edits)
+                return Told({"ok": True, "result": {"message_id": int(name)}})
+        return Told({"ok": True, "result": True})
+
+    async def _updates(self, offset: int) -> Told:
+        self.updates = [one for one in self.updates if one["update_id"] >= offset]
+        with anyio.move_on_after(5):
+            while not self.updates:
+                await self.news()
+        return Told({"ok": True, "result": self.updates})
+
+
+@dataclass
+class CalledTelegram(Telegram, CalledChat):
+    """It is told where the gateway is, and with what to prove itself."""
+
+    webhook: str = ""
+
+    @property
+    def toml(self) -> str:
+        return f"""{self.plugin}
+[channels.telegram]
+plugin = "telegram"
+transport = "webhook"
+secrets = {{ bot_token = "{TOKEN}", webhook_secret = "{SECRET}" }}
+{self.rules}
+
+[channels.telegram.config]
+api_base = "{self.api}"
+public_url = "https://gateway.example.com"
+username = "exo_bot"
+"""
+
+    @property
+    def address(self) -> str:
+        return self.webhook.removeprefix("https://gateway.example.com/webhooks/")
+
+    def signed(self, body: bytes) -> Mapping[str, str]:
+        return {"x-telegram-bot-api-secret-token": SECRET}
+
+    async def reach(self) -> None:
+        while not self.webhook:
+            await self.news()
+        await super().reach()
+
+    async def say(self, text: str, *, room: str = "", mention: bool = False) -> None:
+        await self.call(self.update(text, room, mention=mention))
+
+    async def answer(self, call: ApiCall) -> Told:
+        if call.path == f"/bot{TOKEN}/setWebhook":
+            assert call.query["secret_token"] == SECRET
+            self.webhook = call.query["url"]
+        return await super().answer(call)
+
+
+@pytest.fixture(params=[Telegram, CalledTelegram])
+async def chat(request: pytest.FixtureRequest) -> AsyncIterator[Telegram]:
+    chat = request.param("1111", "1111", "-100222")
+    async with chat.open():
+        yield chat
+
+
+async def test_a_stranger_is_paired_and_answered(chat: Telegram, tmp_path: Path) -> None:
+    await pairs_and_is_answered(chat, tmp_path)
+
+
+async def test_a_long_answer_comes_whole_in_parts(chat: Telegram, tmp_path: Path) -> None:
+    parts = await reads_all_of_a_long_answer(chat, tmp_path, 200)
+
+    assert len(parts) > 1
+
+
+async def test_the_bot_is_meant_by_its_name(chat: Telegram, tmp_path: Path) -> None:
+    await is_heard_in_a_room_by_name_alone(chat, tmp_path)
+
+
+async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Telegram, tmp_path: Path) -> None:
+    await is_answered_once_over_a_restart(chat, tmp_path)

@@ -1,0 +1,96 @@
+"""A program talks with an agent: it signs what it says, and is posted the answers."""
+
+import base64
+import hashlib
+import hmac
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from gateway.host.clock import SystemClock
+from tests.fakes.api import ApiCall, Told
+from tests.scenarios.chats import (
+    CalledChat,
+    is_answered_once_over_a_restart,
+    is_heard_in_a_room_by_name_alone,
+    pairs_and_is_answered,
+    reads_all_of_a_long_answer,
+)
+
+KEY = bytes(range(24))
+TOKEN = "token-of-the-program"
+
+
+@dataclass
+class Program(CalledChat):
+    """It means the agent with whatever it says."""
+
+    made: int = 0
+
+    @property
+    def toml(self) -> str:
+        return f"""
+[[plugins]]
+name = "webhook"
+path = "bundled:webhook"
+capabilities = ["http:{self.api}"]
+
+[channels.ci]
+plugin = "webhook"
+config = {{ scheme = "standard", reply_url = "{self.api}/answers" }}
+secrets = {{ secret = "whsec_{base64.b64encode(KEY).decode()}", reply_token = "{TOKEN}" }}
+{self.rules}
+"""
+
+    @property
+    def address(self) -> str:
+        return "ci"
+
+    def signed(self, body: bytes) -> Mapping[str, str]:
+        name, at = f"msg_{self.made}", str(int(SystemClock().now().timestamp()))
+        proof = hmac.digest(KEY, f"{name}.{at}.".encode() + body, hashlib.sha256)
+        signature = f"v1,{base64.b64encode(proof).decode()}"
+        return {"webhook-id": name, "webhook-timestamp": at, "webhook-signature": signature}
+
+    async def say(self, text: str, *, room: str = "", mention: bool = False) -> None:
+        if room and not mention:
+            return
+        self.made += 1
+        place = {"peer": room, "kind": "group"} if room else {}
+        await self.call({"sender": self.person, "text": text} | place)
+
+    async def answer(self, call: ApiCall) -> Told:
+        assert call.headers["authorization"] == f"Bearer {TOKEN}"
+        assert (call.path, call.headers["idempotency-key"]) == ("/answers", call.body["id"])
+        if self.to_refuse:
+            self.to_refuse -= 1
+            return Told(status=429, headers={"retry-after": "1"})
+        self.show(call.body["peer"], call.body["text"], call.body["id"])
+        return Told()
+
+
+@pytest.fixture
+async def chat() -> AsyncIterator[Program]:
+    chat = Program("build", "build", "nightly")
+    async with chat.open():
+        yield chat
+
+
+async def test_a_stranger_is_paired_and_answered(chat: Program, tmp_path: Path) -> None:
+    await pairs_and_is_answered(chat, tmp_path)
+
+
+async def test_a_long_answer_comes_whole(chat: Program, tmp_path: Path) -> None:
+    parts = await reads_all_of_a_long_answer(chat, tmp_path, 200)
+
+    assert len(parts) == 1
+
+
+async def test_a_room_has_to_be_listed(chat: Program, tmp_path: Path) -> None:
+    await is_heard_in_a_room_by_name_alone(chat, tmp_path)
+
+
+async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Program, tmp_path: Path) -> None:
+    await is_answered_once_over_a_restart(chat, tmp_path)
