@@ -56,6 +56,7 @@ class Intake:
     commands: Commands | None = None
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     ignored: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _answers: dict[tuple[str, str, str], Told] = field(default_factory=dict)  # not committed yet
     _commanding: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def take(
@@ -132,13 +133,17 @@ class Intake:
         memos: Memos,
     ) -> bool:
         """One after the other, so that copies of a command that come together are one."""
+        place = (channel.name, channel.account, message.platform_id)
         # Whoever brought it may vanish; what was carried out must be known as that.
         with anyio.CancelScope(shield=True):
             async with self._commanding:
-                known = await self.events.knows(channel.name, channel.account, message.platform_id)
+                known = await self.events.knows(*place)
                 if not known:
-                    text = await commands.run(command, channel, message)
-                    await self._hear(channel, message, "command", memos, told=Told(text))
+                    answer = self._answers.get(place)
+                    answer = answer or Told(await commands.run(command, channel, message))
+                    self._answers[place] = answer
+                    await self._hear(channel, message, "command", memos, told=answer)
+                self._answers.pop(place, None)  # whatever becomes of it, it is known
         if known:
             self._count(channel, "duplicate")
         return not known

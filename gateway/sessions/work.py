@@ -352,8 +352,8 @@ class Work:
 
     def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
         new, key = entry.new, entry.new.session_key
-        if key.channel not in self.means.channels:
-            return ()
+        if key.channel not in self.means.channels and new.whence is None:
+            return ()  # what came by a channel that is gone is kept for the operator
         place = (key.channel, key.account, *new.whither)
         delivery = NewDelivery(f"d_{new.message_id}", *place, end.text, new.whence)
         return (delivery,)

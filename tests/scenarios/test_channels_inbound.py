@@ -169,4 +169,4 @@ async def test_who_was_told_to_pair_is_answered_from_the_next_message_on(tmp_pat
 
     assert asked(model) == {f"question {1 + PEERS}": 1}
     assert [page for page in pages if page] == [[f"question {1 + PEERS}"]]
-    assert [one.new.text for one in told] == ["pair first"]
+    assert [one.new.text for one in told] == ["pair first", f"answer to question {1 + PEERS}"]
