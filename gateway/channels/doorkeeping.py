@@ -24,7 +24,6 @@ NAMES = (
     *("whoami", "help", "reset"),
 )
 MOST_NOTED = 1_000  # closed rooms that were logged
-MOST_NOTICES = 100
 NOT_KNOWN = (
     "I do not know you yet, so I have not read your message. If you belong here, ask my owner to "
     "run `exogate pair approve {code}`, or to send me `/pair approve {code}`. The code is valid for "
@@ -39,7 +38,6 @@ class Doorman:
 
     book: PairingBook
     _noted: set[tuple[str, str]] = field(default_factory=set)
-    _notices: dict[tuple[str, str, str], Told] = field(default_factory=dict)
 
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         if message.kind == "group":
@@ -80,14 +78,15 @@ class Doorman:
         """Whoever waits, or was denied, is told nothing more."""
         if channel.dm_policy == "open":
             return Turn()
-        # A notice that could not be committed is told when the platform sends its message again.
-        place = (channel.name, channel.account, message.platform_id)
-        code = None if known else await self.book.ask(*place[:2], message.sender)
-        if code is not None:
-            self._notices[place] = Told(NOT_KNOWN.format(code=code))
-            if len(self._notices) > MOST_NOTICES:
-                del self._notices[next(iter(self._notices))]
-        return self._notices.get(place, Ignored("not_paired"))
+        place = (channel.name, channel.account)
+        asked = None if known else await self.book.ask(*place, message.sender)
+        if asked is None:
+            return Ignored("not_paired")
+        pairing, code = asked
+        return Told(NOT_KNOWN.format(code=code), pairing)
+
+    def asked(self, asked: Pairing) -> None:
+        self.book.asked(asked)
 
     def _note_closed(self, channel: str, room: str) -> None:
         """Once a room: whoever wants to open it needs its id."""

@@ -28,6 +28,7 @@ from gateway.domain.channels import (
 from gateway.domain.errors import AlreadyHeard, NoRoute, NotOfProject
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, NewDelivery
+from gateway.domain.pairing import Pairing
 from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class Intake:
     commands: Commands | None = None
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     ignored: Counter[tuple[str, str]] = field(default_factory=Counter)
+    _answers: dict[tuple[str, str, str], Told] = field(default_factory=dict)  # not committed yet
     _commanding: anyio.Lock = field(default_factory=anyio.Lock)
 
     async def take(
@@ -85,10 +87,10 @@ class Intake:
                 self._count(channel, "ignored")
                 return False
             case Told():
-                return await self._hear(channel, message, "told", memos, text=verdict.text)
+                return await self._hear(channel, message, "told", memos, told=verdict)
         # Asked only of those who may talk: nobody else is to be told anything.
         if self._is_too_old(channel, message):
-            return await self._hear(channel, message, "expired", memos, text=TOO_LATE)
+            return await self._hear(channel, message, "expired", memos, told=Told(TOO_LATE))
         if isinstance(verdict, Command) and self.commands is not None:
             return await self._command(self.commands, verdict, channel, message, memos)
         return await self._turn(channel, message, memos)
@@ -131,13 +133,17 @@ class Intake:
         memos: Memos,
     ) -> bool:
         """One after the other, so that copies of a command that come together are one."""
+        place = (channel.name, channel.account, message.platform_id)
         # Whoever brought it may vanish; what was carried out must be known as that.
         with anyio.CancelScope(shield=True):
             async with self._commanding:
-                known = await self.events.knows(channel.name, channel.account, message.platform_id)
+                known = await self.events.knows(*place)
                 if not known:
-                    text = await commands.run(command, channel, message)
-                    await self._hear(channel, message, "command", memos, text=text)
+                    answer = self._answers.get(place)
+                    answer = answer or Told(await commands.run(command, channel, message))
+                    self._answers[place] = answer
+                    await self._hear(channel, message, "command", memos, told=answer)
+                self._answers.pop(place, None)  # whatever becomes of it, it is known
         if known:
             self._count(channel, "duplicate")
         return not known
@@ -149,20 +155,26 @@ class Intake:
         outcome: HeardAs,
         memos: Memos,
         *,
-        text: str | None = None,
+        told: Told | None = None,
     ) -> bool:
         now = self.clock.now()
         place = (channel.name, channel.account)
         # However much comes too late after a long silence, a room is told so once a day.
         late = (message.peer, message.thread or "", now.date().isoformat())
         name = _name(*place, *(late if outcome == "expired" else (message.platform_id,)))
-        deliveries = [] if text is None else [_answer(name, channel, message, text)]
+        deliveries = [] if told is None else [_answer(name, channel, message, told.text)]
+        asked = None if told is None else told.asked
         heard = Heard(*place, message.platform_id, outcome, now)
-        is_new = await self.events.hear(heard, deliveries, memos)
+        is_new = await self.events.hear(heard, deliveries, memos, asked)
         self._count(channel, outcome if is_new else "duplicate")
         if is_new and deliveries:
-            self.nudge()
+            self._follow_up(asked)
         return True
+
+    def _follow_up(self, asked: Pairing | None) -> None:
+        if asked is not None and self.doorkeeper is not None:
+            self.doorkeeper.asked(asked)
+        self.nudge()
 
     def _is_too_old(self, channel: ChannelDef, message: Incoming) -> bool:
         said_at = _seconds(message.timestamp or "")

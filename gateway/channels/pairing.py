@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 ALPHABET = "ABCDEFGHJKMNPQRSTUVWXYZ23456789"  # without what looks alike
 CODE_LENGTH = 8
 LIFE = timedelta(hours=1)
-MOST_WAITING = 3  # of an account
 MOST_WRONG, WITHIN_S, LOCKED_S = 5, 60.0, 300.0
 MOST_KNOWN = 4096  # people
 LONGEST_NAME = 100
@@ -63,18 +62,24 @@ class PairingBook:
                 del self._paired[next(iter(self._paired))]
         return found
 
-    async def ask(self, channel: str, account: str, sender: Sender) -> str | None:
-        """The code that the person is to be told; None: nothing is. Raises StoreUnavailable."""
+    async def ask(self, channel: str, account: str, sender: Sender) -> tuple[Pairing, str] | None:
+        """What is to be committed with the code that the person is told; None: nothing is. A
+        stranger who goes on and on, or comes to a full line, costs no commit. Raises
+        StoreUnavailable."""
         code, now = _new_code(self.ids), self.clock.now()
         name = sender.name and sender.name[:LONGEST_NAME]
         who, until = (channel, account, sender.id), now + LIFE
         asked = Pairing(*who, name, "asked", _digest(code), now, until)
-        if not await self.store.ask(asked, most=MOST_WAITING, now=now):
+        if not await self.store.may_ask(asked):
             return None
-        log.info("somebody asks to talk", extra={"channel": channel, "person": sender.id})
-        self.tell("pair.asked", _told(asked))
         half = CODE_LENGTH // 2
-        return f"{code[:half]}-{code[half:]}"
+        return asked, f"{code[:half]}-{code[half:]}"
+
+    def asked(self, asked: Pairing) -> None:
+        """It is committed."""
+        extra = {"channel": asked.channel, "person": asked.person}
+        log.info("somebody asks to talk", extra=extra)
+        self.tell("pair.asked", _told(asked))
 
     async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         found = await self.store.list(channel=channel, limit=limit)

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 MOST_FAILURES = 5  # of one body: then nobody waits for it any longer
 _REMEMBERED = 1_000  # bodies that failed
-_LARGEST_KEPT = 65_536  # characters of a body that nobody could read
+_LARGEST_KEPT = 1_048_576  # characters of a body that nobody could read
 _WITHHELD = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 Headers = Sequence[tuple[str, str]]
@@ -63,18 +63,21 @@ class WayIn:
         """
         body = await self.scrub(said.body)
         try:
-            parsed = read_parsed(await self.adapter.parse(await self._event(said, body)))
+            parsed = await self._parse(said, body)
         except AdapterFailed as error:
-            await self._give_up(said, body, error)
-            parsed = Parsed()
+            parsed = await self._give_up(said, body, error)
         await self.intake.take(self.channel, parsed, kept)
         if parsed.state is not None:
             self.state = parsed.state
         return parsed.reply
 
-    async def _event(self, said: Said, body: bytes) -> str:
+    async def _parse(self, said: Said, body: bytes, *, skip: bool | None = None) -> Parsed:
+        return read_parsed(await self.adapter.parse(await self._event(said, body, skip)))
+
+    async def _event(self, said: Said, body: bytes, skip: bool | None) -> str:  # noqa: FBT001  # one of its members
         channel = self.channel
         head = {
+            "skip": skip,
             "transport": said.transport,
             "method": said.method,
             "path": said.path,
@@ -90,12 +93,16 @@ class WayIn:
         scrubbed = await self.scrub(to_json(told))
         return f"{scrubbed.decode(errors='replace')[:-1]},{_body(body)}}}"
 
-    async def _give_up(self, said: Said, body: bytes, error: AdapterFailed) -> None:
-        """Raises it once more, until it was raised often enough."""
+    async def _give_up(self, said: Said, body: bytes, error: AdapterFailed) -> Parsed:
+        """Raises it once more, until it was raised often enough. What was polled comes again until
+        its adapter says where to go on: as long as it does not, it is not given up."""
         digest = sha256(said.body).hexdigest()
         failures = self._failures.pop(digest, 0) + 1
         extra = {"channel": self.channel.name, "why": str(error), "failures": failures}
-        if failures < MOST_FAILURES:
+        beyond = Parsed()
+        if failures >= MOST_FAILURES and said.transport == "poll":
+            beyond = await self._beyond(said, body)
+        if failures < MOST_FAILURES or (said.transport == "poll" and beyond.state is None):
             log.warning("an adapter failed", extra=extra)
             self._failures[digest] = failures
             if len(self._failures) > _REMEMBERED:
@@ -106,6 +113,15 @@ class WayIn:
         text = body.decode(errors="replace")[:_LARGEST_KEPT]
         heard = Heard(*place, "unreadable", self.intake.clock.now(), text)
         await self.intake.events.hear(heard, (), ())
+        return beyond
+
+    async def _beyond(self, said: Said, body: bytes) -> Parsed:
+        """The state after an answer that nobody can read, if the adapter can tell it."""
+        try:
+            state = (await self._parse(said, body, skip=True)).state
+        except AdapterFailed:
+            state = None
+        return Parsed(state=None if state == self.state else state)
 
 
 def _joined(headers: Headers) -> dict[str, str]:

@@ -97,7 +97,8 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True)
 class Poll:
-    """The host asks again and again; `{state}` is what the adapter returned last."""
+    """The host asks again and again; `{state}` is what the adapter returned last. An answer that it
+    fails at again and again comes once more with `skip`: then the state after it is all that counts."""
 
     __pydantic_config__: ClassVar[Table] = STRICT
     type: Literal["poll"]

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.inbox import NewDelivery
+from gateway.domain.pairing import Pairing
 
 HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
 
@@ -33,9 +34,11 @@ class ChannelEvents(Protocol):
         heard: Heard,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
+        asked: Pairing | None = None,
     ) -> bool:
-        """ONE durable commit. False, and nothing but the memos is written, if that message was
-        heard or accepted before. A delivery whose id is there already is not made again. Raises
+        """ONE durable commit, which puts whoever has `asked` in the line, where expired ones are
+        gone. False, and nothing but the memos is written, if that message was heard or accepted
+        before, or its sender may not ask. A delivery whose id is there already is not made again. Raises
         StoreUnavailable."""
         ...
 

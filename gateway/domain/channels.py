@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 from gateway.domain.adapters import Description, Incoming, Table, TransportKind
+from gateway.domain.pairing import Pairing
 from gateway.domain.plugins import PluginDef, PluginSecret
 
 DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
@@ -88,9 +89,11 @@ class Ignored:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """The peer is answered with a text, once; no model is asked."""
+    """The peer is answered with a text, once; no model is asked. Who `asked` to talk waits from that
+    commit on."""
 
     text: str
+    asked: Pairing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,10 @@ Verdict = Turn | Ignored | Told | Command
 class Doorkeeper(Protocol):
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
+        ...
+
+    def asked(self, asked: Pairing) -> None:
+        """It is committed, with what the person is told."""
         ...
 
 

@@ -1,5 +1,6 @@
 """An accepted message on its way: what is written before it is acknowledged, and how it ends."""
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -43,6 +44,12 @@ class NewEntry:
     limits: Mapping[str, int] = field(default_factory=dict)  # the request's own: they only tighten
     whence: str | None = None  # JSON of a Whence, where the answer leaves by a channel
     memos: tuple[ChannelMemo, ...] = ()  # written with it, also if it is a duplicate
+
+    @property
+    def whither(self) -> tuple[str, str | None]:
+        """The room and the thread that an answer goes to."""
+        told = json.loads(self.whence) if self.whence else {}
+        return told.get("peer", self.session_key.peer), told.get("thread")
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from datetime import datetime
 from typing import Literal, Protocol
 
 PairingState = Literal["asked", "paired", "denied"]
+MOST_WAITING = 3  # of an account
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +29,9 @@ class Pairings(Protocol):
 
     async def find(self, channel: str, account: str, person: str) -> Pairing | None: ...
 
-    async def ask(self, asked: Pairing, *, most: int, now: datetime) -> bool:
-        """Durable. Puts one in the line, where expired ones are gone. False if `most` are waiting on
-        that account, or the person waits already, is paired or denied."""
+    async def may_ask(self, asked: Pairing) -> bool:
+        """A look alone: who asks is written with what the person is told, by ChannelEvents.hear.
+        False if the line of that account is full, or the person waits already, is paired or denied."""
         ...
 
     async def decide(

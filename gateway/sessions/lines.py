@@ -207,7 +207,7 @@ def _is_resumed(entry: Entry) -> bool:
 
 
 def _fits(batch: Sequence[Waiting], one: Waiting) -> bool:
-    """Whether one turn may answer it as well: for the same person, from the same place, within the
+    """Whether one turn may answer it as well: for the same person, in the same thread, within the
     same limit. Tools act for one person, so that of others are answered by themselves."""
     first, new = batch[0].entry.new, one.entry.new
     size = sum(len(other.entry.new.content) for other in batch) + len(new.content)
@@ -216,6 +216,6 @@ def _fits(batch: Sequence[Waiting], one: Waiting) -> bool:
         and size <= MOST_CHARACTERS
         and first.context_id is None
         and new.context_id is None
-        and (first.sender, first.limits) == (new.sender, new.limits)
+        and (first.sender, first.limits, first.whither) == (new.sender, new.limits, new.whither)
         and not (batch[-1].is_stopped or one.is_stopped)
     )

@@ -352,14 +352,10 @@ class Work:
 
     def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
         new, key = entry.new, entry.new.session_key
-        if key.channel not in self.means.channels:
-            return ()
-        whence = self.means.decode(new.whence) if new.whence else {}
-        where = whence if isinstance(whence, dict) else {}
-        peer, thread = where.get("peer", key.peer), where.get("thread")
-        delivery = NewDelivery(
-            f"d_{new.message_id}", key.channel, key.account, peer, thread, end.text, new.whence
-        )
+        if key.channel not in self.means.channels and new.whence is None:
+            return ()  # what came by a channel that is gone is kept for the operator
+        place = (key.channel, key.account, *new.whither)
+        delivery = NewDelivery(f"d_{new.message_id}", *place, end.text, new.whence)
         return (delivery,)
 
 

@@ -9,7 +9,9 @@ from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.errors import AlreadyHeard
 from gateway.domain.inbox import NewDelivery, NewEntry
+from gateway.domain.pairing import Pairing
 from gateway.store.outbox import add_delivery, require_delivery
+from gateway.store.pairings import ask, require_asked
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
@@ -35,9 +37,10 @@ class SqliteChannels:
         heard: Heard,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
+        asked: Pairing | None = None,
     ) -> bool:
-        require_heard(heard, deliveries, memos)
-        hear = partial(_hear, heard, deliveries, memos)
+        require_heard(heard, deliveries, memos, asked)
+        hear = partial(_hear, heard, deliveries, memos, asked)
         return await self._writer.write(hear, durable=True)
 
     async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
@@ -54,8 +57,13 @@ def require_memos(memos: Sequence[ChannelMemo]) -> None:
 
 
 def require_heard(
-    heard: Heard, deliveries: Sequence[NewDelivery], memos: Sequence[ChannelMemo]
+    heard: Heard,
+    deliveries: Sequence[NewDelivery],
+    memos: Sequence[ChannelMemo],
+    asked: Pairing | None,
 ) -> None:
+    if asked is not None:
+        require_asked(asked)
     require_text("a channel's message", heard.channel, heard.account, heard.platform_id)
     require_text("a channel's message", heard.detail)
     for new in deliveries:
@@ -93,11 +101,15 @@ def _knows(name: tuple[str, str, str], db: sqlite3.Connection) -> bool:
 
 
 def _hear(
-    heard: Heard, deliveries: Sequence[NewDelivery], memos: Sequence[ChannelMemo], pen: Pen
+    heard: Heard,
+    deliveries: Sequence[NewDelivery],
+    memos: Sequence[ChannelMemo],
+    asked: Pairing | None,
+    pen: Pen,
 ) -> bool:
     write_memos(memos, pen)
     name = (heard.platform_id, heard.channel, heard.account)
-    if _knows(name, pen.db):
+    if _knows(name, pen.db) or (asked is not None and not ask(asked, pen)):
         return False
     at = to_micros(heard.at)
     pen.db.execute(_HEAR, (*name, at, heard.outcome, heard.detail))

@@ -6,7 +6,9 @@ from datetime import datetime
 from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.inbox import NewDelivery
+from gateway.domain.pairing import Pairing
 from gateway.store.channels import require_heard, require_memos
+from gateway.store.memory_pairings import ask
 from gateway.store.memory_shelf import Shelf
 
 
@@ -33,12 +35,13 @@ class MemoryChannels:
         heard: Heard,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
+        asked: Pairing | None = None,
     ) -> bool:
-        require_heard(heard, deliveries, memos)
+        require_heard(heard, deliveries, memos, asked)
         await self._shelf.ready()
         self._shelf.keep_memos(memos)
         name = (heard.channel, heard.account, heard.platform_id)
-        if self._knows(name):
+        if self._knows(name) or (asked is not None and not ask(asked, self._shelf)):
             return False
         self._shelf.told[name] = heard
         for new in deliveries:

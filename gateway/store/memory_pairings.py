@@ -1,12 +1,13 @@
 """Who may talk in direct chats, in memory."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from gateway.domain.pairing import Pairing, PairingState
+from gateway.domain.pairing import MOST_WAITING, Pairing, PairingState
 from gateway.store.memory_shelf import Shelf
-from gateway.store.rows import require_text
+
+Held = Mapping[tuple[str, str, str], Pairing]
 
 
 class MemoryPairings:
@@ -17,19 +18,9 @@ class MemoryPairings:
         await self._shelf.ready()
         return self._shelf.pairings.get((channel, account, person))
 
-    async def ask(self, asked: Pairing, *, most: int, now: datetime) -> bool:
-        require_text("whoever asks", asked.channel, asked.account, asked.person, asked.name)
+    async def may_ask(self, asked: Pairing) -> bool:
         await self._shelf.ready()
-        held = self._shelf.pairings
-        for who, one in tuple(held.items()):
-            if one.state == "asked" and one.expires_at <= now:
-                del held[who]
-        who = (asked.channel, asked.account, asked.person)
-        waiting = [one for one in held.values() if one.state == "asked" and _is_beside(one, asked)]
-        if who in held or len(waiting) >= most:
-            return False
-        held[who] = asked
-        return True
+        return _may_ask(asked, _waiting_at(asked.asked_at, self._shelf))
 
     async def decide(
         self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
@@ -55,6 +46,29 @@ class MemoryPairings:
         found.sort(key=lambda one: (one.channel, one.account, one.person))
         found.sort(key=lambda one: (one.state == "asked", one.asked_at), reverse=True)
         return found[: max(0, limit)]
+
+
+def ask(asked: Pairing, shelf: Shelf) -> bool:
+    held = _waiting_at(asked.asked_at, shelf)
+    if not _may_ask(asked, held):
+        return False
+    shelf.pairings = {**held, (asked.channel, asked.account, asked.person): asked}
+    return True
+
+
+def _may_ask(asked: Pairing, held: Held) -> bool:
+    waiting = [one for one in held.values() if one.state == "asked" and _is_beside(one, asked)]
+    is_known = (asked.channel, asked.account, asked.person) in held
+    return not is_known and len(waiting) < MOST_WAITING
+
+
+def _waiting_at(now: datetime, shelf: Shelf) -> Held:
+    """Without those whose code has expired."""
+    return {
+        who: one
+        for who, one in shelf.pairings.items()
+        if one.state != "asked" or one.expires_at > now
+    }
 
 
 def _is_beside(one: Pairing, other: Pairing) -> bool:

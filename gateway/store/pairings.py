@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from gateway.domain.pairing import Pairing, PairingState
+from gateway.domain.pairing import MOST_WAITING, Pairing, PairingState
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
@@ -22,12 +22,8 @@ class SqlitePairings:
     async def find(self, channel: str, account: str, person: str) -> Pairing | None:
         return await self._readers.read(partial(_find, (channel, account, person)))
 
-    async def ask(self, asked: Pairing, *, most: int, now: datetime) -> bool:
-        require_text("whoever asks", asked.channel, asked.account, asked.person, asked.name)
-        # A stranger who goes on and on, or comes to a full line, costs no commit.
-        if not await self._readers.read(partial(_may_ask, asked, most, to_micros(now))):
-            return False
-        return await self._writer.write(partial(_ask, asked, most, to_micros(now)), durable=True)
+    async def may_ask(self, asked: Pairing) -> bool:
+        return await self._readers.read(partial(_may_ask, asked))
 
     async def decide(
         self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
@@ -48,20 +44,26 @@ def _find(who: _Who, db: sqlite3.Connection) -> Pairing | None:
     return None if row is None else _to_pairing(row)
 
 
-def _may_ask(asked: Pairing, most: int, now: int, db: sqlite3.Connection) -> bool:
+def _may_ask(asked: Pairing, db: sqlite3.Connection) -> bool:
+    now = to_micros(asked.asked_at)
     known = _find((asked.channel, asked.account, asked.person), db)
     if known is not None and (known.state != "asked" or to_micros(known.expires_at) > now):
         return False
     (waiting,) = db.execute(_WAITING, (asked.channel, asked.account, now)).fetchone()
-    return bool(waiting < most)
+    return bool(waiting < MOST_WAITING)
 
 
-def _ask(asked: Pairing, most: int, now: int, pen: Pen) -> bool:
-    if not _may_ask(asked, most, now, pen.db):
+def require_asked(asked: Pairing) -> None:
+    require_text("whoever asks", asked.channel, asked.account, asked.person, asked.name)
+
+
+def ask(asked: Pairing, pen: Pen) -> bool:
+    if not _may_ask(asked, pen.db):
         return False
-    pen.db.execute("DELETE FROM pairing WHERE state = 'asked' AND expires_at <= ?", (now,))
+    at = to_micros(asked.asked_at)
+    pen.db.execute("DELETE FROM pairing WHERE state = 'asked' AND expires_at <= ?", (at,))
     row = (asked.channel, asked.account, asked.person, asked.name, asked.state, asked.code_digest)
-    times = (to_micros(asked.asked_at), to_micros(asked.expires_at))
+    times = (at, to_micros(asked.expires_at))
     pen.db.execute(
         f"INSERT INTO pairing ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (*row, *times, asked.is_owner),

@@ -54,14 +54,14 @@ const Attachment = struct { name: []const u8, mime: ?[]const u8, size: ?i64 };
 pub fn parse(event: Object) Failed![]const u8 {
     const body = objectOf(try exogate.parse(textOf(event.get("body")) orelse ""));
     const username = std.mem.trimStart(u8, textOf(objectOf(event.get("config")).get("username")) orelse "", "@");
-    if (values.is(event, "transport", "poll")) return answered(body, username);
+    if (values.is(event, "transport", "poll")) return answered(body, username, values.truth(event.get("skip")));
     const id = values.numberOf(body.get("update_id")) orelse return exogate.refuse("The update has no update_id.", .{});
     const message = try messageOf(body, id, username) orelse return "{\"messages\": []}";
     return exogate.stringify(.{ .messages = .{message} });
 }
 
-/// What getUpdates says; `state` is the offset that confirms it.
-fn answered(body: Object, username: []const u8) Failed![]const u8 {
+/// What getUpdates says; `state` is the offset that confirms it, and all that is wanted to skip it.
+fn answered(body: Object, username: []const u8, skip: bool) Failed![]const u8 {
     if (!values.truth(body.get("ok")))
         return exogate.refuse("Telegram gave no updates: {s}", .{textOf(body.get("description")) orelse "it does not say why"});
     var messages: std.ArrayList(Message) = .empty;
@@ -70,6 +70,7 @@ fn answered(body: Object, username: []const u8) Failed![]const u8 {
         const update = objectOf(item);
         const id = values.numberOf(update.get("update_id")) orelse continue;
         last = @max(last orelse id, id);
+        if (skip) continue;
         if (try messageOf(update, id, username)) |message| try messages.append(exogate.allocator, message);
     }
     const state: ?[]const u8 = if (last) |id| try exogate.print("{d}", .{id +| 1}) else null;

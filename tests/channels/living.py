@@ -17,6 +17,7 @@ from gateway.domain.channels import ChannelDef, ChannelMemo, Turn, Verdict
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, NewDelivery
+from gateway.domain.pairing import Pairing
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import Fetch, Fetched, Leave
 from tests.fakes.clock import FakeClock
@@ -97,6 +98,7 @@ class FakeShelf:
         heard: Heard,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
+        asked: Pairing | None = None,
     ) -> bool:
         raise AssertionError("everything here makes a turn")
 
@@ -114,6 +116,9 @@ class FakeShelf:
 class Everybody:
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         return Turn()
+
+    def asked(self, asked: Pairing) -> None:
+        raise AssertionError("everybody may talk")
 
 
 @dataclass

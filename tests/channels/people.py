@@ -3,9 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
+from gateway.channels.doorkeeping import Doorman
 from gateway.channels.pairing import PairingBook
 from gateway.domain.adapters import Incoming, Sender
+from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelDef, Told, Verdict
+from gateway.domain.pairing import Pairing
 from gateway.domain.ports import Clock, Stores
 from tests.fakes.clock import CountingIds
 
@@ -14,6 +17,37 @@ CHANNEL = ChannelDef("chat", "chat")
 
 def a_book(stores: Stores, clock: Clock) -> PairingBook:
     return PairingBook(stores.pairings, stores.audit, clock, CountingIds())
+
+
+async def commit(stores: Stores, asked: Pairing) -> bool:
+    """As the intake does it, with what the person is told."""
+    name = f"{asked.person} at {asked.asked_at}"
+    heard = Heard(asked.channel, asked.account, name, "told", asked.asked_at)
+    return await stores.channel_events.hear(heard, asked=asked)
+
+
+async def ask(
+    stores: Stores,
+    book: PairingBook,
+    sender: Sender,
+    channel: str = "chat",
+    account: str = "default",
+) -> str | None:
+    """The code."""
+    asked = await book.ask(channel, account, sender)
+    if asked is None:
+        return None
+    await commit(stores, asked[0])
+    book.asked(asked[0])
+    return asked[1]
+
+
+async def judged(stores: Stores, door: Doorman, channel: ChannelDef, message: Incoming) -> Verdict:
+    """And what it wants to be committed is."""
+    verdict = await door.judge(channel, message)
+    if isinstance(verdict, Told) and verdict.asked is not None:
+        await commit(stores, verdict.asked)
+    return verdict
 
 
 def said(text: str = "hello", person: str = "ann", **more: Any) -> Incoming:

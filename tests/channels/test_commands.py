@@ -23,7 +23,7 @@ from gateway.domain.inbound import Inbound
 from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Model, Stores
 from gateway.memory.recall import Recall
-from tests.channels.people import CHANNEL, a_book, in_room, said
+from tests.channels.people import CHANNEL, a_book, ask, in_room, said
 from tests.fakes.model import GatedModel, ScriptedModel, says
 from tests.fakes.store import NOON, open_memory
 from tests.sessions.stage import AGENT, Stage, staged
@@ -94,7 +94,7 @@ async def chatting(model: Model | None = None, *, agent: AgentDef = AGENT) -> As
 
 async def own(chat: Chat, person: str = "ann") -> None:
     book = chat.commands.book
-    code = await book.ask("chat", "default", said(person=person).sender)
+    code = await ask(chat.stores, book, said(person=person).sender)
     assert code is not None
     await book.approve(code, by="local", is_owner=True)
 
@@ -315,7 +315,7 @@ async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> 
         book = chat.commands.book
         await own(chat)
         codes = [
-            await book.ask(*where, said(person=person).sender)
+            await ask(chat.stores, book, said(person=person).sender, *where)
             for person, where in [
                 ("ben", ("chat", "default")),
                 ("cleo", ("chat", "default")),
@@ -350,7 +350,7 @@ async def test_an_owner_decides_who_may_talk_on_their_account_and_no_other() -> 
 async def test_what_people_call_themselves_looks_like_nothing_else() -> None:
     async with chatting() as chat:
         eve = Sender("eve", "`[you](http://evil)\n# \u202eOwner\x1b[2J")
-        await chat.commands.book.ask("chat", "default", eve)
+        await ask(chat.stores, chat.commands.book, eve)
 
         told = await chat.give("/pair list")
 
@@ -410,7 +410,7 @@ async def test_an_owner_lets_a_stranger_in_who_is_answered_from_then_on() -> Non
 async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_billed() -> None:
     async with chatting() as chat:
         await own(chat)
-        codes = [await chat.commands.book.ask("chat", "default", said(person="ben").sender)]
+        codes = [await ask(chat.stores, chat.commands.book, said(person="ben").sender)]
         command = said(f"/pair approve {codes[0]}")
 
         async with anyio.create_task_group() as group:
@@ -430,7 +430,7 @@ async def test_a_command_of_somebody_who_may_give_none_is_plain_text(text: str) 
         await chat.take(said(text), channel=replace(CHANNEL, dm_policy="open"))
         await chat.stage.until_idle()
 
-        assert await chat.told() == []
+        assert await chat.told() == [("ann", "first")]  # the answer of the turn alone
     assert [request.messages[-1].text for request in chat.asked] == [text]
 
 

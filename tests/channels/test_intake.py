@@ -20,6 +20,7 @@ from gateway.domain.inbox import Accepted, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
 from gateway.sessions.reception import Bounds, Reception
 from gateway.store.opening import open_store
+from tests.fakes.adapter import KeptEvents
 from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeCommands, FakeDoor, incoming
 from tests.fakes.model import StallingModel
@@ -168,6 +169,13 @@ async def test_a_batch_that_is_refused_in_the_middle_is_taken_whole_when_it_come
         assert refused == (["0"], [])
         assert await site.said() == ["0", "1", "2"]
         assert await site.memos() == [STATE]
+
+
+class Unwritten(KeptEvents):
+    """A store that can be read."""
+
+    async def hear(self, *_: object) -> bool:
+        raise StoreUnavailable("nothing was written")
 
 
 class Unwritable:
@@ -326,6 +334,24 @@ async def test_a_command_is_finished_also_when_whoever_brought_it_is_gone(opened
         with anyio.CancelScope() as scope:
             await site.take(incoming("/new"))
 
+        assert [one.text for one in await site.deliveries()] == ["done: new"]
+
+
+async def test_a_command_whose_answer_could_not_be_committed_is_not_carried_out_again(
+    opened: Open,
+) -> None:
+    async with opened() as site:
+        site.door.verdicts["ann"] = Command("new", "")
+        site.intake.commands = commands = FakeCommands()
+        stores = site.intake.events
+        site.intake.events = Unwritten()
+        with pytest.raises(StoreUnavailable):
+            await site.take(incoming("/new"))
+        site.intake.events = stores
+
+        await site.take(incoming("/new"))
+
+        assert len(commands.run_so_far) == 1
         assert [one.text for one in await site.deliveries()] == ["done: new"]
 
 

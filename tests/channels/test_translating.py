@@ -2,6 +2,7 @@
 
 import base64
 import json
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -163,3 +164,39 @@ async def test_what_no_adapter_can_read_is_kept_and_not_asked_for_again() -> Non
         assert [(one.outcome, one.detail) for one in kept.heard] == [
             ("unreadable", "poison with [secret key] in it")
         ]
+
+
+def fails_unless_skipped(event: dict[str, Any]) -> object:
+    return {"messages": [], "state": "9"} if event.get("skip") else AdapterFailed("trapped")
+
+
+async def test_an_answer_that_nobody_can_read_stops_no_channel_for_good() -> None:
+    adapter, kept = FakeAdapter(fails_unless_skipped), KeptEvents()
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, Taken(), stores)
+        way_in.intake.events = kept
+        for _ in range(MOST_FAILURES - 1):
+            with pytest.raises(AdapterFailed):
+                await way_in.take(Said("poll", b"poison", status=200))
+        before = (way_in.state, [*kept.heard])
+
+        await way_in.take(Said("poll", b"poison", status=200))
+
+        assert before == ("", [])
+        assert (way_in.state, [one.detail for one in kept.heard]) == ("9", ["poison"])
+        memos = await stores.channel_memos.read("family", "default")
+        assert [memo.text for memo in memos] == ["9"]
+
+
+@pytest.mark.parametrize("beyond", [AdapterFailed("again"), {"messages": []}, {"state": "old"}])
+async def test_an_answer_is_not_given_up_while_nobody_knows_where_to_go_on(beyond: object) -> None:
+    adapter = FakeAdapter(lambda event: beyond if event.get("skip") else AdapterFailed("trapped"))
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, Taken(), stores)
+        way_in.intake.events, way_in.state = (kept := KeptEvents()), "old"
+
+        for _ in range(2 * MOST_FAILURES):
+            with pytest.raises(AdapterFailed):
+                await way_in.take(Said("poll", b"poison", status=200))
+
+        assert (way_in.state, kept.heard) == ("old", [])

@@ -9,8 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gateway.domain.channel_events import Heard
+from gateway.domain.inbox import NewDelivery
 from gateway.domain.pairing import Pairing, PairingState
 from gateway.domain.ports import Stores
+from tests.channels.people import commit
 from tests.conformance.test_ledger import opening
 from tests.fakes.store import NOON
 
@@ -30,8 +33,9 @@ def asking(person: str, *, account: str = "default", minutes: int = 0) -> Pairin
     return Pairing("chat", account, person, person.title(), "asked", digest, at, at + HOUR)
 
 
-async def ask(stores: Stores, one: Pairing, *, most: int = 3) -> bool:
-    return await stores.pairings.ask(one, most=most, now=one.asked_at)
+async def ask(stores: Stores, one: Pairing) -> bool:
+    may = await stores.pairings.may_ask(one)
+    return await commit(stores, one) and may
 
 
 async def pair(stores: Stores, one: Pairing, *, is_owner: bool = False) -> Pairing | None:
@@ -144,3 +148,22 @@ async def test_who_is_paired_stays_so_after_a_restart(tmp_path: Path) -> None:
 
     async with opening("embedded", tmp_path) as stores:
         assert await stores.pairings.find(*ANN) == paired
+
+
+async def hear(stores: Stores, one: Pairing, *, platform_id: str = "1") -> bool:
+    heard = Heard("chat", "default", platform_id, "told", one.asked_at)
+    notice = NewDelivery(f"d-{one.person}", "chat", "default", one.person, None, "a code", "{}")
+    return await stores.channel_events.hear(heard, [notice], (), one)
+
+
+async def test_who_asks_and_what_the_person_is_told_are_one_commit(opened: Open) -> None:
+    async with opened() as stores:
+        told = [await hear(stores, asking(person), platform_id=person) for person in "abcd"]
+        twice = await hear(stores, asking("a"), platform_id="another message")
+        again = await hear(stores, asking("late", minutes=61), platform_id="a")
+
+        due = await stores.outbox.due("chat", now=NOON + HOUR, limit=9)
+        assert (told, twice, again) == ([True, True, True, False], False, False)
+        assert [one.new.peer for one in due] == ["a", "b", "c"]
+        assert {one.person for one in await stores.pairings.list(limit=9)} == {"a", "b", "c"}
+        assert not await stores.channel_events.knows("chat", "default", "d")

@@ -19,6 +19,7 @@ from gateway.domain.errors import AdapterFailed
 from gateway.domain.ids import MessageId, RunId
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, NewDelivery
+from gateway.domain.pairing import Pairing
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import Stores
 from gateway.domain.secrets import Secret
@@ -85,6 +86,7 @@ class KeptEvents:
         heard: Heard,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
+        asked: Pairing | None = None,
     ) -> bool:
         is_new = not await self.knows(heard.channel, heard.account, heard.platform_id)
         self.heard += [heard] if is_new else []

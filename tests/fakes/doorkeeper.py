@@ -6,6 +6,7 @@ from anyio.lowlevel import checkpoint
 
 from gateway.domain.adapters import Incoming, Sender
 from gateway.domain.channels import ChannelDef, Command, Turn, Verdict
+from gateway.domain.pairing import Pairing
 
 
 def incoming(text: str = "hi", platform_id: str = "1", *, sender: str = "ann") -> Incoming:
@@ -19,11 +20,15 @@ class FakeDoor:
 
     verdicts: dict[str, Verdict] = field(default_factory=dict)  # by the sender's id
     judged: list[Incoming] = field(default_factory=list)
+    asked_for: list[Pairing] = field(default_factory=list)
 
     async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
         await checkpoint()
         self.judged.append(message)
         return self.verdicts.get(message.sender.id, Turn())
+
+    def asked(self, asked: Pairing) -> None:
+        self.asked_for.append(asked)
 
 
 @dataclass

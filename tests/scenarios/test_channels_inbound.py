@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import json
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from tests.fakes.gateway import Setup, Site, running
 from tests.fakes.model_server import ModelServer, scripted_server
 from tests.fakes.plain_adapter import PlainAdapter
 from tests.scenarios.scripts import echo
+from tests.scenarios.test_store_trouble import fill, small_disk
 
 KEY = "a key of the channel"
 CHANNEL = ChannelDef("shop", "fake", secrets=(PluginSecret("key", Secret(KEY), frozenset()),))
@@ -133,6 +135,28 @@ async def test_the_messages_of_a_call_are_all_taken_or_come_again(tmp_path: Path
     assert [request.last_text for request in model.requests] == [f"question {n}" for n in numbers]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs tmpfs")
+async def test_a_call_that_a_full_disk_cannot_take_is_refused_and_taken_once_later(
+    tmp_path: Path,
+) -> None:
+    async with (
+        small_disk(tmp_path / "disk", "4m") as disk,
+        scripted_server(echo) as model,
+        opened(model, disk, FakeDoor()) as place,
+    ):
+        ballast = await fill(disk)
+        refused = [await place.call(said(1)) for _ in range(3)]
+        await ballast.unlink()
+        with anyio.fail_after(20):
+            while (await place.call(said(1))).status != 200:
+                await anyio.lowlevel.checkpoint()
+        await place.until_idle()
+
+    assert {answer.status for answer in refused} == {503}
+    assert all(int(answer.headers["Retry-After"]) > 0 for answer in refused)
+    assert asked(model) == {"question 1": 1}
+
+
 async def test_whoever_cannot_prove_who_he_is_reaches_neither_adapter_nor_agent(
     tmp_path: Path,
 ) -> None:
@@ -169,4 +193,4 @@ async def test_who_was_told_to_pair_is_answered_from_the_next_message_on(tmp_pat
 
     assert asked(model) == {f"question {1 + PEERS}": 1}
     assert [page for page in pages if page] == [[f"question {1 + PEERS}"]]
-    assert [one.new.text for one in told] == ["pair first"]
+    assert [one.new.text for one in told] == ["pair first", f"answer to question {1 + PEERS}"]

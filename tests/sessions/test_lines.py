@@ -109,7 +109,14 @@ async def test_followup_gives_each_its_own_turn() -> None:
 
 
 @pytest.mark.parametrize(
-    "other", [{"sender": "bob"}, {"limits": {"token_budget": 2_000}}, {"context": True}], ids=str
+    "other",
+    [
+        {"sender": "bob"},
+        {"limits": {"token_budget": 2_000}},
+        {"context": True},
+        {"whence": '{"peer":"room","thread":"t"}'},
+    ],
+    ids=str,
 )
 async def test_what_another_said_or_said_elsewhere_is_answered_by_itself(
     other: dict[str, Any],
@@ -128,7 +135,8 @@ async def test_what_another_said_or_said_elsewhere_is_answered_by_itself(
             address = Address("websocket", "p", sender=more.get("sender"))
             context = NodeId(head) if "context" in more else None
             limits = more.get("limits", {})
-            inbound = Inbound(address, content, context_id=context, limits=limits)
+            whence = more.get("whence")
+            inbound = Inbound(address, content, context_id=context, limits=limits, whence=whence)
             await stage.front.reception.accept(inbound)
         model.let(9)
 

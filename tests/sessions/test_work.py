@@ -416,6 +416,17 @@ async def test_whoever_writes_on_a_platform_has_the_settings_of_their_place() ->
     assert [asked.thinking for asked in model.asked] == [True]
 
 
+async def test_the_answer_to_what_came_by_a_channel_is_kept_also_where_that_is_gone() -> None:
+    address = Address("telegram", "bot", "room", sender="5:6")
+    async with open_memory() as stores:
+        async with staged(ScriptedModel(says("ok")), stores) as stage:
+            inbound = Inbound(address, "hi", whence='{"peer":"room","thread":"t"}')
+            await stage.front.reception.accept(inbound)
+        [one] = await stores.outbox.due("telegram", now=stage.clock.now(), limit=10)
+
+    assert (one.new.peer, one.new.thread, one.new.text) == ("room", "t", "ok")
+
+
 async def test_a_message_waits_for_the_settings_while_the_store_is_away() -> None:
     model = ScriptedModel(says("ok"))
     async with open_memory() as stores:

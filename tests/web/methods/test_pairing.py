@@ -7,11 +7,12 @@ import pytest
 from gateway.channels.pairing import PairingBook
 from gateway.domain.adapters import Sender
 from gateway.domain.errors import Busy, NotFound
+from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.pairing import PairMethods
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import failure_of
-from tests.channels.people import a_book
+from tests.channels.people import a_book, ask
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
 from tests.web.methods.calling import call
@@ -22,8 +23,8 @@ async def told(book: PairingBook, name: str, /, **params: Any) -> Any:
     return await call(methods, name, **params)
 
 
-async def asked(book: PairingBook, person: str) -> str:
-    code = await book.ask("chat", "default", Sender(person, person.title()))
+async def asked(stores: Stores, book: PairingBook, person: str) -> str:
+    code = await ask(stores, book, Sender(person, person.title()))
     assert code is not None
     return code
 
@@ -31,7 +32,7 @@ async def asked(book: PairingBook, person: str) -> str:
 async def test_who_waits_is_listed_without_a_code_then_approved_by_it() -> None:
     async with open_memory() as stores:
         book = a_book(stores, FakeClock())
-        code = await asked(book, "ann")
+        code = await asked(stores, book, "ann")
         before = await told(book, "pair.list")
         approved = await told(book, "pair.approve", code=code)
         after = await told(book, "pair.list", channel="chat")
@@ -59,10 +60,10 @@ async def test_who_waits_is_listed_without_a_code_then_approved_by_it() -> None:
 async def test_later_ones_own_the_account_only_if_that_is_said() -> None:
     async with open_memory() as stores:
         book = a_book(stores, FakeClock())
-        await told(book, "pair.approve", code=await asked(book, "ann"))
+        await told(book, "pair.approve", code=await asked(stores, book, "ann"))
 
-        ben = await told(book, "pair.approve", code=await asked(book, "ben"))
-        cleo = await told(book, "pair.approve", code=await asked(book, "cleo"), owner=True)
+        ben = await told(book, "pair.approve", code=await asked(stores, book, "ben"))
+        cleo = await told(book, "pair.approve", code=await asked(stores, book, "cleo"), owner=True)
 
     assert (ben["owner"], cleo["owner"]) == (False, True)
 
@@ -70,12 +71,12 @@ async def test_later_ones_own_the_account_only_if_that_is_said() -> None:
 async def test_who_is_denied_by_code_stays_so_until_it_is_taken_back() -> None:
     async with open_memory() as stores:
         book = a_book(stores, FakeClock())
-        denied = await told(book, "pair.deny", code=await asked(book, "ann"))
-        assert await book.ask("chat", "default", Sender("ann")) is None
+        denied = await told(book, "pair.deny", code=await asked(stores, book, "ann"))
+        assert await ask(stores, book, Sender("ann")) is None
 
         revoked = await told(book, "pair.deny", channel="chat", person="ann")
 
-        assert await book.ask("chat", "default", Sender("ann")) is not None
+        assert await ask(stores, book, Sender("ann")) is not None
     assert denied["state"] == "denied"
     assert revoked == {
         "channel": "chat",
