@@ -93,6 +93,9 @@ class Frail:
         events = self.stores.channel_events
         return await self.faults.around(lambda: events.hear(heard, deliveries, memos, asked))
 
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+        return await self.stores.channel_events.unread(channel, limit=limit)
+
     async def forget(self, *, before: object, limit: int) -> int:
         raise AssertionError("nothing is so old")
 
