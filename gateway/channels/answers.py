@@ -10,7 +10,7 @@ from gateway.domain.adapters import Outbound
 from gateway.domain.ports import Fetched
 
 LONGEST_WAIT_S = 86_400.0
-_LONGEST_WORD = 300
+_LONGEST_WORD = 300  # also of an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
     )
     if is_ok:
         return Arrived(_text(outbound.message_id, said))
-    why = f"the platform answered {fetched.status}{f': {word[:_LONGEST_WORD]}' if word else ''}"
+    why = f"the platform answered {fetched.status}{f': {word}' if word else ''}"
     if (peer := _text(outbound.moved_to, said)) is not None:
         return Moved(peer, why)
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
@@ -67,7 +67,7 @@ def _text(path: str | None, said: object) -> str | None:
     value = None if path is None else at(said, path)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
-    return str(value) or None
+    return str(value)[:_LONGEST_WORD] or None
 
 
 def _wait_s(places: Sequence[str], said: object, headers: Mapping[str, str]) -> float | None:
@@ -78,7 +78,7 @@ def _wait_s(places: Sequence[str], said: object, headers: Mapping[str, str]) -> 
             continue
         try:
             seconds = float(value)
-        except ValueError:  # a date, which nobody sends to programs
+        except (ValueError, OverflowError):  # a date, which nobody sends to programs
             continue
         if seconds >= 0:  # NaN is not
             return min(seconds, LONGEST_WAIT_S)

@@ -48,6 +48,12 @@ def answer(status: int, body: str, *headers: tuple[str, str]) -> Fetched:
         ),
         (
             TELEGRAM,
+            answer(429, f'{{"parameters":{{"retry_after":1{"0" * 400}}}}}'),
+            TryAgain("the platform answered 429", None),
+        ),
+        (SLACK, answer(200, f'{{"ts":"{"1" * 1_000_000}"}}'), Arrived("1" * 300)),
+        (
+            TELEGRAM,
             answer(429, '{"parameters":{"retry_after":-1}}'),
             TryAgain("the platform answered 429", None),
         ),
