@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -55,7 +56,9 @@ class Intake:
     commands: Commands | None = None
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     ignored: Counter[tuple[str, str]] = field(default_factory=Counter)
-    _commanding: anyio.Lock = field(default_factory=anyio.Lock)
+    _commanding: WeakValueDictionary[tuple[str, str, str], anyio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
 
     async def take(
         self, channel: ChannelDef, parsed: Parsed, kept: ChannelMemo | None = None
@@ -130,10 +133,11 @@ class Intake:
         message: Incoming,
         memos: Memos,
     ) -> bool:
-        """One after the other, so that copies of a command that come together are one."""
+        """Of one person one after the other, so that copies that come together are one."""
+        who = (channel.name, channel.account, message.sender.id)
         # Whoever brought it may vanish; what was carried out must be known as that.
         with anyio.CancelScope(shield=True):
-            async with self._commanding:
+            async with self._commanding.setdefault(who, anyio.Lock()):
                 known = await self.events.knows(channel.name, channel.account, message.platform_id)
                 if not known:
                     text = await commands.run(command, channel, message)

@@ -314,6 +314,30 @@ async def test_copies_of_a_command_that_come_together_carry_it_out_once(opened: 
         assert await site.turns() == []
 
 
+async def test_a_command_that_takes_long_holds_up_nobody_else(opened: Open) -> None:
+    class Slow(FakeCommands):
+        async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
+            if message.sender.id == "ann":
+                await gate.wait()
+            return await super().run(command, channel, message)
+
+    gate = anyio.Event()
+    async with opened() as site:
+        site.intake.commands = commands = Slow()
+        site.door.verdicts = {"ann": Command("memory", ""), "bob": Command("help", "")}
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+                group.start_soon(site.take, incoming("/memory", "1"))
+                await anyio.wait_all_tasks_blocked()
+
+                await site.take(incoming("/help", "2", sender="bob"))
+                first = list(commands.run_so_far)
+                gate.set()
+
+        assert first == [("help", "", "bob")]
+        assert len(commands.run_so_far) == 2
+
+
 async def test_a_command_is_finished_also_when_whoever_brought_it_is_gone(opened: Open) -> None:
     class Gone(FakeCommands):
         async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
