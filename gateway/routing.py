@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from gateway.domain.bindings import Address, Binding, MatchedBy, Rejection, Route, speaker
+from gateway.domain.bindings import (
+    OWN_CHANNELS,
+    Address,
+    Binding,
+    MatchedBy,
+    Rejection,
+    Route,
+    speaker,
+)
 from gateway.domain.errors import NoRoute, NotOfProject, UnknownAgent
 from gateway.domain.ids import AgentId, SessionKey
 
@@ -141,6 +149,14 @@ def _rank(mask: Mask) -> tuple[int, int]:
 def _route(
     agent: AgentId, address: Address, matched_by: MatchedBy, binding_index: int | None
 ) -> Route:
-    peer = address.peer if address.thread is None else f"{address.peer}/{address.thread}"
-    key = SessionKey(agent, address.channel, address.account, peer)
+    key = SessionKey(agent, address.channel, address.account, _peer(address))
     return Route(agent, key, matched_by, binding_index)
+
+
+def _peer(address: Address) -> str:
+    """`room/thread`. Other people choose what rooms are called: `~1` is a slash in one of the two,
+    and `~0` a tilde, or one name could be read as another room's thread."""
+    parts = (address.peer,) if address.thread is None else (address.peer, address.thread)
+    if address.channel not in OWN_CHANNELS:  # there all of them are one principal's
+        parts = tuple(part.replace("~", "~0").replace("/", "~1") for part in parts)
+    return "/".join(parts)

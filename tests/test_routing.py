@@ -106,6 +106,28 @@ def test_a_thread_is_a_peer_of_its_own_but_its_room_binds_it() -> None:
     assert (route.agent_id, route.session_key.peer) == ("a", "room/7")
 
 
+names = st.text("a/~01", min_size=1, max_size=4)
+places = st.tuples(names, st.none() | names)
+
+
+@given(places, places)
+def test_no_room_and_no_thread_is_called_like_another(
+    one: tuple[str, str | None], other: tuple[str, str | None]
+) -> None:
+    keys = [
+        router().resolve(Address("c", "a", peer, thread=thread), requested=NAMES[0]).session_key
+        for peer, thread in (one, other)
+    ]
+
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+def test_what_a_client_calls_its_conversations_stays_as_it_is() -> None:
+    address = Address("websocket", "me", "work/~plans")
+
+    assert router().resolve(address, requested=NAMES[0]).session_key.peer == "work/~plans"
+
+
 few = st.sampled_from(["x", "y", None])
 ids = st.sampled_from(["x", "y"])
 
