@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from gateway.domain.bindings import (
-    OWN_CHANNELS,
     Address,
     Binding,
     MatchedBy,
     Rejection,
     Route,
+    peer_of,
     speaker,
 )
 from gateway.domain.errors import NoRoute, NotOfProject, UnknownAgent
@@ -149,14 +149,6 @@ def _rank(mask: Mask) -> tuple[int, int]:
 def _route(
     agent: AgentId, address: Address, matched_by: MatchedBy, binding_index: int | None
 ) -> Route:
-    key = SessionKey(agent, address.channel, address.account, _peer(address))
+    peer = peer_of(address.channel, address.peer, address.thread)
+    key = SessionKey(agent, address.channel, address.account, peer)
     return Route(agent, key, matched_by, binding_index)
-
-
-def _peer(address: Address) -> str:
-    """`room/thread`. Other people choose what rooms are called: `~1` is a slash in one of the two,
-    and `~0` a tilde, or one name could be read as another room's thread."""
-    parts = (address.peer,) if address.thread is None else (address.peer, address.thread)
-    if address.channel not in OWN_CHANNELS:  # there all of them are one principal's
-        parts = tuple(part.replace("~", "~0").replace("/", "~1") for part in parts)
-    return "/".join(parts)
