@@ -10,6 +10,7 @@ from gateway.domain.adapters import Outbound
 from gateway.domain.ports import Fetched
 
 LONGEST_WAIT_S = 86_400.0
+LARGEST_READ = 1_048_576
 _LONGEST_WORD = 300  # also of an id
 
 
@@ -44,10 +45,7 @@ Answer = Arrived | TryAgain | Moved | Declined
 
 
 def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
-    try:
-        said: object = from_json(fetched.body) if fetched.body else None
-    except ValueError:
-        said = None
+    said = read_json(fetched.body)
     word = _text(outbound.error, said)
     is_ok = 200 <= fetched.status < 300 and (
         outbound.ok is None or at(said, outbound.ok) is not False
@@ -60,6 +58,14 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
         return TryAgain(why, _wait_s(outbound.retry_after, said, dict(fetched.headers)))
     return Declined(why, is_ours=fetched.status == 401)
+
+
+def read_json(text: bytes | str) -> object:
+    """None for what is none, and for so much that reading it would hold up everybody else."""
+    try:
+        return from_json(text, allow_inf_nan=False) if len(text) <= LARGEST_READ else None
+    except ValueError:
+        return None
 
 
 def _text(path: str | None, said: object) -> str | None:

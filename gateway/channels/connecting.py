@@ -8,7 +8,8 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic_core import to_json
 
-from gateway.channels.live import LiveChannel, read_json
+from gateway.channels.answers import read_json
+from gateway.channels.live import LiveChannel
 from gateway.channels.recipes import at, fill_url, plain
 from gateway.channels.sockets import (
     Alive,

@@ -52,6 +52,7 @@ def answer(status: int, body: str, *headers: tuple[str, str]) -> Fetched:
             TryAgain("the platform answered 429", None),
         ),
         (SLACK, answer(200, f'{{"ts":"{"1" * 1_000_000}"}}'), Arrived("1" * 300)),
+        (SLACK, answer(200, f'{{"ts":"1","more":[{"[]," * 350_000}1]}}'), Arrived(None)),
         (
             TELEGRAM,
             answer(429, '{"parameters":{"retry_after":-1}}'),
