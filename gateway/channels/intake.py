@@ -26,7 +26,7 @@ from gateway.domain.channels import (
     Verdict,
     Whence,
 )
-from gateway.domain.errors import AlreadyHeard, NoRoute, NotOfProject
+from gateway.domain.errors import Conflict, NoRoute, NotOfProject
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, NewDelivery
 from gateway.domain.ports import Clock
@@ -115,7 +115,7 @@ class Intake:
         )
         try:
             accepted = await self.accept(inbound)
-        except AlreadyHeard:
+        except Conflict:  # AlreadyHeard, or who may speak for others used its id before
             self._count(channel, "duplicate")
             return False
         except (NoRoute, NotOfProject) as error:

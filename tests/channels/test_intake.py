@@ -14,7 +14,14 @@ from gateway.channels.intake import TOO_LATE, Intake, address_of
 from gateway.domain.adapters import Attachment, Incoming, Parsed, Sender
 from gateway.domain.bindings import Address
 from gateway.domain.channels import ChannelDef, ChannelMemo, Command, Ignored, Told, Whence
-from gateway.domain.errors import Busy, GatewayError, NoRoute, NotOfProject, StoreUnavailable
+from gateway.domain.errors import (
+    Busy,
+    Conflict,
+    GatewayError,
+    NoRoute,
+    NotOfProject,
+    StoreUnavailable,
+)
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
@@ -367,6 +374,19 @@ def refusing(error: GatewayError) -> Callable[[Inbound], Awaitable[Accepted]]:
         raise error
 
     return refuse
+
+
+async def test_a_message_whose_id_was_used_for_something_else_stops_no_other(opened: Open) -> None:
+    async with opened() as site:
+        to_agents = site.intake.accept
+        site.intake.accept = refusing(Conflict("key '1' was used for another message"))
+
+        await site.take(incoming())
+        site.intake.accept = to_agents
+        await site.take(incoming("next", "2"))
+
+        assert site.count("duplicate") == 1
+        assert await site.said() == ["next"]
 
 
 @pytest.mark.parametrize("error", [NoRoute("tg", "bot", "ann"), NotOfProject("a")])
