@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
+from gateway.channels.progress import printable
 from gateway.channels.recipes import at
 from gateway.domain.adapters import Outbound
 from gateway.domain.ports import Fetched
@@ -52,7 +53,7 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
     )
     if is_ok:
         return Arrived(_text(outbound.message_id, said))
-    why = f"the platform answered {fetched.status}{f': {word}' if word else ''}"
+    why = f"the platform answered {fetched.status}{f': {printable(word)}' if word else ''}"
     if (peer := _text(outbound.moved_to, said)) is not None:
         return Moved(peer, why)
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 
+from gateway.channels.progress import printable
 from gateway.domain.accounts import Audit
 from gateway.domain.adapters import Sender
 from gateway.domain.audit import Deed, DeedKind
@@ -75,7 +76,7 @@ class PairingBook:
     async def ask(self, channel: str, account: str, sender: Sender) -> str | None:
         """The code that the person is to be told; None: nothing is. Raises StoreUnavailable."""
         code, now = _new_code(self.ids), self.clock.now()
-        name = sender.name and sender.name[:LONGEST_NAME]
+        name = sender.name and printable(sender.name)[:LONGEST_NAME]
         who, until = (channel, account, sender.id), now + LIFE
         asked = Pairing(*who, name, "asked", _digest(code), now, until)
         if not await self.store.ask(asked, most=MOST_WAITING, now=now):

@@ -52,6 +52,11 @@ def answer(status: int, body: str, *headers: tuple[str, str]) -> Fetched:
             TryAgain("the platform answered 429", None),
         ),
         (SLACK, answer(200, f'{{"ts":"{"1" * 1_000_000}"}}'), Arrived("1" * 300)),
+        (
+            SLACK,
+            answer(400, '{"error":"\\u001b[2J\\u202egone"}'),
+            Declined("the platform answered 400:  [2J gone"),
+        ),
         (SLACK, answer(200, f'{{"ts":"1","more":[{"[]," * 350_000}1]}}'), Arrived(None)),
         (
             TELEGRAM,
