@@ -251,6 +251,10 @@ class Description:
             raise ValueError("transports: one at least, and each once")
         if "webhook" in kinds and not self.recipes:
             raise ValueError("verify: a webhook that nobody can verify gets no address")
+        asked = [one.challenge for one in self.transports if isinstance(one, Webhook)]
+        proving = {one.secret for one in (*self.recipes, *asked) if one is not None}
+        if not proving.isdisjoint(self.outbound.secrets):
+            raise ValueError("outbound.secrets: what proves who calls is no adapter's to send")
 
     @property
     def recipes(self) -> tuple[Verify, ...]:

@@ -69,6 +69,19 @@ def test_a_description_becomes_recipes() -> None:
         ({"transports": [{"type": "webhook"}, {"type": "webhook"}]}, "each once"),
         ({"transports": [{**SOCKET, "url": None}]}, "one of the two"),
         ({"limits": {"text": "long"}}, "limits.text"),
+        ({"outbound": {"secrets": ["signing_secret"]}}, "what proves who calls"),
+        (
+            {
+                "transports": [
+                    {
+                        "type": "webhook",
+                        "challenge": {"secret": "verify", "given": "a", "answer": "b"},
+                    }
+                ],
+                "outbound": {"secrets": ["verify"]},
+            },
+            "what proves who calls",
+        ),
         ({"limits": {"text": 0}}, "text: 1 to"),
         ({"limits": {"rates": [{"scope": "peer", "count": 0, "per_s": 1.0}]}}, "count: 1 to"),
         ({"limits": {"rates": [{"scope": "peer", "count": 1, "per_s": 0.0}]}}, "per_s: 0.001 to"),
