@@ -198,7 +198,7 @@ fn commandText(data: Object, ask: []const u8) Failed!?[]const u8 {
     if (numberOf(data.get("type")) == 3) {
         const chosen = textOf(data.get("target_id")) orelse return null;
         const messages = objectOf(objectOf(data.get("resolved")).get("messages"));
-        const content = std.mem.trim(u8, textOf(objectOf(messages.get(chosen)).get("content")) orelse "", " \n");
+        const content = std.mem.trim(u8, textOf(objectOf(messages.get(chosen)).get("content")) orelse "", " \t\r\n");
         // Somebody else wrote it: it is no command of whoever chose it.
         if (std.mem.startsWith(u8, content, "/")) try write(&out, "{s}: ", .{name});
         try out.appendSlice(exogate.allocator, content);
