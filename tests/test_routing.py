@@ -1,7 +1,7 @@
 """Routing: the highest tier that matches in every field, then the most specific, then the first."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.domain.bindings import Address, Binding, MatchedBy
@@ -111,6 +111,9 @@ places = st.tuples(names, st.none() | names)
 
 
 @given(places, places)
+@example(("a/0", None), ("a", "0"))
+@example(("a/0", "1"), ("a", "0/1"))
+@example(("a~1", None), ("a/", None))
 def test_no_room_and_no_thread_is_called_like_another(
     one: tuple[str, str | None], other: tuple[str, str | None]
 ) -> None:
