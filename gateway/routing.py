@@ -3,7 +3,15 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from gateway.domain.bindings import Address, Binding, MatchedBy, Rejection, Route, speaker
+from gateway.domain.bindings import (
+    Address,
+    Binding,
+    MatchedBy,
+    Rejection,
+    Route,
+    peer_of,
+    speaker,
+)
 from gateway.domain.errors import NoRoute, NotOfProject, UnknownAgent
 from gateway.domain.ids import AgentId, SessionKey
 
@@ -141,6 +149,6 @@ def _rank(mask: Mask) -> tuple[int, int]:
 def _route(
     agent: AgentId, address: Address, matched_by: MatchedBy, binding_index: int | None
 ) -> Route:
-    peer = address.peer if address.thread is None else f"{address.peer}/{address.thread}"
+    peer = peer_of(address.channel, address.peer, address.thread)
     key = SessionKey(agent, address.channel, address.account, peer)
     return Route(agent, key, matched_by, binding_index)

@@ -1,7 +1,7 @@
 """Routing: the highest tier that matches in every field, then the most specific, then the first."""
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gateway.domain.bindings import Address, Binding, MatchedBy
@@ -104,6 +104,31 @@ def test_a_thread_is_a_peer_of_its_own_but_its_room_binds_it() -> None:
     route = router(Binding(NAMES[0], peer_id="room")).resolve(Address("c", "a", "room", thread="7"))
 
     assert (route.agent_id, route.session_key.peer) == ("a", "room/7")
+
+
+names = st.text("a/~01", min_size=1, max_size=4)
+places = st.tuples(names, st.none() | names)
+
+
+@given(places, places)
+@example(("a/0", None), ("a", "0"))
+@example(("a/0", "1"), ("a", "0/1"))
+@example(("a~1", None), ("a/", None))
+def test_no_room_and_no_thread_is_called_like_another(
+    one: tuple[str, str | None], other: tuple[str, str | None]
+) -> None:
+    keys = [
+        router().resolve(Address("c", "a", peer, thread=thread), requested=NAMES[0]).session_key
+        for peer, thread in (one, other)
+    ]
+
+    assert (keys[0] == keys[1]) == (one == other)
+
+
+def test_what_a_client_calls_its_conversations_stays_as_it_is() -> None:
+    address = Address("websocket", "me", "work/~plans")
+
+    assert router().resolve(address, requested=NAMES[0]).session_key.peer == "work/~plans"
 
 
 few = st.sampled_from(["x", "y", None])

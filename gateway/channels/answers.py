@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
+from gateway.channels.progress import printable
 from gateway.channels.recipes import at
 from gateway.domain.adapters import Outbound
 from gateway.domain.ports import Fetched
 
 LONGEST_WAIT_S = 86_400.0
-_LONGEST_WORD = 300
+LARGEST_READ = 1_048_576
+_LONGEST_WORD = 300  # also of an id
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +46,14 @@ Answer = Arrived | TryAgain | Moved | Declined
 
 
 def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
-    try:
-        said: object = from_json(fetched.body) if fetched.body else None
-    except ValueError:
-        said = None
+    said = read_json(fetched.body)
     word = _text(outbound.error, said)
     is_ok = 200 <= fetched.status < 300 and (
         outbound.ok is None or at(said, outbound.ok) is not False
     )
     if is_ok:
         return Arrived(_text(outbound.message_id, said))
-    why = f"the platform answered {fetched.status}{f': {word[:_LONGEST_WORD]}' if word else ''}"
+    why = f"the platform answered {fetched.status}{f': {printable(word)}' if word else ''}"
     if (peer := _text(outbound.moved_to, said)) is not None:
         return Moved(peer, why)
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
@@ -62,12 +61,20 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
     return Declined(why, is_ours=fetched.status == 401)
 
 
+def read_json(text: bytes | str) -> object:
+    """None for what is none, and for so much that reading it would hold up everybody else."""
+    try:
+        return from_json(text, allow_inf_nan=False) if len(text) <= LARGEST_READ else None
+    except ValueError:
+        return None
+
+
 def _text(path: str | None, said: object) -> str | None:
     """Words and numbers are texts, anything else is none."""
     value = None if path is None else at(said, path)
     if isinstance(value, bool) or not isinstance(value, (str, int)):
         return None
-    return str(value) or None
+    return str(value)[:_LONGEST_WORD] or None
 
 
 def _wait_s(places: Sequence[str], said: object, headers: Mapping[str, str]) -> float | None:
@@ -78,7 +85,7 @@ def _wait_s(places: Sequence[str], said: object, headers: Mapping[str, str]) -> 
             continue
         try:
             seconds = float(value)
-        except ValueError:  # a date, which nobody sends to programs
+        except (ValueError, OverflowError):  # a date, which nobody sends to programs
             continue
         if seconds >= 0:  # NaN is not
             return min(seconds, LONGEST_WAIT_S)

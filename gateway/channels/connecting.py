@@ -8,8 +8,9 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic_core import to_json
 
-from gateway.channels.live import LiveChannel, read_json
-from gateway.channels.recipes import at, fill_url
+from gateway.channels.answers import read_json
+from gateway.channels.live import LiveChannel
+from gateway.channels.recipes import at, fill_url, plain
 from gateway.channels.sockets import (
     Alive,
     Beat,
@@ -71,22 +72,24 @@ class Conversation:
                     await line.close(self._socket.close_code)
 
     async def _dial(self, stack: AsyncExitStack) -> Line:
-        live, again = self._live, self._resume_url()
-        if again is not None:
-            try:
+        live = self._live
+        try:
+            again = self._resume_url()
+            if again is not None:
                 return await stack.enter_async_context(live.dialler.dial(Dial(again), live.leave))
-            except Denied:
-                pass  # it leads to where nothing was granted; the first address does as well
+        except Denied:
+            pass  # it leads to where nothing was granted; the first address does as well
         dial = Dial(await self._first_url())
         return await stack.enter_async_context(live.dialler.dial(dial, live.leave))
 
     def _resume_url(self) -> str | None:
-        """With the query of the first address, unless it has one."""
+        """With the query of the first address, unless it has one. Raises Denied."""
         kept = self._kept.get(self._socket.resume_url or "")
         if not isinstance(kept, str):
             return None
         _, mark, query = (self._socket.url or "").partition("?")
-        return kept if "?" in kept else f"{kept}{mark}{query}"
+        url = plain("resume_url", kept)
+        return url if "?" in url else f"{url}{mark}{query}"
 
     async def _first_url(self) -> str:
         socket, values = self._socket, self._live.values()
@@ -96,7 +99,7 @@ class Conversation:
         url = at(read_json(answer.body), socket.url_at)
         if not isinstance(url, str):
             raise LineLost("the platform did not say where to connect to")
-        return url
+        return plain("url", url)
 
 
 class _Connection:

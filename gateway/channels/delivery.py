@@ -101,6 +101,11 @@ class Post:
 
     async def ask(self, request: Request, peer: str) -> Arrived | TryAgain | Moved | Declined:
         """Raises Denied, HttpFailed."""
+        if "${" in request.url.partition("?")[2]:
+            # What a platform is asked in a query may end where others read it.
+            raise Denied(
+                "an adapter's request has a secret in its query; put it in a header or path"
+            )
         headers = tuple(request.headers.items())
         if (key := request.idempotency) is not None and key.header is not None:
             headers = (*headers, (key.header, key.key))

@@ -97,7 +97,8 @@ class Doorman:
 
 def command_in(text: str) -> Command | None:
     """A word with a slash that is no command is plain text."""
-    match = _COMMAND.fullmatch(text.strip())
+    # Of blanks those that adapters look behind, too, where somebody else's words are handed on.
+    match = _COMMAND.fullmatch(text.strip(" \t\r\n"))
     if match is None or match[1].lower() not in NAMES:
         return None
     return Command(match[1].lower(), (match[2] or "").strip())

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from weakref import WeakValueDictionary
 
 import anyio
 
@@ -25,7 +26,7 @@ from gateway.domain.channels import (
     Verdict,
     Whence,
 )
-from gateway.domain.errors import AlreadyHeard, NoRoute, NotOfProject
+from gateway.domain.errors import Conflict, NoRoute, NotOfProject
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, NewDelivery
 from gateway.domain.pairing import Pairing
@@ -57,7 +58,9 @@ class Intake:
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     ignored: Counter[tuple[str, str]] = field(default_factory=Counter)
     _answers: dict[tuple[str, str, str], Told] = field(default_factory=dict)  # not committed yet
-    _commanding: anyio.Lock = field(default_factory=anyio.Lock)
+    _commanding: WeakValueDictionary[tuple[str, str, str], anyio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
 
     async def take(
         self, channel: ChannelDef, parsed: Parsed, kept: ChannelMemo | None = None
@@ -114,7 +117,7 @@ class Intake:
         )
         try:
             accepted = await self.accept(inbound)
-        except AlreadyHeard:
+        except Conflict:  # AlreadyHeard, or who may speak for others used its id before
             self._count(channel, "duplicate")
             return False
         except (NoRoute, NotOfProject) as error:
@@ -132,11 +135,12 @@ class Intake:
         message: Incoming,
         memos: Memos,
     ) -> bool:
-        """One after the other, so that copies of a command that come together are one."""
+        """Of one person one after the other, so that copies that come together are one."""
         place = (channel.name, channel.account, message.platform_id)
+        who = (channel.name, channel.account, message.sender.id)
         # Whoever brought it may vanish; what was carried out must be known as that.
         with anyio.CancelScope(shield=True):
-            async with self._commanding:
+            async with self._commanding.setdefault(who, anyio.Lock()):
                 known = await self.events.knows(*place)
                 if not known:
                     answer = self._answers.get(place)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pydantic_core import from_json
-
 from gateway.channels.answers import Arrived, TryAgain, read_answer
 from gateway.channels.progress import Health
 from gateway.channels.recipes import Values, fill_call
@@ -67,11 +65,3 @@ class LiveChannel:
 
 def webhook_url(public: object, name: str) -> str | None:
     return f"{public.rstrip('/')}/webhooks/{name}" if isinstance(public, str) else None
-
-
-def read_json(text: bytes | str) -> object:
-    """None for what is none."""
-    try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError:
-        return None

@@ -1,12 +1,13 @@
 """The book of who may talk in direct chats: asked for by a code, approved by an operator."""
 
 import logging
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 
+from gateway.channels.progress import printable
 from gateway.domain.accounts import Audit
 from gateway.domain.adapters import Sender
 from gateway.domain.audit import Deed, DeedKind
@@ -28,6 +29,14 @@ Place = tuple[str, str]  # channel and account
 Tell = Callable[[str, Mapping[str, object]], None]  # an event and its payload
 
 
+@dataclass(slots=True)
+class _Guesses:
+    """Of the owners of one account, or of operators: nobody's wrong codes lock anybody else out."""
+
+    wrong: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_WRONG))
+    locked_until: float = 0.0
+
+
 class NobodyWaits(NotFound):
     def __init__(self) -> None:
         GatewayError.__init__(self, "nobody waits with that code: each counts once, for an hour")
@@ -44,8 +53,9 @@ class PairingBook:
     tell: Tell = lambda _type, _payload: None
     _paired: dict[tuple[str, str, str], Pairing] = field(default_factory=dict)
     _revoked: int = 0  # so often; what was read before may hold no more
-    _wrong: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_WRONG))
-    _locked_until: float = 0.0
+    _guesses: defaultdict[Place | None, _Guesses] = field(
+        default_factory=lambda: defaultdict(_Guesses)
+    )
 
     async def find(self, channel: str, account: str, person: str) -> Pairing | None:
         """As it holds now: an expired request is none. Raises StoreUnavailable."""
@@ -67,7 +77,7 @@ class PairingBook:
         stranger who goes on and on, or comes to a full line, costs no commit. Raises
         StoreUnavailable."""
         code, now = _new_code(self.ids), self.clock.now()
-        name = sender.name and sender.name[:LONGEST_NAME]
+        name = sender.name and printable(sender.name)[:LONGEST_NAME]
         who, until = (channel, account, sender.id), now + LIFE
         asked = Pairing(*who, name, "asked", _digest(code), now, until)
         if not await self.store.may_ask(asked):
@@ -115,13 +125,14 @@ class PairingBook:
     async def _decide(
         self, code: str, state: PairingState, at: Place | None, *, is_owner: bool = False
     ) -> Pairing:
-        self._require_unlocked()
+        guesses = self._guesses[at]
+        self._require_unlocked(guesses)
         digest, now = _digest(code), self.clock.now()
         decided = None
         if at is None or await self._waits_at(at, digest):
             decided = await self.store.decide(digest, state, is_owner=is_owner, now=now)
         if decided is None:
-            self._count_wrong()
+            self._count_wrong(guesses)
             raise NobodyWaits
         return decided
 
@@ -129,19 +140,19 @@ class PairingBook:
         waiting = await self.store.list(channel=at[0], limit=MOST_LISTED)
         return any((one.channel, one.account, one.code_digest) == (*at, digest) for one in waiting)
 
-    def _require_unlocked(self) -> None:
-        rest = self._locked_until - self.clock.monotonic()
+    def _require_unlocked(self, guesses: _Guesses) -> None:
+        rest = guesses.locked_until - self.clock.monotonic()
         if rest > 0:
             raise Busy(
                 f"too many wrong codes: none is taken for another {rest:.0f} s", retry_after_s=rest
             )
 
-    def _count_wrong(self) -> None:
+    def _count_wrong(self, guesses: _Guesses) -> None:
         now = self.clock.monotonic()
-        self._wrong.append(now)
-        if len(self._wrong) == MOST_WRONG and now - self._wrong[0] <= WITHIN_S:
-            self._locked_until = now + LOCKED_S
-            self._wrong.clear()
+        guesses.wrong.append(now)
+        if len(guesses.wrong) == MOST_WRONG and now - guesses.wrong[0] <= WITHIN_S:
+            guesses.locked_until = now + LOCKED_S
+            guesses.wrong.clear()
             log.warning("too many wrong pairing codes")
 
     def _note(self, kind: DeedKind, by: str, told: Mapping[str, object]) -> None:

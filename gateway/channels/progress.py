@@ -52,7 +52,7 @@ class Health:
     def failed(self, direction: Direction, why: str) -> None:
         way = self._ways[direction]
         since = way.failing_since or self._clock.now()
-        self._ways[direction] = replace(way, failing_since=since, why=_plain(why))
+        self._ways[direction] = replace(way, failing_since=since, why=printable(why))
         self._notice()
 
     def turned_away(self, why: str) -> None:
@@ -61,7 +61,7 @@ class Health:
 
     def end(self, state: ChannelState, why: str | None = None) -> None:
         """It stays so until a new start."""
-        self._end = (state, None if why is None else _plain(why))
+        self._end = (state, None if why is None else printable(why))
         self._notice()
 
     @property
@@ -98,6 +98,6 @@ class Health:
             self._tell(event, {"channel": self._channel.name, "why": why})
 
 
-def _plain(why: str) -> str:
-    """Platforms have a say in it: no word of theirs may steer a terminal."""
-    return "".join(one if one.isprintable() else " " for one in why[:LONGEST_WHY])
+def printable(text: str) -> str:
+    """Platforms and strangers have a say in it: no word of theirs may steer a terminal."""
+    return "".join(one if one.isprintable() else " " for one in text[:LONGEST_WHY])

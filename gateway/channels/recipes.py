@@ -40,6 +40,15 @@ def at(value: object, path: str) -> object:
     return value
 
 
+def plain(name: str, value: object) -> str:
+    """As a text. Raises Denied: platforms and adapters write values, and none of them may call for
+    a secret."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if "${" in text:
+        raise Denied(f"the value of {{{name}}} reads like a placeholder of a secret")
+    return text
+
+
 def fits(when: Table, value: object) -> bool:
     """Whether each path leads to what is written there; null stands for nothing, too."""
     return all(_same(at(value, path), wanted) for path, wanted in when.items())
@@ -57,7 +66,7 @@ def fill_call(recipe: CallRecipe, values: Values, timeout_s: float = 30.0) -> As
     return Ask(
         recipe.method,
         fill_url(recipe.url, values),
-        tuple((name, _fill(text, values, _as_text)) for name, text in recipe.headers.items()),
+        tuple((name, _fill(text, values, plain)) for name, text in recipe.headers.items()),
         _body(recipe, values),
         timeout_s,
     )
@@ -67,8 +76,8 @@ def fill_url(text: str, values: Values) -> str:
     """Raises RecipeUnfilled, Denied."""
 
     def encoded(name: str, value: object) -> str:
-        plain = _as_text(name, value)
-        return plain.rstrip("/") if name in _AS_IT_IS else quote(plain, safe="")
+        written = plain(name, value)
+        return written.rstrip("/") if name in _AS_IT_IS else quote(written, safe="")
 
     return _fill(text, values, encoded)
 
@@ -88,7 +97,7 @@ def _body(recipe: CallRecipe, values: Values) -> bytes:
         except ValueError as error:
             raise Denied(f"the body of a recipe is no JSON: {recipe.body[:100]!r}") from error
         return fill_frame(frame, values).encode()
-    return _fill(recipe.body, values, _as_text).encode()
+    return _fill(recipe.body, values, plain).encode()
 
 
 def _filled(frame: object, values: Values, null_for: str | None) -> object:
@@ -96,7 +105,7 @@ def _filled(frame: object, values: Values, null_for: str | None) -> object:
         case str():
             whole = _PLACEHOLDER.fullmatch(frame)
             if whole is None:
-                return _fill(frame, values, _as_text)
+                return _fill(frame, values, plain)
             return _whole(whole[1], values, null_for)
         case Mapping():
             return {name: _filled(part, values, null_for) for name, part in frame.items()}
@@ -112,7 +121,7 @@ def _whole(name: str, values: Values, null_for: str | None) -> object:
         if null_for is not None and name.startswith(null_for):
             return None
         raise
-    _as_text(name, value)  # refuses what must not be sent
+    plain(name, value)  # refuses what must not be sent
     return value
 
 
@@ -128,11 +137,3 @@ def _value(name: str, values: Values) -> object:
     if value is None:
         raise RecipeUnfilled(name)
     return value
-
-
-def _as_text(name: str, value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    if "${" in text:
-        # Platforms and adapters write values: none of them may call for a secret.
-        raise Denied(f"the value of {{{name}}} reads like a placeholder of a secret")
-    return text

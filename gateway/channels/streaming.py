@@ -79,6 +79,9 @@ class Streaming:
         try:
             with mine.scope:
                 await self._show(mine, run)
+        except Exception:
+            # Whatever a platform or an adapter provokes here ends nothing else.
+            log.exception("an answer is not shown as it comes", extra={"run": mine.run_id})
         finally:
             stop()
             mine.text = ""

@@ -4,9 +4,11 @@ import logging
 from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+import anyio
 from pydantic_core import to_json
 
 from gateway.channels.crossing import read_parsed
@@ -49,6 +51,7 @@ class WayIn:
     scrub: Scrub
     state: str = ""
     _failures: OrderedDict[str, int] = field(default_factory=OrderedDict)
+    _turn: anyio.Lock = field(default_factory=anyio.Lock)
 
     @property
     def api_base(self) -> str | None:
@@ -61,6 +64,11 @@ class WayIn:
         Raises AdapterFailed, Busy, StoreUnavailable: then it has to be sent again. What an adapter
         cannot read again and again is kept for the operator instead.
         """
+        # Of calls that come together none may undo what another one has put into the state.
+        async with self._turn if self.state else nullcontext():
+            return await self._take(said, kept)
+
+    async def _take(self, said: Said, kept: ChannelMemo | None) -> HttpReply | None:
         body = await self.scrub(said.body)
         try:
             parsed = await self._parse(said, body)

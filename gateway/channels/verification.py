@@ -21,6 +21,13 @@ _ID = re.compile(r"[!-~]{1,256}")
 SIGNED = re.compile(r"(\{timestamp\}|\{id\}|\{body\})")
 _HEX_KEY = re.compile(r"[0-9A-Fa-f]{64}")
 
+_Y = 2**255 - 1  # of a point's 256 bits those that are its y
+_P = 2**255 - 19
+_OF_ORDER_8 = 0x7A03AC9277FDC74EC6CC392CFA53202A0F67100D760B3CBA4FD84D3D706A17C7
+# The points of small order, however they are written: to such a key, nothing but zeros for instance,
+# anybody finds a signature.
+_SMALL = frozenset({0, 1, _P - 1, _P, _P + 1, _OF_ORDER_8, _P - _OF_ORDER_8})
+
 Headers = tuple[tuple[str, str], ...]
 Proves = Callable[[bytes, str], bool]  # what was signed, and one signature as it was written
 Why = Literal["missing", "stale", "wrong"]
@@ -157,10 +164,12 @@ def _key(recipe: Verify, channel: ChannelDef, value: str) -> bytes:
 
 def _public_key(recipe: Verify, channel: ChannelDef) -> bytes:
     value = channel.config.get(recipe.key or "")
-    if not isinstance(value, str) or not _HEX_KEY.fullmatch(value):
+    is_hex = isinstance(value, str) and _HEX_KEY.fullmatch(value)
+    raw = bytes.fromhex(str(value)) if is_hex else bytes(32)
+    if int.from_bytes(raw, "little") & _Y in _SMALL:
         problem = f"config.{recipe.key} has to be the public key: 64 hexadecimal digits"
         raise ChannelRefused(channel.name, problem)
-    return bytes.fromhex(value)
+    return raw
 
 
 # ------------------------------------------------------------------------------------ signatures

@@ -17,6 +17,7 @@ from gateway.domain.ports import Clock
 LARGEST_BODY = 4 * 1024 * 1024
 MOST_PARAMETERS = 32
 _CONTENT_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+/;= -]{1,100}")
+_BODILESS = frozenset({204, 205, 304})  # what stood behind them would be read as the next answer
 NOT_HERE = WebhookAnswer(404)
 
 
@@ -136,4 +137,4 @@ def _answer(reply: HttpReply | None) -> WebhookAnswer:
     kinds = [value for name, value in reply.headers.items() if name.lower() == "content-type"]
     headers = tuple(("content-type", one) for one in kinds[:1] if _CONTENT_TYPE.fullmatch(one))
     status = reply.status if 200 <= reply.status <= 599 else 500
-    return WebhookAnswer(status, headers, reply.body.encode())
+    return WebhookAnswer(status, headers, b"" if status in _BODILESS else reply.body.encode())

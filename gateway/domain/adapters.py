@@ -10,8 +10,19 @@ from typing import ClassVar, Literal
 
 TransportKind = Literal["webhook", "poll", "socket"]
 Table = Mapping[str, object]
-STRICT: Table = {"extra": "forbid", "strict": True}  # for whoever reads these from JSON
+STRICT: Table = {
+    "extra": "forbid",
+    "strict": True,
+    "allow_inf_nan": False,
+}  # for whoever reads these from JSON
 TOLERANT: Table = {"extra": "ignore", "strict": True}
+
+
+def _check_between(name: str, value: float | None, least: float, most: float) -> None:
+    """Where nothing is given, nothing is wrong."""
+    if value is not None and not least <= value <= most:
+        raise ValueError(f"{name}: {least:,} to {most:,}")
+
 
 # A path leads into a JSON value: names with dots between, `d.session_id`; a number is a place in a
 # list. In texts of recipes the host fills in `{api_base}`, `{config.NAME}`, `{state}`,
@@ -66,8 +77,7 @@ class Verify:
             raise ValueError("signs: an id that is not signed proves nothing")
         if self.type != "token" and "{body}" not in self.signs:
             raise ValueError("signs: it has to contain {body}")
-        if not 1 <= self.window_s <= 3_600:
-            raise ValueError("window_s: 1 to 3600")
+        _check_between("window_s", self.window_s, 1, 3_600)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +182,10 @@ class Rate:
     count: int
     per_s: float
 
+    def __post_init__(self) -> None:
+        _check_between("count", self.count, 1, 1_000_000)
+        _check_between("per_s", self.per_s, 0.001, 86_400)
+
 
 @dataclass(frozen=True, slots=True)
 class TextLimits:
@@ -181,6 +195,9 @@ class TextLimits:
     text: int = 4_000
     unit: Literal["utf16", "characters", "bytes"] = "characters"
     rates: tuple[Rate, ...] = ()
+
+    def __post_init__(self) -> None:
+        _check_between("text", self.text, 1, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +223,11 @@ class Outbound:
     edit_every_s_group: float = 3.0
     typing_every_s: float | None = None  # None: there is no such thing
 
+    def __post_init__(self) -> None:
+        _check_between("edit_every_s", self.edit_every_s, 0.1, 3_600)
+        _check_between("edit_every_s_group", self.edit_every_s_group, 0.1, 3_600)
+        _check_between("typing_every_s", self.typing_every_s, 1, 3_600)
+
 
 @dataclass(frozen=True, slots=True)
 class Description:
@@ -230,6 +252,10 @@ class Description:
             raise ValueError("transports: one at least, and each once")
         if "webhook" in kinds and not self.recipes:
             raise ValueError("verify: a webhook that nobody can verify gets no address")
+        asked = [one.challenge for one in self.transports if isinstance(one, Webhook)]
+        proving = {one.secret for one in (*self.recipes, *asked) if one is not None}
+        if not proving.isdisjoint(self.outbound.secrets):
+            raise ValueError("outbound.secrets: what proves who calls is no adapter's to send")
 
     @property
     def recipes(self) -> tuple[Verify, ...]:

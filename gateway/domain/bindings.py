@@ -52,6 +52,15 @@ class Rejection:
     why: str
 
 
+def peer_of(channel: str, room: str, thread: str | None = None) -> str:
+    """As it stands in a session key: `room/thread`. Other people choose what rooms are called: `~1`
+    is a slash in one of the two, and `~0` a tilde, or a room could be read as another one's thread."""
+    parts: tuple[str, ...] = (room,) if thread is None else (room, thread)
+    if channel not in OWN_CHANNELS:  # there all of them are one principal's
+        parts = tuple(part.replace("~", "~0").replace("/", "~1") for part in parts)
+    return "/".join(parts)
+
+
 def speaker(channel: str, account: str, person: str) -> str:
     """Who says something: a principal by its name, whoever writes elsewhere by the place."""
     if channel in OWN_CHANNELS:

@@ -6,6 +6,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Literal, Protocol
 
+from gateway.domain.bindings import peer_of
 from gateway.domain.ids import SessionKey
 
 EntityType = Literal["fact", "relationship", "attribute"]
@@ -153,6 +154,6 @@ def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) ->
 
 def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
     """In a direct chat all that the person ever said; in a room only what was said in that room."""
-    if is_shared or not sender or sender == key.peer:
+    if is_shared or not sender or peer_of(key.channel, sender) == key.peer:
         return Whose(scope=scope_of(key, sender, is_shared=is_shared))
     return Whose(room=key)

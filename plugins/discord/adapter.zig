@@ -198,7 +198,10 @@ fn commandText(data: Object, ask: []const u8) Failed!?[]const u8 {
     if (numberOf(data.get("type")) == 3) {
         const chosen = textOf(data.get("target_id")) orelse return null;
         const messages = objectOf(objectOf(data.get("resolved")).get("messages"));
-        try out.appendSlice(exogate.allocator, textOf(objectOf(messages.get(chosen)).get("content")) orelse "");
+        const content = std.mem.trim(u8, textOf(objectOf(messages.get(chosen)).get("content")) orelse "", " \t\r\n");
+        // Somebody else wrote it: it is no command of whoever chose it.
+        if (std.mem.startsWith(u8, content, "/")) try write(&out, "{s}: ", .{name});
+        try out.appendSlice(exogate.allocator, content);
     } else {
         if (!std.mem.eql(u8, name, ask)) try write(&out, "/{s}", .{name});
         try filledIn(&out, itemsOf(data.get("options")), 0);

@@ -48,6 +48,18 @@ def answer(status: int, body: str, *headers: tuple[str, str]) -> Fetched:
         ),
         (
             TELEGRAM,
+            answer(429, f'{{"parameters":{{"retry_after":1{"0" * 400}}}}}'),
+            TryAgain("the platform answered 429", None),
+        ),
+        (SLACK, answer(200, f'{{"ts":"{"1" * 1_000_000}"}}'), Arrived("1" * 300)),
+        (
+            SLACK,
+            answer(400, '{"error":"\\u001b[2J\\u202egone"}'),
+            Declined("the platform answered 400:  [2J gone"),
+        ),
+        (SLACK, answer(200, f'{{"ts":"1","more":[{"[]," * 350_000}1]}}'), Arrived(None)),
+        (
+            TELEGRAM,
             answer(429, '{"parameters":{"retry_after":-1}}'),
             TryAgain("the platform answered 429", None),
         ),

@@ -354,7 +354,7 @@ async def test_what_people_call_themselves_looks_like_nothing_else() -> None:
 
         told = await chat.give("/pair list")
 
-    assert told == "- `eve` (` [you](http://evil)# Owner[2J`) waits"
+    assert told == "- `eve` (` [you](http://evil) #  Owner [2J`) waits"
 
 
 async def test_too_many_wrong_codes_are_answered_and_not_retried() -> None:

@@ -98,6 +98,19 @@ async def test_where_nothing_was_granted_the_first_address_is_resumed_at() -> No
     assert world.dialler.lines[0].sent[0]["op"] == 6
 
 
+async def test_no_address_that_a_platform_names_calls_for_a_secret() -> None:
+    link = {"ok": True, "url": "wss://wss-primary.slack.com/?${secret:app_token}"}
+    kept = json.dumps({**KEPT, "again": "wss://gateway.discord.gg/?${secret:bot_token}"})
+    asked, resumed = World(slack(), fetch=FakeFetch(lambda _: answer(link))), World(discord())
+
+    async with talking(asked) as ended, talking(resumed, kept):
+        pass
+
+    assert [type(error) for error in ended] == [Denied]
+    assert asked.dialler.dialled == []
+    assert resumed.dialler.dialled == [FIRST]
+
+
 @pytest.mark.parametrize("kept", ["", "no json", "[1]", "null"])
 async def test_what_was_kept_and_is_no_session_begins_a_new_one(kept: str) -> None:
     world = World(discord())

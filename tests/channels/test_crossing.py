@@ -67,6 +67,30 @@ def test_a_description_becomes_recipes() -> None:
         ({"transports": [{"type": "webhook"}, {"type": "webhook"}]}, "each once"),
         ({"transports": [{**SOCKET, "url": None}]}, "one of the two"),
         ({"limits": {"text": "long"}}, "limits.text"),
+        ({"outbound": {"secrets": ["signing_secret"]}}, "what proves who calls"),
+        (
+            {
+                "transports": [
+                    {
+                        "type": "webhook",
+                        "challenge": {"secret": "verify", "given": "a", "answer": "b"},
+                    }
+                ],
+                "outbound": {"secrets": ["verify"]},
+            },
+            "what proves who calls",
+        ),
+        ({"limits": {"text": 0}}, "text: 1 to"),
+        ({"limits": {"rates": [{"scope": "peer", "count": 0, "per_s": 1.0}]}}, "count: 1 to"),
+        ({"limits": {"rates": [{"scope": "peer", "count": 1, "per_s": 0.0}]}}, "per_s: 0.001 to"),
+        ({"outbound": {"edits": True, "edit_every_s": 0.0}}, "edit_every_s: 0.1 to"),
+        ({"outbound": {"edit_every_s_group": -1.0}}, "edit_every_s_group: 0.1 to"),
+        ({"outbound": {"typing_every_s": 0.0}}, "typing_every_s: 1 to"),
+        ({"outbound": {"typing_every_s": float("nan")}}, "a finite number"),
+        (
+            {"transports": [{**SOCKET, "heartbeat": {"frame": {}, "every_s": float("nan")}}]},
+            "a finite number",
+        ),
     ],
 )
 def test_a_recipe_that_proves_nothing_or_is_misspelt_is_refused(

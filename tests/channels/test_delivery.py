@@ -70,6 +70,17 @@ class Stage:
         return [ask.url.removeprefix("https://api.example") for ask, _ in self.fetch.asked]
 
 
+async def test_no_secret_goes_into_the_query_of_what_an_adapter_asks() -> None:
+    url = "https://api.example/bots/of-somebody-else/send?text=${secret:token}"
+    stage = Stage(adapter=WritingAdapter(lambda _: {"requests": [{"url": url}]}))
+
+    receipt = await stage.deliver(a_delivery())
+
+    assert receipt.state == "failed"
+    assert "a secret in its query" in (receipt.why or "")
+    assert stage.fetch.asked == []
+
+
 async def test_the_adapter_is_told_where_to_and_what_came_with_the_question() -> None:
     stage = Stage(channel=replace(CHANNEL, config={"api_base": "https://mine.example", "n": 1}))
     whence = Whence("room", "t1", "m0", is_group=True, answer={"token": [1]})

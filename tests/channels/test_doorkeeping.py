@@ -221,7 +221,9 @@ def test_other_texts_are_no_commands(text: str) -> None:
     assert found is None or text.strip().lower().startswith(f"/{found.name}")
 
 
-@pytest.mark.parametrize("text", ["/", "/newer", "/etc/passwd", "new", "a /new", "/new/x", "//new"])
+@pytest.mark.parametrize(
+    "text", ["/", "/newer", "/etc/passwd", "new", "a /new", "/new/x", "//new", "\u00a0/new"]
+)
 def test_what_only_looks_like_a_command_is_plain_text(text: str) -> None:
     assert command_in(text) is None
 

@@ -14,7 +14,14 @@ from gateway.channels.intake import TOO_LATE, Intake, address_of
 from gateway.domain.adapters import Attachment, Incoming, Parsed, Sender
 from gateway.domain.bindings import Address
 from gateway.domain.channels import ChannelDef, ChannelMemo, Command, Ignored, Told, Whence
-from gateway.domain.errors import Busy, GatewayError, NoRoute, NotOfProject, StoreUnavailable
+from gateway.domain.errors import (
+    Busy,
+    Conflict,
+    GatewayError,
+    NoRoute,
+    NotOfProject,
+    StoreUnavailable,
+)
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
@@ -322,6 +329,30 @@ async def test_copies_of_a_command_that_come_together_carry_it_out_once(opened: 
         assert await site.turns() == []
 
 
+async def test_a_command_that_takes_long_holds_up_nobody_else(opened: Open) -> None:
+    class Slow(FakeCommands):
+        async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
+            if message.sender.id == "ann":
+                await gate.wait()
+            return await super().run(command, channel, message)
+
+    gate = anyio.Event()
+    async with opened() as site:
+        site.intake.commands = commands = Slow()
+        site.door.verdicts = {"ann": Command("memory", ""), "bob": Command("help", "")}
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as group:
+                group.start_soon(site.take, incoming("/memory", "1"))
+                await anyio.wait_all_tasks_blocked()
+
+                await site.take(incoming("/help", "2", sender="bob"))
+                first = list(commands.run_so_far)
+                gate.set()
+
+        assert first == [("help", "", "bob")]
+        assert len(commands.run_so_far) == 2
+
+
 async def test_a_command_is_finished_also_when_whoever_brought_it_is_gone(opened: Open) -> None:
     class Gone(FakeCommands):
         async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
@@ -369,6 +400,19 @@ def refusing(error: GatewayError) -> Callable[[Inbound], Awaitable[Accepted]]:
         raise error
 
     return refuse
+
+
+async def test_a_message_whose_id_was_used_for_something_else_stops_no_other(opened: Open) -> None:
+    async with opened() as site:
+        to_agents = site.intake.accept
+        site.intake.accept = refusing(Conflict("key '1' was used for another message"))
+
+        await site.take(incoming())
+        site.intake.accept = to_agents
+        await site.take(incoming("next", "2"))
+
+        assert site.count("duplicate") == 1
+        assert await site.said() == ["next"]
 
 
 @pytest.mark.parametrize("error", [NoRoute("tg", "bot", "ann"), NotOfProject("a")])

@@ -116,6 +116,21 @@ async def test_a_few_wrong_codes_now_and_then_lock_nothing() -> None:
         assert (await book.approve(code, by="local")).state == "paired"
 
 
+async def test_wrong_codes_in_a_chat_lock_no_operator_and_no_other_account_out() -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        code = await asked(stores, book)
+        for _ in range(5):
+            with pytest.raises(NotFound):
+                await book.approve("WRNG-WRNG", by="owner", at=("chat", "default"))
+
+        with pytest.raises(Busy, match="too many wrong codes"):
+            await book.approve(code, by="owner", at=("chat", "default"))
+        with pytest.raises(NotFound):
+            await book.approve(code, by="owner", at=("chat", "other"))
+        assert (await book.approve(code, by="local")).state == "paired"
+
+
 async def test_decisions_are_told_to_the_audit_and_to_those_who_listen() -> None:
     told: list[tuple[str, object]] = []
     async with open_memory() as stores:

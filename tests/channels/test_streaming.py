@@ -147,6 +147,18 @@ async def test_a_draft_that_fails_is_the_last_one_and_the_answer_is_sent_anew() 
             assert await stage.streaming.draft_of(RUN) is None
 
 
+async def test_a_draft_that_goes_wrong_in_a_way_nobody_foresaw_ends_nothing_else() -> None:
+    def explode(_: Ask) -> Said:
+        raise OverflowError("an answer as no platform gives it")
+
+    async with staged(EDITS, explode) as stage:
+        await stage.say("a")
+        await stage.later(5)
+
+        assert stage.sent == ["/send/p a"]
+        assert await stage.streaming.draft_of(RUN) is None
+
+
 async def test_what_could_not_be_edited_later_is_no_draft() -> None:
     async with staged(EDITS, formats=posts) as stage:
         await stage.say("a")

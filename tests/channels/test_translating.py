@@ -5,6 +5,7 @@ import json
 from typing import Any
 from urllib.parse import quote
 
+import anyio
 import pytest
 
 from gateway.channels.translating import MOST_FAILURES, Said
@@ -94,6 +95,18 @@ async def test_state_counts_once_it_is_committed() -> None:
         await way_in.take(Said("poll", b"{}", status=200))
 
         assert (before, way_in.state) == ("", "next")
+
+
+async def test_calls_that_come_together_undo_nothing_in_the_state() -> None:
+    adapter = FakeAdapter(lambda event: {"state": event["state"] + event["body"]})
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, Taken(), stores)
+        way_in.state = "0"
+        async with anyio.create_task_group() as group:
+            for number in b"123456789":
+                group.start_soon(way_in.take, Said("webhook", bytes([number])))
+
+        assert sorted(way_in.state) == list("0123456789")
 
 
 async def test_an_adapter_says_what_is_answered() -> None:

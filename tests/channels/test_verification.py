@@ -369,6 +369,27 @@ def test_a_public_key_is_64_hexadecimal_digits(key: object) -> None:
         verifier(described(DISCORD.recipe), a_channel("x", {"public_key": key}), FakeClock())
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        "00" * 32,
+        "00" * 31 + "80",
+        "01" + "00" * 31,
+        "01" + "00" * 30 + "80",
+        "ec" + "ff" * 30 + "7f",
+        "ed" + "ff" * 30 + "7f",
+        "ee" + "ff" * 30 + "ff",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05",
+        "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc85",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac037a",
+        "c7176a703d4dd84fba3c0b760d10670f2a2053fa2c39ccc64ec7fd7792ac03fa",
+    ],
+)
+def test_a_public_key_for_which_anybody_can_sign_is_refused(key: str) -> None:
+    with pytest.raises(ChannelRefused, match="public_key"):
+        verifier(described(DISCORD.recipe), a_channel("x", {"public_key": key}), FakeClock())
+
+
 def test_config_chooses_the_recipe_and_without_a_choice_there_is_no_channel() -> None:
     hub = replace(GITHUB.recipe, when={"scheme": "github"})
     token = replace(TELEGRAM.recipe, when={"scheme": "token"})

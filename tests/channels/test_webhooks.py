@@ -135,6 +135,8 @@ async def test_an_adapter_that_fails_says_nothing_to_the_platform() -> None:
         ),
         ({"headers": {"content-type": "a\r\nset-cookie: a=b"}}, WebhookAnswer()),
         ({"status": 204}, WebhookAnswer(204)),
+        ({"status": 204, "body": "HTTP/1.1 200 OK"}, WebhookAnswer(204)),
+        ({"status": 304, "body": "HTTP/1.1 200 OK"}, WebhookAnswer(304)),
         ({"status": 99}, WebhookAnswer(500)),
         ({"status": 101}, WebhookAnswer(500)),
         ({"status": 10**9}, WebhookAnswer(500)),

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from gateway.domain.channels import WebhookAnswer, WebhookCall
-from gateway.web.webhooks import MOST_BYTES_AT_ONCE, WebhookRoutes
+from gateway.web.webhooks import MOST_BYTES_AT_ONCE, SMALL, WebhookRoutes
 from tests.web.running import GUARDED, Answer, Site, running
 
 LARGEST = 1_000
@@ -20,9 +20,10 @@ class FakeWebhooks:
 
     answer: WebhookAnswer = WebhookAnswer()
     calls: list[WebhookCall] = field(default_factory=list)
+    largest: int = LARGEST
 
     def largest_body(self, channel: str) -> int | None:
-        return LARGEST if channel == "family" else None
+        return self.largest if channel == "family" else None
 
     async def receive(self, call: WebhookCall) -> WebhookAnswer:
         self.calls.append(call)
@@ -154,14 +155,16 @@ async def test_a_body_that_turns_out_to_be_too_large_is_cut_off() -> None:
 
 
 async def test_bodies_of_strangers_hold_only_so_much_memory() -> None:
-    webhooks = FakeWebhooks()
-    routes = WebhookRoutes(webhooks, LARGEST, MOST_BYTES_AT_ONCE - 1)
+    webhooks = FakeWebhooks(largest=2 * SMALL)
+    routes = WebhookRoutes(webhooks, 2 * SMALL, MOST_BYTES_AT_ONCE - SMALL)
 
     async with opened(webhooks) as site:
         site.app._webhooks = routes
-        refused = await post(site, body=b"xx")
-        taken = await post(site, body=b"x")
+        refused = await post(site, body=b"x" * (SMALL + 1))
+        taken = await post(site, body=b"x" * SMALL)
+        routes._held = MOST_BYTES_AT_ONCE
+        taken_still = await post(site, body=b"x" * SMALL)
 
     assert (refused.status, refused.json["error"]["retryable"]) == (503, True)
-    assert taken.status == 200
-    assert routes._held == MOST_BYTES_AT_ONCE - 1
+    assert taken.status == taken_still.status == 200
+    assert routes._held == MOST_BYTES_AT_ONCE
