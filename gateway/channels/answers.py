@@ -11,6 +11,7 @@ from gateway.domain.ports import Fetched
 
 LONGEST_WAIT_S = 86_400.0
 _LONGEST_WORD = 300
+_UNSURE = frozenset({500, 502, 504})  # whoever says so may have failed after the message was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +21,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """`after_s`: the platform named the wait."""
+    """`after_s`: the platform named the wait. `is_unsure`: it may have done what it was asked."""
 
     why: str
     after_s: float | None
+    is_unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +51,20 @@ def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
     except ValueError:
         said = None
     word = _text(outbound.error, said)
-    is_ok = 200 <= fetched.status < 300 and (
-        outbound.ok is None or at(said, outbound.ok) is not False
-    )
-    if is_ok:
+    if _is_done(outbound, fetched.status, said, word):
         return Arrived(_text(outbound.message_id, said))
     why = f"the platform answered {fetched.status}{f': {word[:_LONGEST_WORD]}' if word else ''}"
     if (peer := _text(outbound.moved_to, said)) is not None:
         return Moved(peer, why)
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
-        return TryAgain(why, _wait_s(outbound.retry_after, said, dict(fetched.headers)))
+        wait_s = _wait_s(outbound.retry_after, said, dict(fetched.headers))
+        return TryAgain(why, wait_s, is_unsure=fetched.status in _UNSURE)
     return Declined(why, is_ours=fetched.status == 401)
+
+
+def _is_done(outbound: Outbound, status: int, said: object, word: str | None) -> bool:
+    is_ok = 200 <= status < 300 and (outbound.ok is None or at(said, outbound.ok) is not False)
+    return is_ok or (word is not None and word.startswith(outbound.done_errors))
 
 
 def _text(path: str | None, said: object) -> str | None:

@@ -27,7 +27,9 @@ from gateway.outbound.secrets import Filling, Scrubber
 from gateway.outbound.unpacking import ACCEPTED, read_body
 
 MAX_SECONDS = 60.0
-CONNECT_S = 10.0  # or what is told of a host that drops everything would be that it may have heard us
+CONNECT_S = (
+    10.0  # or what is told of a host that drops everything would be that it may have heard us
+)
 MAX_REDIRECTS = 3
 MAX_ASKED_BYTES = 1024 * 1024
 

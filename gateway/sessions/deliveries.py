@@ -11,7 +11,7 @@ import anyio
 from gateway.agent.patience import until_stored
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
-from gateway.domain.outbox import Deliver, Delivery, DeliveryState, Outbox, Receipt
+from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Outbox, Receipt
 from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -46,16 +46,22 @@ class _Attempt:
     id: str
     arrived: int
     tries: int
+    receipt: str | None = None
 
-    async def sending(self, arrived: int) -> None:
-        if self.line.is_draining and self.id not in self.line.sending:
+    async def sending(
+        self, arrived: int, *, is_safe: bool = False, receipt: str | None = None
+    ) -> None:
+        is_begun = self.id in self.line.sending
+        if self.line.is_draining and not is_begun:
             raise _Draining
-        if self.id in self.line.sending and arrived == self.arrived:
+        is_same = is_begun and arrived == self.arrived
+        if is_same and receipt == self.receipt:
             return  # the same part, put in another way
-        await self.outbox.sending(self.id, arrived)
+        await self.outbox.sending(self.id, arrived, is_safe=is_safe, receipt=receipt)
         self.line.sending.add(self.id)
-        self.tries = 1 if arrived > self.arrived else self.tries + 1
-        self.arrived = arrived
+        if not is_same:
+            self.tries = 1 if arrived > self.arrived else self.tries + 1
+        self.arrived, self.receipt = arrived, receipt
         if self.line.is_draining:
             raise _Draining  # now it is known what has arrived
 
@@ -101,7 +107,7 @@ class Deliveries:
     async def _judge_interrupted(self) -> None:
         for delivery in await self.outbox.interrupted():
             channel = self.channels.get(delivery.new.channel)
-            receipt = channel.unsure() if channel else Receipt("unknown")
+            receipt = channel.unsure(delivery) if channel else Receipt("unknown")
             why = "the gateway stopped while it was being sent"
             why = f"{why}; {receipt.why}" if receipt.why else why
             await self._write(delivery, receipt.state, why=why, due_at=self.clock.now())
@@ -187,6 +193,8 @@ class Deliveries:
     ) -> None:
         """Else it would stand there as being sent, and nothing after it in its session could go."""
         new, now = delivery.new, self.clock.now()
+        if why and (delivery.why or "").endswith(TWICE) and not why.endswith(TWICE):
+            why = f"{why}; {TWICE}"  # no later trouble takes that back
         await until_stored(
             self.clock,
             lambda: self.outbox.settle(
