@@ -281,12 +281,14 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """What the platform is answered at once, after the commit."""
+    """What the platform is answered at once, after the commit. One that `promises` an answer is not
+    given for messages that nobody will answer: then it is an empty 200."""
 
     __pydantic_config__: ClassVar[Table] = STRICT
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
+    promises: bool = False
 
 
 @dataclass(frozen=True, slots=True)
