@@ -236,7 +236,7 @@ async def run(kills: int, folder: Path, *, seed: int = 1, on_unknown: str = "res
     for mark, is_safe, life in one.platforms.arrivals:
         if not is_safe:
             lives.setdefault(mark, []).append(life)
-    rows = rows_of(config.parent / "data")
+    rows = await to_thread.run_sync(rows_of, config.parent / "data")
     seen = Counter(one.platforms.marks())
     return Outcome(one.asked, seen, lives, rows, one.killed, anyio.current_time() - began)
 
