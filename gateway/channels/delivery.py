@@ -165,6 +165,8 @@ class Courier:
                 draft = await self._draft(delivery) if start == 0 else None
                 receipt = await part.send(draft) or receipt
                 start = piece.end
+                if start < len(splitting.text):
+                    await sending(start, receipt=receipt, waits=True)
             except TooLong:
                 limit = self._smaller(limit)
         return receipt

@@ -55,6 +55,10 @@ class Outbox(Protocol):
         Conflict, so that no two senders take the same one."""
         ...
 
+    async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+        """The next part waits, and is `pending`. Not fsynced. Raises as `sending`."""
+        ...
+
     async def settle(
         self,
         delivery_id: str,
@@ -114,10 +118,16 @@ class Receipt:
 
 
 class Sending(Protocol):
-    """`Outbox.sending` of the delivery, before each part."""
+    """`Outbox.sending` of the delivery, before each part. With `waits` that is not sent yet, and what
+    has arrived is known whatever happens meanwhile."""
 
     async def __call__(
-        self, arrived: int, *, is_safe: bool = False, receipt: str | None = None
+        self,
+        arrived: int,
+        *,
+        is_safe: bool = False,
+        receipt: str | None = None,
+        waits: bool = False,
     ) -> None: ...
 
 

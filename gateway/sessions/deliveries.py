@@ -43,14 +43,23 @@ class _Attempt:
 
     outbox: Outbox
     line: _Line
+    clock: Clock
     id: str
     arrived: int
     tries: int
     receipt: str | None = None
 
     async def sending(
-        self, arrived: int, *, is_safe: bool = False, receipt: str | None = None
+        self,
+        arrived: int,
+        *,
+        is_safe: bool = False,
+        receipt: str | None = None,
+        waits: bool = False,
     ) -> None:
+        if waits:
+            await self._arrive(arrived, receipt)
+            return
         is_begun = self.id in self.line.sending
         if self.line.is_draining and not is_begun:
             raise _Draining
@@ -62,8 +71,15 @@ class _Attempt:
         if not is_same:
             self.tries = 1 if arrived > self.arrived else self.tries + 1
         self.arrived, self.receipt = arrived, receipt
-        if self.line.is_draining:
-            raise _Draining  # now it is known what has arrived
+
+    async def _arrive(self, arrived: int, receipt: str | None) -> None:
+        """Else what has arrived would be sent again."""
+        await until_stored(
+            self.clock, lambda: self.outbox.arrived(self.id, arrived, receipt=receipt)
+        )
+        self.arrived, self.tries = arrived, 0
+        self.line.sending.discard(self.id)
+        self.line.news.set()
 
 
 @dataclass(slots=True)
@@ -137,7 +153,9 @@ class Deliveries:
 
     async def _one(self, delivery: Delivery, line: _Line) -> None:
         new = delivery.new
-        attempt = _Attempt(self.outbox, line, new.id, delivery.arrived, delivery.attempts)
+        attempt = _Attempt(
+            self.outbox, line, self.clock, new.id, delivery.arrived, delivery.attempts
+        )
         try:
             receipt = await self._receipt(delivery, attempt)
             if receipt is not None:
@@ -152,8 +170,7 @@ class Deliveries:
         try:
             return await self.channels[delivery.new.channel].deliver(delivery, attempt.sending)
         except _Draining:
-            is_begun = attempt.id in attempt.line.sending
-            return Receipt("pending", retry_after_s=0.0) if is_begun else None
+            return None
         except (Conflict, NotFound) as error:  # erased or dropped before it went out
             log.info("a delivery is no longer to be sent", extra={"why": str(error)})
             return None

@@ -55,6 +55,14 @@ class MemoryOutbox:
         part = replace(one, arrived=arrived, is_safe=is_safe, receipt=receipt)
         self._put(replace(part, state="sending", attempts=attempts))
 
+    async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+        require_text("the receipt", receipt)
+        await self._shelf.ready()
+        one = self._delivery(delivery_id)
+        if one.state not in _OPEN or one.arrived >= arrived or one.why == "erased":
+            raise Conflict(not_pending(delivery_id, one.state))
+        self._put(replace(one, state="pending", arrived=arrived, receipt=receipt, attempts=0))
+
     async def settle(
         self,
         delivery_id: str,

@@ -40,7 +40,15 @@ class SqliteOutbox:
     ) -> None:
         require_text("the receipt", receipt)
         how = {"arrived": arrived, "safe": is_safe, "receipt": receipt}
-        await self._writer.write(partial(_sending, {"id": delivery_id, **how}), durable=True)
+        await self._mark(_SENDING, {"id": delivery_id, **how}, durable=True)
+
+    async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+        require_text("the receipt", receipt)
+        part = {"id": delivery_id, "arrived": arrived, "receipt": receipt}
+        await self._mark(_ARRIVED, part, durable=False)
+
+    async def _mark(self, statement: str, part: Mapping[str, object], *, durable: bool) -> None:
+        await self._writer.write(partial(_mark, statement, part), durable=durable)
 
     async def settle(
         self,
@@ -112,8 +120,8 @@ def _deliveries(statement: str, values: Any, db: sqlite3.Connection) -> Sequence
     return [_to_delivery(row) for row in db.execute(statement, values).fetchall()]
 
 
-def _sending(part: Mapping[str, object], pen: Pen) -> None:
-    if pen.db.execute(_SENDING, part).rowcount == 0:
+def _mark(statement: str, part: Mapping[str, object], pen: Pen) -> None:
+    if pen.db.execute(statement, part).rowcount == 0:
         delivery_id = str(part["id"])
         raise Conflict(not_pending(delivery_id, _state(delivery_id, pen.db)))
 
@@ -195,6 +203,11 @@ UPDATE delivery SET state = 'sending', arrived = :arrived, is_safe = :safe, rece
 WHERE delivery_id = :id AND (state = 'pending' AND arrived <= :arrived
     OR state = 'sending' AND (arrived < :arrived
         OR arrived = :arrived AND receipt IS NOT NULL AND :receipt IS NULL))
+"""
+_ARRIVED = """
+UPDATE delivery SET state = 'pending', arrived = :arrived, receipt = :receipt, attempts = 0
+WHERE delivery_id = :id AND state IN ('pending', 'sending') AND arrived < :arrived
+    AND why IS NOT 'erased'
 """
 _SETTLE = """
 UPDATE delivery

@@ -54,11 +54,19 @@ class Stage:
         self.courier = Courier(post, self.health, draft_of)
         self.marks: list[tuple[int, int]] = []  # what had arrived, and the requests before
         self.kept: list[tuple[bool, str | None]] = []
+        self.known: list[int] = []  # to have arrived, before the next part waited
 
     async def deliver(self, delivery: Delivery) -> Receipt:
         async def sending(
-            arrived: int, *, is_safe: bool = False, receipt: str | None = None
+            arrived: int,
+            *,
+            is_safe: bool = False,
+            receipt: str | None = None,
+            waits: bool = False,
         ) -> None:
+            if waits:
+                self.known.append(arrived)
+                return
             self.marks.append((arrived, len(self.fetch.asked)))
             self.kept.append((is_safe, receipt))
 
@@ -381,6 +389,7 @@ async def test_a_part_waits_for_its_rate_before_it_is_marked_as_being_sent() -> 
             group.start_soon(stage.deliver, a_delivery("one two three four"))
             await anyio.wait_all_tasks_blocked()
             assert stage.marks == [(0, 0)]
+            assert stage.known == [8]
 
             stage.clock.move(5)
             await anyio.wait_all_tasks_blocked()

@@ -23,7 +23,10 @@ async def delivered(base: str, on_unknown: OnUnknown) -> Receipt:
     health = Health(channel, "poll", clock, lambda type_, payload: None)
     new = NewDelivery("d1", "chat", "bot", "p", None, "hello")
 
-    async def sending(arrived: int, *, is_safe: bool = False, receipt: str | None = None) -> None:
+    async def sending(
+        arrived: int, *, is_safe: bool = False, receipt: str | None = None, waits: bool = False
+    ) -> None:
+        assert not waits
         assert (arrived, is_safe, receipt) == (0, False, None)
 
     async with open_guarded() as fetch:

@@ -878,6 +878,20 @@ async def test_each_part_is_marked_with_what_has_arrived_and_counts_its_own_atte
             await stores.outbox.sending("d1", 4)
 
 
+async def test_what_has_arrived_is_known_while_the_next_part_waits(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1", 0)
+
+        await stores.outbox.arrived("d1", 4, receipt="m1")
+
+        [waiting] = await stores.outbox.due("telegram", now=LATER, limit=9)
+        assert (waiting.arrived, waiting.attempts, waiting.receipt) == (4, 0, "m1")
+        assert list(await stores.outbox.interrupted()) == []
+        with pytest.raises(Conflict):
+            await stores.outbox.arrived("d1", 4, receipt="m1")
+
+
 async def test_a_part_is_marked_with_how_it_goes_and_may_go_anew_once(opened: Open) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"))

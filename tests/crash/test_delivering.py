@@ -45,7 +45,7 @@ class Platform:
         while len(body) < int(headers["content-length"]):
             body += await stream.receive()
         self.got.append((body.decode(), headers.get("x-key")))
-        is_due = self.kills < KILLS and self.chance.random() < 0.2
+        is_due = self.kills < KILLS and self.chance.random() < 0.4
         if is_due and self.chance.random() < 0.5:
             self._kill()
             return

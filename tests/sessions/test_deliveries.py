@@ -35,6 +35,7 @@ class FakeChannel:
         self.got.append(delivery)
         for arrived in self.parts:
             if arrived >= delivery.arrived:
+                await sending(arrived, waits=arrived > delivery.arrived)
                 await sending(arrived)
                 self.states.append(await state_of(self.stores, delivery.new.id))
                 await self.gate.wait()
