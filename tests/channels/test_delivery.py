@@ -326,7 +326,10 @@ async def test_a_part_is_safe_if_each_of_its_requests_carries_a_key() -> None:
         assert isinstance(made, dict)
         return {"requests": [*made["requests"], {"url": f"{ORIGIN}/other"}]}
 
-    whole, half = Stage(adapter=WritingAdapter(keyed)), Stage(broken(), adapter=WritingAdapter(mixed))
+    whole, half = (
+        Stage(adapter=WritingAdapter(keyed)),
+        Stage(broken(), adapter=WritingAdapter(mixed)),
+    )
 
     await whole.deliver(a_delivery())
     receipt = await half.deliver(a_delivery())
