@@ -13,6 +13,7 @@ from gateway.domain.ports import Fetched
 LONGEST_WAIT_S = 86_400.0
 LARGEST_READ = 1_048_576
 _LONGEST_WORD = 300  # also of an id
+_UNSURE = frozenset({500, 502, 504})  # whoever says so may have failed after the message was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +23,11 @@ class Arrived:
 
 @dataclass(frozen=True, slots=True)
 class TryAgain:
-    """`after_s`: the platform named the wait."""
+    """`after_s`: the platform named the wait. `is_unsure`: it may have done what it was asked."""
 
     why: str
     after_s: float | None
+    is_unsure: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +50,20 @@ Answer = Arrived | TryAgain | Moved | Declined
 def read_answer(outbound: Outbound, fetched: Fetched) -> Answer:
     said = read_json(fetched.body)
     word = _text(outbound.error, said)
-    is_ok = 200 <= fetched.status < 300 and (
-        outbound.ok is None or at(said, outbound.ok) is not False
-    )
-    if is_ok:
+    if _is_done(outbound, fetched.status, said, word):
         return Arrived(_text(outbound.message_id, said))
     why = f"the platform answered {fetched.status}{f': {printable(word)}' if word else ''}"
     if (peer := _text(outbound.moved_to, said)) is not None:
         return Moved(peer, why)
     if fetched.status in outbound.retry_statuses or word in outbound.retry_errors:
-        return TryAgain(why, _wait_s(outbound.retry_after, said, dict(fetched.headers)))
+        wait_s = _wait_s(outbound.retry_after, said, dict(fetched.headers))
+        return TryAgain(why, wait_s, is_unsure=fetched.status in _UNSURE)
     return Declined(why, is_ours=fetched.status == 401)
+
+
+def _is_done(outbound: Outbound, status: int, said: object, word: str | None) -> bool:
+    is_ok = 200 <= status < 300 and (outbound.ok is None or at(said, outbound.ok) is not False)
+    return is_ok or (word is not None and word.startswith(outbound.done_errors))
 
 
 def read_json(text: bytes | str) -> object:

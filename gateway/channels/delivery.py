@@ -2,7 +2,7 @@
 
 import hashlib
 from base64 import b32encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -18,7 +18,7 @@ from gateway.domain.channels import Adapter, ChannelDef, Whence
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import Delivery, Receipt, Sending
+from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
 from gateway.domain.ports import Ask, Clock, Fetch, HttpFailed, Leave
 
 NOTHING_TO_SAY = "(The answer is empty.)"
@@ -40,10 +40,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A message that an answer has begun in, and what stands there."""
+    """A message that an answer has begun in, and what stands there, if that is known."""
 
     message_id: str
-    text: str
+    text: str = ""
 
 
 async def _no_draft(_: RunId) -> Draft | None:
@@ -147,31 +147,39 @@ class Courier:
         self.health.worked("out")
         return receipt
 
-    def unsure(self) -> Receipt:
-        if self.post.adapter.description.outbound.idempotency:
-            return Receipt("pending", why="it is sent again under the same key")
+    def unsure(self, delivery: Delivery) -> Receipt:
+        if delivery.is_safe:
+            return Receipt("pending", why="it is sent again, which shows it once")
         return self.unkeyed()
 
     def unkeyed(self) -> Receipt:
         """The operator's choice, and the record of it."""
         if self.post.channel.on_unknown_send == "hold":
             return Receipt("unknown", why="it may have arrived")
-        return Receipt("pending", why="it is sent again and may have arrived twice")
+        return Receipt("pending", why=f"it is sent again; {TWICE}")
 
     async def _all_parts(self, delivery: Delivery, sending: Sending) -> str | None:
         new, limits = delivery.new, self.post.adapter.description.limits
         splitting = Splitting(new.text if new.text.strip() else NOTHING_TO_SAY, limits.unit)
-        draft = await self.draft_of(delivery.run_id) if delivery.run_id else None
         start, limit, receipt = delivery.arrived, limits.text, delivery.receipt
         while start < len(splitting.text):
             piece = splitting.cut(start, limit)
-            part = _Part(self, new.id, piece, sending, _whence_of(new, is_first=start == 0))
+            whence = _whence_of(new, is_first=start == 0)
+            part = _Part(self, new.id, piece, sending, whence, receipt if start else None)
             try:
-                receipt = await part.send(draft if start == 0 else None) or receipt
+                draft = await self._draft(delivery) if start == 0 else None
+                receipt = await part.send(draft) or receipt
                 start = piece.end
+                if start < len(splitting.text):
+                    await sending(start, receipt=receipt, waits=True)
             except TooLong:
                 limit = self._smaller(limit)
         return receipt
+
+    async def _draft(self, delivery: Delivery) -> Draft | None:
+        """That of this process, or what was edited when another one was killed."""
+        mine = await self.draft_of(delivery.run_id) if delivery.run_id else None
+        return mine or (Draft(delivery.receipt) if delivery.receipt else None)
 
     def _smaller(self, limit: int) -> int:
         limits = self.post.adapter.description.limits
@@ -196,27 +204,37 @@ class _Part:
     piece: Piece
     sending: Sending
     whence: Whence
+    first: str | None  # the platform's id of the first part, if this is another one
     was_moved: bool = False
 
     async def send(self, draft: Draft | None) -> str | None:
         """The platform's id of the message. Raises Ended, AdapterFailed, Denied, TooLong."""
         if not self.piece.text.strip():
             return None
-        if draft is not None and draft.text == self.piece.text:
+        if draft is not None and draft.text == self.piece.text.rstrip():
             return draft.message_id  # platforms refuse an edit that changes nothing
-        post, whence = self.courier.post, self.whence
-        do, edits = ("send", None) if draft is None else ("edit", draft.message_id)
-        key = key_of(self.delivery_id, self.piece)
-        formatted = await post.format(Reply(do, key, whence, self.piece.text, edits))
-        receipt = edits
-        for request in formatted.requests:
+        post, whence, start = self.courier.post, self.whence, self.piece.start
+        requests, is_safe = await self._requests(draft)
+        receipt = edits = None if draft is None else draft.message_id
+        for request in requests:
             await post.rates.take(whence.peer, is_group=whence.is_group)
-            await self.sending(self.piece.start)
-            answer = await self._ask(request, is_safe=draft is not None)
+            await self.sending(start, is_safe=is_safe, receipt=edits or self.first)
+            answer = await self._ask(request, is_safe=is_safe)
             if not isinstance(answer, Arrived):
                 return await self._otherwise(answer, draft)
             receipt = receipt or answer.message_id
         return receipt
+
+    async def _requests(self, draft: Draft | None) -> tuple[Sequence[Request], bool]:
+        """True: to make them all twice is to make them once."""
+        post, name, text = self.courier.post, self.delivery_id, self.piece.text
+        if draft is None:
+            reply = Reply("send", key_of(name, self.piece), self.whence, text)
+        else:
+            key = key_of(f"{name}:edit", self.piece)
+            reply = Reply("edit", key, self.whence, text, draft.message_id)
+        requests = (await post.format(reply)).requests
+        return requests, draft is not None or all(one.idempotency for one in requests)
 
     async def _otherwise(
         self, answer: TryAgain | Moved | Declined, draft: Draft | None
@@ -236,15 +254,15 @@ class _Part:
     async def _ask(
         self, request: Request, *, is_safe: bool
     ) -> Arrived | TryAgain | Moved | Declined:
-        """`is_safe`: doing it twice is doing it once."""
         try:
-            return await self.courier.post.ask(request, self.whence.peer)
+            answer = await self.courier.post.ask(request, self.whence.peer)
         except HttpFailed as error:
-            if not error.sent or is_safe or request.idempotency is not None:
-                return TryAgain(str(error), None)
+            answer = TryAgain(str(error), None, is_unsure=error.sent)
+        if isinstance(answer, TryAgain) and answer.is_unsure and not is_safe:
             unsure = self.courier.unkeyed()
-            told = replace(unsure, why=f"{error}; {unsure.why}")
-            raise Ended(told, is_ours=True) from error
+            why = f"{answer.why}; {unsure.why}"
+            raise Ended(replace(unsure, why=why, retry_after_s=answer.after_s), is_ours=True)
+        return answer
 
 
 def key_of(delivery_id: str, piece: Piece) -> str:

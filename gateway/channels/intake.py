@@ -64,9 +64,9 @@ class Intake:
 
     async def take(
         self, channel: ChannelDef, parsed: Parsed, kept: ChannelMemo | None = None
-    ) -> None:
+    ) -> bool:
         """Comes back once everything of one call, answer or frame is durable: only then it may be
-        acknowledged. The adapter's state and what the socket `kept` go with the last message.
+        acknowledged. False: of all its messages none is for us, and none will be answered. The adapter's state and what the socket `kept` go with the last message.
 
         Raises Busy or StoreUnavailable: then it is to be refused as a whole, and sent again; those
         that were taken already are known then.
@@ -75,15 +75,19 @@ class Intake:
         if parsed.state is not None:
             memos += (ChannelMemo(channel.name, channel.account, "adapter", parsed.state),)
         last = len(parsed.messages) - 1
-        written = False
+        written = is_ours = False
         for place, message in enumerate(parsed.messages):
-            written = await self._one(channel, message, memos if place == last else ())
+            verdict = await self._judge(channel, message)
+            is_ours = is_ours or not isinstance(verdict, Ignored)
+            written = await self._one(channel, message, verdict, memos if place == last else ())
         if memos and not written:
             await self.memos.write(*memos)
+        return is_ours
 
-    async def _one(self, channel: ChannelDef, message: Incoming, memos: Memos) -> bool:
+    async def _one(
+        self, channel: ChannelDef, message: Incoming, verdict: Verdict, memos: Memos
+    ) -> bool:
         """True: and the memos are written."""
-        verdict = await self._judge(channel, message)
         match verdict:
             case Ignored():
                 self.ignored[channel.name, verdict.why] += 1

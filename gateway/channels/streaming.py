@@ -33,6 +33,7 @@ class _Followed:
     heard_at: float
     text: str = ""
     draft: Draft | None = None
+    drafts: int = 0
     is_over: anyio.Event = field(default_factory=anyio.Event)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
 
@@ -119,7 +120,8 @@ class Streaming:
         while True:
             await self._post.clock.sleep(FIRST_S if mine.draft is None else every_s)
             text = mine.text and Splitting(mine.text, limits.unit).cut(0, limits.text).text
-            if not text.strip() or (mine.draft and mine.draft.text == text):
+            text = text.rstrip()
+            if not text or (mine.draft and mine.draft.text == text):
                 continue
             await self._post.rates.take(mine.whence.peer, is_group=is_group)
             if not await self._send(mine, "edit" if mine.draft else "send", text):
@@ -138,7 +140,8 @@ class Streaming:
         return is_sent
 
     async def _ask(self, mine: _Followed, do: str, text: str) -> bool:
-        key = key_of(f"{mine.run_id}:{do}", Piece(0, len(text), text))
+        mine.drafts += 1  # what is shown again after something else is another edit
+        key = key_of(f"{mine.run_id}:{do}:{mine.drafts}", Piece(0, len(text), text))
         made = mine.draft.message_id if mine.draft else None
         formatted = await self._post.format(Reply(do, key, mine.whence, text, made))
         if do == "send" and not formatted.edit:

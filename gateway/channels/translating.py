@@ -74,10 +74,11 @@ class WayIn:
             parsed = await self._parse(said, body)
         except AdapterFailed as error:
             parsed = await self._give_up(said, body, error)
-        await self.intake.take(self.channel, parsed, kept)
+        is_ours = await self.intake.take(self.channel, parsed, kept)
         if parsed.state is not None:
             self.state = parsed.state
-        return parsed.reply
+        reply = parsed.reply
+        return None if reply is not None and reply.promises and not is_ours else reply
 
     async def _parse(self, said: Said, body: bytes, *, skip: bool | None = None) -> Parsed:
         return read_parsed(await self.adapter.parse(await self._event(said, body, skip)))

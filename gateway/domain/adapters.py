@@ -215,9 +215,10 @@ class Outbound:
     error: str | None = None
     retry_statuses: tuple[int, ...] = (408, 429, 500, 502, 503, 504)
     retry_errors: tuple[str, ...] = ()
+    done_errors: tuple[str, ...] = ()  # how the words begin for: it is so already
     retry_after: tuple[str, ...] = ("header:retry-after",)
     moved_to: str | None = None  # of an error: the peer that is to be used instead
-    idempotency: bool = False  # requests carry a key, so that sending one again does no harm
+    idempotency: bool = False  # for people; of each request its own `idempotency` counts
     edits: bool = False
     edit_every_s: float = 1.0
     edit_every_s_group: float = 3.0
@@ -306,12 +307,14 @@ class Incoming:
 
 @dataclass(frozen=True, slots=True)
 class HttpReply:
-    """What the platform is answered at once, after the commit."""
+    """What the platform is answered at once, after the commit. One that `promises` an answer is not
+    given for messages that nobody will answer: then it is an empty 200."""
 
     __pydantic_config__: ClassVar[Table] = STRICT
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
+    promises: bool = False
 
 
 @dataclass(frozen=True, slots=True)

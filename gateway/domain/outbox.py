@@ -1,6 +1,6 @@
 """Answers on their way out through a channel."""
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
@@ -10,11 +10,17 @@ from gateway.domain.inbox import NewDelivery
 
 # pending -> sending (written before the network) -> sent | pending | unknown | failed
 DeliveryState = Literal["pending", "sending", "sent", "unknown", "failed"]
+# The end of `why`, once a part was sent again of which nobody knows whether it had arrived.
+TWICE = "it may have arrived twice"
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """`attempts` are those of the part that is next: what has `arrived` is never sent again."""
+    """`attempts` are those of the part that is next: what has `arrived` is never sent again.
+
+    `receipt` is the platform's id of its first message: from before that is sent if it takes the
+    place of a draft. `is_safe`: the requests that were made last can be made again without harm.
+    """
 
     new: NewDelivery
     run_id: RunId | None  # None: no turn made it
@@ -27,6 +33,7 @@ class Delivery:
     arrived: int = 0  # characters of the text that the platform has
     settled_at: datetime | None = None  # when its first attempt ended
     place: int = 0  # grows with each delivery that is made
+    is_safe: bool = False
 
 
 class Outbox(Protocol):
@@ -35,9 +42,21 @@ class Outbox(Protocol):
         whose oldest open delivery is being sent or waits. Without a session each is for itself."""
         ...
 
-    async def sending(self, delivery_id: str, arrived: int) -> None:
+    async def sending(
+        self,
+        delivery_id: str,
+        arrived: int,
+        *,
+        is_safe: bool = False,
+        receipt: str | None = None,
+    ) -> None:
         """Durable, before the network is touched; counts the attempt. Once more with more that has
-        arrived: the next part. Raises Conflict, so that no two senders take the same one."""
+        arrived: the next part; or without the receipt that it had: not as an edit, but anew. Raises
+        Conflict, so that no two senders take the same one."""
+        ...
+
+    async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+        """The next part waits, and is `pending`. Not fsynced. Raises as `sending`."""
         ...
 
     async def settle(
@@ -74,7 +93,7 @@ class DeadLetters(Protocol):
         ...
 
     async def resubmit(self, delivery_id: str, *, now: datetime) -> None:
-        """Durable: from the part on that has not arrived. Raises NotFound if it is no dead letter,
+        """Durable: from the part on that has not arrived; that of one that may have is told by `why`. Raises NotFound if it is no dead letter,
         Conflict if what it said is erased."""
         ...
 
@@ -98,7 +117,18 @@ class Receipt:
     retry_after_s: float | None = None
 
 
-Sending = Callable[[int], Awaitable[None]]  # `Outbox.sending` of the delivery, before each part
+class Sending(Protocol):
+    """`Outbox.sending` of the delivery, before each part. With `waits` that is not sent yet, and what
+    has arrived is known whatever happens meanwhile."""
+
+    async def __call__(
+        self,
+        arrived: int,
+        *,
+        is_safe: bool = False,
+        receipt: str | None = None,
+        waits: bool = False,
+    ) -> None: ...
 
 
 class Deliver(Protocol):
@@ -106,6 +136,6 @@ class Deliver(Protocol):
 
     async def deliver(self, delivery: Delivery, sending: Sending) -> Receipt: ...
 
-    def unsure(self) -> Receipt:
-        """What becomes of a delivery of which nobody knows whether its part arrived."""
+    def unsure(self, delivery: Delivery) -> Receipt:
+        """What becomes of it if nobody knows whether the part that was sent arrived."""
         ...

@@ -7,6 +7,7 @@ _WHAT: tuple[tuple[type[Exception], str], ...] = (
     (aiohttp.ClientConnectorCertificateError, "has no certificate that this machine trusts"),
     (aiohttp.ClientConnectorSSLError, "does not speak TLS as this machine does"),
     (aiohttp.ClientConnectorDNSError, "is not a name that can be resolved"),
+    (aiohttp.ConnectionTimeoutError, "cannot be connected in time"),
     (aiohttp.ServerDisconnectedError, "closed the connection before it answered"),
     (aiohttp.ClientPayloadError, "broke off in the middle of its answer"),
     (aiohttp.ClientResponseError, "answered something that is not HTTP"),

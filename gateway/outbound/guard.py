@@ -27,9 +27,13 @@ from gateway.outbound.secrets import Filling, Scrubber
 from gateway.outbound.unpacking import ACCEPTED, read_body
 
 MAX_SECONDS = 60.0
+CONNECT_S = (
+    10.0  # or what is told of a host that drops everything would be that it may have heard us
+)
 MAX_REDIRECTS = 3
 MAX_ASKED_BYTES = 1024 * 1024
 
+_UNSENT = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.InvalidURL)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _AS_GET = frozenset({301, 302, 303})
 # What is the host's business, and what is not true any more once the body is unpacked.
@@ -40,7 +44,9 @@ _WITHHELD = frozenset({
 
 
 @asynccontextmanager
-async def open_guarded(lookup: Lookup = look_up) -> AsyncIterator["GuardedOutbound"]:
+async def open_guarded(
+    lookup: Lookup = look_up, connect_s: float = CONNECT_S
+) -> AsyncIterator["GuardedOutbound"]:
     """The guarded client, closed on the way out. `lookup` resolves names."""
     # No connection is used twice: what one plugin left in it can never answer another one, and
     # each request has its addresses checked.
@@ -48,7 +54,7 @@ async def open_guarded(lookup: Lookup = look_up) -> AsyncIterator["GuardedOutbou
         resolver=CheckedResolver(lookup), use_dns_cache=False, force_close=True
     )
     async with quiet_session(connector) as session:
-        yield GuardedOutbound(session)
+        yield GuardedOutbound(session, connect_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +72,11 @@ class _Hop:
 class GuardedOutbound:
     """Implements the Fetch port."""
 
-    __slots__ = ("_session",)
+    __slots__ = ("_session", "_timeout")
 
-    def __init__(self, session: aiohttp.ClientSession) -> None:
+    def __init__(self, session: aiohttp.ClientSession, connect_s: float) -> None:
         self._session = session
+        self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_s)
 
     async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
         scrubber = Scrubber(leave.secrets)
@@ -95,14 +102,17 @@ class GuardedOutbound:
 
     async def _follow(self, hop: _Hop, leave: Leave, scrubber: Scrubber) -> Fetched:
         first = hop.origin
-        for _ in range(MAX_REDIRECTS + 1):
-            done = await self._send(hop, leave, scrubber)
+        for redirects in range(MAX_REDIRECTS + 1):
+            done = await self._send(hop, leave, scrubber, was_sent=redirects > 0)
             if isinstance(done, Fetched):
                 return done
             hop = done
         raise HttpFailed("network", f"{first} was redirected more than {MAX_REDIRECTS} times")
 
-    async def _send(self, hop: _Hop, leave: Leave, scrubber: Scrubber) -> Fetched | _Hop:
+    async def _send(
+        self, hop: _Hop, leave: Leave, scrubber: Scrubber, *, was_sent: bool
+    ) -> Fetched | _Hop:
+        """`was_sent`: somebody has had the request already, and redirected it."""
         try:
             async with self._session.request(
                 hop.method,
@@ -110,6 +120,7 @@ class GuardedOutbound:
                 headers=_sent(hop.headers),
                 data=hop.body or None,
                 allow_redirects=False,
+                timeout=self._timeout,
             ) as answer:
                 location = answer.headers.get("location")
                 if answer.status in _REDIRECTS and location is not None:
@@ -118,7 +129,7 @@ class GuardedOutbound:
                 return Fetched(answer.status, _told(answer, scrubber, has_body=body != b""), body)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             kind = "timeout" if isinstance(error, TimeoutError) else "network"
-            sent = not isinstance(error, (aiohttp.ClientConnectorError, aiohttp.InvalidURL))
+            sent = was_sent or not isinstance(error, _UNSENT)
             raise HttpFailed(kind, f"{hop.origin} {what_failed(error)}", sent=sent) from error
 
 

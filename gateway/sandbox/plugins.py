@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import anyio
 
-from gateway.domain.adapters import Description
+from gateway.domain.adapters import Description, Webhook
 from gateway.domain.channels import Adapter
 from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
 from gateway.domain.model import ToolSpec
@@ -126,7 +126,7 @@ class Sandbox:
             said = described(plugin, kind, outcome.text, means.encode, means.read_adapter)
         except ValueError as error:
             raise PluginRefused(plugin.name, str(error)) from error
-        return Loaded(plugin, program, compiled, said)
+        return Loaded(plugin, _with_room(program, said.adapter), compiled, said)
 
     async def run(
         self,
@@ -253,6 +253,15 @@ def _program(plugin: PluginDef, compiled: Compiled) -> Program:
     )
     texts = tuple((k, v) for k, v in plugin.config.items() if isinstance(v, str))
     return Program(str(compiled.path), compiled.inspection.guest, bounds, texts)
+
+
+def _with_room(program: Program, adapter: Description | None) -> Program:
+    """What an adapter makes of a call is about as large as the call, and it is read as a whole."""
+    transports = () if adapter is None else adapter.transports
+    calls = [one.max_body_bytes for one in transports if isinstance(one, Webhook)]
+    more_bytes = min(max(calls, default=0), MOST_EVENT_BYTES)
+    bounds = replace(program.bounds, output_bytes=program.bounds.output_bytes + more_bytes)
+    return replace(program, bounds=bounds)
 
 
 def _opaque(plugin: str, session: str) -> str:

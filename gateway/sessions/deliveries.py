@@ -11,7 +11,7 @@ import anyio
 from gateway.agent.patience import until_stored
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
-from gateway.domain.outbox import Deliver, Delivery, DeliveryState, Outbox, Receipt
+from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Outbox, Receipt
 from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)
@@ -43,21 +43,43 @@ class _Attempt:
 
     outbox: Outbox
     line: _Line
+    clock: Clock
     id: str
     arrived: int
     tries: int
+    receipt: str | None = None
 
-    async def sending(self, arrived: int) -> None:
-        if self.line.is_draining and self.id not in self.line.sending:
+    async def sending(
+        self,
+        arrived: int,
+        *,
+        is_safe: bool = False,
+        receipt: str | None = None,
+        waits: bool = False,
+    ) -> None:
+        if waits:
+            await self._arrive(arrived, receipt)
+            return
+        is_begun = self.id in self.line.sending
+        if self.line.is_draining and not is_begun:
             raise _Draining
-        if self.id in self.line.sending and arrived == self.arrived:
+        is_same = is_begun and arrived == self.arrived
+        if is_same and receipt == self.receipt:
             return  # the same part, put in another way
-        await self.outbox.sending(self.id, arrived)
+        await self.outbox.sending(self.id, arrived, is_safe=is_safe, receipt=receipt)
         self.line.sending.add(self.id)
-        self.tries = 1 if arrived > self.arrived else self.tries + 1
-        self.arrived = arrived
-        if self.line.is_draining:
-            raise _Draining  # now it is known what has arrived
+        if not is_same:
+            self.tries = 1 if arrived > self.arrived else self.tries + 1
+        self.arrived, self.receipt = arrived, receipt
+
+    async def _arrive(self, arrived: int, receipt: str | None) -> None:
+        """Else what has arrived would be sent again."""
+        await until_stored(
+            self.clock, lambda: self.outbox.arrived(self.id, arrived, receipt=receipt)
+        )
+        self.arrived, self.tries = arrived, 0
+        self.line.sending.discard(self.id)
+        self.line.news.set()
 
 
 @dataclass(slots=True)
@@ -101,7 +123,7 @@ class Deliveries:
     async def _judge_interrupted(self) -> None:
         for delivery in await self.outbox.interrupted():
             channel = self.channels.get(delivery.new.channel)
-            receipt = channel.unsure() if channel else Receipt("unknown")
+            receipt = channel.unsure(delivery) if channel else Receipt("unknown")
             why = "the gateway stopped while it was being sent"
             why = f"{why}; {receipt.why}" if receipt.why else why
             await self._write(delivery, receipt.state, why=why, due_at=self.clock.now())
@@ -131,7 +153,9 @@ class Deliveries:
 
     async def _one(self, delivery: Delivery, line: _Line) -> None:
         new = delivery.new
-        attempt = _Attempt(self.outbox, line, new.id, delivery.arrived, delivery.attempts)
+        attempt = _Attempt(
+            self.outbox, line, self.clock, new.id, delivery.arrived, delivery.attempts
+        )
         try:
             receipt = await self._receipt(delivery, attempt)
             if receipt is not None:
@@ -146,8 +170,7 @@ class Deliveries:
         try:
             return await self.channels[delivery.new.channel].deliver(delivery, attempt.sending)
         except _Draining:
-            is_begun = attempt.id in attempt.line.sending
-            return Receipt("pending", retry_after_s=0.0) if is_begun else None
+            return None
         except (Conflict, NotFound) as error:  # erased or dropped before it went out
             log.info("a delivery is no longer to be sent", extra={"why": str(error)})
             return None
@@ -187,6 +210,8 @@ class Deliveries:
     ) -> None:
         """Else it would stand there as being sent, and nothing after it in its session could go."""
         new, now = delivery.new, self.clock.now()
+        if why and (delivery.why or "").endswith(TWICE) and not why.endswith(TWICE):
+            why = f"{why}; {TWICE}"  # no later trouble takes that back
         await until_stored(
             self.clock,
             lambda: self.outbox.settle(

@@ -55,7 +55,8 @@ CREATE TABLE delivery_new (
     why TEXT,
     whence TEXT,                     -- JSON, of the message that it answers
     arrived INTEGER NOT NULL DEFAULT 0,  -- characters of the text that the platform has
-    settled_at INTEGER
+    settled_at INTEGER,
+    is_safe INTEGER NOT NULL DEFAULT 0  -- the requests made last can be made again without harm
 );
 INSERT INTO delivery_new (id, delivery_id, run_id, session, channel, account, peer, thread, text,
                           state, attempts, due_at, receipt, why)

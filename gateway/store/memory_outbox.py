@@ -7,7 +7,7 @@ from datetime import datetime
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import SessionKey
-from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.outbox import TWICE, Delivery, DeliveryState
 from gateway.store.memory_shelf import Shelf
 from gateway.store.outbox import NO_CHANNEL, erased, not_dead, not_pending, require_settled
 from gateway.store.rows import require_text
@@ -35,14 +35,33 @@ class MemoryOutbox:
         ]
         return due[: max(0, limit)]
 
-    async def sending(self, delivery_id: str, arrived: int) -> None:
+    async def sending(
+        self,
+        delivery_id: str,
+        arrived: int,
+        *,
+        is_safe: bool = False,
+        receipt: str | None = None,
+    ) -> None:
+        require_text("the receipt", receipt)
         await self._shelf.ready()
         one = self._delivery(delivery_id)
         is_next = one.arrived < arrived
-        if one.state != "pending" and not (one.state == "sending" and is_next):
+        is_anew = one.arrived == arrived and one.receipt is not None and receipt is None
+        is_pending = one.state == "pending"
+        if not is_pending and not (one.state == "sending" and (is_next or is_anew)):
             raise Conflict(not_pending(delivery_id, one.state))
-        attempts = 1 if is_next else one.attempts + 1
-        self._put(replace(one, state="sending", attempts=attempts, arrived=arrived))
+        attempts = 1 if is_next else one.attempts + is_pending
+        part = replace(one, arrived=arrived, is_safe=is_safe, receipt=receipt)
+        self._put(replace(part, state="sending", attempts=attempts))
+
+    async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+        require_text("the receipt", receipt)
+        await self._shelf.ready()
+        one = self._delivery(delivery_id)
+        if one.state not in _OPEN or one.arrived >= arrived or one.why == "erased":
+            raise Conflict(not_pending(delivery_id, one.state))
+        self._put(replace(one, state="pending", arrived=arrived, receipt=receipt, attempts=0))
 
     async def settle(
         self,
@@ -101,8 +120,9 @@ class MemoryOutbox:
         one = await self._dead(delivery_id)
         if one.why == "erased":
             raise erased(delivery_id)
-        again = replace(one, state="pending", attempts=0, due_at=now, why=None, settled_at=None)
-        self._put(again)
+        is_unsure = one.state == "unknown" or (one.why or "").endswith(TWICE)
+        again = replace(one, state="pending", attempts=0, due_at=now, settled_at=None)
+        self._put(replace(again, why=TWICE if is_unsure else None))
 
     async def drop(self, delivery_id: str) -> None:
         await self._dead(delivery_id)

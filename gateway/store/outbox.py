@@ -11,7 +11,7 @@ from pydantic_core import to_json
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import Delivery, DeliveryState
+from gateway.domain.outbox import TWICE, Delivery, DeliveryState
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
@@ -30,8 +30,25 @@ class SqliteOutbox:
         at = (channel, to_micros(now), max(0, limit))
         return await self._readers.read(partial(_deliveries, _DUE, at))
 
-    async def sending(self, delivery_id: str, arrived: int) -> None:
-        await self._writer.write(partial(_sending, delivery_id, arrived), durable=True)
+    async def sending(
+        self,
+        delivery_id: str,
+        arrived: int,
+        *,
+        is_safe: bool = False,
+        receipt: str | None = None,
+    ) -> None:
+        require_text("the receipt", receipt)
+        how = {"arrived": arrived, "safe": is_safe, "receipt": receipt}
+        await self._mark(_SENDING, {"id": delivery_id, **how}, durable=True)
+
+    async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
+        require_text("the receipt", receipt)
+        part = {"id": delivery_id, "arrived": arrived, "receipt": receipt}
+        await self._mark(_ARRIVED, part, durable=False)
+
+    async def _mark(self, statement: str, part: Mapping[str, object], *, durable: bool) -> None:
+        await self._writer.write(partial(_mark, statement, part), durable=durable)
 
     async def settle(
         self,
@@ -103,8 +120,9 @@ def _deliveries(statement: str, values: Any, db: sqlite3.Connection) -> Sequence
     return [_to_delivery(row) for row in db.execute(statement, values).fetchall()]
 
 
-def _sending(delivery_id: str, arrived: int, pen: Pen) -> None:
-    if pen.db.execute(_SENDING, {"id": delivery_id, "arrived": arrived}).rowcount == 0:
+def _mark(statement: str, part: Mapping[str, object], pen: Pen) -> None:
+    if pen.db.execute(statement, part).rowcount == 0:
+        delivery_id = str(part["id"])
         raise Conflict(not_pending(delivery_id, _state(delivery_id, pen.db)))
 
 
@@ -118,7 +136,7 @@ def _settle(said: Mapping[str, str | int | None], pen: Pen) -> None:
 
 
 def _resubmit(delivery_id: str, now: int, pen: Pen) -> None:
-    if pen.db.execute(_RESUBMIT, (now, delivery_id)).rowcount == 0:
+    if pen.db.execute(_RESUBMIT, (now, TWICE, TWICE, delivery_id)).rowcount == 0:
         if pen.db.execute(f"{_IS_DEAD} AND why = 'erased'", (delivery_id,)).fetchone():
             raise erased(delivery_id)
         raise not_dead(delivery_id)
@@ -149,16 +167,17 @@ def _state(delivery_id: str, db: sqlite3.Connection) -> str:
 
 
 def _to_delivery(row: Sequence[Any]) -> Delivery:
-    run_id, key, state, attempts, due_at, receipt, why, arrived, settled_at, place = row[7:]
+    run_id, key, state, attempts, due_at, receipt, why, arrived, settled_at, place, safe = row[7:]
     new, session = NewDelivery(*row[:7]), None if key is None else SessionKey.parse(key)
     said = (state, attempts, to_time(due_at), receipt, why, arrived)
     settled = None if settled_at is None else to_time(settled_at)
-    return Delivery(new, run_id, session, *said, settled, place)
+    return Delivery(new, run_id, session, *said, settled, place, bool(safe))
 
 
 _DELIVERY = """
 SELECT d.delivery_id, d.channel, d.account, d.peer, d.thread, d.text, d.whence, d.run_id,
-       s.key, d.state, d.attempts, d.due_at, d.receipt, d.why, d.arrived, d.settled_at, d.id
+       s.key, d.state, d.attempts, d.due_at, d.receipt, d.why, d.arrived, d.settled_at, d.id,
+       d.is_safe
 FROM delivery d LEFT JOIN session s ON s.id = d.session
 """
 _DUE = f"""
@@ -179,10 +198,16 @@ INSERT INTO delivery (delivery_id, run_id, session, channel, account, peer, thre
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 'pending', ?)
 """
 _SENDING = """
-UPDATE delivery SET state = 'sending', arrived = :arrived,
-    attempts = CASE WHEN arrived < :arrived THEN 1 ELSE attempts + 1 END
+UPDATE delivery SET state = 'sending', arrived = :arrived, is_safe = :safe, receipt = :receipt,
+    attempts = CASE WHEN arrived < :arrived THEN 1 ELSE attempts + (state = 'pending') END
 WHERE delivery_id = :id AND (state = 'pending' AND arrived <= :arrived
-                             OR state = 'sending' AND arrived < :arrived)
+    OR state = 'sending' AND (arrived < :arrived
+        OR arrived = :arrived AND receipt IS NOT NULL AND :receipt IS NULL))
+"""
+_ARRIVED = """
+UPDATE delivery SET state = 'pending', arrived = :arrived, receipt = :receipt, attempts = 0
+WHERE delivery_id = :id AND state IN ('pending', 'sending') AND arrived < :arrived
+    AND why IS NOT 'erased'
 """
 _SETTLE = """
 UPDATE delivery
@@ -205,7 +230,8 @@ ORDER BY d.id DESC LIMIT :limit
 """
 _IS_DEAD = "SELECT 1 FROM delivery WHERE delivery_id = ? AND state IN ('unknown', 'failed')"
 _RESUBMIT = """
-UPDATE delivery SET state = 'pending', attempts = 0, due_at = ?, why = NULL, settled_at = NULL
+UPDATE delivery SET state = 'pending', attempts = 0, due_at = ?, settled_at = NULL,
+    why = CASE WHEN state = 'unknown' OR why LIKE '%' || ? THEN ? END
 WHERE delivery_id = ? AND state IN ('unknown', 'failed') AND why IS NOT 'erased'
 """
 _DROP = "DELETE FROM delivery WHERE delivery_id = ? AND state IN ('unknown', 'failed')"

@@ -148,6 +148,7 @@ const Reply = struct {
     status: u16 = 200,
     headers: struct { @"content-type": []const u8 = "application/json" } = .{},
     body: []const u8,
+    promises: ?bool = null,
 };
 
 fn now(body: []const u8) Failed![]const u8 {
@@ -167,7 +168,7 @@ fn command(call: Object, config: Object) Failed![]const u8 {
     // Two persons' private chat in which this app is used is a room, not a chat with us.
     const context = numberOf(call.get("context"));
     const is_direct = guild == null and (context == null or context == 1);
-    return exogate.stringify(.{ .reply = Reply{ .body = later }, .messages = .{Message{
+    return exogate.stringify(.{ .reply = Reply{ .body = later, .promises = true }, .messages = .{Message{
         .peer = parent orelse room,
         .kind = if (is_direct) .direct else .group,
         .sender = .{

@@ -23,6 +23,7 @@ pub const describe =
     \\ "verify": {"type": "token", "secret": "webhook_secret", "header": "x-telegram-bot-api-secret-token"},
     \\ "outbound": {"secrets": ["bot_token"], "message_id": "result.message_id", "ok": "ok", "error": "description",
     \\  "retry_after": ["parameters.retry_after", "header:retry-after"], "moved_to": "parameters.migrate_to_chat_id",
+    \\  "done_errors": ["Bad Request: message is not modified"],
     \\  "edits": true, "edit_every_s": 1.5, "edit_every_s_group": 4.0, "typing_every_s": 4.5},
     \\ "limits": {"text": 4096, "unit": "utf16", "rates": [
     \\  {"scope": "peer", "count": 1, "per_s": 1.0}, {"scope": "group", "count": 20, "per_s": 60.0},

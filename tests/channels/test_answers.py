@@ -9,6 +9,7 @@ from gateway.domain.ports import Fetched
 TELEGRAM = Outbound(
     message_id="result.message_id",
     error="description",
+    done_errors=("Bad Request: message is not modified",),
     retry_after=("parameters.retry_after", "header:Retry-After"),
     moved_to="parameters.migrate_to_chat_id",
 )
@@ -25,6 +26,11 @@ def answer(status: int, body: str, *headers: tuple[str, str]) -> Fetched:
         (TELEGRAM, answer(200, '{"ok":true,"result":{"message_id":42}}'), Arrived("42")),
         (TELEGRAM, answer(200, '{"ok":false}'), Arrived(None)),
         (TELEGRAM, answer(204, ""), Arrived(None)),
+        (
+            TELEGRAM,
+            answer(400, '{"description":"Bad Request: message is not modified: the same"}'),
+            Arrived(None),
+        ),
         (TELEGRAM, answer(200, "no JSON"), Arrived(None)),
         (
             TELEGRAM,

@@ -15,14 +15,14 @@ from gateway.domain.channels import ChannelDef, OnUnknown, Whence
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import Delivery, DeliveryState, Receipt
+from gateway.domain.outbox import TWICE, Delivery, DeliveryState, Receipt
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Ask, Fetched, HttpFailed
 from gateway.domain.secrets import Secret
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
-from tests.fakes.writer import Reply, WritingAdapter, keyed, posts
+from tests.fakes.writer import ORIGIN, Reply, WritingAdapter, keyed, posts
 
 CHANNEL = ChannelDef("chat", "fake", account="bot")
 OK = Fetched(200, (), b'{"id":"m1"}')
@@ -53,10 +53,22 @@ class Stage:
         self.health = Health(channel, "poll", self.clock, lambda type_, payload: None)
         self.courier = Courier(post, self.health, draft_of)
         self.marks: list[tuple[int, int]] = []  # what had arrived, and the requests before
+        self.kept: list[tuple[bool, str | None]] = []
+        self.known: list[int] = []  # to have arrived, before the next part waited
 
     async def deliver(self, delivery: Delivery) -> Receipt:
-        async def sending(arrived: int) -> None:
+        async def sending(
+            arrived: int,
+            *,
+            is_safe: bool = False,
+            receipt: str | None = None,
+            waits: bool = False,
+        ) -> None:
+            if waits:
+                self.known.append(arrived)
+                return
             self.marks.append((arrived, len(self.fetch.asked)))
+            self.kept.append((is_safe, receipt))
 
         with anyio.fail_after(5):
             return await self.courier.deliver(delivery, sending)
@@ -163,6 +175,9 @@ LIFE: list[
     ("2xx", posts, Fetched(204, (), b""), "resend", "sent", None, ""),
     ("429", posts, Fetched(429, (("retry-after", "7"),), b""), "resend", "pending", 7.0, "429"),
     ("503", posts, Fetched(503, (), b""), "resend", "pending", None, "503"),
+    ("502", posts, Fetched(502, (), b""), "resend", "pending", None, TWICE),
+    ("502", posts, Fetched(502, (), b""), "hold", "unknown", None, "502"),
+    ("502-keyed", keyed, Fetched(502, (), b""), "hold", "pending", None, "502"),
     ("400", posts, Fetched(400, (), b""), "resend", "failed", None, "400"),
     ("403", posts, Fetched(403, (), b""), "hold", "failed", None, "403"),
     ("denied", posts, Denied("not granted"), "resend", "failed", None, "not granted"),
@@ -197,20 +212,20 @@ async def test_every_outcome_of_a_request_leads_to_its_state(
 
 
 @pytest.mark.parametrize(
-    ("outbound", "on_unknown", "state", "why"),
+    ("is_safe", "on_unknown", "state", "why"),
     [
-        (Outbound(idempotency=True), "hold", "pending", "same key"),
-        (Outbound(), "resend", "pending", "arrived twice"),
-        (Outbound(), "hold", "unknown", "may have arrived"),
+        (True, "hold", "pending", "once"),
+        (False, "resend", "pending", TWICE),
+        (False, "hold", "unknown", "may have arrived"),
     ],
 )
-def test_after_a_kill_a_key_or_the_operator_decides(
-    outbound: Outbound, on_unknown: OnUnknown, state: DeliveryState, why: str
+def test_after_a_kill_what_was_sent_or_the_operator_decides(
+    *, is_safe: bool, on_unknown: OnUnknown, state: DeliveryState, why: str
 ) -> None:
     channel = replace(CHANNEL, on_unknown_send=on_unknown)
-    stage = Stage(adapter=WritingAdapter(outbound=outbound), channel=channel)
+    stage = Stage(adapter=WritingAdapter(outbound=Outbound(idempotency=True)), channel=channel)
 
-    receipt = stage.courier.unsure()
+    receipt = stage.courier.unsure(replace(a_delivery(), is_safe=is_safe))
 
     assert receipt.state == state
     assert why in (receipt.why or "")
@@ -316,10 +331,56 @@ async def test_the_first_part_takes_the_place_of_the_draft_and_the_others_follow
     assert stage.urls == ["/edit/m7", "/send/p"]
 
 
+async def test_a_part_is_safe_if_each_of_its_requests_carries_a_key() -> None:
+    def mixed(reply: Reply) -> object:
+        made = keyed(reply)
+        assert isinstance(made, dict)
+        return {"requests": [*made["requests"], {"url": f"{ORIGIN}/other"}]}
+
+    whole, half = (
+        Stage(adapter=WritingAdapter(keyed)),
+        Stage(broken(), adapter=WritingAdapter(mixed)),
+    )
+
+    await whole.deliver(a_delivery())
+    receipt = await half.deliver(a_delivery())
+
+    assert (whole.kept, half.kept) == ([(True, None)], [(False, None)])
+    assert (receipt.why or "").endswith(TWICE)
+
+
+async def test_what_took_the_place_of_a_draft_takes_it_again_after_a_kill() -> None:
+    first = Stage(broken(), draft=Draft("m7", "one"))
+    again = Stage()
+
+    receipt = await first.deliver(replace(a_delivery(), run_id=RunId("r1")))
+    await again.deliver(replace(a_delivery(), run_id=RunId("r1"), receipt="m7"))
+
+    assert (receipt.state, first.kept) == ("pending", [(True, "m7")])
+    assert (again.urls, again.kept) == (["/edit/m7"], [(True, "m7")])
+
+
+async def test_an_edit_and_the_message_instead_of_it_have_keys_of_their_own() -> None:
+    stage = Stage(Fetched(404, (), b""), OK, draft=Draft("m7", "one"))
+
+    await stage.deliver(replace(a_delivery(), run_id=RunId("r1")))
+
+    assert len({reply["key"] for reply in stage.adapter.replies}) == 2
+    assert stage.kept == [(True, "m7"), (False, None)]
+
+
+async def test_the_parts_after_the_first_keep_its_id() -> None:
+    stage = Stage(adapter=WritingAdapter(more={"limits": TextLimits(text=10)}))
+
+    await stage.deliver(a_delivery("one two three four"))
+
+    assert stage.kept == [(False, None), (False, "m1")]
+
+
 async def test_a_draft_that_says_it_all_is_left_as_it_is() -> None:
     stage = Stage(draft=Draft("m7", "hello"))
 
-    receipt = await stage.deliver(replace(a_delivery(), run_id=RunId("r1")))
+    receipt = await stage.deliver(replace(a_delivery("hello\n"), run_id=RunId("r1")))
 
     assert receipt == Receipt("sent", "m7")
     assert stage.urls == []
@@ -342,6 +403,7 @@ async def test_a_part_waits_for_its_rate_before_it_is_marked_as_being_sent() -> 
             group.start_soon(stage.deliver, a_delivery("one two three four"))
             await anyio.wait_all_tasks_blocked()
             assert stage.marks == [(0, 0)]
+            assert stage.known == [8]
 
             stage.clock.move(5)
             await anyio.wait_all_tasks_blocked()

@@ -18,7 +18,7 @@ from gateway.sessions.runs import LiveRun, LiveRuns
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
-from tests.fakes.writer import Reply, WritingAdapter, posts
+from tests.fakes.writer import Reply, WritingAdapter, keyed, posts
 from tests.sessions.stage import encode
 
 RUN = RunId("r1")
@@ -30,6 +30,12 @@ def editable(reply: Reply) -> object:
     made = posts(reply)
     assert isinstance(made, dict)
     return {**made, "edit": True}
+
+
+def told(reply: Reply) -> dict[str, object]:
+    made = keyed(reply)
+    assert isinstance(made, dict)
+    return made
 
 
 def fine(_: Ask) -> Said:
@@ -101,6 +107,20 @@ async def test_a_draft_is_posted_once_and_edited_as_the_text_grows() -> None:
 
         assert stage.sent == ["/send/p Hel", "/edit/m1 Hello"]
         assert await stage.streaming.draft_of(RUN) == Draft("m1", "Hello")
+
+
+async def test_what_is_shown_again_after_something_else_is_an_edit_of_its_own() -> None:
+    async with staged(EDITS, formats=lambda reply: {**told(reply), "edit": True}) as stage:
+        for text in ("same", "else", "same"):
+            stage.run.emit(Chunk("tool_result", {"tool_call": {}}))
+            await stage.say(f"{text}\n\n")
+            await stage.later(2)
+            await stage.say("\n")
+            await stage.later(2)
+
+        keys = [dict(ask.headers)["x-key"] for ask, _ in stage.fetch.asked]
+        assert [sent.split()[-1] for sent in stage.sent] == ["same", "else", "same"]
+        assert len({*keys}) == 3
 
 
 async def test_in_a_room_a_draft_is_edited_less_often() -> None:

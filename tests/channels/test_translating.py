@@ -118,6 +118,17 @@ async def test_an_adapter_says_what_is_answered() -> None:
         assert answer == HttpReply(202, body="{}")
 
 
+@pytest.mark.parametrize("is_bot", [True, False])
+async def test_what_promises_an_answer_is_said_only_if_there_will_be_one(*, is_bot: bool) -> None:
+    message = {**MESSAGE, "sender": {"id": "ann", "is_bot": is_bot}}
+    reply = {"body": "thinking", "promises": True}
+    adapter = FakeAdapter(lambda event: {"messages": [message], "reply": reply})
+    async with open_memory() as stores:
+        answer = await a_way_in(adapter, Taken(), stores).take(Said("webhook", b""))
+
+        assert answer == (None if is_bot else HttpReply(body="thinking", promises=True))
+
+
 async def test_who_forges_an_account_is_not_believed() -> None:
     """Nor what no message has: an agent, a channel, rights."""
     forged = {"account": "admin", "channel": "websocket", "agent": "other", "scopes": ["admin"]}

@@ -14,6 +14,7 @@ from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Ending, JournalNote, NewDelivery
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
+from gateway.domain.outbox import TWICE, DeliveryState
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
 from gateway.store.opening import open_store
@@ -875,6 +876,52 @@ async def test_each_part_is_marked_with_what_has_arrived_and_counts_its_own_atte
         assert (second.attempts, second.arrived) == (1, 4)
         with pytest.raises(Conflict):
             await stores.outbox.sending("d1", 4)
+
+
+async def test_what_has_arrived_is_known_while_the_next_part_waits(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1", 0)
+
+        await stores.outbox.arrived("d1", 4, receipt="m1")
+
+        [waiting] = await stores.outbox.due("telegram", now=LATER, limit=9)
+        assert (waiting.arrived, waiting.attempts, waiting.receipt) == (4, 0, "m1")
+        assert list(await stores.outbox.interrupted()) == []
+        with pytest.raises(Conflict):
+            await stores.outbox.arrived("d1", 4, receipt="m1")
+
+
+async def test_a_part_is_marked_with_how_it_goes_and_may_go_anew_once(opened: Open) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1", 0, is_safe=True, receipt="m7")
+        [edited] = await stores.outbox.interrupted()
+
+        await stores.outbox.sending("d1", 0)
+        [anew] = await stores.outbox.interrupted()
+
+        assert (edited.is_safe, edited.receipt) == (True, "m7")
+        assert (anew.is_safe, anew.receipt, anew.attempts) == (False, None, 1)
+        with pytest.raises(Conflict):
+            await stores.outbox.sending("d1", 0, is_safe=True, receipt="m7")
+
+
+@pytest.mark.parametrize(
+    ("state", "why"), [("unknown", "it may have arrived"), ("failed", f"403; {TWICE}")]
+)
+async def test_what_goes_out_anew_although_it_may_have_arrived_is_told(
+    opened: Open, state: DeliveryState, why: str
+) -> None:
+    async with opened() as stores:
+        await deliver(stores, "a", "one", delivery("d1"))
+        await stores.outbox.sending("d1", 0)
+        await stores.outbox.settle("d1", state, at=NOON, why=why)
+
+        await stores.dead_letters.resubmit("d1", now=NOON)
+
+        [again] = await stores.outbox.due("telegram", now=LATER, limit=9)
+        assert again.why == TWICE
 
 
 async def test_dead_letters_are_listed_newest_first_and_by_channel(opened: Open) -> None:

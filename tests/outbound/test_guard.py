@@ -1,6 +1,7 @@
 """The guarded way out over real sockets: granted places only, checked addresses, no secret lost."""
 
 import json
+import socket
 import traceback
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
@@ -550,8 +551,54 @@ async def test_a_refused_connection_is_a_failure(guard: Fetch) -> None:
         failed = await failure(guard, get(url), leave(url))
     assert not failed.sent
 
-    assert failed.kind == "network"
+    assert (failed.kind, failed.sent) == ("network", False)
     assert str(failed).startswith(f"{url} cannot be reached")
+
+
+async def test_a_connection_that_breaks_may_have_brought_the_request(guard: Fetch) -> None:
+    async def hang_up(stream: SocketStream) -> None:
+        async with stream:
+            await stream.receive()
+
+    with anyio.fail_after(5):
+        async with (
+            await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(listener.serve, hang_up)
+            url = f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
+            failed = await failure(guard, get(url), leave(url))
+            group.cancel_scope.cancel()
+
+    assert (failed.kind, failed.sent) == ("network", True)
+
+
+async def test_what_was_redirected_to_where_nobody_is_has_been_sent(guard: Fetch) -> None:
+    with anyio.fail_after(5):
+        async with scripted_server([]) as gone:
+            nowhere = base(gone)
+        away = Reply(status=303, headers={"location": nowhere}, body=b"")
+        async with scripted_server([away]) as server:
+            url = base(server)
+            failed = await failure(guard, Ask("POST", url), leave(url, nowhere))
+
+    assert failed.sent
+
+
+async def test_a_host_that_takes_no_connection_was_sent_nothing() -> None:
+    # The queue of a listener that accepts nobody is full after a few; then all are left waiting.
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
+        url = f"http://127.0.0.1:{deaf.getsockname()[1]}"
+        waiting = [socket.socket() for _ in range(3)]
+        for one in waiting:
+            one.setblocking(False)
+            one.connect_ex(deaf.getsockname())
+        async with open_guarded(connect_s=0.1) as guard:
+            failed = await failure(guard, get(url), leave(url))
+        for one in waiting:
+            one.close()
+
+    assert (failed.kind, failed.sent) == ("timeout", False)
 
 
 async def test_many_ask_at_once_and_each_has_its_own_answer(guard: Fetch) -> None:

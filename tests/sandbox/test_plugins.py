@@ -20,6 +20,7 @@ from tests.fakes.fetch import FakeFetch
 from tests.fakes.sandbox import Stage, a_stage, means
 from tests.fakes.wat import ECHO, RELAY, describing, handling, kept
 
+MATRIX = Path(__file__).parents[2] / "plugins" / "matrix" / "tool.wasm"
 RELAY_ADAPTER = Path(__file__).parents[2] / "wasm-examples" / "channel-js" / "tool.wasm"
 FAILING = handling("(call $err (i32.const 600) (i32.const 0))")
 SILENT = handling("unreachable")
@@ -239,3 +240,22 @@ async def test_an_adapter_is_known_by_its_description_and_translates(
     assert adapter.description.recipes[0].secret == "webhook_secret"
     assert parsed["messages"] == []
     assert plugins.tools == ()
+
+
+async def test_what_an_adapter_reads_of_the_largest_call_is_not_too_large(
+    cache: Path, tmp_path: Path
+) -> None:
+    said = {"msgtype": "m.text", "body": "word \\ " * 5_000}
+    event = {"type": "m.room.message", "room_id": "!r:x", "sender": "@a:x", "content": said}
+    events = [{**event, "event_id": f"${number}"} for number in range(100)]
+    body = json.dumps({"events": events})
+    config = {"user_id": "@me:x"}
+    with anyio.fail_after(20):
+        async with a_stage(cache, tmp_path) as stage:
+            plugins = Plugins()
+            await plugins.load(stage.sandbox, [PluginDef("matrix", MATRIX)])
+            (adapter,) = plugins.adapters
+            parsed = await adapter.parse(json.dumps({"body": body, "config": config}))
+
+    assert 3 * 2**20 < len(body) < 4 * 2**20
+    assert len(json.loads(parsed)["messages"]) == 100

@@ -12,7 +12,7 @@ from gateway.domain.channel_events import Heard
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.events import Event
 from gateway.domain.inbox import NewDelivery
-from gateway.domain.outbox import Delivery, Receipt, Sending
+from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
 from gateway.domain.ports import Stores
 from gateway.sessions.deliveries import GIVES_UP_S, MOST_TRIES, Deliveries
 from tests.fakes.clock import FakeClock
@@ -35,12 +35,13 @@ class FakeChannel:
         self.got.append(delivery)
         for arrived in self.parts:
             if arrived >= delivery.arrived:
+                await sending(arrived, waits=arrived > delivery.arrived)
                 await sending(arrived)
                 self.states.append(await state_of(self.stores, delivery.new.id))
                 await self.gate.wait()
         return self.script.pop(0) if len(self.script) > 1 else self.script[0]
 
-    def unsure(self) -> Receipt:
+    def unsure(self, delivery: Delivery) -> Receipt:
         return self.is_sure
 
 
@@ -290,3 +291,14 @@ async def test_an_answer_that_no_turn_made_goes_out_as_well() -> None:
 
         assert stage.got == ["d-x"]
         assert stage.deliveries.counts == {("websocket", "sent"): 1}
+
+
+async def test_once_a_part_may_have_arrived_twice_no_later_trouble_takes_that_back() -> None:
+    doubt = Receipt("pending", why=f"broke off; {TWICE}")
+    async with staged(doubt, Receipt("pending", why="503"), Receipt("failed", why="403")) as stage:
+        await stage.answer("a")
+        async with running(stage):
+            await stage.later(60)
+            await stage.later(60)
+
+        assert await stage.dead() == [("failed", f"403; {TWICE}")]

@@ -110,7 +110,7 @@ def test_deliveries_from_before_there_were_channels_are_kept() -> None:
 
     row = db.execute("SELECT * FROM delivery").fetchall()
     known = (7, "d1", "r1", 1, "c", "d", "p", None, "hi", "sending", 2, 5, "receipt", "why")
-    assert row == [(*known, None, 0, None)]
+    assert row == [(*known, None, 0, None, 0)]
 
 
 @pytest.mark.requirement("S-003-Index-01", "S-000-Store-04")
