@@ -25,6 +25,7 @@ async def delivering(
 ) -> AsyncIterator[None]:
     """`known` are all that are configured: what waits for one that is refused goes on waiting."""
     if not known:
+        await outbox.strand((), at=front.clock.now())
         yield
         return
     from gateway.outbound.guard import open_guarded  # noqa: PLC0415  # the HTTP client is slow to import
@@ -38,8 +39,8 @@ async def delivering(
             post = Post(way.channel, way.adapter, fetch, clock)
             streams[name] = Streaming(post, front.live.find, group)
             couriers[name] = Courier(post, one.health, streams[name].draft_of)
-        names, draw = frozenset(one.name for one in known), random.random
-        deliveries = Deliveries(outbox, couriers, names, clock, bus.publish, draw)
+        accounts = frozenset((one.name, one.account) for one in known)
+        deliveries = Deliveries(outbox, couriers, accounts, clock, bus.publish, random.random)
         room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
         room.intake.accept = partial(_accept, room.intake.accept, streams)
         stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))

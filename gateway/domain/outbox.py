@@ -78,8 +78,9 @@ class Outbox(Protocol):
         """Left in `sending` by a process that died: nobody knows whether they arrived."""
         ...
 
-    async def strand(self, channels: Collection[str], *, at: datetime) -> int:
-        """Fails what waits for other channels than these; gives how many."""
+    async def strand(self, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
+        """Fails what waits for others than these, each a channel and its account: no other account
+        may answer for it. Gives how many."""
         ...
 
 

@@ -91,7 +91,9 @@ class Deliveries:
 
     outbox: Outbox
     channels: Mapping[str, Deliver]
-    known: frozenset[str]  # these, and those that are closed for now
+    known: frozenset[
+        tuple[str, str]
+    ]  # with their accounts: these, and those that are closed for now
     clock: Clock
     publish: Callable[[Event], None]
     fraction: Callable[[], float]

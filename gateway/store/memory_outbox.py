@@ -94,10 +94,10 @@ class MemoryOutbox:
         await self._shelf.ready()
         return [one for one in self._shelf.deliveries.values() if one.state == "sending"]
 
-    async def strand(self, channels: Collection[str], *, at: datetime) -> int:
+    async def strand(self, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
         await self._shelf.ready()
-        every = self._shelf.deliveries.values()
-        lost = [one for one in every if one.state == "pending" and one.new.channel not in channels]
+        waiting = [one for one in self._shelf.deliveries.values() if one.state == "pending"]
+        lost = [one for one in waiting if (one.new.channel, one.new.account) not in accounts]
         for one in lost:
             settled_at = one.settled_at or at
             self._put(replace(one, state="failed", why=NO_CHANNEL, settled_at=settled_at))

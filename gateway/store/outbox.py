@@ -17,7 +17,7 @@ from gateway.store.reader import Readers
 from gateway.store.rows import require_text, to_micros, to_time
 from gateway.store.writer import Writer
 
-NO_CHANNEL = "there is no channel of this name any more"
+NO_CHANNEL = "there is no channel of this name and account any more"
 
 
 class SqliteOutbox:
@@ -70,8 +70,8 @@ class SqliteOutbox:
     async def interrupted(self) -> Sequence[Delivery]:
         return await self._readers.read(partial(_deliveries, _INTERRUPTED, ()))
 
-    async def strand(self, channels: Collection[str], *, at: datetime) -> int:
-        strand = (to_micros(at), NO_CHANNEL, to_json(list(channels)).decode())
+    async def strand(self, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
+        strand = (to_micros(at), NO_CHANNEL, to_json(list(accounts)).decode())
         return await self._writer.write(
             lambda pen: pen.db.execute(_STRAND, strand).rowcount, durable=True
         )
@@ -220,7 +220,9 @@ WHERE delivery_id = :id AND state NOT IN ('sent', 'failed')
 _STRAND = """
 UPDATE delivery SET state = 'failed', settled_at = coalesce(settled_at, ?),
     why = ?
-WHERE state = 'pending' AND channel NOT IN (SELECT value FROM json_each(?))
+WHERE state = 'pending' AND NOT EXISTS (
+    SELECT 1 FROM json_each(?) k WHERE json_extract(k.value, '$[0]') = delivery.channel
+    AND json_extract(k.value, '$[1]') = delivery.account)
 """
 _DEAD = f"""
 {_DELIVERY}

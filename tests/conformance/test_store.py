@@ -998,12 +998,13 @@ async def test_what_is_erased_while_it_is_being_sent_is_not_sent_again(opened: O
 async def test_what_waits_for_a_channel_that_is_gone_fails(opened: Open) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"))
-        await deliver(stores, "b", "two", replace(delivery("d2"), channel="slack"))
+        await deliver(stores, "b", "two", replace(delivery("d2"), channel="slack", account="a"))
+        await deliver(stores, "c", "three", replace(delivery("d3"), channel="slack", account="b"))
 
-        assert await stores.outbox.strand(["slack"], at=NOON) == 1
+        assert await stores.outbox.strand([("slack", "a")], at=NOON) == 2
 
-        [left] = await stores.dead_letters.list(None, before=None, limit=9)
-        assert (left.new.id, left.state) == ("d1", "failed")
+        left = await stores.dead_letters.list(None, before=None, limit=9)
+        assert [(one.new.id, one.state) for one in left] == [("d3", "failed"), ("d1", "failed")]
         assert len(await stores.outbox.due("slack", now=LATER, limit=9)) == 1
 
 

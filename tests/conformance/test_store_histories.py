@@ -83,7 +83,7 @@ def others(draw: st.DrawFn) -> Step:
         lambda stores: stores.journal.note(run, note),
         lambda stores: stores.outbox.sending(delivery, 0),
         lambda stores: stores.outbox.sending(delivery, 2),
-        lambda stores: stores.outbox.strand(["d"], at=at),
+        lambda stores: stores.outbox.strand([("d", "d")], at=at),
         lambda stores: stores.dead_letters.resubmit(delivery, now=at),
         lambda stores: stores.dead_letters.drop(delivery),
         lambda stores: stores.outbox.settle(delivery, state, at=at, why="w", due_at=at),

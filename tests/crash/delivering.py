@@ -68,8 +68,8 @@ async def main(*arguments: str) -> None:
             await fill(stores)
         health = Health(channel, "poll", clock, lambda type_, payload: None)
         couriers = {"chat": Courier(Post(channel, adapter, fetch, clock), health)}
-        outbox, names = stores.outbox, frozenset({"chat"})
-        deliveries = Deliveries(outbox, couriers, names, clock, lambda _: None, lambda: 0.01)
+        outbox, known = stores.outbox, frozenset({("chat", "bot")})
+        deliveries = Deliveries(outbox, couriers, known, clock, lambda _: None, lambda: 0.01)
         async with anyio.create_task_group() as group:
             group.start_soon(deliveries.run)
             while any(state in OPEN for _, state in await stores.dead_letters.tally()):

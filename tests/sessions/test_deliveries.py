@@ -92,7 +92,7 @@ async def staged(*script: Receipt, is_open: bool = True) -> AsyncIterator[Stage]
             deliveries = Deliveries(
                 stores.outbox,
                 channels,
-                frozenset({"websocket", "closed"}),
+                frozenset({("websocket", "local"), ("closed", "local")}),
                 clock,
                 events.append,
                 fraction=lambda: 1.0,
