@@ -47,8 +47,9 @@ from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import ModelReply, Usage
+from gateway.domain.model import ModelReply
 from gateway.domain.ports import ToolScope
+from gateway.domain.usage import Usage
 from gateway.memory.context import pack
 
 TREES = ("default", "oracle-agent")

@@ -12,8 +12,8 @@ from gateway.control.policy import AgentState, warning_at
 from gateway.domain.agents import Limits
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import DoneReason
-from gateway.domain.model import Usage
 from gateway.domain.tokens import BYTES_A_TOKEN
+from gateway.domain.usage import Usage
 
 
 class Course:

@@ -9,13 +9,14 @@ from gateway.agent.judge import Judge
 from gateway.agent.reins import Said
 from gateway.agent.round import Round
 from gateway.agent.voice import Voice, warn
-from gateway.agent.wishes import AskModel, ModelReplied
+from gateway.agent.wishes import AskModel, ModelReplied, ToolReturned
 from gateway.agent.words import nearly_spent
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
-from gateway.domain.messages import Message
-from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec, Usage
+from gateway.domain.messages import Message, ToolCall
+from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec
 from gateway.domain.tokens import estimate_tokens
+from gateway.domain.usage import Usage
 from gateway.memory.window import message_tokens
 
 
@@ -114,6 +115,12 @@ class Exchange:
         self.round.open(reply.tool_calls, self.course.limits.max_tool_calls_per_turn)
         if not reply.tool_calls:
             self.voice.event("agent.turn.ended", {"turn": self.course.state.turn})
+
+    def take_result(self, call: ToolCall, told: ToolReturned) -> None:
+        self.round.take(call, told)
+        for spent in told.result.spent:
+            self.voice.chunk("usage", usage_chunk(spent).data)
+            self.course.spend(spent.usage)
 
     def cut(self, *, was_sent: bool = True) -> None:
         """No reply will come. The prompt was sent and some may have been heard: an estimate is

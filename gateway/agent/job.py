@@ -13,9 +13,10 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import ModelReply, ToolSpec, Usage
+from gateway.domain.model import ModelReply, ToolSpec
 from gateway.domain.notices import Notice
 from gateway.domain.ports import Decode, ToolScope
+from gateway.domain.usage import Spent, Usage
 from gateway.memory.context import Context
 from gateway.tools.sources import Listed
 
@@ -90,7 +91,7 @@ def add_usage(one: Usage, other: Usage) -> Usage:
     )
 
 
-def usage_chunk(reply: ModelReply) -> Chunk:
+def usage_chunk(reply: ModelReply | Spent) -> Chunk:
     usage = reply.usage
     return Chunk(
         "usage",

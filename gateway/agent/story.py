@@ -1,15 +1,18 @@
 """The story of a run so far: granted wishes, journalled so that a crash repeats none of them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import Any
 
 from gateway.agent.patience import until_stored
 from gateway.agent.reins import Said
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import JournalNote
 from gateway.domain.messages import Extras, ToolCall, ToolResult
-from gateway.domain.model import BudgetWarning, ModelReply, Usage
+from gateway.domain.model import BudgetWarning, ModelReply
 from gateway.domain.ports import Clock, Decode, Encode, Journal
+from gateway.domain.usage import Spent, Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +23,27 @@ class Json:
     decode: Decode
 
 
+_PART = "@"  # no kind of note begins so
+
+
+def part_of(within: str, call: ToolCall, step: int) -> str:
+    """Of the story of whoever works on this call; `within` is the part of whoever asked for it."""
+    name = blake2b(call.id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{within}{_PART}{step}-{name}:"
+
+
 class Story:
     """Tells what was granted before, in this attempt or an earlier one; notes what is granted now.
 
-    A reply is noted only when it asks for tools: one without them ends the run anyway.
+    A reply is noted only when it asks for tools: one without them ends the run anyway. `part` is
+    what `part_of` gives, for whoever works on one call of the run; the journal is the run's.
     """
 
-    def __init__(self, run_id: RunId, journal: Journal, clock: Clock, json: Json) -> None:
+    def __init__(
+        self, run_id: RunId, journal: Journal, clock: Clock, json: Json, part: str = ""
+    ) -> None:
         self._run_id, self._journal, self._clock, self._json = run_id, journal, clock, json
+        self._part = part
         self._replies: dict[int, ModelReply] = {}
         self._results: dict[tuple[int, str], ToolResult] = {}
         self._said: dict[RunId, tuple[int, Said]] = {}
@@ -61,21 +77,35 @@ class Story:
         await self._note(step, f"result:{result.call_id}", result)
 
     async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult | Said) -> None:
-        note = JournalNote(step, kind, self._json.encode(asdict(granted)).decode())
+        note = JournalNote(step, self._part + kind, self._json.encode(asdict(granted)).decode())
         await until_stored(self._clock, lambda: self._journal.note(self._run_id, note))
 
     def _take(self, notes: Sequence[JournalNote]) -> None:
         for note in notes:
+            kind = note.kind.removeprefix(self._part)
+            if kind[:1] == _PART or not note.kind.startswith(self._part):
+                continue
             value = self._json.decode(note.payload)
             assert isinstance(value, dict)
-            if note.kind == "reply":
+            if kind == "reply":
                 self._replies[note.step] = reply_from(value)
-            elif note.kind.startswith("said:"):
+            elif kind.startswith("said:"):
                 said = Said(**value)
                 self._said[said.run_id] = (note.step, said)
             else:
-                result = ToolResult(**value)
+                result = result_from(value)
                 self._results[note.step, result.call_id] = result
+
+
+def result_from(value: dict[str, object]) -> ToolResult:
+    spent = value.pop("spent", ())
+    assert isinstance(spent, list | tuple)
+    told = tuple(map(spent_from, spent))
+    return ToolResult(**value, spent=told)  # type: ignore[arg-type]  # written by note_result
+
+
+def spent_from(value: Mapping[str, Any]) -> Spent:
+    return Spent(Usage(**value["usage"]), value["provider"], value["model"])
 
 
 def reply_from(value: dict[str, object]) -> ModelReply:

@@ -246,7 +246,7 @@ class Turn:
     def _returned(self, told: ToolReturned) -> None:
         found = self.tickets.open.pop(told.ticket, None)
         if found is not None and found.wanted is not None:
-            self.round.take(found.wanted, told)
+            self.exchange.take_result(found.wanted, told)
             found.pending.complete(_given(found.leaf, told.result))
 
     def _stopped(self, told: Stopped) -> None:

@@ -35,10 +35,10 @@ from gateway.domain.model import (
     ModelReply,
     ModelRequest,
     Progress,
-    Usage,
 )
 from gateway.domain.ports import Clock, Ids, Model
 from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
+from gateway.domain.usage import Usage
 
 log = logging.getLogger(__name__)
 

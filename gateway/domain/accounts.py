@@ -16,7 +16,7 @@ from gateway.domain.budgets import (
     Tally,
     TokenRecord,
 )
-from gateway.domain.model import Usage
+from gateway.domain.usage import Usage
 
 Decide = Callable[[Sequence[Tally]], Grant]  # pure; raises BudgetExceeded
 Due = Callable[[Tally], str]  # pure; the limit that somebody has to be warned about, or nothing

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Literal
 
 from gateway.domain.ids import NodeId, RunId
+from gateway.domain.usage import Spent
 
 # A summary is nothing that anybody said: it stands in the tree for what was said before it.
 Role = Literal["user", "assistant", "tool", "summary"]
@@ -30,6 +31,7 @@ class ToolResult:
     content: str
     is_error: bool = False
     duration_ms: float = 0.0
+    spent: tuple[Spent, ...] = ()  # by models that worked for it; no conversation keeps it
 
 
 @dataclass(frozen=True, slots=True)

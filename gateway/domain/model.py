@@ -7,6 +7,7 @@ from typing import Literal
 from gateway.domain.budgets import Payer, Unit
 from gateway.domain.messages import Extras, Message, ToolCall
 from gateway.domain.tape import Record
+from gateway.domain.usage import Usage
 
 FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal", "pause"]
 
@@ -21,23 +22,7 @@ class ToolSpec:
     family: str = ""  # how an agent's list names it: its plugin
     category: str | None = None
     agent_scope: tuple[str, ...] = ()  # agents that may have it; none named: any that lists it
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
-    """Tokens of a call. `estimated`: the provider did not say, or what it said was absurd."""
-
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached_tokens: int = 0
-    reasoning_tokens: int = 0
-    cost_usd: float | None = None  # None: not known
-    estimated: bool = False
-    written_tokens: int = 0  # of the input, into the provider's cache
-
-    @property
-    def total(self) -> int:
-        return self.input_tokens + self.output_tokens
+    timeout_s: float | None = None  # of a call; None: the agent's
 
 
 @dataclass(slots=True)

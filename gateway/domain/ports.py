@@ -5,7 +5,7 @@ Each one has a fake in tests/fakes and a conformance suite that fake and real bo
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
@@ -27,6 +27,7 @@ from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.recall import TurnIndex, Turns
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
 from gateway.domain.summaries import Summaries
+from gateway.domain.usage import Spent
 
 Encode = Callable[[object], bytes]  # a plain value -> compact JSON
 Decode = Callable[[bytes | str], object]  # the inverse; raises ValueError
@@ -58,14 +59,26 @@ class Model(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Allowance:
+    """What is left of a run for those who work for it."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class ToolScope:
-    """On whose behalf a tool runs; given by the host, never by the model."""
+    """On whose behalf a tool runs; given by the host, never by the model. A tool that models work
+    for says to `spend` what they used, as it goes."""
 
     session_key: SessionKey
     run_id: RunId
     principal: str
     call_id: str = ""
     asked: Source | None = None  # the message that the run answers
+    depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
+    allowance: Allowance | None = None
+    spend: Callable[[Spent], None] = field(default=lambda spent: None, compare=False, repr=False)
 
 
 class Tool(Protocol):

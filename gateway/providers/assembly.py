@@ -18,9 +18,9 @@ from gateway.domain.model import (
     Progress,
     TextDelta,
     ThinkingDelta,
-    Usage,
 )
 from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
+from gateway.domain.usage import Usage
 from gateway.providers.markup import Recovery, counted
 
 log = logging.getLogger(__name__)

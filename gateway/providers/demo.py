@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import FinishReason, Hear, ModelReply, ModelRequest, TextDelta, Usage
+from gateway.domain.model import FinishReason, Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.notices import OPENING as NOTICE
 from gateway.domain.recall import OPENING as MEMORY
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+from gateway.domain.usage import Usage
 from gateway.providers.demo_facts import answered, stated
 from gateway.providers.demo_tools import arguments_of, told, wished
 

@@ -6,8 +6,8 @@ from datetime import datetime
 from decimal import Decimal
 
 from gateway.domain.budgets import NANO, Pricing
-from gateway.domain.model import Usage
 from gateway.domain.providers import ProviderDef
+from gateway.domain.usage import Usage
 
 _MOST_UNKNOWN = 1000
 

@@ -6,7 +6,8 @@ from typing import Any
 from pydantic_core import from_json
 
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import FinishReason, ModelReply, Usage
+from gateway.domain.model import FinishReason, ModelReply
+from gateway.domain.usage import Usage
 from gateway.providers.assembly import (
     PART_COST,
     Assembly,

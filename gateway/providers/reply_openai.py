@@ -3,7 +3,8 @@
 from typing import Any
 
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import FinishReason, ModelReply, Usage
+from gateway.domain.model import FinishReason, ModelReply
+from gateway.domain.usage import Usage
 from gateway.providers.assembly import (
     PART_COST,
     Assembly,

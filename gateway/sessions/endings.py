@@ -11,8 +11,8 @@ from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node, NodeStatus
-from gateway.domain.model import Usage
 from gateway.domain.notices import Notice
+from gateway.domain.usage import Usage
 from gateway.memory.window import message_tokens
 
 SHOWN_TEXT = 150_000  # characters in the last event; all of it was told before, in pieces

@@ -9,7 +9,7 @@ from math import inf
 from typing import Any
 
 from gateway.agent.job import Gate
-from gateway.agent.story import reply_from
+from gateway.agent.story import reply_from, result_from, spent_from
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import ModelFailed
@@ -28,6 +28,7 @@ from gateway.domain.notices import Batching, Notice
 from gateway.domain.ports import Decode, HttpAnswer, HttpCall, HttpFailed, Model, ToolScope
 from gateway.domain.tape import Mark
 from gateway.domain.times import to_time
+from gateway.domain.usage import Spent
 from gateway.sessions.asked import Difference, parts_of
 from gateway.sessions.player import OTHERS, Player
 from gateway.sessions.taping import damaged
@@ -213,19 +214,29 @@ class ReplayedGate:
         self.offered, self.listed = gate.offered, gate.listed
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        mark = await self._player.reach("result", "slow", key=(call.id,))
+        mark = await self._player.reach("result", "slow", "spent", key=(call.id,))
         if mark.kind == "slow":
             return await self._given_up(mark.values[1])
+        spent: tuple[Spent, ...] = ()
+        if mark.kind == "spent":
+            spent = await self._spent(mark)
+            mark = await self._player.reach("result", key=(call.id,))
         _, name, arguments, content, is_error, took_ms = mark.values
         if (name, arguments) != (call.name, call.arguments):
             recorded, now = f"{name} {arguments}", f"{call.name} {call.arguments}"
             await self._player.leave(Difference(f"the tool call {call.id}", recorded, now))
-        return ToolResult(call.id, call.name, content, is_error, took_ms)
+        return ToolResult(call.id, call.name, content, is_error, took_ms, spent)
+
+    async def _spent(self, mark: Mark) -> tuple[Spent, ...]:
+        try:
+            return tuple(map(spent_from, mark.values[1]))
+        except (TypeError, KeyError) as error:
+            await self._player.leave(damaged(error))
 
     async def _given_up(self, told: str) -> ToolResult:
         try:
-            return ToolResult(**self._decode(told))  # type: ignore[arg-type]  # as it was journalled
-        except (TypeError, ValueError) as error:
+            return result_from(self._decode(told))  # type: ignore[arg-type]  # as it was journalled
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
             await self._player.leave(damaged(error))
 
 

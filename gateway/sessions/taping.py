@@ -228,6 +228,8 @@ class TapedGate:
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         result = await self._gate.call(agent, call, scope)
         self._record.results.add(call.id)
+        if result.spent:
+            self._record("spent", call.id, [asdict(one) for one in result.spent])
         told = (result.content, result.is_error, result.duration_ms)
         self._record("result", call.id, call.name, call.arguments, *told)
         return result

@@ -12,6 +12,7 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope
+from gateway.domain.usage import Spent
 from gateway.tools.sources import NOTHING, Listed, listed
 
 log = logging.getLogger(__name__)
@@ -65,19 +66,34 @@ class ToolGate:
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         began = self._clock.monotonic()
+        limit, spent = self._limit(agent, call.name), list[Spent]()
+        scope = replace(scope, call_id=call.id, spend=spent.append)
         try:
-            with anyio.fail_after(agent.limits.tool_timeout_s):
+            with anyio.fail_after(limit):
                 content, is_error = await self._attempt(agent, call, scope), False
         except ToolFailed as error:
             content, is_error = str(error), True
         except TimeoutError:
-            limit = agent.limits.tool_timeout_s
             told = f"{call.name} did not answer within {limit:g} s."
             content, is_error = f"{told} Ask it for less, or go on without it.", True
         took_ms = (self._clock.monotonic() - began) * 1000
         if is_error:
             log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
-        return ToolResult(call.id, call.name, _within(content), is_error, round(took_ms, 3))
+        outcome = (_within(content), is_error, round(took_ms, 3), tuple(spent))
+        return ToolResult(call.id, call.name, *outcome)
+
+    def _limit(self, agent: AgentDef, name: str) -> float:
+        known = self._tools.get(name)
+        own = known.spec.timeout_s if known else None
+        return agent.limits.tool_timeout_s if own is None else own
+
+    def renew(self, family: str, tools: Sequence[Tool]) -> None:
+        """From now on these are the tools of the family; a call at work ends with the one it began."""
+        for name in self._families.pop(family, ()):
+            del self._tools[name]
+        self._refused = [one for one in self._refused if one.family != family]
+        for tool in tools:
+            self._take(tool)
 
     def listed(self, result: ToolResult) -> Listed:
         """What a result says that it drew on, and how much it lists."""
@@ -123,7 +139,7 @@ class ToolGate:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
         arguments = self._arguments(call, known)
-        return await known.tool.call(arguments, replace(scope, call_id=call.id))
+        return await known.tool.call(arguments, scope)
 
     def _arguments(self, call: ToolCall, known: _Checked) -> Mapping[str, object]:
         try:

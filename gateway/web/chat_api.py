@@ -1,11 +1,10 @@
 """POST /api/chat: one message in, its answer out, whole or as a stream of its chunks."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Any
 
-import anyio
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -17,6 +16,7 @@ from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, RunRecord
 from gateway.domain.ports import Decode, Encode, Ids
 from gateway.sessions.front import Front
+from gateway.sessions.listening import events_of
 from gateway.sessions.runs import LiveRun
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
@@ -47,30 +47,6 @@ class ChatBody(BaseModel):
     limits: OwnLimits | None = None
 
 
-@dataclass(slots=True)
-class Ear:
-    """Listens to a run for one HTTP request. What it holds for a slow reader are the run's own
-    events, so it costs nothing while the run is live and is bounded by it afterwards."""
-
-    events: list[bytes] = field(default_factory=list)
-    news: anyio.Event = field(default_factory=anyio.Event)
-    ended: bool = False
-
-    def hear(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        if event:
-            self.events.append(event)
-        self.ended = last
-        self.news.set()
-
-    async def more(self) -> Sequence[bytes]:
-        """The events since the last call; none: it has ended."""
-        while not self.events and not self.ended:
-            self.news = anyio.Event()
-            await self.news.wait()
-        taken, self.events = self.events, []
-        return taken
-
-
 @dataclass(frozen=True, slots=True)
 class ChatApi:
     front: Front
@@ -93,7 +69,7 @@ class ChatApi:
         headers = {"x-exogate-run": accepted.run_id}
         if body.stream or "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
-        events = [self._read(event) async for event in _events(run)]
+        events = [self._read(event) async for event in events_of(run)]
         if not events or events[-1]["type"] not in {"done", "error"}:
             raise Busy(f"the gateway restarts before {accepted.run_id} has ended; ask again")
         return self._answer(accepted, events, headers)
@@ -158,24 +134,8 @@ def _body(raw: bytes) -> ChatBody:
     return body
 
 
-async def _events(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
-    """All events of a run, from its first to its last."""
-    if isinstance(run, RunRecord):
-        for event in run.log.split(b"\n"):
-            yield event
-        return
-    ear = Ear()
-    stop = run.listen(ear.hear)
-    try:
-        while events := await ear.more():
-            for event in events:
-                yield event
-    finally:
-        stop()
-
-
 async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
-    async for event in _events(run):
+    async for event in events_of(run):
         yield b"data: %b\n\n" % event
 
 

@@ -34,6 +34,7 @@ from gateway.domain.model import (
 )
 from gateway.domain.ports import Model, ToolScope
 from gateway.domain.rules import RuleDef
+from gateway.domain.usage import Spent, Usage
 from gateway.memory.context import pack
 from gateway.memory.window import message_tokens
 from gateway.tools.gate import ToolGate
@@ -51,6 +52,14 @@ SCOPE = ToolScope(SessionKey(AGENT.id, "c", "p"), RunId("r_1"), "p")
 
 def encode(value: object) -> bytes:
     return json.dumps(value).encode()
+
+
+class Spender(FakeTool):
+    """Has a model work for it."""
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        scope.spend(Spent(Usage(10, 5), "p", "small"))
+        return await super().call(arguments, scope)
 
 
 class Stage:
@@ -128,6 +137,16 @@ async def test_a_tool_result_reaches_the_next_question() -> None:
     assert answer.usage.total == 20
     assert stage.of("tool_call")[0]["tool_call"]["status"] == "pending"
     assert stage.of("tool_result")[0]["tool_call"]["status"] == "success"
+
+
+async def test_what_models_used_for_a_tool_counts_to_the_run_that_called_it() -> None:
+    model = ScriptedModel(says("look", ToolCall("1", "echo")), says("done"))
+    stage = Stage(model, Spender())
+
+    answer = await stage.drive()
+
+    assert answer.usage.total == 20 + 15
+    assert [told["model"] for told in stage.of("usage")] == ["fake-1", "small", "fake-1"]
 
 
 @pytest.mark.requirement("S-002-Tools-05", "S-002-Tools-06", "S-002-Tools-07", "S-002-E2E-03")

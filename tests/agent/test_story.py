@@ -5,7 +5,8 @@ import json
 from gateway.agent.story import Json, Story
 from gateway.domain.ids import RunId
 from gateway.domain.messages import Extras, ToolCall, ToolResult
-from gateway.domain.model import ModelReply, Usage
+from gateway.domain.model import ModelReply
+from gateway.domain.usage import Spent, Usage
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 
@@ -21,11 +22,13 @@ REPLY = ModelReply(
     Extras("p", "[1]"),
 )
 
+SPENT = (Spent(Usage(10, 5, cost_usd=0.25), "p", "small"), Spent(Usage(1, 1), "q", "other"))
+
 
 async def test_replies_and_results_come_back_as_they_were() -> None:
     journal, run = FakeJournal(), RunId("r")
     first = Story(run, journal, FakeClock(), JSON)
-    result = ToolResult("1", "echo", "done", is_error=True, duration_ms=1.5)
+    result = ToolResult("1", "echo", "done", is_error=True, duration_ms=1.5, spent=SPENT)
     await first.note_reply(0, REPLY)
     await first.note_result(0, result)
 

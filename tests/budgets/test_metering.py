@@ -35,9 +35,9 @@ from gateway.domain.model import (
     ModelRequest,
     TextDelta,
     ThinkingDelta,
-    Usage,
 )
 from gateway.domain.ports import Stores
+from gateway.domain.usage import Usage
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.model import ScriptedModel, StallingModel, Step, says

@@ -51,8 +51,9 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.chunks import Chunk
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import ModelReply, Usage
+from gateway.domain.model import ModelReply
 from gateway.domain.ports import ToolScope
+from gateway.domain.usage import Usage
 from gateway.memory.context import pack
 from gateway.sessions.runs import AT_REST
 from gateway.store.memory import open_memory

@@ -18,7 +18,7 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.model import Usage
+from gateway.domain.usage import Usage
 from tests.fakes.store import NOON, session_key
 
 

@@ -26,9 +26,10 @@ class FakeTool:
         agent_scope: tuple[str, ...] = (),
         parameters: str = ANYTHING,
         category: str | None = None,
+        timeout_s: float | None = None,
     ) -> None:
         told = f"The tool {name}."
-        self.spec = ToolSpec(name, told, parameters, family, category, agent_scope)
+        self.spec = ToolSpec(name, told, parameters, family, category, agent_scope, timeout_s)
         self._act = act
         self.calls: list[tuple[Mapping[str, object], ToolScope]] = []
 

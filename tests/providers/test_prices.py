@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.domain.budgets import NANO
-from gateway.domain.model import Usage
 from gateway.domain.providers import Price, ProviderDef
+from gateway.domain.usage import Usage
 from gateway.providers.prices import PriceTable
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)

@@ -9,7 +9,7 @@ from gateway.agent.wishes import Fail, Finish
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult
-from gateway.domain.model import Usage
+from gateway.domain.usage import Usage
 from gateway.sessions.endings import SHOWN_TEXT, Asked, Timing, answered, merged, refused
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

@@ -25,9 +25,10 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta, Usage
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Inbox, Journal, SettingsStore, Stores, Transcript
 from gateway.domain.sessions import Path
+from gateway.domain.usage import Usage
 from gateway.sessions.work import MOST_ATTEMPTS
 from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, StallingModel, says

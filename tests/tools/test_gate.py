@@ -12,6 +12,7 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.ports import ToolScope
+from gateway.domain.usage import Spent, Usage
 from gateway.tools.gate import MOST_RESULT, ToolGate
 from gateway.tools.sources import Source
 from tests.fakes.clock import FakeClock
@@ -231,3 +232,65 @@ def test_a_result_names_its_sources_unless_it_is_an_error() -> None:
 
     assert gate().listed(ToolResult("1", "echo", content)).sources == (Source("n1", "n1", None),)
     assert gate().listed(ToolResult("1", "echo", content, is_error=True)).sources == ()
+
+
+async def _never(arguments: Mapping[str, object]) -> str:
+    await anyio.sleep_forever()
+    raise AssertionError
+
+
+async def test_a_tool_with_a_time_of_its_own_has_that() -> None:
+    slow = FakeTool("slow", _never, timeout_s=0.01)
+    agent = replace(with_tools("slow"), limits=Limits(tool_timeout_s=60))
+
+    with anyio.fail_after(5):
+        result = await gate(slow).call(agent, ToolCall("1", "slow"), SCOPE)
+
+    assert result.is_error
+    assert "did not answer within 0.01 s" in result.content
+
+
+async def test_tools_of_a_family_can_be_replaced_and_its_refused_ones_are_forgotten() -> None:
+    tools = gate(FakeTool("calc"), FakeTool("old", family="mcp:s"), FakeTool("", family="mcp:s"))
+
+    tools.renew("mcp:s", [FakeTool("new", family="mcp:s"), FakeTool("calc", family="mcp:s")])
+
+    assert names(tools, with_tools("mcp:s", "old", "calc")) == ["new", "calc"]
+    assert [(one.name, one.family) for one in tools.refused] == [("calc", "mcp:s")]
+
+
+async def test_tools_that_are_gone_are_not_called_any_more() -> None:
+    gone = FakeTool("gone", family="mcp:s")
+    tools = gate(gone)
+
+    tools.renew("mcp:s", ())
+    result = await tools.call(with_tools("mcp:s"), ToolCall("1", "gone"), SCOPE)
+
+    assert result.is_error
+    assert gone.calls == []
+
+
+class Spender(FakeTool):
+    """Has a model work for it."""
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        scope.spend(SPENT)
+        return await super().call(arguments, scope)
+
+
+async def _fails(arguments: Mapping[str, object]) -> str:
+    raise ToolFailed("no luck")
+
+
+SPENT = Spent(Usage(10, 5), "p", "small")
+
+
+async def test_what_models_used_for_a_call_comes_with_its_result_also_if_it_failed() -> None:
+    tools = gate(Spender("good"), Spender("bad", _fails))
+    agent = with_tools("good", "bad")
+
+    good = await tools.call(agent, ToolCall("1", "good"), SCOPE)
+    bad = await tools.call(agent, ToolCall("2", "bad"), SCOPE)
+
+    assert (good.is_error, good.spent) == (False, (SPENT,))
+    assert (bad.is_error, bad.spent) == (True, (SPENT,))

@@ -1,0 +1,70 @@
+"""Agents that work for agents, and results that are too large to be shown whole."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from gateway.domain.ids import RunId, SessionKey
+
+MOST_DEPTH = 2  # a subagent may have one of its own, and that one none
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentDef:
+    """What is absent is as its parent has it."""
+
+    name: str
+    prompt_path: str
+    description: str = ""
+    tools: tuple[str, ...] = ()
+    max_turns: int = 10
+    timeout_seconds: int = 1_200
+    provider: str | None = None
+    model: str | None = None
+
+    @property
+    def tool(self) -> str:
+        """What the tool is called that its parent has."""
+        return f"delegate_{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """When a subagent reads a tool's result first. `items` by a tool's bare name."""
+
+    is_enabled: bool = False
+    subagent: str = "librarian"
+    token_estimate: int = 4_000
+    items: Mapping[str, int] = field(
+        default_factory=lambda: {
+            "vault_search": 6,
+            "search_code": 6,
+            "vault_list": 10,
+            "thread_read": 20,
+        }
+    )
+    score_similarity: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A tool's whole result, of which a model was shown less. `reference` is its run's id and its
+    call's, so that a second attempt keeps it once."""
+
+    reference: str
+    session_key: SessionKey
+    run_id: RunId
+    tool: str
+    content: str
+    at: datetime
+
+
+class Originals(Protocol):
+    async def keep(self, original: Original) -> None:
+        """The same reference again changes nothing. Gone with its session, or with the journals."""
+        ...
+
+    async def read(self, session_key: SessionKey, reference: str) -> Original | None:
+        """None also for what another session kept."""
+        ...

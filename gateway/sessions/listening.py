@@ -1,0 +1,49 @@
+"""A run heard from its first event to its last by one who waits, live or long ended."""
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+
+from gateway.domain.inbox import RunRecord
+from gateway.sessions.runs import LiveRun
+
+
+@dataclass(slots=True)
+class Ear:
+    """Listens to a run for one who waits. What it holds for a slow reader are the run's own
+    events, so it costs nothing while the run is live and is bounded by it afterwards."""
+
+    events: list[bytes] = field(default_factory=list)
+    news: anyio.Event = field(default_factory=anyio.Event)
+    ended: bool = False
+
+    def hear(self, event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
+        if event:
+            self.events.append(event)
+        self.ended = last
+        self.news.set()
+
+    async def more(self) -> Sequence[bytes]:
+        """The events since the last call; none: it has ended."""
+        while not self.events and not self.ended:
+            self.news = anyio.Event()
+            await self.news.wait()
+        taken, self.events = self.events, []
+        return taken
+
+
+async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
+    """All events of a run, from its first to its last."""
+    if isinstance(run, RunRecord):
+        for event in run.log.split(b"\n"):
+            yield event
+        return
+    ear = Ear()
+    stop = run.listen(ear.hear)
+    try:
+        while events := await ear.more():
+            for event in events:
+                yield event
+    finally:
+        stop()
