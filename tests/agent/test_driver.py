@@ -54,14 +54,6 @@ def encode(value: object) -> bytes:
     return json.dumps(value).encode()
 
 
-class Spender(FakeTool):
-    """Has a model work for it."""
-
-    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
-        scope.spend(Spent(Usage(10, 5), "p", "small"))
-        return await super().call(arguments, scope)
-
-
 class Stage:
     """A driver with its surroundings, and the chunks it emitted."""
 
@@ -141,7 +133,7 @@ async def test_a_tool_result_reaches_the_next_question() -> None:
 
 async def test_what_models_used_for_a_tool_counts_to_the_run_that_called_it() -> None:
     model = ScriptedModel(says("look", ToolCall("1", "echo")), says("done"))
-    stage = Stage(model, Spender())
+    stage = Stage(model, FakeTool(spends=Spent(Usage(10, 5), "p", "small")))
 
     answer = await stage.drive()
 

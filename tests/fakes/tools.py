@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import ToolScope
+from gateway.domain.usage import Spent
 
 Act = Callable[[Mapping[str, object]], Awaitable[str]]
 ANYTHING = '{"type":"object","properties":{}}'
@@ -15,7 +16,7 @@ async def _echo(arguments: Mapping[str, object]) -> str:
 
 
 class FakeTool:
-    """A tool; `family` is the plugin that it comes from."""
+    """A tool; `family` is the plugin that it comes from, `spends` what a model used for each call."""
 
     def __init__(
         self,
@@ -27,14 +28,17 @@ class FakeTool:
         parameters: str = ANYTHING,
         category: str | None = None,
         timeout_s: float | None = None,
+        spends: Spent | None = None,
     ) -> None:
         told = f"The tool {name}."
         self.spec = ToolSpec(name, told, parameters, family, category, agent_scope, timeout_s)
-        self._act = act
+        self._act, self._spends = act, spends
         self.calls: list[tuple[Mapping[str, object], ToolScope]] = []
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
         self.calls.append((arguments, scope))
+        if self._spends is not None:
+            scope.spend(self._spends)
         return await self._act(arguments)
 
 

@@ -17,6 +17,7 @@ from gateway.domain.ids import RunId
 from gateway.domain.inbox import RunRecord
 from gateway.domain.ports import Runs
 from gateway.domain.tape import Mark, Tape
+from gateway.domain.usage import Spent, Usage
 from gateway.sessions.taping import TapeUnreadable, packed
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running
@@ -321,6 +322,23 @@ async def test_another_model_is_asked_with_the_recorded_results(tmp_path: Path, 
     assert len(tool.calls) == 1  # no tool is run again
     assert head.endswith(".3")  # and nothing is added to the conversation
     assert again["identical"]
+
+
+async def test_what_models_used_for_a_tool_is_told_again(tmp_path: Path) -> None:
+    tool = FakeTool("work", work, spends=Spent(Usage(1_000, 234), "p", "small"))
+    async with (
+        scripted_server(Asking(SAME)) as model,
+        running(Setup(model.url), tmp_path, agents(model="first")) as site,
+        connected(site.url) as client,
+    ):
+        site.rooms.gate._take(tool)
+        sent = await client.send("hi")
+        events = await client.ended(sent["run_id"])
+        answer = await client.call("run.replay", run_id=sent["run_id"])
+
+    assert answer["identical"]
+    assert events[-1]["tokens_used"] > 1_234
+    assert len(tool.calls) == 1
 
 
 async def test_only_an_operator_has_another_model_asked(tmp_path: Path) -> None:

@@ -270,14 +270,6 @@ async def test_tools_that_are_gone_are_not_called_any_more() -> None:
     assert gone.calls == []
 
 
-class Spender(FakeTool):
-    """Has a model work for it."""
-
-    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
-        scope.spend(SPENT)
-        return await super().call(arguments, scope)
-
-
 async def _fails(arguments: Mapping[str, object]) -> str:
     raise ToolFailed("no luck")
 
@@ -286,7 +278,7 @@ SPENT = Spent(Usage(10, 5), "p", "small")
 
 
 async def test_what_models_used_for_a_call_comes_with_its_result_also_if_it_failed() -> None:
-    tools = gate(Spender("good"), Spender("bad", _fails))
+    tools = gate(FakeTool("good", spends=SPENT), FakeTool("bad", _fails, spends=SPENT))
     agent = with_tools("good", "bad")
 
     good = await tools.call(agent, ToolCall("1", "good"), SCOPE)
