@@ -8,6 +8,7 @@ from gateway.agent.job import Answer, Emit, Gate, Job
 from gateway.agent.plans import Plans
 from gateway.agent.reins import Reins
 from gateway.agent.story import Story
+from gateway.control.notices import notice_of
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, RunRules
 from gateway.domain.agents import AgentDef
@@ -49,7 +50,9 @@ class Aside:
         self, errand: Errand, story: Story, emit: Emit, reins: Reins | None = None
     ) -> Answer:
         """Whoever cancels this cancels the turn."""
-        agent, tools = errand.agent, self.gate.offered(errand.agent)
+        agent = errand.agent
+        lacking = await self.gate.prepare(agent)
+        tools = self.gate.offered(agent)
         question = Message("user", errand.question)
         plan = self.plans.of(errand.plan_of)
         decision = self.decisions.chosen(agent.decision, plan.decision)
@@ -65,6 +68,7 @@ class Aside:
             decode=self.decode,
             decision=self.decisions.named(decision),
             known=story.result,
+            waiting=tuple(map(notice_of, lacking)),
         )
         driver = Driver(
             job=job,

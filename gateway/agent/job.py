@@ -12,6 +12,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.chunks import Chunk
 from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
+from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, ToolSpec
 from gateway.domain.notices import Notice
@@ -25,6 +26,10 @@ Emit = Callable[[Chunk], None]
 
 class Gate(Protocol):
     """What a run needs of the gate in front of the tools."""
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        """Before `offered`: what it has and cannot have now."""
+        ...
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]: ...
 

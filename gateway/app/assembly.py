@@ -25,6 +25,7 @@ from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
 from gateway.app.deliveries import delivering
+from gateway.app.mcp import mcp_servers
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
@@ -164,14 +165,14 @@ class Gateway:
             ).all(),
         )
         chat = ChatApi(self.front, to_json, from_json, self.ids)
+        spent = (self.stores.spending, self.meter.refusals, spending.everything)
         metrics = Metrics(
             self.front,
-            self.stores.spending,
-            self.meter.refusals,
-            spending.everything,
+            *spent,
             self.health.reasons,
             self.version,
             self.channels.figures(self.stores.dead_letters),
+            self.gate.foreign,
         ).routes()
         is_told = self.config.observability.metrics
         erasing = ConversationsApi(self.front).routes()
@@ -242,8 +243,13 @@ async def assembled(
         plans, decisions = await _judged_plans(config, clock, bus)
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
-        tools = (memory_tool(stores, config.agents, clock, ids), *plugins.tools)
-        gate = ToolGate(tools, schemas=SchemaChecks(), decode=strict_json, clock=clock)
+        gate = ToolGate(
+            (memory_tool(stores, config.agents, clock, ids), *plugins.tools),
+            schemas=SchemaChecks(),
+            decode=strict_json,
+            clock=clock,
+        )
+        await stack.enter_async_context(mcp_servers(config, gate, stores, bus, clock))
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)

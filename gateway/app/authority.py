@@ -60,6 +60,8 @@ def _authority(config: GatewayConfig) -> Iterator[tuple[str, object]]:
         yield f"plugins.{plugin.name}", _grants(plugin)
     for channel in config.channels:
         yield f"channels.{channel.name}", _door(channel)
+    for server in config.mcp_servers:
+        yield f"mcp.{server.name}", {"url": server.url, "command": server.command}
     for agent in config.agents:
         yield f"agents.{agent.id}", {"models": list(_models(agent)), "tools": list(agent.tools)}
     for project in config.projects:

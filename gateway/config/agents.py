@@ -22,6 +22,7 @@ from gateway.config.values import Surroundings
 from gateway.domain.agents import OPEN_PROJECT, AgentDef, ContextRules, Limits, ProjectDef
 from gateway.domain.bindings import Binding
 from gateway.domain.ids import AgentId
+from gateway.domain.mcp import FAMILY
 from gateway.domain.prompts import PLACES, TemplateInvalid, compile_prompt
 
 AUTO_SHARE = 0.8  # of the model's window
@@ -138,17 +139,30 @@ class Agents:
         agent, seen = f"agent {quoted(section.id)}", set[str]()
         for index, tool in enumerate(section.tools):
             where = (*path, "tools", index)
-            if tool not in self.plugins:
-                message = f"{agent}: there is no plugin {quoted(tool)}"
-                self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(tool))
-            elif tool in seen:
+            if tool in seen:
                 message = f"{agent} has {quoted(tool)} twice"
                 self.report.wrong(Code.DUPLICATE, where, message, "keep one")
+            elif tool.startswith(FAMILY) and tool not in self.plugins:
+                self._check_server(where, tool)
+            elif tool not in self.plugins:
+                message = f"{agent}: there is no plugin {quoted(tool)}"
+                self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(tool))
             elif not self.plugins[tool]:
                 message = f"{agent} lists {quoted(tool)}, which is not enabled"
                 fix = "remove it, or write enabled = true in its [[plugins]]"
                 self.report.note("plugin-disabled", where, message, fix)
             seen.add(tool)
+
+    def _check_server(self, where: KeyPath, tool: str) -> None:
+        servers = tuple(self.sections.mcp.servers)
+        name, slash, one = tool.removeprefix(FAMILY).partition("/")
+        if name not in servers:
+            message = f"there is no MCP server {quoted(name)}"
+            fix = f"{choose(name, servers)}; or add [mcp.servers.NAME]"
+            self.report.wrong(Code.UNKNOWN_NAME, where, message, fix)
+        elif slash and not one:
+            message = f"{quoted(tool)} names no tool"
+            self.report.wrong(Code.MALFORMED, where, message, "write mcp:SERVER or mcp:SERVER/TOOL")
 
     def _project(self, path: KeyPath, section: AgentSection) -> str:
         projects = (OPEN_PROJECT, *(project.id for project in self.sections.projects))

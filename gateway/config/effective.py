@@ -10,6 +10,7 @@ from gateway.config.placing import Positions, locate
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.reading import Loaded
 from gateway.domain.channels import ChannelDef
+from gateway.domain.mcp import McpServerDef
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.secrets import Secret
 
@@ -51,6 +52,7 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield "budgets", sections.budgets.model_dump()
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
     yield "sandbox", config.sandbox
+    yield "mcp", {"servers": {one.name: _server(one) for one in config.mcp_servers}}
     yield "channels", {one.name: _channel(one) for one in config.channels}
     yield "bindings", config.bindings
     yield "rules", tuple(rule.model_dump(exclude_none=True) for rule in sections.rules)
@@ -71,6 +73,11 @@ def _plugin(plugin: PluginDef) -> dict[str, object]:
         "enabled": plugin.is_enabled,
         "deny_unused": plugin.deny_unused,
     }
+
+
+def _server(server: McpServerDef) -> dict[str, object]:
+    """As a configuration has it."""
+    return {one.name: getattr(server, one.name) for one in fields(server) if one.name != "name"}
 
 
 def _channel(channel: ChannelDef) -> dict[str, object]:

@@ -52,8 +52,10 @@ def pattern_of(path: KeyPath) -> KeyPath:
 
 def _has_own_names(path: KeyPath) -> bool:
     """Whether the operator chooses what the keys below are called."""
-    if path in {("providers",), ("budgets", "agent"), ("channels",)}:
+    if path in {("providers",), ("budgets", "agent"), ("channels",), ("mcp", "servers")}:
         return True
+    if path[:2] == ("mcp", "servers"):
+        return path[3:] in {("env",), ("headers",)}
     return (*path[:1], *path[2:]) in {
         ("plugins", "secrets"),
         ("providers", "prices"),

@@ -35,6 +35,8 @@ def is_sensitive(path: KeyPath) -> bool:
             *_,
         ):
             return False  # whom a secret is for
+    if path[:2] == ("mcp", "servers") and path[3:4] == ("env",):
+        return True
     return "headers" in path or any(isinstance(p, str) and looks_secret(p) for p in path)
 
 

@@ -13,6 +13,7 @@ from gateway.config.checking import check
 from gateway.config.document import Document, read_document
 from gateway.config.environment import AGENT_KEYS, DEMO, TOKEN, Choice, usual_choice, value_of
 from gateway.config.given import Given
+from gateway.config.mcp import McpServers
 from gateway.config.plugins import BUNDLED, Plugins
 from gateway.config.problems import Code, KeyPath, Report, is_news, quoted
 from gateway.config.providers import Providers
@@ -138,6 +139,7 @@ class _Reading:
             tokens=grants,
             plugins=plugins,
             sandbox=SandboxSettings(**dict(sections.sandbox)),
+            mcp_servers=McpServers(source, report).resolve(sections.mcp.servers),
             channels=channels,
             bindings=bindings,
             projects=resolve_projects(sections.projects, report),

@@ -29,6 +29,7 @@ from gateway.config.kinds import (
     Url,
     key,
 )
+from gateway.config.mcp import McpSection
 from gateway.config.reaching import BindingSection, ChannelSection, ProjectSection
 from gateway.config.values import (
     GatewaySettings,
@@ -217,7 +218,7 @@ class AgentSection(ModelSection):
         None, "Its character, a Markdown file. Absent: the shipped one."
     )
     prompt_template: PathText | None = key(None, "A Markdown file: how its system text is made.")
-    tools: list[Text] = key([], "Names of the plugins whose tools it has.")
+    tools: list[Text] = key([], "Plugins whose tools it has; mcp:SERVER, or mcp:SERVER/TOOL.")
     project: Id = key(_AGENT.project, "default: it answers everybody; else one of [[projects]].")
     tree: PathText = key("default", "Its loop: default, oracle-agent, or a .bt file of your own.")
     decision: Text = key(
@@ -364,6 +365,7 @@ class ConfigFile(Section):
     budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")
     plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
     sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
+    mcp: McpSection = key(McpSection, "Tools of other programs.")
     channels: dict[PluginName, ChannelSection] = key({}, "Where people write, by name.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")
     rules: list[RuleSection] = key([], "What is done when something happens in a run.")

@@ -11,6 +11,7 @@ from gateway.domain.budgets import Budgets
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import QueueMode
+from gateway.domain.mcp import McpServerDef
 from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
 from gateway.domain.rules import RefusedRules, RuleDef, RuleProblem
@@ -179,6 +180,7 @@ class GatewayConfig:
     rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file
     rule_folder: RuleFolder | None = None
     budgets: Budgets = field(default_factory=Budgets)
+    mcp_servers: tuple[McpServerDef, ...] = ()
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from gateway.control.tables import Cell, table
 from gateway.domain.chunks import Chunk
+from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.notices import CLOSING, OPENING, Notice, Point, Priority
 
 log = logging.getLogger(__name__)
@@ -160,14 +161,23 @@ def _line(text: str, most: int) -> str:
     return text.replace("<", "&lt;")
 
 
+def notice_of(lacking: Lacking) -> Notice:
+    """What everybody is told of a server that is not there."""
+    return Notice(lacking.why, "high", source=f"{FAMILY}{lacking.server}")
+
+
 def notice_chunk(notice: Notice, at: datetime) -> Chunk:
     """What the client is told."""
+    metadata = {"source": notice.source, "priority": notice.priority}
+    if notice.source.startswith(FAMILY):
+        server = notice.source.removeprefix(FAMILY)
+        metadata = {**metadata, "error_type": "mcp_connection_error", "server": server}
     return Chunk(
         "system",
         {
             "system_type": "notice",
             "system_message": notice.content,
-            "metadata": {"source": notice.source, "priority": notice.priority},
+            "metadata": metadata,
             "timestamp": at,
         },
     )

@@ -17,6 +17,7 @@ DeedKind = Literal[
     "budget.refused",  # a model was not asked
     "plugin.refused",  # it was not loaded
     "login.refused",  # a wrong token
+    "mcp.tool.changed",  # it is not what it was when it was first seen
     "webhook.refused",  # a call that nobody could vouch for
     "memory.erased",  # facts, for good
     "pair.approved",  # a person may talk in direct chats

@@ -49,6 +49,9 @@ KINDS: tuple[EventKind, ...] = (
     EventKind("channel.connected", "info", "CHANNEL_CONNECTED"),
     EventKind("channel.failing", "error", "CHANNEL_FAILING"),
     EventKind("channel.refused", "error", "CHANNEL_REFUSED"),
+    EventKind("mcp.connected", "info", "MCP_CONNECTED"),
+    EventKind("mcp.disconnected", "warning", "MCP_DISCONNECTED"),
+    EventKind("mcp.tool.changed", "warning", "MCP_TOOL_CHANGED"),
 )
 
 _BY_NAME: Mapping[str, EventKind] = {

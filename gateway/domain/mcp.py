@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
+from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
 from gateway.domain.model import ToolSpec
 from gateway.domain.secrets import Secret
@@ -24,6 +25,61 @@ class McpServerDef:
     timeout_s: float = 10.0  # until it is connected and has listed its tools
     retry_attempts: int = 3
     user_header: str = "X-User-ID"
+
+
+McpState = Literal["idle", "connected", "failing"]
+
+
+@dataclass(frozen=True, slots=True)
+class McpStatus:
+    """How a server fares; idle: nobody wants it. `version`: of the protocol, once it is known."""
+
+    name: str
+    state: McpState
+    version: str | None = None
+    tools: int = 0
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """A server that an agent has and that is not there, in a sentence."""
+
+    server: str
+    why: str
+
+
+class Foreign(Protocol):
+    """The servers, for the gate and for whoever tells how they fare."""
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        """Connects those that the agent has; gives those that are not there."""
+        ...
+
+    def statuses(self) -> Sequence[McpStatus]: ...
+
+    def outcomes(self) -> Mapping[tuple[str, str], int]:
+        """Calls by server and by how they ended, since the start."""
+        ...
+
+
+class NoServers:
+    """Implements Foreign where none is configured."""
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        return ()
+
+    def statuses(self) -> Sequence[McpStatus]:
+        return ()
+
+    def outcomes(self) -> Mapping[tuple[str, str], int]:
+        return {}
+
+
+def servers_in(tools: Sequence[str]) -> Sequence[str]:
+    """The servers that an agent's list names, each once."""
+    named = (one.removeprefix(FAMILY) for one in tools if one.startswith(FAMILY))
+    return tuple(dict.fromkeys(name.partition("/")[0] for name in named))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ MarkKind = Literal[
     "kept",  # what rules had kept of the session
     "waiting",  # notices from other sessions
     "remembered",  # facts and earlier turns that it was shown, and why there are none
+    "lacking",  # MCP servers that were not there, each with a sentence; none: no mark
     "told",  # the turn was told these, at once
     "late",  # the time came that it waited for
     "ask",  # a model is asked: digests of the request's parts
@@ -42,6 +43,7 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "kept": ((str, type(None)),),
     "waiting": (list,),
     "remembered": (list, str),
+    "lacking": (list,),
     "told": (list,),
     "late": (),
     "ask": (dict,),

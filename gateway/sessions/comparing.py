@@ -96,6 +96,7 @@ class KnownResults:
     ) -> None:
         self._reins, self._encode, self.decode = reins, encode, decode
         self.offered, self.listed = gate.offered, gate.listed
+        self.prepare = gate.prepare
         self._known: dict[tuple[str, str], deque[tuple[str, bool, float]]] = defaultdict(deque)
         for mark in tape.marks:
             if mark.kind == "result":

@@ -15,6 +15,7 @@ from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import JournalNote
+from gateway.domain.mcp import Lacking
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import (
     BudgetWarning,
@@ -210,8 +211,19 @@ class ReplayedGate:
     would be today."""
 
     def __init__(self, player: Player, gate: Gate, decode: Decode) -> None:
-        self._player, self._decode = player, decode
+        self._player, self._gate, self._decode = player, gate, decode
         self.offered, self.listed = gate.offered, gate.listed
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        await self._gate.prepare(agent)  # so that what is offered today can be offered
+        kinds = (mark.kind for mark in self._player.coming())
+        if "lacking" not in takewhile(lambda kind: kind != "begin", kinds):
+            return ()
+        mark = await self._player.reach("lacking")
+        try:
+            return [Lacking(*one) for one in mark.values[0]]
+        except TypeError as error:
+            await self._player.leave(damaged(error))
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         mark = await self._player.reach("result", "slow", "spent", key=(call.id,))

@@ -19,6 +19,7 @@ from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import GatewayError, ModelFailed
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import JournalNote
+from gateway.domain.mcp import Lacking
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Delta, Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.notices import Notice, NoticeBoard, RuleStates
@@ -224,6 +225,12 @@ class TapedGate:
     def __init__(self, gate: Gate, record: Recorder) -> None:
         self._gate, self._record = gate, record
         self.offered, self.listed = gate.offered, gate.listed
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        lacking = await self._gate.prepare(agent)
+        if lacking:
+            self._record("lacking", [[one.server, one.why] for one in lacking])
+        return lacking
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         result = await self._gate.call(agent, call, scope)

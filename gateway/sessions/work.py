@@ -16,6 +16,7 @@ from gateway.agent.plans import Plans
 from gateway.agent.sight import LIMITS
 from gateway.agent.story import Json, Story
 from gateway.control.bus import Bus
+from gateway.control.notices import notice_of
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules.engine import RuleSet, RunRules
 from gateway.domain.agents import AgentDef, ContextRules
@@ -235,6 +236,7 @@ class Work:
             means.clock,
             lambda: means.notices.claim(person, key, new.run_id, now=means.clock.now()),
         )
+        lacking = await means.gate.prepare(agent)
         tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
@@ -263,7 +265,7 @@ class Work:
             decision=means.decisions.named(decision),
             context_id=new.context_id,
             known=story.result,
-            waiting=tuple(waiting),
+            waiting=(*waiting, *map(notice_of, lacking)),
         )
         driver = Driver(
             job=job,

@@ -9,6 +9,7 @@ import anyio
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import ToolFailed
+from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope
@@ -51,6 +52,7 @@ class ToolGate:
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
         self._refused: list[RefusedTool] = []
+        self.foreign: Foreign = NoServers()
         for tool in tools:
             self._take(tool)
 
@@ -74,8 +76,7 @@ class ToolGate:
         except ToolFailed as error:
             content, is_error = str(error), True
         except TimeoutError:
-            told = f"{call.name} did not answer within {limit:g} s."
-            content, is_error = f"{told} Ask it for less, or go on without it.", True
+            content, is_error = self._late(call.name, limit), True
         took_ms = (self._clock.monotonic() - began) * 1000
         if is_error:
             log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
@@ -87,11 +88,22 @@ class ToolGate:
         own = known.spec.timeout_s if known else None
         return agent.limits.tool_timeout_s if own is None else own
 
+    def _late(self, name: str, limit: float) -> str:
+        known = self._tools.get(name)
+        hint = "Ask it for less, or go on without it."
+        if known and known.spec.family.startswith(FAMILY):
+            hint = "It may have been carried out all the same: look before you call it again."
+        return f"{name} did not answer within {limit:g} s. {hint}"
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        """Has the tools that come and go be there for a turn, if they can."""
+        return await self.foreign.prepare(agent)
+
     def renew(self, family: str, tools: Sequence[Tool]) -> None:
         """From now on these are the tools of the family; a call at work ends with the one it began."""
         for name in self._families.pop(family, ()):
-            del self._tools[name]
-        self._refused = [one for one in self._refused if one.family != family]
+            self._families.pop(self._tools.pop(name).spec.family, None)
+        self._refused = [one for one in self._refused if family not in _families(one.family)]
         for tool in tools:
             self._take(tool)
 
@@ -110,8 +122,8 @@ class ToolGate:
             log.warning("tool refused", extra={"tool": spec.name[:64], "why": refused.why})
             return
         self._tools[spec.name] = checked
-        if spec.family:
-            self._families.setdefault(spec.family, []).append(spec.name)
+        for family in _families(spec.family):
+            self._families.setdefault(family, []).append(spec.name)
 
     def _compiled(self, spec: ToolSpec) -> Callable[[object], str | None]:
         """The check of its arguments; raises ValueError with what is wrong with the tool."""
@@ -157,6 +169,12 @@ class ToolGate:
                 "again."
             )
         return arguments
+
+
+def _families(name: str) -> Sequence[str]:
+    """A foreign tool is of its server's family, and one of its own."""
+    whole = name.partition("/")[0]
+    return (whole, name) if whole != name else (name,) if name else ()
 
 
 def _within(content: str) -> str:

@@ -15,6 +15,7 @@ from starlette.routing import BaseRoute, Route
 from gateway.domain.accounts import Spending
 from gateway.domain.budgets import NANO
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
+from gateway.domain.mcp import Foreign
 from gateway.domain.outbox import DeadLetters
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
@@ -39,6 +40,7 @@ class Metrics:
     ready: Ready
     version: str
     channels: "ChannelFigures"
+    mcp: Foreign
 
     def routes(self) -> Sequence[BaseRoute]:
         return (Route("/metrics", self.told, methods=["GET"]),)
@@ -75,6 +77,7 @@ class Metrics:
             _family("budget_refusals_total", "counter", "Since the start.", refusals),
             *self.channels.traffic(),
             *await self.channels.deliveries(),
+            *_mcp_figures(self.mcp),
         )
         return "".join(families)
 
@@ -123,6 +126,15 @@ class ChannelFigures:
         )
 
 
+def _mcp_figures(mcp: Foreign) -> Sequence[str]:
+    ups = [({"server": one.name}, int(one.state == "connected")) for one in mcp.statuses()]
+    calls = _by(mcp.outcomes(), "outcome", "server")
+    return (
+        _family("mcp_up", "gauge", "Whether it is connected.", ups),
+        _family("mcp_calls_total", "counter", "Calls of its tools, by how they ended.", calls),
+    )
+
+
 BUDGET = (
     ("limit", "Where there is one."),
     ("used", "In its period."),
@@ -130,9 +142,9 @@ BUDGET = (
 )
 
 
-def _by(counts: Mapping[tuple[str, str], int], label: str) -> Iterable[Sample]:
-    for (channel, value), count in sorted(counts.items()):
-        yield {"channel": channel, label: value}, count
+def _by(counts: Mapping[tuple[str, str], int], label: str, of: str = "channel") -> Iterable[Sample]:
+    for (name, value), count in sorted(counts.items()):
+        yield {of: name, label: value}, count
 
 
 def _of(rows: Sequence[Mapping[str, object]], name: str) -> Iterable[Sample]:

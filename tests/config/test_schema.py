@@ -27,6 +27,7 @@ EVERY_KEY = {
     .replace("providers[]", "providers.NAME")
     .replace("prices[]", "prices.MODEL")
     .replace("budgets.agent[]", "budgets.agent.ID")
+    .replace("mcp.servers[]", "mcp.servers.NAME")
     .replace("channels[]", "channels.NAME")
     .replace("groups[]", "groups.ROOM")
     .replace("secrets[]", "secrets.NAME"): field.get_default()
@@ -39,6 +40,8 @@ EVERY_KEY = {
 WHOLE = {
     "providers.NAME.headers",
     "plugins[].config",
+    "mcp.servers.NAME.env",
+    "mcp.servers.NAME.headers",
     "channels.NAME.config",
     "rules[].do[].set_state",
     "rules[].do[].payload",
@@ -54,6 +57,8 @@ def flattened(document: Mapping[str, object], above: str = "") -> Iterator[tuple
             "plugins[].secrets.api_key": "plugins[].secrets.NAME",
             "providers.NAME.prices.model-1": "providers.NAME.prices.MODEL",
             "budgets.agent.helper": "budgets.agent.ID",
+            "mcp.servers.books": "mcp.servers.NAME",
+            "mcp.servers.notebook": "mcp.servers.NAME",
             "channels.family": "channels.NAME",
             "channels.NAME.secrets.signing_secret": "channels.NAME.secrets.NAME",
             "channels.NAME.groups.room-7": "channels.NAME.groups.ROOM",
@@ -108,6 +113,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
             "ANTHROPIC_API_KEY": "a",
             "WEATHER_KEY": "w",
             "CHAT_SECRET": "s",
+            "BOOKS_TOKEN": "b",
         },
     )
 
@@ -117,6 +123,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     assert config.agents[0].fallback is not None
     assert [grant.name for grant in config.tokens] == ["phone"]
     assert [plugin.name for plugin in config.plugins] == ["weather", "chat"]
+    assert [server.name for server in config.mcp_servers] == ["books", "notebook"]
     assert [channel.name for channel in config.channels] == ["family"]
     assert len(config.bindings) == 1
     assert config.rules[-1].id == "slow-down"
@@ -209,7 +216,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
     "text",
     [
         "[cluster]\nurl = 'amqp://x'",
-        "[mcp.servers.x]",
         "[[subagents]]",
         "[delegation]",
         "[[schedules]]",

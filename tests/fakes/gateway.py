@@ -64,7 +64,7 @@ soul_path = "{folder / "soul.md"}"
 tools = {json.dumps(self.tools)}
 {self.agent}
 
-{"".join(_bundled(name, self.grants.get(name, ())) for name in self.tools)}
+{"".join(_bundled(name, self.grants.get(name, ())) for name in self.tools if ":" not in name)}
 {self.rest}
 """
 

@@ -1,7 +1,7 @@
 """ping, status, agent.list, plugin.*, route.explain, run.inspect, context.explain: what the gateway tells of itself."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pydantic import BaseModel, ConfigDict
 
@@ -100,6 +100,7 @@ class InsightMethods:
             shown["pending"] = front.reception.pending
             shown["running"] = front.reception.lanes.working
             shown["memory"] = dict(self.backlog())
+            shown["mcp"] = [asdict(one) for one in self.gate.foreign.statuses()]
             shown["pid"] = about.pid
             shown["config"] = about.origin
             shown["problems"] = [*front.souls.problems, *front.plans.problems, *self._problems()]

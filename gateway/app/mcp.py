@@ -1,0 +1,72 @@
+"""MCP servers whose tools agents have: connected when a turn wants them."""
+
+import importlib.util
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+import anyio
+
+from gateway.app.telling import tell_of_gateway
+from gateway.config.values import GatewayConfig
+from gateway.control.bus import Bus
+from gateway.domain.audit import Deed
+from gateway.domain.errors import GatewayError
+from gateway.domain.ports import Clock, Stores
+from gateway.schemas import SchemaChecks
+from gateway.tools.gate import ToolGate
+
+
+class McpMissing(GatewayError):
+    code = "config_error"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "config.toml has [mcp.servers], and what speaks MCP is not installed: install "
+            "exogate[mcp], or remove the section"
+        )
+
+
+@asynccontextmanager
+async def mcp_servers(
+    config: GatewayConfig, gate: ToolGate, stores: Stores, bus: Bus, clock: Clock
+) -> AsyncIterator[None]:
+    """Raises McpMissing. Nothing is connected until a turn of an agent that has it begins."""
+    if not config.mcp_servers:
+        yield
+        return
+    if importlib.util.find_spec("mcp") is None:
+        raise McpMissing
+    # They are slow to import.
+    from gateway.mcp.connecting import Dialling  # noqa: PLC0415
+    from gateway.mcp.servers import Servers  # noqa: PLC0415
+    from gateway.mcp.supervising import Means, Server  # noqa: PLC0415
+    from gateway.outbound.client import open_outbound  # noqa: PLC0415
+
+    tell = partial(tell_of_gateway, bus, clock)
+
+    async def told_changed(facts: Mapping[str, object]) -> None:
+        tell("mcp.tool.changed", facts)
+        actor = f"mcp:{facts['server']}"
+        await stores.audit.append(Deed(clock.now(), "mcp.tool.changed", actor, facts))
+
+    async with open_outbound() as http, anyio.create_task_group() as group:
+        means = Means(
+            dial=Dialling(http, config.gateway.data_dir / "mcp", clock).line,
+            clock=clock,
+            schemas=SchemaChecks(),
+            store=stores.plugins,
+            renew=gate.renew,
+            tell=tell,
+            told_changed=told_changed,
+            random=random.random,
+        )
+        servers = Servers({one.name: Server(one, means, group) for one in config.mcp_servers})
+        for server in servers.by_name.values():
+            group.start_soon(server.run)
+        gate.foreign = servers
+        try:
+            yield
+        finally:
+            group.cancel_scope.cancel()

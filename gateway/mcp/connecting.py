@@ -1,0 +1,151 @@
+"""One connection to a server: opened and left in one task, used by others."""
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx2
+import mcp_types as types
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from gateway.domain.mcp import McpServerDef
+from gateway.domain.ports import Clock, Http
+from gateway.domain.version import VERSION
+from gateway.mcp.carrying import Carrier
+from gateway.mcp.children import child
+
+MOST_TOOLS = 128
+MOST_PAGES = 20
+LONGEST_WHY = 300
+_LOST = "Session terminated"  # what the SDK says if a server has forgotten the session
+
+for _name in ("mcp.client", "httpx2"):  # they tell addresses with their queries, and traces
+    logging.getLogger(_name).setLevel(logging.CRITICAL)
+
+
+class Broke(Exception):
+    """The connection broke under a call; `is_done` False: the server surely did not execute it."""
+
+    def __init__(self, *, is_done: bool | None = None) -> None:
+        super().__init__("the connection broke")
+        self.is_done = is_done
+
+
+@dataclass(slots=True)
+class Line:
+    """An open connection; `over` says that it has to be left, or is."""
+
+    client: Client
+    used_at: float
+    over: anyio.Event = field(default_factory=anyio.Event)
+    why: str = "the connection ended"
+    at_work: int = 0
+
+    @property
+    def version(self) -> str:
+        return self.client.protocol_version
+
+    @property
+    def is_stateful(self) -> bool:
+        return self.version not in MODERN_PROTOCOL_VERSIONS
+
+    def end(self, why: str) -> None:
+        if not self.over.is_set():
+            self.why = why
+            self.over.set()
+
+    async def tools(self) -> Sequence[types.Tool]:
+        tools: list[types.Tool] = []
+        cursor: str | None = None
+        for _ in range(MOST_PAGES):
+            page = await self.client.list_tools(cursor=cursor)
+            tools += page.tools[: MOST_TOOLS - len(tools)]
+            cursor = page.next_cursor
+            if cursor is None or len(tools) >= MOST_TOOLS:
+                break
+        return tools
+
+    async def call(
+        self, tool: str, arguments: Mapping[str, object], person: str
+    ) -> types.CallToolResult:
+        """Raises Broke, or MCPError and ValueError with what the server answered instead."""
+        meta: Any = {"exogate/user": person}
+        params = types.CallToolRequestParams(name=tool, arguments=dict(arguments), _meta=meta)
+        request = types.CallToolRequest(params=params)
+        self.at_work += 1
+        try:
+            # Client.call_tool checks results with patterns that may hold up everybody
+            return await self.client.session.send_request(request, types.CallToolResult)
+        except MCPError as error:
+            if self.over.is_set() or error.code == types.CONNECTION_CLOSED:
+                raise Broke from error
+            if error.message == _LOST:
+                self.end("the server has forgotten the session")
+                raise Broke(is_done=False) from error
+            raise
+        except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            raise Broke from error
+        finally:
+            self.at_work -= 1
+
+
+@dataclass(frozen=True, slots=True)
+class Dialling:
+    """Opens connections. `folder`: where the programs of servers have theirs."""
+
+    http: Http
+    folder: Path
+    clock: Clock
+
+    @asynccontextmanager
+    async def line(self, server: McpServerDef) -> AsyncIterator[Line]:
+        """To be left by whoever entered it."""
+        line: list[Line] = []
+
+        def ended(why: str) -> None:
+            for one in line:
+                one.end(why)
+
+        async with AsyncExitStack() as stack:
+            transport = await self._transport(server, stack, ended)
+            about = types.Implementation(name="exogate", version=VERSION)
+            client = Client(transport, mode="auto", cache=None, client_info=about)
+            await stack.enter_async_context(client)
+            line.append(Line(client, self.clock.monotonic()))
+            yield line[0]
+
+    async def _transport(
+        self, server: McpServerDef, stack: AsyncExitStack, ended: Callable[[str], None]
+    ) -> Any:
+        if server.url is None:
+            own = self.folder / server.name
+            await anyio.Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
+            return child(server, own, self.clock, ended)
+        headers = {name: value.reveal() for name, value in server.headers.items()}
+        carrier = Carrier(self.http, server.url, headers, server.user_header)
+        http = httpx2.AsyncClient(transport=carrier, trust_env=False, timeout=None)
+        await stack.enter_async_context(http)
+        return streamable_http_client(server.url, http_client=http)
+
+
+def why_not(error: BaseException) -> str:
+    """What went wrong, in one short sentence for the operator."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    match error:
+        case FileNotFoundError():
+            return f"there is no program {error.filename!r}"
+        case OSError():
+            return f"it cannot be started: {error.strerror or type(error).__name__}"
+        case TimeoutError():
+            return "it was not there in time"
+        case httpx2.HTTPError() | MCPError():
+            return " ".join(str(error).split())[:LONGEST_WHY] or type(error).__name__
+    return f"it does not speak MCP as it should ({type(error).__name__})"

@@ -1,0 +1,95 @@
+"""The connections of one server: one for everybody, or one a person where the server keeps sessions."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field
+
+import anyio
+from anyio.abc import TaskGroup, TaskStatus
+
+from gateway.domain.mcp import McpServerDef
+from gateway.domain.ports import Clock
+from gateway.mcp.connecting import Line, why_not
+
+log = logging.getLogger(__name__)
+
+MOST_LINES = 64
+
+Dial = Callable[[McpServerDef], AbstractAsyncContextManager[Line]]
+
+
+class NotThere(Exception):
+    """It cannot be connected; the text is one sentence."""
+
+
+@dataclass(slots=True)
+class Pool:
+    """`group` holds the task of each connection."""
+
+    server: McpServerDef
+    dial: Dial
+    clock: Clock
+    group: TaskGroup
+    _lines: dict[str, Line] = field(default_factory=dict)
+    _opening: dict[str, anyio.Event] = field(default_factory=dict)
+
+    async def of(self, person: str) -> Line:
+        """Raises NotThere."""
+        while person in self._opening:
+            await self._opening[person].wait()
+        line = self._lines.get(person)
+        if line is None or line.over.is_set():
+            done = self._opening[person] = anyio.Event()
+            try:
+                self._make_room()
+                line = self._lines[person] = await self.open()
+            finally:
+                del self._opening[person]
+                done.set()
+        line.used_at = self.clock.monotonic()
+        return line
+
+    async def open(self) -> Line:
+        """One more, for whoever asks. Raises NotThere."""
+        try:
+            with anyio.fail_after(self.server.timeout_s):
+                line: Line = await self.group.start(self._keep)
+                return line
+        except TimeoutError as error:
+            told = f"it did not answer within {self.server.timeout_s:g} s"
+            raise NotThere(told) from error
+
+    async def _keep(self, *, task_status: TaskStatus[Line]) -> None:
+        """Whatever a server does, it ends nothing but its own connection."""
+        line: Line | None = None
+        try:
+            async with self.dial(self.server) as line:
+                task_status.started(line)
+                await line.over.wait()
+        except Exception as error:
+            why = why_not(error)
+            if line is None:
+                raise NotThere(why) from error
+            line.end(why)
+            log.info("an MCP connection broke", extra={"server": self.server.name, "why": why})
+        finally:
+            if line is not None:
+                line.end("the connection is closed")
+
+    def _make_room(self) -> None:
+        """Raises NotThere if everybody is busy."""
+        self._lines = {name: one for name, one in self._lines.items() if not one.over.is_set()}
+        if len(self._lines) + len(self._opening) <= MOST_LINES:
+            return
+        idle = [name for name, one in self._lines.items() if not one.at_work]
+        if not idle:
+            raise NotThere("too many people use it at once")
+        oldest = min(idle, key=lambda name: self._lines[name].used_at)
+        self._lines.pop(oldest).end("another person needs its place")
+
+    def close(self, before: float) -> None:
+        """Those that nobody has used since then."""
+        for one in self._lines.values():
+            if one.used_at <= before and not one.at_work:
+                one.end("nobody uses it")

@@ -1,0 +1,41 @@
+"""All configured servers: what agents list of them is connected before their turns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import anyio
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.mcp import Lacking, McpStatus, servers_in
+from gateway.mcp.supervising import Server
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Implements the Foreign port."""
+
+    by_name: Mapping[str, Server]
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        """Side by side, each within its own time."""
+        lacking: list[Lacking] = []
+
+        async def ready(server: Server) -> None:
+            if (away := await server.ready()) is not None:
+                lacking.append(away)
+
+        async with anyio.create_task_group() as group:
+            for name in servers_in(agent.tools):
+                if name in self.by_name:
+                    group.start_soon(ready, self.by_name[name])
+        return sorted(lacking, key=lambda one: one.server)
+
+    def statuses(self) -> Sequence[McpStatus]:
+        return tuple(one.status for one in self.by_name.values())
+
+    def outcomes(self) -> Mapping[tuple[str, str], int]:
+        return {
+            (name, outcome): count
+            for name, server in self.by_name.items()
+            for outcome, count in server.outcomes.items()
+        }

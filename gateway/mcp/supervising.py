@@ -1,0 +1,251 @@
+"""One configured server: connected when an agent wants it, watched, and its tools kept in the gate."""
+
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import anyio
+import mcp_types as types
+from anyio.abc import TaskGroup
+
+from gateway.domain.errors import ToolFailed
+from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus
+from gateway.domain.ports import Clock, PluginStore, SchemaCheck, Tool
+from gateway.mcp.carrying import user
+from gateway.mcp.connecting import Broke, Line, why_not
+from gateway.mcp.pinning import Pins
+from gateway.mcp.pool import Dial, NotThere, Pool
+from gateway.mcp.tools import McpTool, tool_of
+
+log = logging.getLogger(__name__)
+
+MOST_FAILURES = 5  # in a row; then nobody waits for it any more
+LONGEST_PAUSE_S = 60.0
+WANTED_S = 600.0  # since somebody asked for it; then it is left alone
+LISTED_S = 60.0  # after that its tools are looked at again
+STEADY_S = 60.0  # a connection that holds so long makes good for the failures before
+
+Tell = Callable[[str, Mapping[str, object]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Means:
+    """All that servers need. `told_changed` is told of a tool that is not what it was."""
+
+    dial: Dial
+    clock: Clock
+    schemas: SchemaCheck
+    store: PluginStore
+    renew: Callable[[str, Sequence[Tool]], None]
+    tell: Tell
+    told_changed: Callable[[Mapping[str, object]], Awaitable[None]]
+    random: Callable[[], float]
+
+
+@dataclass(slots=True)
+class Server:
+    """`outcomes` counts calls by how they ended."""
+
+    server: McpServerDef
+    means: Means
+    group: TaskGroup
+    outcomes: Counter[str] = field(default_factory=Counter)
+    _pool: Pool = field(init=False)
+    _pins: Pins = field(init=False)
+    _line: Line | None = None
+    _tools: tuple[McpTool, ...] = ()
+    _failures: int = 0
+    _why: str | None = None
+    _version: str | None = None
+    _told: set[str] = field(default_factory=set)  # digests of tools that have changed
+    _wanted_at: float = 0.0
+    _listed_at: float = 0.0
+    _wanted: anyio.Event = field(default_factory=anyio.Event)
+    _changed: anyio.Event = field(default_factory=anyio.Event)
+    _look: anyio.Event = field(default_factory=anyio.Event)
+
+    def __post_init__(self) -> None:
+        self._pool = Pool(self.server, self.means.dial, self.means.clock, self.group)
+        self._pins = Pins(self.server.name, self.means.store)
+
+    @property
+    def status(self) -> McpStatus:
+        state: McpState = "connected" if self._line else "failing" if self._failures else "idle"
+        count = len(self._tools) if self._line else 0
+        return McpStatus(self.server.name, state, self._version, count, self._why)
+
+    async def ready(self) -> Lacking | None:
+        """Connects it, unless it failed too often; None: it is there."""
+        self._wanted_at = self.means.clock.monotonic()
+        self._wanted.set()
+        with anyio.move_on_after(self.server.timeout_s):
+            while self._line is None and self._failures < self._patience:
+                await self._changed.wait()
+        if self._line is not None:
+            if self.means.clock.monotonic() - self._listed_at > LISTED_S:
+                self._look.set()
+            return None
+        why = self._why or f"it was not there within {self.server.timeout_s:g} s"
+        told = f"The tools of {self.server.name!r} are not available: {why}."
+        return Lacking(self.server.name, told)
+
+    @property
+    def _patience(self) -> int:
+        return min(1 + self.server.retry_attempts, MOST_FAILURES)
+
+    # -- calls
+
+    async def call(
+        self, tool: McpTool, arguments: Mapping[str, object], person: str
+    ) -> types.CallToolResult:
+        user.set(person)
+        more = self.server.retry_attempts if tool.may_repeat else 0
+        while True:
+            try:
+                line = await self._line_for(person)
+                result = await line.call(tool.its_name, arguments, person)
+            except NotThere as error:
+                self.outcomes["unreachable"] += 1
+                raise ToolFailed(f"The server of {tool.spec.name} is away: {error}.") from error
+            except Broke as error:
+                if more <= 0 and error.is_done is not False:
+                    self.outcomes["broken"] += 1
+                    raise ToolFailed(_perhaps(tool, may_repeat=tool.may_repeat)) from error
+                more -= 1
+            except BaseException:
+                self.outcomes["failed"] += 1
+                raise
+            else:
+                self.outcomes["error" if result.is_error else "done"] += 1
+                return result
+
+    async def _line_for(self, person: str) -> Line:
+        """Raises NotThere."""
+        lacking = await self.ready()
+        line = self._line
+        if line is None:
+            raise NotThere(self._why or (lacking.why if lacking else "it is away"))
+        if self.server.url is None or not line.is_stateful:
+            line.used_at = self.means.clock.monotonic()
+            return line
+        try:
+            return await self._pool.of(person)
+        except NotThere as error:
+            line.end(str(error))  # the same server: it is found out whether it is there at all
+            raise
+
+    # -- the connection
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        clock = self.means.clock
+        while True:
+            await self._wanted.wait()
+            began = clock.monotonic()
+            try:
+                line = await self._pool.open()
+                await self._list(line)
+            except NotThere as error:
+                self._failed(str(error))
+            else:
+                await self._watch(line)
+                self._down(line, lasted=clock.monotonic() - began)
+            if self._failures:
+                await clock.sleep(_pause(self._failures) * self.means.random())
+            if clock.monotonic() - self._wanted_at >= WANTED_S:
+                self._wanted = anyio.Event()
+
+    def _failed(self, why: str) -> None:
+        self._failures += 1
+        self._why = why
+        log.warning("an MCP server is away", extra={"server": self.server.name, "why": why})
+        self._has_changed()
+
+    def _has_changed(self) -> None:
+        self._changed.set()
+        self._changed = anyio.Event()
+
+    async def _list(self, line: Line) -> None:
+        """Takes its tools; then it is there. Raises NotThere."""
+        listed = await _tools_of(line, self.server.timeout_s)
+        name, schemas = self.server.name, self.means.schemas
+        found = {one.spec.name: one for one in (tool_of(name, self, t, schemas) for t in listed)}
+        tools = tuple([one for one in found.values() if await self._is_welcome(one)])
+        is_new = self._line is None
+        self._listed_at = self.means.clock.monotonic()
+        if is_new or [one.digest for one in tools] != [one.digest for one in self._tools]:
+            self.means.renew(f"{FAMILY}{name}", tools)
+        self._line, self._tools, self._why = line, tools, None
+        self._version = line.version
+        if is_new:
+            log.info("an MCP server is there", extra={"server": name, "tools": len(tools)})
+            self.means.tell("mcp.connected", {"server": name, "tools": len(tools)})
+        self._has_changed()
+
+    async def _is_welcome(self, tool: McpTool) -> bool:
+        seen = await self._pins.seen(tool.spec.name, tool.digest)
+        if seen != "as before" and tool.digest not in self._told:
+            self._told.add(tool.digest)
+            withheld = seen == "changed now"
+            facts = {"server": self.server.name, "tool": tool.spec.name, "withheld": withheld}
+            await self.means.told_changed(facts)
+        return seen != "changed now"
+
+    async def _watch(self, line: Line) -> None:
+        """Until it breaks, or nobody has wanted it for long."""
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._tire, line)
+            group.start_soon(self._look_again, line)
+            await line.over.wait()
+            group.cancel_scope.cancel()
+
+    async def _tire(self, line: Line) -> None:
+        clock = self.means.clock
+        while (left := self._wanted_at + WANTED_S - clock.monotonic()) > 0 or line.at_work:
+            await clock.sleep(max(left, 1.0))
+            self._pool.close(clock.monotonic() - WANTED_S)
+        line.end("nobody uses it")
+
+    async def _look_again(self, line: Line) -> None:
+        while True:
+            await self._look.wait()
+            self._look = anyio.Event()
+            try:
+                await self._list(line)
+            except NotThere:
+                return  # the line is over
+
+    def _down(self, line: Line, *, lasted: float) -> None:
+        name, is_wanted = self.server.name, line.why != "nobody uses it"
+        self._line, self._why = None, line.why if is_wanted else None
+        if lasted >= STEADY_S or not is_wanted:
+            self._failures = 0
+        self._failures += is_wanted
+        self.means.renew(f"{FAMILY}{name}", ())
+        log.info("an MCP server is left", extra={"server": name, "why": line.why})
+        self.means.tell("mcp.disconnected", {"server": name, "why": line.why})
+        self._has_changed()
+
+
+def _pause(failures: int) -> float:
+    """The longest; everybody takes another part of it."""
+    return min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
+
+
+async def _tools_of(line: Line, timeout_s: float) -> Sequence[types.Tool]:
+    """Raises NotThere."""
+    try:
+        with anyio.fail_after(timeout_s):
+            return await line.tools()
+    except Exception as error:  # whatever a server makes of a list
+        why = line.why if line.over.is_set() else why_not(error)
+        line.end(why)
+        raise NotThere(why) from error
+
+
+def _perhaps(tool: McpTool, *, may_repeat: bool) -> str:
+    told = f"The connection to the server of {tool.spec.name} broke before its answer came."
+    if may_repeat:
+        return f"{told} Go on without it, or try it later."
+    return f"{told} It may have been carried out all the same: look before you call it again."

@@ -1,0 +1,74 @@
+"""The tools of a server as the gate takes them."""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import mcp_types as types
+from mcp.shared.exceptions import MCPError
+
+from gateway.domain.errors import ToolFailed
+from gateway.domain.mcp import FAMILY
+from gateway.domain.model import ToolSpec
+from gateway.domain.ports import SchemaCheck, ToolScope
+from gateway.mcp.cleaning import described
+from gateway.mcp.naming import exposed
+from gateway.mcp.pinning import digest_of
+from gateway.mcp.results import Problem, told
+
+log = logging.getLogger(__name__)
+
+LONGEST_WHY = 1_000
+
+
+class Caller(Protocol):
+    async def call(
+        self, tool: "McpTool", arguments: Mapping[str, object], person: str
+    ) -> types.CallToolResult:
+        """Raises ToolFailed, or MCPError and ValueError with what was answered instead."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class McpTool:
+    """`may_repeat`: the server says that a second call changes nothing."""
+
+    server: Caller
+    its_name: str
+    spec: ToolSpec
+    digest: str
+    may_repeat: bool
+    problem: Problem | None = None
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        try:
+            return told(await self.server.call(self, arguments, scope.principal), self.problem)
+        except MCPError as error:
+            raise ToolFailed(f"{self.spec.name}: {str(error)[:LONGEST_WHY]}") from error
+        except ValueError as error:
+            log.info("an MCP answer is unreadable", extra={"tool": self.spec.name})
+            why = "gave an answer that cannot be read; it may have asked for what is not offered"
+            raise ToolFailed(f"{self.spec.name} {why}.") from error
+
+
+def tool_of(server: str, caller: Caller, tool: types.Tool, schemas: SchemaCheck) -> McpTool:
+    name, hints = exposed(server, tool.name), tool.annotations
+    takes = json.dumps(tool.input_schema)
+    spec = ToolSpec(
+        name, described(server, tool.description), takes, family=f"{FAMILY}{server}/{tool.name}"
+    )
+    digest = digest_of(tool.name, tool.description, tool.input_schema, tool.output_schema)
+    may_repeat = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
+    return McpTool(caller, tool.name, spec, digest, may_repeat, _promised(tool, schemas))
+
+
+def _promised(tool: types.Tool, schemas: SchemaCheck) -> Problem | None:
+    """A promise that cannot be read binds nobody."""
+    if tool.output_schema is None:
+        return None
+    try:
+        return schemas.compile(json.dumps(tool.output_schema))
+    except ValueError:
+        return None

@@ -1,0 +1,120 @@
+"""MCP servers in a whole gateway: their tools in turns, and turns without them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.client import Event, connected
+from tests.fakes.gateway import Setup, running
+from tests.fakes.mcp_server import FakeMcp, serving
+from tests.fakes.model_server import Asked, Reply, scripted_server
+
+CALL = Reply(calls=[("c1", "books__echo", '{"text":"hello"}')])
+
+
+def setup_of(model_url: str, line: str, listed: Sequence[str] = ("mcp:books",)) -> Setup:
+    rest = f"[mcp.servers.books]\n{line}\ntimeout_s = 2\nretry_attempts = 0\n"
+    return Setup(model_url, tools=tuple(listed), rest=rest)
+
+
+def results(events: Sequence[Event]) -> list[Any]:
+    return [one["tool_call"]["result"] for one in events if one["type"] == "tool_result"]
+
+
+def notices(events: Sequence[Event]) -> list[Event]:
+    return [one for one in events if one["type"] == "system"]
+
+
+def offered(asked: Asked) -> list[str]:
+    return [one["function"]["name"] for one in asked.body.get("tools", ())]
+
+
+@pytest.mark.requirement("S-004-MCP-01", "S-004-MCP-02")
+@pytest.mark.parametrize("is_legacy", [False, True])
+async def test_a_tool_of_a_server_is_called_on_behalf_of_whoever_asks(
+    tmp_path: Path, is_legacy: bool
+) -> None:
+    async with (
+        scripted_server([CALL, Reply("It says hello.")]) as model,
+        serving(FakeMcp(is_legacy=is_legacy)) as books,
+        running(setup_of(model.url, f'url = "{books.url}"'), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        run = await client.send("Say hello.")
+        events = await client.ended(run["run_id"])
+        status = await client.call("status")
+
+    assert offered(model.requests[0]) == ["books__echo"]
+    assert results(events) == ["echo hello"]
+    assert events[-1]["response"] == "It says hello."
+    (call,) = books.calls
+    assert call.headers["x-user-id"] == call.meta["exogate/user"] == "local"
+    assert call.headers["x-exogate-depth"] == "1"
+    (told,) = status["mcp"]
+    assert (told["name"], told["state"], told["tools"]) == ("books", "connected", 1)
+    assert told["version"] == ("2025-11-25" if is_legacy else "2026-07-28")
+    assert "x-user-id" not in books.requests[0]  # tools are listed on nobody's behalf
+
+
+@pytest.mark.requirement("S-004-MCP-04")
+async def test_a_turn_answers_without_a_dead_server_and_its_tools_come_back_without_a_restart(
+    tmp_path: Path,
+) -> None:
+    async with scripted_server([Reply("One."), Reply("Two."), CALL, Reply("Three.")]) as model:
+        fake = FakeMcp()
+        async with serving(fake):
+            port = int(fake.url.split(":")[2].split("/")[0])
+        setup = setup_of(model.url, f'url = "{fake.url}"')
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            await client.call("events.subscribe", types=["mcp.connected"])
+            run = await client.send("Anybody?")
+            without = await client.ended(run["run_id"])
+            async with serving(fake, port):
+                again = await client.send("And now?")
+                await client.ended(again["run_id"])
+                await client.until_told(lambda told: told)
+                run = await client.send("Say hello.")
+                with_it = await client.ended(run["run_id"])
+
+    (notice,) = notices(without)
+    assert without[-1]["response"] == "One."
+    assert notice["metadata"]["error_type"] == "mcp_connection_error"
+    assert notice["metadata"]["server"] == "books"
+    assert "'books' are not available" in notice["system_message"]
+    assert offered(model.requests[0]) == []
+    assert "'books' are not available" in json.dumps(model.requests[0].body)
+    assert (results(with_it), with_it[-1]["response"]) == (["echo hello"], "Three.")
+    assert notices(with_it) == []
+
+
+@pytest.mark.requirement("S-004-MCP-04")
+async def test_a_run_without_its_server_is_replayed_as_it_was(tmp_path: Path) -> None:
+    async with scripted_server([Reply("One.")]) as model:
+        setup = setup_of(model.url, 'command = "/there/is/none"')
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            run = await client.send("Anybody?")
+            await client.ended(run["run_id"])
+            told = await client.call("run.replay", run_id=run["run_id"])
+
+    assert told["identical"] is True
+
+
+@pytest.mark.requirement("S-004-MCP-05")
+async def test_a_run_that_called_a_foreign_tool_is_replayed_without_calling_it(
+    tmp_path: Path,
+) -> None:
+    async with (
+        scripted_server([CALL, Reply("It says hello.")]) as model,
+        serving(FakeMcp()) as books,
+        running(setup_of(model.url, f'url = "{books.url}"'), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        run = await client.send("Say hello.")
+        await client.ended(run["run_id"])
+        told = await client.call("run.replay", run_id=run["run_id"])
+
+    assert told["identical"] is True
+    assert len(books.calls) == 1

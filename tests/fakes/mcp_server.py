@@ -1,0 +1,142 @@
+"""MCP servers for tests: the SDK's own, over a loopback listener, that do what a test tells them."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+import mcp_types as types
+import uvicorn
+from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from starlette.types import Message, Receive, Scope, Send
+
+Act = Callable[[Mapping[str, Any]], Awaitable[types.CallToolResult]]
+ANYTHING = {"type": "object", "properties": {}}
+
+
+def text_result(text: str, **more: Any) -> types.CallToolResult:
+    return types.CallToolResult(content=[types.TextContent(type="text", text=text)], **more)
+
+
+async def echo(arguments: Mapping[str, Any]) -> types.CallToolResult:
+    return text_result(f"echo {arguments.get('text', '')}")
+
+
+@dataclass(frozen=True)
+class Called:
+    """A call as it came."""
+
+    tool: str
+    arguments: Mapping[str, Any]
+    headers: Mapping[str, str]
+    meta: Mapping[str, Any]
+
+
+@dataclass
+class FakeMcp:
+    """`tools` may change at any time. `is_legacy`: it knows nothing of the newest protocol, and
+    keeps sessions."""
+
+    tools: list[types.Tool] = field(
+        default_factory=lambda: [types.Tool(name="echo", input_schema=ANYTHING)]
+    )
+    acts: dict[str, Act] = field(default_factory=dict)
+    is_legacy: bool = False
+    url: str = ""
+    calls: list[Called] = field(default_factory=list)
+    requests: list[Mapping[str, str]] = field(default_factory=list)  # their headers
+    redirect_to: str | None = None
+    came: anyio.Event = field(default_factory=anyio.Event)
+
+    def server(self) -> Server[Any]:
+        async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
+            return types.ListToolsResult(tools=list(self.tools))
+
+        async def call_tool(ctx: Any, params: types.CallToolRequestParams) -> Any:
+            arguments = params.arguments or {}
+            headers = dict(ctx.request.headers) if ctx.request else {}
+            meta = dict(params.meta or {})
+            self.calls.append(Called(params.name, arguments, headers, meta))
+            self.came.set()
+            return await self.acts.get(params.name, echo)(arguments)
+
+        return Server("fake", version="1", on_list_tools=list_tools, on_call_tool=call_tool)
+
+
+@asynccontextmanager
+async def serving(fake: FakeMcp, port: int = 0) -> AsyncIterator[FakeMcp]:
+    """Until the context is left; then its port is free for another."""
+    manager = StreamableHTTPSessionManager(
+        fake.server(),
+        stateless=not fake.is_legacy,
+        json_response=True,
+        security_settings=None,
+    )
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        fake.requests.append({k.decode(): v.decode() for k, v in scope["headers"]})
+        if fake.redirect_to is not None:
+            await _answer(send, 307, b"", ("location", fake.redirect_to))
+            return
+        if scope["method"] == "GET":  # there is nothing to listen to
+            await _answer(send, 405, b"", ("allow", "POST, DELETE"))
+            return
+        body, receive = await _peeked(receive)
+        if fake.is_legacy and b"server/discover" in body:
+            refusal = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"unknown"}}'
+            await _answer(send, 400, refusal, ("content-type", "application/json"))
+            return
+        await manager.handle_request(scope, receive, send)
+
+    listener = socket.socket()
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
+    listener.listen()
+    fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
+    settings = uvicorn.Config(app, lifespan="off", log_config=None)
+    settings.load()
+    server = uvicorn.Server(settings)
+    server.lifespan = settings.lifespan_class(settings)
+    async with manager.run():
+        await server.startup([listener])
+        try:
+            yield fake
+        finally:
+            await _killed(server)
+
+
+async def _killed(server: uvicorn.Server) -> None:
+    """As if its process were: whoever is connected hears of it at once."""
+    server.force_exit = True
+    tasks = list(server.server_state.tasks)
+    for connection in list(server.server_state.connections):
+        if connection.transport is not None:
+            connection.transport.abort()
+    for task in tasks:
+        task.cancel()
+    with anyio.CancelScope(shield=True):
+        if tasks:
+            await asyncio.wait(tasks)
+        await server.shutdown()
+
+
+async def _answer(send: Send, status: int, body: bytes, header: tuple[str, str]) -> None:
+    headers = [(header[0].encode(), header[1].encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _peeked(receive: Receive) -> tuple[bytes, Receive]:
+    messages = [await receive()]
+    while messages[-1].get("more_body"):
+        messages.append(await receive())
+    body = b"".join(one.get("body", b"") for one in messages)
+
+    async def again() -> Message:
+        return messages.pop(0) if messages else await receive()
+
+    return body, again
