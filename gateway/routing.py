@@ -149,6 +149,6 @@ def _rank(mask: Mask) -> tuple[int, int]:
 def _route(
     agent: AgentId, address: Address, matched_by: MatchedBy, binding_index: int | None
 ) -> Route:
-    peer = peer_of(address.channel, address.peer, address.thread)
+    peer = peer_of(address.peer, address.thread, is_foreign=address.is_foreign)
     key = SessionKey(agent, address.channel, address.account, peer)
     return Route(agent, key, matched_by, binding_index)

@@ -29,3 +29,9 @@ pub fn itemsOf(value: ?Value) []const Value {
 pub fn write(out: *std.ArrayList(u8), comptime form: []const u8, args: anytype) error{OutOfMemory}!void {
     try out.appendSlice(exogate.allocator, try exogate.print(form, args));
 }
+
+/// Somebody else wrote it: it is no command of whoever forwards it.
+pub fn forwarded(said: []const u8) error{OutOfMemory}![]const u8 {
+    const is_command = std.mem.startsWith(u8, std.mem.trimStart(u8, said, " \t\r\n"), "/");
+    return if (is_command) try exogate.print("Forwarded: {s}", .{said}) else said;
+}

@@ -118,7 +118,9 @@ def test_no_room_and_no_thread_is_called_like_another(
     one: tuple[str, str | None], other: tuple[str, str | None]
 ) -> None:
     keys = [
-        router().resolve(Address("c", "a", peer, thread=thread), requested=NAMES[0]).session_key
+        router()
+        .resolve(Address("c", "a", peer, thread=thread, is_foreign=True), requested=NAMES[0])
+        .session_key
         for peer, thread in (one, other)
     ]
 
@@ -126,7 +128,7 @@ def test_no_room_and_no_thread_is_called_like_another(
 
 
 def test_what_a_client_calls_its_conversations_stays_as_it_is() -> None:
-    address = Address("websocket", "me", "work/~plans")
+    address = Address("telegram", "me", "work/~plans")
 
     assert router().resolve(address, requested=NAMES[0]).session_key.peer == "work/~plans"
 

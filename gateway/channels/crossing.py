@@ -1,5 +1,6 @@
 """What adapters say, read from JSON text and never trusted: types, then bounds."""
 
+from functools import cached_property
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,10 +19,28 @@ LARGEST_ANSWER = 4 * 1024  # bytes of JSON
 
 T = TypeVar("T")
 
-DESCRIPTION: TypeAdapter[Description] = TypeAdapter(Description)
-PARSED: TypeAdapter[Parsed] = TypeAdapter(Parsed)
-FORMATTED: TypeAdapter[Formatted] = TypeAdapter(Formatted)
-_WHENCE: TypeAdapter[Whence] = TypeAdapter(Whence)
+
+class _Readers:
+    """Each made when it is needed: most gateways have no channel, and they take megabytes."""
+
+    @cached_property
+    def description(self) -> TypeAdapter[Description]:
+        return TypeAdapter(Description)
+
+    @cached_property
+    def parsed(self) -> TypeAdapter[Parsed]:
+        return TypeAdapter(Parsed)
+
+    @cached_property
+    def formatted(self) -> TypeAdapter[Formatted]:
+        return TypeAdapter(Formatted)
+
+    @cached_property
+    def whence(self) -> TypeAdapter[Whence]:
+        return TypeAdapter(Whence)
+
+
+_READERS = _Readers()
 
 
 def read_description(text: str) -> Description:
@@ -29,14 +48,14 @@ def read_description(text: str) -> Description:
     if len(text) > LARGESTDESCRIPTION:
         raise ValueError(f"what it describes is larger than {LARGESTDESCRIPTION // 1024} KiB")
     try:
-        return DESCRIPTION.validate_json(text)
+        return _READERS.description.validate_json(text)
     except ValidationError as error:
         raise ValueError(f"what it describes cannot be used: {_first(error)}") from error
 
 
 def read_parsed(text: str) -> Parsed:
     """Raises AdapterFailed."""
-    parsed = _read(PARSED, text, "parse-incoming")
+    parsed = _read(_READERS.parsed, text, "parse-incoming")
     if len(parsed.messages) > MOST_MESSAGES:
         raise AdapterFailed(f"parse-incoming made more than {MOST_MESSAGES} messages of one call")
     for message in parsed.messages:
@@ -48,7 +67,7 @@ def read_parsed(text: str) -> Parsed:
 
 def read_formatted(text: str) -> Formatted:
     """Raises AdapterFailed."""
-    formatted = _read(FORMATTED, text, "format-outgoing")
+    formatted = _read(_READERS.formatted, text, "format-outgoing")
     if len(formatted.requests) > MOST_REQUESTS:
         raise AdapterFailed(f"format-outgoing made more than {MOST_REQUESTS} requests")
     return formatted
@@ -56,11 +75,11 @@ def read_formatted(text: str) -> Formatted:
 
 def write_whence(whence: Whence) -> str:
     """As it is kept with a message."""
-    return _WHENCE.dump_json(whence).decode()
+    return _READERS.whence.dump_json(whence).decode()
 
 
 def read_whence(text: str) -> Whence:
-    return _WHENCE.validate_json(text)
+    return _READERS.whence.validate_json(text)
 
 
 def _read(adapter: TypeAdapter[T], text: str, function: str) -> T:

@@ -202,6 +202,7 @@ def address_of(channel: ChannelDef, message: Incoming) -> Address:
         team=message.team,
         thread=None if message.shares_room else message.thread,
         sender=message.sender.id,
+        is_foreign=True,
     )
 
 

@@ -5,8 +5,14 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import TypeAdapter
 
-from gateway.channels.crossing import DESCRIPTION, FORMATTED, PARSED
-from gateway.domain.adapters import STRICT, Table, TransportKind
+from gateway.domain.adapters import (
+    STRICT,
+    Description,
+    Formatted,
+    Parsed,
+    Table,
+    TransportKind,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +55,14 @@ class Reply:
     api_base: str | None
 
 
-EVENT: TypeAdapter[Event] = TypeAdapter(Event)
-REPLY: TypeAdapter[Reply] = TypeAdapter(Reply)
-
-
 def schemas() -> dict[str, dict[str, Any]]:
     """By name."""
-    crossing: dict[str, TypeAdapter[Any]] = {
-        "describe": DESCRIPTION,
-        "event": EVENT,
-        "parse-incoming": PARSED,
-        "reply": REPLY,
-        "format-outgoing": FORMATTED,
+    crossing: dict[str, type] = {
+        "describe": Description,
+        "event": Event,
+        "parse-incoming": Parsed,
+        "reply": Reply,
+        "format-outgoing": Formatted,
     }
     dialect = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
-    return {name: dialect | one.json_schema() for name, one in crossing.items()}
+    return {name: dialect | TypeAdapter(one).json_schema() for name, one in crossing.items()}

@@ -20,6 +20,7 @@ class Address:
     team: str | None = None
     thread: str | None = None
     sender: str | None = None
+    is_foreign: bool = False  # on a platform, where other people choose what rooms are called
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,11 @@ class Rejection:
     why: str
 
 
-def peer_of(channel: str, room: str, thread: str | None = None) -> str:
-    """As it stands in a session key: `room/thread`. Other people choose what rooms are called: `~1`
-    is a slash in one of the two, and `~0` a tilde, or a room could be read as another one's thread."""
+def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -> str:
+    """As it stands in a session key: `room/thread`. In a foreign one `~1` is a slash, and `~0` a
+    tilde, or a room could be read as another one's thread."""
     parts: tuple[str, ...] = (room,) if thread is None else (room, thread)
-    if channel not in OWN_CHANNELS:  # there all of them are one principal's
+    if is_foreign:
         parts = tuple(part.replace("~", "~0").replace("/", "~1") for part in parts)
     return "/".join(parts)
 

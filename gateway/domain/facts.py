@@ -154,6 +154,6 @@ def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) ->
 
 def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
     """In a direct chat all that the person ever said; in a room only what was said in that room."""
-    if is_shared or not sender or peer_of(key.channel, sender) == key.peer:
+    if is_shared or not sender or key.peer in {sender, peer_of(sender, is_foreign=True)}:
         return Whose(scope=scope_of(key, sender, is_shared=is_shared))
     return Whose(room=key)

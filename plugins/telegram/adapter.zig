@@ -89,10 +89,8 @@ fn messageOf(update: Object, update_id: i64, username: []const u8) Failed!?Messa
     const posing = objectOf(message.get("sender_chat"));
     const sender = if (posing.count() > 0) posing else person;
     const said = try wordsOf(message);
-    // Somebody else wrote it: it is no command of whoever forwards it.
     const is_forwarded = message.get("forward_origin") != null or message.get("forward_date") != null;
-    const is_command = std.mem.startsWith(u8, std.mem.trimStart(u8, said, " \t\r\n"), "/");
-    const text = if (is_forwarded and is_command) try exogate.print("Forwarded: {s}", .{said}) else said;
+    const text = if (is_forwarded) try values.forwarded(said) else said;
     const attachments = try attachmentsOf(message);
     if (text.len == 0 and attachments.len == 0) return null;
     const is_topic = values.truth(message.get("is_topic_message"));

@@ -95,7 +95,9 @@ fn messageOf(value: Object, message: Object, me: []const u8) Failed!?Message {
     const group = idOf(message.get("group_id"));
     const context = objectOf(message.get("context"));
     const shown = textOf(objectOf(value.get("metadata")).get("display_phone_number")) orelse "";
-    const said = try textIn(message, kind);
+    const written = try textIn(message, kind);
+    const is_forwarded = values.truth(context.get("forwarded")) or values.truth(context.get("frequently_forwarded"));
+    const said = if (is_forwarded) try values.forwarded(written) else written;
     const name = try exogate.print("@{s}", .{shown});
     const is_named = shown.len > 0 and std.mem.indexOf(u8, said, name) != null;
     const replied = textOf(context.get("from"));

@@ -519,7 +519,8 @@ def test_no_adapter_says_which_account_a_message_came_to() -> None:
     own = address_of(CHANNEL, SAID)
     shared = address_of(CHANNEL, replace(SAID, shares_room=True))
 
-    assert own == Address("tg", "bot", "room", guild="g", team="t", thread="th", sender="ann")
+    where = {"guild": "g", "team": "t", "thread": "th"}
+    assert own == Address("tg", "bot", "room", **where, sender="ann", is_foreign=True)
     assert shared == replace(own, thread=None)
 
 

@@ -9,9 +9,10 @@ from gateway.domain.ids import AgentId, SessionKey
 
 @pytest.mark.parametrize("person", ["ann", "@ann/work:example.org", "~ann"])
 def test_a_direct_chat_is_known_as_one_whatever_its_person_is_called(person: str) -> None:
-    def seen(channel: str, room: str) -> Whose:
-        return whose(SessionKey(AgentId("a"), channel, "c", peer_of(channel, room)), person)
+    def seen(room: str, *, is_foreign: bool) -> Whose:
+        key = SessionKey(AgentId("a"), "chat", "c", peer_of(room, is_foreign=is_foreign))
+        return whose(key, person)
 
-    assert seen("chat", person).room is None
-    assert seen("chat", f"{person}/x").room is not None
-    assert seen("api", person).room is None
+    assert seen(person, is_foreign=True).room is None
+    assert seen(f"{person}/x", is_foreign=True).room is not None
+    assert seen(person, is_foreign=False).room is None
