@@ -17,7 +17,7 @@ from gateway.sessions.front import Front
 from gateway.sessions.listening import spoken, whole
 
 CHANNEL = "api"  # of what is asked: conversations are those of POST /api/chat
-LATE = "The agent reached its time limit. What there is: "
+LATE = "The agent reached its time limit. What there is:\n"
 AWAY = "The gateway's store cannot commit at the moment; nothing was accepted. Try again later."
 
 

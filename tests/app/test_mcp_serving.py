@@ -260,7 +260,10 @@ async def test_where_it_is_not_enabled_nothing_is_there(tmp_path: Path) -> None:
     assert (answer.status, answer.json["error"]["type"]) == (404, "not_found")
 
 
-async def test_a_client_that_leaves_stops_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("era", ERAS)
+async def test_a_client_that_leaves_stops_nothing_and_leaves_nothing(
+    tmp_path: Path, era: str
+) -> None:
     rest = anyio.Event()
 
     def script(asked: Asked) -> Reply:
@@ -269,7 +272,7 @@ async def test_a_client_that_leaves_stops_nothing_and_leaves_nothing(tmp_path: P
     async with (
         scripted_server(script) as model,
         running(setup(model.url), tmp_path) as site,
-        mcp_client(site.url, ALICE) as client,
+        mcp_client(site.url, ALICE, era=era) as client,
     ):
         asked = {"message": "hi", "conversation_id": "c"}
         with anyio.move_on_after(WAIT_S) as leaving:
@@ -285,8 +288,9 @@ async def test_a_client_that_leaves_stops_nothing_and_leaves_nothing(tmp_path: P
     assert said == ["hi", "answer to hi"]
 
 
+@pytest.mark.parametrize("era", ERAS)
 async def test_what_is_asked_when_it_stops_is_answered_and_what_comes_then_is_refused(
-    tmp_path: Path,
+    tmp_path: Path, era: str
 ) -> None:
     rest, answers = anyio.Event(), list[str]()
 
@@ -296,7 +300,7 @@ async def test_what_is_asked_when_it_stops_is_answered_and_what_comes_then_is_re
     async with (
         scripted_server(script) as model,
         running(setup(model.url), tmp_path) as site,
-        mcp_client(site.url, ALICE) as client,
+        mcp_client(site.url, ALICE, era=era) as client,
         anyio.create_task_group() as group,
     ):
 
