@@ -62,6 +62,8 @@ class Handlers:
         """Whatever goes wrong on our side is told without its words."""
         try:
             served = await self._served(context, params.name, params.arguments or {})
+        except MCPError:
+            raise
         except Exception:
             log.exception("an MCP call failed", extra={"tool": params.name[:64]})
             raise MCPError(types.INTERNAL_ERROR, "internal error") from None
@@ -74,6 +76,8 @@ class Handlers:
     async def _served(self, context: Context, name: str, arguments: Mapping[str, Any]) -> Served:
         client = _client(context)
         if name != ASK:
+            if name not in {spec.name for spec in self.desk.offered(client)}:
+                raise MCPError(types.INVALID_PARAMS, f"there is no tool {name[:64]!r}")
             return await self.desk.call(client, name, arguments)
         assert context.request is not None
         if DEPTH_HEADER in context.request.headers:
@@ -95,6 +99,7 @@ class Handlers:
 @asynccontextmanager
 async def serving(desk: Desk, *, schemas: SchemaCheck, most_bytes: int) -> AsyncIterator[Door]:
     """The server, at work until the context is left."""
+    logging.getLogger("mcp").setLevel(logging.WARNING)  # it tells of each request, and what it held
     handlers = Handlers(desk, schemas)
     server: Server[Any] = Server(
         "exogate",

@@ -47,4 +47,5 @@ class McpDoor:
         async def once_more() -> Message:
             return read.pop() if read else await receive()
 
-        await self.server(scope, once_more, send)
+        headers = [(name, value.strip(b" \t")) for name, value in scope["headers"]]
+        await self.server({**scope, "headers": headers}, once_more, send)

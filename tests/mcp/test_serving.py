@@ -1,6 +1,7 @@
 """The server says what a desk says, to clients of both eras, and nothing of what fails inside."""
 
 import json
+import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -150,6 +151,43 @@ async def test_a_body_that_is_no_request_is_refused(body: bytes, status: int) ->
 
     assert (answer.status, desk.called) == (status, [])
     assert status == 202 or "error" in answer.json
+
+
+@pytest.mark.parametrize("era", ERAS)
+async def test_what_clients_say_is_not_logged(era: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    desk = FakeDesk()
+    async with site(desk) as url, mcp_client(url, ALICE.secret, era=era) as client:
+        await client.call_tool("echo", {"text": "hush"})
+
+    assert desk.called
+    assert "hush" not in caplog.text
+
+
+async def test_white_space_around_a_header_is_no_part_of_it() -> None:
+    desk = FakeDesk()
+    meta = {
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    }
+    params = {"name": "echo", "arguments": {}, "_meta": meta}
+    call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    headers = {
+        **BEARER,
+        "Content-Type": "application/json",
+        "Accept": "application/json, text/event-stream",
+        "MCP-Protocol-Version": "2026-07-28",
+        "Mcp-Method": "tools/call",
+        "Mcp-Name": "  echo \t ",
+    }
+    async with (
+        serving(desk, schemas=SchemaChecks(), most_bytes=100_000) as door,
+        running(GUARDED, routes=McpApi(door).routes()) as server,
+    ):
+        body = json.dumps(call).encode()
+        answer = await server.get("/mcp", headers, method="POST", body=body)
+
+    assert (answer.status, len(desk.called)) == (200, 1)
 
 
 async def test_a_body_that_turns_out_too_large_reaches_nobody() -> None:
