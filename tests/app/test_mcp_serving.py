@@ -1,5 +1,6 @@
 """A whole gateway serves its tools and agents to clients of MCP."""
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from mcp.shared.exceptions import MCPError
 
 from gateway.domain.mcp import DEPTH_HEADER
 from tests.fakes.client import WAIT_S, HttpAnswer, http, post_chat
-from tests.fakes.gateway import Setup, running
+from tests.fakes.gateway import ROOT, Setup, running
 from tests.fakes.mcp_client import ERAS, mcp_client, names_of, text_of
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, history_of
@@ -319,3 +320,15 @@ async def test_what_is_asked_when_it_stops_is_answered_and_what_comes_then_is_re
 
     assert answers == ["answer to early"]
     assert (late.is_error, "restart" in text_of(late)) == (True, True)
+
+
+async def test_without_the_sdk_it_does_not_start_and_says_what_to_install(tmp_path: Path) -> None:
+    config = await setup("http://127.0.0.1:9/v1").written(tmp_path)
+    start = "import sys; sys.modules['mcp'] = None; from exogate_launcher import main; main()"
+    words = [sys.executable, "-c", start, "--config", str(config), "run", "--port", "0"]
+
+    ended = await anyio.run_process(words, check=False, cwd=ROOT)
+
+    assert ended.returncode == 78
+    assert b"pip install 'exogate[mcp]'" in ended.stderr
+    assert b"Traceback" not in ended.stderr

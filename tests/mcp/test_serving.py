@@ -20,6 +20,15 @@ from tests.fakes.client import http
 from tests.fakes.mcp_client import ERAS, mcp_client, names_of, text_of
 from tests.web.running import ALICE, BEARER, GUARDED, parse_answer, running
 
+CROWDED = json.dumps(
+    {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "tools/call",
+        "params": {"name": "echo", "arguments": {"n": [0] * 40_000}},
+    }
+).encode()
+
 
 @dataclass
 class FakeDesk:
@@ -134,6 +143,7 @@ async def test_a_hundred_calls_at_once_are_all_answered() -> None:
         (b"[]", 400),
         (b"1", 400),
         (b"\xff", 400),
+        (CROWDED, 400),
         (b'{"jsonrpc": "2.0", "method": "tools/list"}', 202),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": 7}}', 200),
         (b'{"jsonrpc": "2.0", "id": 1, "method": "nonsense"}', 200),
