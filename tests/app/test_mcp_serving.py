@@ -332,3 +332,34 @@ async def test_without_the_sdk_it_does_not_start_and_says_what_to_install(tmp_pa
     assert ended.returncode == 78
     assert b"pip install 'exogate[mcp]'" in ended.stderr
     assert b"Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "told"),
+    [
+        ("calc", '{"expression": "6*7"}', "42"),
+        ("ask_agent", '{"message": "hi"}', "An agent may not ask"),
+    ],
+)
+async def test_an_agent_elsewhere_uses_our_tools_and_asks_none_of_ours(
+    tmp_path: Path, tool: str, arguments: str, told: str
+) -> None:
+    def script(asked: Asked) -> Reply:
+        if asked.body["messages"][-1]["role"] == "tool":
+            return Reply(asked.last_text)
+        return Reply(calls=[("call_1", f"first__{tool}", arguments)])
+
+    for name in ("first", "second"):
+        await anyio.Path(tmp_path / name).mkdir()
+    async with (
+        scripted_server(script) as model,
+        running(setup(model.url), tmp_path / "first") as one,
+    ):
+        rest = f'[mcp.servers.first]\nurl = "{one.url}/mcp"\n'
+        headers = f'headers = {{ Authorization = "Bearer {ALICE}" }}'
+        elsewhere = Setup(model.url, tools=("mcp:first",), rest=rest + headers)
+        async with running(elsewhere, tmp_path / "second") as two:
+            answer = await post_chat(two.url, "go")
+
+    assert told in answer.json["response"]
+    assert len(model.requests) == 2
