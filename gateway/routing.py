@@ -60,10 +60,14 @@ class Router:
 
     def require_user(self, agent: str, address: Address) -> None:
         """Raises NotOfProject if the agent does not answer whoever speaks from there."""
+        if not self.answers(agent, address):
+            raise NotOfProject(agent)
+
+    def answers(self, agent: str, address: Address) -> bool:
+        """Whether the agent's project lets it answer whoever speaks from there."""
         person = address.sender or address.peer
         users = self._closed.get(AgentId(agent))
-        if users is not None and speaker(address.channel, address.account, person) not in users:
-            raise NotOfProject(agent)
+        return users is None or speaker(address.channel, address.account, person) in users
 
     def _route(self, address: Address, requested: str | None) -> Route:
         if requested is not None:

@@ -14,18 +14,13 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import (
-    closed_agents,
-    soul_paths,
-    template_paths,
-    tree_paths,
-    usual_agent,
-)
+from gateway.app.agents import closed_agents, soul_paths, template_paths, tree_paths, usual_agent
 from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
 from gateway.app.deliveries import delivering
 from gateway.app.mcp import mcp_servers
+from gateway.app.mcp_serving import mcp_served
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
@@ -42,6 +37,7 @@ from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
+from gateway.domain.mcp import Door
 from gateway.domain.ports import Clock, Ids, Model, Stores
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
@@ -67,6 +63,7 @@ from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.identity import Identities
+from gateway.web.mcp import McpApi
 from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
 from gateway.web.methods.chat import ChatMethods
@@ -126,6 +123,7 @@ class Gateway:
     channels: ChannelRoom
     pairing: PairingBook
     health: Health = field(default_factory=Health)
+    mcp: Door | None = None
 
     def web(self, settings: WebSettings) -> WebApp:
         about = About(
@@ -174,9 +172,9 @@ class Gateway:
             self.channels.figures(self.stores.dead_letters),
             self.gate.foreign,
         ).routes()
-        is_told = self.config.observability.metrics
-        erasing = ConversationsApi(self.front).routes()
-        routes = (*chat.routes(), *erasing, *spending.routes(), *(metrics if is_told else ()))
+        told = metrics if self.config.observability.metrics else ()
+        apis = (chat, ConversationsApi(self.front), spending, McpApi(self.mcp))
+        routes = (*(route for api in apis for route in api.routes()), *told)
         app = build(
             settings,
             methods=methods,
@@ -259,10 +257,10 @@ async def assembled(
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
         sent = delivering(rooms.channels, config.channels, stores.outbox, rooms.front, bus)
         await stack.enter_async_context(sent)
+        rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))
         await rooms.memory.keeper.resume()
-        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh)
-        aging = partial(sweep, config, stores, clock)
-        for task in (*followed, aging, rooms.watch_store, rooms.memory.indexer.run):
+        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh, rooms.watch_store)
+        for task in (*followed, partial(sweep, config, stores, clock), rooms.memory.indexer.run):
             group.start_soon(task)
         try:
             yield rooms

@@ -12,32 +12,22 @@ from gateway.app.telling import tell_of_gateway
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.domain.audit import Deed
-from gateway.domain.errors import GatewayError
+from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.ports import Clock, Stores
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
-
-
-class McpMissing(GatewayError):
-    code = "config_error"
-
-    def __init__(self) -> None:
-        super().__init__(
-            "config.toml has [mcp.servers], and what speaks MCP is not installed: install "
-            "exogate[mcp], or remove the section"
-        )
 
 
 @asynccontextmanager
 async def mcp_servers(
     config: GatewayConfig, gate: ToolGate, stores: Stores, bus: Bus, clock: Clock
 ) -> AsyncIterator[None]:
-    """Raises McpMissing. Nothing is connected until a turn of an agent that has it begins."""
+    """Raises McpNotInstalled. Nothing is connected until a turn of an agent that has it begins."""
     if not config.mcp_servers:
         yield
         return
     if importlib.util.find_spec("mcp") is None:
-        raise McpMissing
+        raise McpNotInstalled
     # They are slow to import.
     from gateway.mcp.connecting import Dialling  # noqa: PLC0415
     from gateway.mcp.servers import Servers  # noqa: PLC0415

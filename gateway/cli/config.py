@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.cli.context import BAD_CONFIG, CliContext, as_json, config_path, refuse
+from gateway.cli.context import CliContext, as_json, config_path, refuse
+from gateway.cli.ending import BAD_CONFIG
 from gateway.cli.known import known
 from gateway.config.environment import read_environment
 from gateway.config.problems import ConfigInvalid, nearest

@@ -7,13 +7,12 @@ from typing import NoReturn
 
 import click
 
+from gateway.cli.ending import BAD_CONFIG
 from gateway.cli.known import known
 from gateway.config.environment import read_environment
 from gateway.config.load import find_file, load
 from gateway.config.problems import ConfigInvalid
 from gateway.config.values import GatewayConfig, Overrides
-
-BAD_CONFIG = 78
 
 
 @dataclass(frozen=True, slots=True)

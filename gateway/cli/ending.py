@@ -9,8 +9,9 @@ from contextlib import contextmanager
 import click
 
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError
+from gateway.domain.mcp import McpNotInstalled
 
-FAILED, UNREACHABLE, BUSY, NOT_ALLOWED = 1, 69, 75, 77
+FAILED, UNREACHABLE, BUSY, NOT_ALLOWED, BAD_CONFIG = 1, 69, 75, 77, 78
 BUSY_CODES = frozenset({"address_in_use"})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -69,4 +70,6 @@ def exit_code(error: GatewayError) -> int:
         return BUSY
     if isinstance(error, NotAllowed):
         return NOT_ALLOWED
+    if isinstance(error, McpNotInstalled):
+        return BAD_CONFIG
     return FAILED

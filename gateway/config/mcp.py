@@ -14,6 +14,7 @@ from gateway.config.kinds import (
     key,
 )
 from gateway.config.masking import looks_secret
+from gateway.config.mcp_serving import McpServeSection
 from gateway.config.problems import Code, KeyPath, Report, quoted
 from gateway.config.secrets import SecretSource
 from gateway.domain.mcp import McpServerDef
@@ -40,9 +41,10 @@ class McpServerSection(Section):
 
 
 class McpSection(Section):
-    """Tools of other programs, over the Model Context Protocol."""
+    """Tools of other programs, and ours for them, over the Model Context Protocol."""
 
     servers: dict[PluginName, McpServerSection] = key({}, "Servers by name.")
+    serve: McpServeSection = key(McpServeSection, "What clients get at /mcp.")
 
 
 @dataclass(frozen=True, slots=True)

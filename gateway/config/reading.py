@@ -14,6 +14,7 @@ from gateway.config.document import Document, read_document
 from gateway.config.environment import AGENT_KEYS, DEMO, TOKEN, Choice, usual_choice, value_of
 from gateway.config.given import Given
 from gateway.config.mcp import McpServers
+from gateway.config.mcp_serving import resolve_serving
 from gateway.config.plugins import BUNDLED, Plugins
 from gateway.config.problems import Code, KeyPath, Report, is_news, quoted
 from gateway.config.providers import Providers
@@ -148,6 +149,7 @@ class _Reading:
             budgets=resolve_budgets(sections.budgets, names.agents, report),
             store=StoreSettings(**dict(sections.store)),
             queue=QueueSettings(**dict(sections.queue)),
+            mcp_serving=resolve_serving(sections.mcp.serve, names.plugins, report),
             observability=ObservabilitySettings(**dict(sections.observability)),
             notices=tuple(report.notices),
         )

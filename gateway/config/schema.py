@@ -365,7 +365,7 @@ class ConfigFile(Section):
     budgets: BudgetsSection = key(BudgetsSection, "Hard limits of what is spent.")
     plugins: list[PluginSection] = key([], "Code of others, and what it may do.")
     sandbox: SandboxSection = key(SandboxSection, "The processes that run the code of plugins.")
-    mcp: McpSection = key(McpSection, "Tools of other programs.")
+    mcp: McpSection = key(McpSection, "Tools of other programs, and ours for them.")
     channels: dict[PluginName, ChannelSection] = key({}, "Where people write, by name.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")
     rules: list[RuleSection] = key([], "What is done when something happens in a run.")

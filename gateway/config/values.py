@@ -11,7 +11,7 @@ from gateway.domain.budgets import Budgets
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import QueueMode
-from gateway.domain.mcp import McpServerDef
+from gateway.domain.mcp import McpServerDef, McpServing
 from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
 from gateway.domain.rules import RefusedRules, RuleDef, RuleProblem
@@ -184,5 +184,6 @@ class GatewayConfig:
     sandbox: SandboxSettings = field(default_factory=SandboxSettings)
     store: StoreSettings = field(default_factory=StoreSettings)
     queue: QueueSettings = field(default_factory=QueueSettings)
+    mcp_serving: McpServing = field(default_factory=McpServing)
     observability: ObservabilitySettings = field(default_factory=ObservabilitySettings)
     notices: tuple[Notice, ...] = ()

@@ -1,15 +1,29 @@
 """MCP: the servers whose tools agents have, and what is offered to the clients of others."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from gateway.domain.agents import AgentDef
+from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId
 from gateway.domain.model import ToolSpec
 from gateway.domain.secrets import Secret
 
 FAMILY = "mcp:"  # in an agent's list: mcp:SERVER, or mcp:SERVER/TOOL
+DEPTH_HEADER = "x-exogate-depth"  # sent by agents that use tools of others: they ask no agent
+CLIENT = "mcp_client"  # under which a front door tells who calls, in the state of a request
+
+Door = Callable[[Any, Any, Any], Awaitable[None]]  # an ASGI application
+
+
+class McpNotInstalled(GatewayError):
+    """The configuration asks for MCP, and the SDK is not there."""
+
+    code = "config_error"
+
+    def __init__(self) -> None:
+        super().__init__("MCP is configured, and not installed: pip install 'exogate[mcp]'")
 
 
 @dataclass(frozen=True, slots=True)

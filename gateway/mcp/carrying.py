@@ -6,11 +6,11 @@ from urllib.parse import quote
 
 import httpx2
 
+from gateway.domain.mcp import DEPTH_HEADER
 from gateway.domain.ports import Http, HttpAnswer, HttpCall, HttpFailed
 
 MOST_ANSWER = 16 * 1024 * 1024
 IDLE_S = 300.0
-DEPTH = "x-exogate-depth"  # whoever gets it knows that an agent asks, not a person
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _LEFT_OUT = {"set-cookie", "set-cookie2"}
 
@@ -29,7 +29,12 @@ class Carrier(httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         if _origin(request.url) != self._origin:
             raise httpx2.UnsupportedProtocol("it leads to another server", request=request)
-        headers = {**request.headers, **self._headers, "accept-encoding": "identity", DEPTH: "1"}
+        headers = {
+            **request.headers,
+            **self._headers,
+            "accept-encoding": "identity",
+            DEPTH_HEADER: "1",
+        }
         if (name := user.get()) is not None:
             headers[self._user_header] = quote(name, safe=_VISIBLE)
         body = await request.aread()

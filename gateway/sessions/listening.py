@@ -1,11 +1,14 @@
 """A run heard from its first event to its last by one who waits, live or long ended."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 
+from gateway.domain.errors import Busy
 from gateway.domain.inbox import RunRecord
+from gateway.domain.ports import Decode
 from gateway.sessions.runs import LiveRun
 
 
@@ -47,3 +50,30 @@ async def events_of(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
                 yield event
     finally:
         stop()
+
+
+async def whole(run: LiveRun | RunRecord, decode: Decode) -> Sequence[Mapping[str, Any]]:
+    """All events of a run once it has ended. Raises Busy if the gateway stops before."""
+    events: list[Any] = [decode(event) async for event in events_of(run)]
+    if not events or events[-1]["type"] not in {"done", "error"}:
+        run_id = run.run_id if isinstance(run, LiveRun) else run.entry.new.run_id
+        raise Busy(f"the gateway restarts before {run_id} has ended; ask again")
+    return events
+
+
+def spoken(events: Sequence[Mapping[str, Any]]) -> str:
+    """The answer of a run: what was said last, after the last tools or else before them."""
+    end = events[-1]
+    if not end.get("truncated"):
+        return str(end["response"])
+    said: list[str] = []
+    after_tools = False
+    for event in events:
+        if event["type"] == "tool_result":
+            after_tools = True
+        elif event["type"] == "content":
+            if after_tools:
+                said.clear()
+            said.append(event["content"])
+            after_tools = False
+    return "".join(said)

@@ -11,12 +11,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from gateway.domain.bindings import Address
-from gateway.domain.errors import Busy, NotFound
+from gateway.domain.errors import NotFound
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted, RunRecord
 from gateway.domain.ports import Decode, Encode, Ids
 from gateway.sessions.front import Front
-from gateway.sessions.listening import events_of
+from gateway.sessions.listening import events_of, spoken, whole
 from gateway.sessions.runs import LiveRun
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
@@ -69,10 +69,7 @@ class ChatApi:
         headers = {"x-exogate-run": accepted.run_id}
         if body.stream or "text/event-stream" in request.headers.get("accept", ""):
             return StreamingResponse(_stream(run), headers=headers, media_type="text/event-stream")
-        events = [self._read(event) async for event in events_of(run)]
-        if not events or events[-1]["type"] not in {"done", "error"}:
-            raise Busy(f"the gateway restarts before {accepted.run_id} has ended; ask again")
-        return self._answer(accepted, events, headers)
+        return self._answer(accepted, await whole(run, self.decode), headers)
 
     async def _accept(self, body: ChatBody, principal: Principal, key: str | None) -> Accepted:
         if key is not None and not 0 < len(key) <= 256:
@@ -89,11 +86,6 @@ class ChatApi:
         reachable_route(self.front, principal, inbound)
         return await self.front.reception.accept(inbound)
 
-    def _read(self, event: bytes) -> Mapping[str, Any]:
-        value = self.decode(event)
-        assert isinstance(value, dict)
-        return value
-
     def _answer(
         self, accepted: Accepted, events: Sequence[Mapping[str, Any]], headers: Mapping[str, str]
     ) -> Response:
@@ -105,7 +97,7 @@ class ChatApi:
             wait = {} if after is None else {"retry-after": str(ceil(after))}
             return json_response({"error": _error(end), **ids}, status, {**headers, **wait})
         answer = {
-            "response": _text(events) if end.get("truncated") else end["response"],
+            "response": spoken(events),
             **ids,
             "message_id": end["message_id"],
             "tokens_used": end["tokens_used"],
@@ -137,21 +129,6 @@ def _body(raw: bytes) -> ChatBody:
 async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
     async for event in events_of(run):
         yield b"data: %b\n\n" % event
-
-
-def _text(events: Sequence[Mapping[str, Any]]) -> str:
-    """What was said last: after the last tools, or else before them."""
-    said: list[str] = []
-    after_tools = False
-    for event in events:
-        if event["type"] == "tool_result":
-            after_tools = True
-        elif event["type"] == "content":
-            if after_tools:
-                said.clear()
-            said.append(event["content"])
-            after_tools = False
-    return "".join(said)
 
 
 def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, object]]:
