@@ -115,13 +115,17 @@ class _Weigh:
             return _Weight(_PATTERN_WEIGHT) + self.of(value)
         if key == "patternProperties" and isinstance(value, dict):
             return _Weight(_PATTERN_WEIGHT * len(value)) + self.of(value)
-        inner = self.of(value)
         if key == "properties" and isinstance(value, dict):  # each is about another value
-            returns = max((self.of(one).returns for one in value.values()), default=0)
-            return _Weight(inner.parts, returns)
+            return self._of_properties(value)
+        inner = self.of(value)
         if key in ("$defs", "definitions"):  # what leads there counts
             return _Weight(inner.parts)
         return inner
+
+    def _of_properties(self, properties: dict[str, Any]) -> _Weight:
+        each = [self.of(one) for one in properties.values()]  # once: they may be nested deeply
+        returns = max((one.returns for one in each), default=0)
+        return _Weight(1 + sum(one.parts for one in each), returns)
 
     def _of_reference(self, reference: str) -> _Weight:
         if reference != "#" and not reference.startswith("#/"):
