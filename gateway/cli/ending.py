@@ -10,7 +10,7 @@ import click
 
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError
 
-FAILED, UNREACHABLE, BUSY, NOT_ALLOWED = 1, 69, 75, 77
+FAILED, UNREACHABLE, BUSY, NOT_ALLOWED, BAD_CONFIG = 1, 69, 75, 77, 78
 BUSY_CODES = frozenset({"address_in_use"})
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -63,6 +63,8 @@ def _end(error: GatewayError) -> None:
 
 
 def exit_code(error: GatewayError) -> int:
+    if error.code == "config_error":
+        return BAD_CONFIG
     if isinstance(error, Unreachable):
         return UNREACHABLE
     if isinstance(error, Busy | DataDirInUse) or error.code in BUSY_CODES:
