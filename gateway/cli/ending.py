@@ -64,6 +64,8 @@ def _end(error: GatewayError) -> None:
 
 
 def exit_code(error: GatewayError) -> int:
+    if error.code == "config_error":
+        return BAD_CONFIG
     if isinstance(error, Unreachable):
         return UNREACHABLE
     if isinstance(error, Busy | DataDirInUse) or error.code in BUSY_CODES:

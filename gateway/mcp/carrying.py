@@ -11,6 +11,7 @@ from gateway.domain.ports import Http, HttpAnswer, HttpCall, HttpFailed
 
 MOST_ANSWER = 16 * 1024 * 1024
 IDLE_S = 300.0
+SESSION = "mcp-session-id"
 _VISIBLE = "".join(map(chr, range(0x21, 0x7F))).replace("%", "")
 _LEFT_OUT = {"set-cookie", "set-cookie2"}
 
@@ -20,10 +21,18 @@ Leave = Callable[[None, None, None], Awaitable[bool | None]]
 
 
 class Carrier(httpx2.AsyncBaseTransport):
-    """No proxies, no cookies, nothing packed; `headers` go along, and the user of each call."""
+    """No proxies, no cookies, nothing packed; `headers` go along, and the user of each call. `lost`
+    is called when the server no longer knows the session."""
 
-    def __init__(self, http: Http, url: str, headers: Mapping[str, str], user_header: str) -> None:
-        self._http, self._origin = http, _origin(httpx2.URL(url))
+    def __init__(
+        self,
+        http: Http,
+        url: str,
+        headers: Mapping[str, str],
+        user_header: str,
+        lost: Callable[[], None],
+    ) -> None:
+        self._http, self._origin, self._lost = http, _origin(httpx2.URL(url)), lost
         self._headers, self._user_header = dict(headers), user_header
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -44,6 +53,8 @@ class Carrier(httpx2.AsyncBaseTransport):
             answer = await context.__aenter__()
         except HttpFailed as error:
             raise httpx2.ConnectError(str(error), request=request) from error
+        if answer.status == 404 and SESSION in headers:
+            self._lost()
         kept = {name: text for name, text in answer.headers.items() if name not in _LEFT_OUT}
         if kept.pop("content-encoding", "identity") != "identity":
             await context.__aexit__(None, None, None)

@@ -75,7 +75,7 @@ async def _hear(process: Process, incoming: In, ended: Callable[[str], None]) ->
             why = f"it wrote a line of more than {MOST_LINE} bytes"
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # whoever listened is gone
-    ended(why)
+        ended(why)
 
 
 class _TooLong(Exception):

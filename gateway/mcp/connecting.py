@@ -24,7 +24,6 @@ from gateway.mcp.children import child
 MOST_TOOLS = 128
 MOST_PAGES = 20
 LONGEST_WHY = 300
-_LOST = "Session terminated"  # what the SDK says if a server has forgotten the session
 
 for _name in ("mcp.client", "httpx2"):  # they tell addresses with their queries, and traces
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -38,6 +37,10 @@ class Broke(Exception):
         self.is_done = is_done
 
 
+class Ended(Exception):
+    """The program ended before it was connected; the text says how."""
+
+
 @dataclass(slots=True)
 class Line:
     """An open connection; `over` says that it has to be left, or is."""
@@ -47,6 +50,7 @@ class Line:
     over: anyio.Event = field(default_factory=anyio.Event)
     why: str = "the connection ended"
     at_work: int = 0
+    is_forgotten: bool = False  # by the server
 
     @property
     def version(self) -> str:
@@ -84,13 +88,16 @@ class Line:
             # Client.call_tool checks results with patterns that may hold up everybody
             return await self.client.session.send_request(request, types.CallToolResult)
         except MCPError as error:
-            if self.over.is_set() or error.code == types.CONNECTION_CLOSED:
-                raise Broke from error
-            if error.message == _LOST:
+            is_closed = error.code == types.CONNECTION_CLOSED
+            if self.is_forgotten and not is_closed:
                 self.end("the server has forgotten the session")
                 raise Broke(is_done=False) from error
+            if is_closed or self.over.is_set():
+                self.end("the connection broke")
+                raise Broke from error
             raise
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
+            self.end("the connection broke")
             raise Broke from error
         finally:
             self.at_work -= 1
@@ -108,28 +115,43 @@ class Dialling:
     async def line(self, server: McpServerDef) -> AsyncIterator[Line]:
         """To be left by whoever entered it."""
         line: list[Line] = []
+        reasons: list[str] = []
 
         def ended(why: str) -> None:
+            reasons.append(why)
             for one in line:
                 one.end(why)
 
+        def lost() -> None:
+            for one in line:
+                one.is_forgotten = True
+
         async with AsyncExitStack() as stack:
-            transport = await self._transport(server, stack, ended)
+            transport = await self._transport(server, stack, ended, lost)
             about = types.Implementation(name="exogate", version=VERSION)
             client = Client(transport, mode="auto", cache=None, client_info=about)
-            await stack.enter_async_context(client)
+            try:
+                await stack.enter_async_context(client)
+            except Exception as error:
+                if reasons:
+                    raise Ended(reasons[0]) from error
+                raise
             line.append(Line(client, self.clock.monotonic()))
             yield line[0]
 
     async def _transport(
-        self, server: McpServerDef, stack: AsyncExitStack, ended: Callable[[str], None]
+        self,
+        server: McpServerDef,
+        stack: AsyncExitStack,
+        ended: Callable[[str], None],
+        lost: Callable[[], None],
     ) -> Any:
         if server.url is None:
             own = self.folder / server.name
             await anyio.Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
             return child(server, own, self.clock, ended)
         headers = {name: value.reveal() for name, value in server.headers.items()}
-        carrier = Carrier(self.http, server.url, headers, server.user_header)
+        carrier = Carrier(self.http, server.url, headers, server.user_header, lost)
         http = httpx2.AsyncClient(transport=carrier, trust_env=False, timeout=None)
         await stack.enter_async_context(http)
         return streamable_http_client(server.url, http_client=http)
@@ -146,6 +168,6 @@ def why_not(error: BaseException) -> str:
             return f"it cannot be started: {error.strerror or type(error).__name__}"
         case TimeoutError():
             return "it was not there in time"
-        case httpx2.HTTPError() | MCPError():
+        case httpx2.HTTPError() | MCPError() | Ended():
             return " ".join(str(error).split())[:LONGEST_WHY] or type(error).__name__
     return f"it does not speak MCP as it should ({type(error).__name__})"

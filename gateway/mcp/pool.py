@@ -72,6 +72,7 @@ class Pool:
             if line is None:
                 raise NotThere(why) from error
             line.end(why)
+            line.why = why
             log.info("an MCP connection broke", extra={"server": self.server.name, "why": why})
         finally:
             if line is not None:

@@ -24,7 +24,7 @@ MOST_FAILURES = 5  # in a row; then nobody waits for it any more
 LONGEST_PAUSE_S = 60.0
 WANTED_S = 600.0  # since somebody asked for it; then it is left alone
 LISTED_S = 60.0  # after that its tools are looked at again
-STEADY_S = 60.0  # a connection that holds so long makes good for the failures before
+STEADY_S = 60.0  # a connection that holds so long is no quick loss
 
 Tell = Callable[[str, Mapping[str, object]], None]
 
@@ -45,12 +45,13 @@ class Means:
 
 @dataclass(slots=True)
 class Server:
-    """`outcomes` counts calls by how they ended."""
+    """`outcomes` counts calls by how they ended; `look`: at its tools again."""
 
     server: McpServerDef
     means: Means
     group: TaskGroup
     outcomes: Counter[str] = field(default_factory=Counter)
+    look: anyio.Event = field(default_factory=anyio.Event)
     _pool: Pool = field(init=False)
     _pins: Pins = field(init=False)
     _line: Line | None = None
@@ -63,7 +64,6 @@ class Server:
     _listed_at: float = 0.0
     _wanted: anyio.Event = field(default_factory=anyio.Event)
     _changed: anyio.Event = field(default_factory=anyio.Event)
-    _look: anyio.Event = field(default_factory=anyio.Event)
 
     def __post_init__(self) -> None:
         self._pool = Pool(self.server, self.means.dial, self.means.clock, self.group)
@@ -80,19 +80,21 @@ class Server:
         self._wanted_at = self.means.clock.monotonic()
         self._wanted.set()
         with anyio.move_on_after(self.server.timeout_s):
-            while self._line is None and self._failures < self._patience:
+            while self._up is None and self._failures < min(
+                1 + self.server.retry_attempts, MOST_FAILURES
+            ):
                 await self._changed.wait()
-        if self._line is not None:
+        if self._up is not None:
             if self.means.clock.monotonic() - self._listed_at > LISTED_S:
-                self._look.set()
+                self.look.set()
             return None
         why = self._why or f"it was not there within {self.server.timeout_s:g} s"
         told = f"The tools of {self.server.name!r} are not available: {why}."
         return Lacking(self.server.name, told)
 
     @property
-    def _patience(self) -> int:
-        return min(1 + self.server.retry_attempts, MOST_FAILURES)
+    def _up(self) -> Line | None:
+        return self._line if self._line and not self._line.over.is_set() else None
 
     # -- calls
 
@@ -100,7 +102,7 @@ class Server:
         self, tool: McpTool, arguments: Mapping[str, object], person: str
     ) -> types.CallToolResult:
         user.set(person)
-        more = self.server.retry_attempts if tool.may_repeat else 0
+        left = self.server.retry_attempts
         while True:
             try:
                 line = await self._line_for(person)
@@ -109,10 +111,11 @@ class Server:
                 self.outcomes["unreachable"] += 1
                 raise ToolFailed(f"The server of {tool.spec.name} is away: {error}.") from error
             except Broke as error:
-                if more <= 0 and error.is_done is not False:
+                is_safe = tool.may_repeat or error.is_done is False
+                if not is_safe or left <= 0:
                     self.outcomes["broken"] += 1
-                    raise ToolFailed(_perhaps(tool, may_repeat=tool.may_repeat)) from error
-                more -= 1
+                    raise ToolFailed(_broken(tool.spec.name, is_safe=is_safe)) from error
+                left -= 1
             except BaseException:
                 self.outcomes["failed"] += 1
                 raise
@@ -121,9 +124,9 @@ class Server:
                 return result
 
     async def _line_for(self, person: str) -> Line:
-        """Raises NotThere."""
+        """Raises NotThere, or Broke if nothing was sent."""
         lacking = await self.ready()
-        line = self._line
+        line = self._up
         if line is None:
             raise NotThere(self._why or (lacking.why if lacking else "it is away"))
         if self.server.url is None or not line.is_stateful:
@@ -133,13 +136,13 @@ class Server:
             return await self._pool.of(person)
         except NotThere as error:
             line.end(str(error))  # the same server: it is found out whether it is there at all
-            raise
+            raise Broke(is_done=False) from error
 
     # -- the connection
 
     async def run(self) -> None:
         """Until cancelled."""
-        clock = self.means.clock
+        clock, losses = self.means.clock, 0
         while True:
             await self._wanted.wait()
             began = clock.monotonic()
@@ -150,9 +153,10 @@ class Server:
                 self._failed(str(error))
             else:
                 await self._watch(line)
-                self._down(line, lasted=clock.monotonic() - began)
-            if self._failures:
-                await clock.sleep(_pause(self._failures) * self.means.random())
+                losses = 0 if clock.monotonic() - began >= STEADY_S else losses + 1
+                self._down(line)
+            if failures := max(self._failures, losses):
+                await clock.sleep(_pause(failures) * self.means.random())
             if clock.monotonic() - self._wanted_at >= WANTED_S:
                 self._wanted = anyio.Event()
 
@@ -176,7 +180,7 @@ class Server:
         self._listed_at = self.means.clock.monotonic()
         if is_new or [one.digest for one in tools] != [one.digest for one in self._tools]:
             self.means.renew(f"{FAMILY}{name}", tools)
-        self._line, self._tools, self._why = line, tools, None
+        self._line, self._tools, self._why, self._failures = line, tools, None, 0
         self._version = line.version
         if is_new:
             log.info("an MCP server is there", extra={"server": name, "tools": len(tools)})
@@ -209,19 +213,16 @@ class Server:
 
     async def _look_again(self, line: Line) -> None:
         while True:
-            await self._look.wait()
-            self._look = anyio.Event()
+            await self.look.wait()
+            self.look = anyio.Event()
             try:
                 await self._list(line)
             except NotThere:
                 return  # the line is over
 
-    def _down(self, line: Line, *, lasted: float) -> None:
-        name, is_wanted = self.server.name, line.why != "nobody uses it"
-        self._line, self._why = None, line.why if is_wanted else None
-        if lasted >= STEADY_S or not is_wanted:
-            self._failures = 0
-        self._failures += is_wanted
+    def _down(self, line: Line) -> None:
+        name = self.server.name
+        self._line = None
         self.means.renew(f"{FAMILY}{name}", ())
         log.info("an MCP server is left", extra={"server": name, "why": line.why})
         self.means.tell("mcp.disconnected", {"server": name, "why": line.why})
@@ -244,8 +245,8 @@ async def _tools_of(line: Line, timeout_s: float) -> Sequence[types.Tool]:
         raise NotThere(why) from error
 
 
-def _perhaps(tool: McpTool, *, may_repeat: bool) -> str:
-    told = f"The connection to the server of {tool.spec.name} broke before its answer came."
-    if may_repeat:
+def _broken(tool: str, *, is_safe: bool) -> str:
+    told = f"The connection to the server of {tool} broke before its answer came."
+    if is_safe:
         return f"{told} Go on without it, or try it later."
     return f"{told} It may have been carried out all the same: look before you call it again."

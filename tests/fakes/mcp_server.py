@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import mcp_types as types
 import uvicorn
+from anyio.abc import TaskStatus
 from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Message, Receive, Scope, Send
@@ -51,6 +52,8 @@ class FakeMcp:
     requests: list[Mapping[str, str]] = field(default_factory=list)  # their headers
     redirect_to: str | None = None
     came: anyio.Event = field(default_factory=anyio.Event)
+    stop: Callable[[], Awaitable[None]] = anyio.sleep_forever  # as if it were killed
+    restart: Callable[[], Awaitable[None]] = anyio.sleep_forever
 
     def server(self) -> Server[Any]:
         async def list_tools(ctx: Any, params: Any) -> types.ListToolsResult:
@@ -70,11 +73,24 @@ class FakeMcp:
 @asynccontextmanager
 async def serving(fake: FakeMcp, port: int = 0) -> AsyncIterator[FakeMcp]:
     """Until the context is left; then its port is free for another."""
+    async with anyio.create_task_group() as group:
+        await group.start(_life, fake, port)
+
+        async def restart() -> None:
+            await fake.stop()
+            await group.start(_life, fake, int(fake.url.split(":")[2].split("/")[0]))
+
+        fake.restart = restart
+        try:
+            yield fake
+        finally:
+            with anyio.CancelScope(shield=True):
+                await fake.stop()
+
+
+async def _life(fake: FakeMcp, port: int, *, task_status: TaskStatus[None]) -> None:
     manager = StreamableHTTPSessionManager(
-        fake.server(),
-        stateless=not fake.is_legacy,
-        json_response=True,
-        security_settings=None,
+        fake.server(), stateless=not fake.is_legacy, json_response=True, security_settings=None
     )
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,12 +117,21 @@ async def serving(fake: FakeMcp, port: int = 0) -> AsyncIterator[FakeMcp]:
     settings.load()
     server = uvicorn.Server(settings)
     server.lifespan = settings.lifespan_class(settings)
-    async with manager.run():
-        await server.startup([listener])
-        try:
-            yield fake
-        finally:
+    over, ended = anyio.Event(), anyio.Event()
+
+    async def stop() -> None:
+        over.set()
+        await ended.wait()
+
+    fake.stop = stop
+    try:
+        async with manager.run():
+            await server.startup([listener])
+            task_status.started()
+            await over.wait()
             await _killed(server)
+    finally:
+        ended.set()
 
 
 async def _killed(server: uvicorn.Server) -> None:
