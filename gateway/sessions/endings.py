@@ -61,7 +61,9 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
         done = Chunk("done", data)
         return _end(end.reason, nodes, done, answer)
     terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
-    more, after = {}, end.retry_after_s
+    about = {"provider": end.provider, "provider_status": end.status}
+    more: dict[str, object] = {name: told for name, told in about.items() if told is not None}
+    after = end.retry_after_s
     if end.refusal is not None:
         more, resets = dict(end.refusal.facts), end.refusal.resets_at
         if resets is not None:
