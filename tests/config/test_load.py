@@ -129,6 +129,14 @@ def test_the_temperature_of_the_environment_has_its_bounds(
         assert problem.render().startswith("AGENT_TEMPERATURE: error[CFG007] agent.temperature: ")
 
 
+@pytest.mark.requirement("S-004-Cfg-07")
+@pytest.mark.parametrize("text", ["0", "-1", "3999", "128001", "1.5"])
+def test_the_token_budget_of_the_environment_has_its_bounds(arena: Arena, text: str) -> None:
+    arena = replace(arena, environment={"AGENT_TOKEN_BUDGET": text})
+
+    assert [p.source for p in arena.problems()] == ["AGENT_TOKEN_BUDGET"]
+
+
 @pytest.mark.parametrize("text", ["nan", "warm", "1_0x"])
 def test_a_variable_of_the_wrong_type_is_named(arena: Arena, text: str) -> None:
     arena = replace(arena, environment={"AGENT_TEMPERATURE": text})

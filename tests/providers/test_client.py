@@ -87,6 +87,7 @@ async def test_deltas_are_heard_while_the_reply_still_comes(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.requirement("S-004-Scale-03")
 async def test_a_connection_serves_one_call_after_the_other(wire: Wire) -> None:
     async with asking([Reply("ok")], wire) as (server, client):
         for _ in range(5):

@@ -1,6 +1,7 @@
 """POST /api/chat: the stored answer for a repeated key, and an honest word when it is gone."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,15 +13,18 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
+from gateway.domain.ids import SessionKey
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.usage import Usage
+from gateway.memory.episodes import PAGE
 from gateway.sessions.lines import Manner
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
+from tests.fakes.counted import NODES, counted
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.running import running
@@ -174,6 +178,37 @@ async def test_an_error_tells_a_program_what_failed_and_a_user_no_word_of_the_pr
     assert "had an internal error" in error["message"]
     assert datetime.fromisoformat(error["timestamp"]).utcoffset() == timedelta(0)
     assert not any(word in str(answer.json) for word in ("sk-1", "org-77", "10.0.0.7"))
+
+
+@asynccontextmanager
+async def counted_api() -> AsyncIterator[tuple[str, Stage, Counter[str]]]:
+    async with open_memory() as opened:
+        stores, calls = counted(opened)
+        async with staged(ScriptedModel(says("ok")), stores) as stage:
+            routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+            async with running(WebSettings(port=0), routes=routes) as site:
+                yield f"http://{site.address}", stage, calls
+
+
+@pytest.mark.requirement("S-004-Scale-02", "S-004-Scale-04")
+@pytest.mark.parametrize("is_warm", [True, False])
+async def test_a_long_conversation_costs_no_more_of_the_store_than_a_short_one(
+    is_warm: bool,
+) -> None:
+    key, costs = SessionKey(AGENT.id, "api", "local", "c"), list[Counter[str]]()
+    async with counted_api() as (url, stage, calls):
+        for _ in range(100):
+            if not is_warm:
+                stage.front.episodes.forget(key)
+            before = Counter(calls)
+            await post_chat(url, "hi", conversation_id="c")
+            costs.append(calls - before)
+        said = (await stage.stores.transcript.path(key, limit=500)).nodes
+
+    assert len(said) == 200
+    assert costs[99] == costs[40]
+    assert costs[99][NODES] == (0 if is_warm else PAGE)
+    assert costs[99].total() - costs[99][NODES] <= 5
 
 
 async def test_usage_is_that_of_all_calls_and_its_cost_of_those_whose_cost_is_known() -> None:
