@@ -172,7 +172,7 @@ def _usage(events: Sequence[Mapping[str, Any]]) -> Mapping[str, object]:
     return {
         "input_tokens": sum(event["input_tokens"] for event in told),
         "output_tokens": sum(event["output_tokens"] for event in told),
-        "cost_usd": sum(costs) if costs else None,
+        "cost_usd": round(sum(costs), 9) if costs else None,
     }
 
 
