@@ -65,7 +65,7 @@ def list_providers(context: CliContext) -> None:
 @click.option("--key", "api_key", help="A reference: ${env:NAME} or ${file:NAME}.")
 @click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.pass_obj
-def add(context: CliContext, name: str, *, yes: bool, **told: str | None) -> None:
+def add(context: CliContext, /, name: str, *, yes: bool, **told: str | None) -> None:
     """Add a provider to the configuration. A preset whose key is in the environment needs no entry."""
     from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
     from gateway.config import editing  # noqa: PLC0415  # as above
@@ -121,9 +121,9 @@ def _agent_of(config: GatewayConfig, name: str | None, model: str | None) -> Age
             if name is None or link.provider == name:
                 return replace(link, model=model or link.model)
             link = link.fallback
-    model = model or DEFAULT_MODELS.get(name or "")
-    if name not in config.providers:
+    if name is None or name not in config.providers:
         raise NothingToTest(f"there is no provider {name!r}; `exogate provider list` shows them")
+    model = model or DEFAULT_MODELS.get(name)
     if model is None:
         raise NothingToTest(f"no agent uses the provider {name!r}; say which --model to ask")
     return AgentDef(AgentId(name), name, model)

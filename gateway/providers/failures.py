@@ -112,11 +112,16 @@ def kind_of(refusal: Refusal, status: int | None) -> FailureKind:
     status = status or refusal.code
     if status not in _TELLING and _OVERFLOW.search(told):
         return "context_overflow"
-    if status == 429 and refusal.wait_s is None and _SPENT.search(told):
-        return "auth"  # whoever says when to come back has not been left unpaid
+    if status == 429 and _is_spent(refusal, told):
+        return "auth"
     if status is not None and 300 <= status < 600:
         return _BY_STATUS.get(status, "server" if status >= 500 else "bad_request")
     return next((_BY_NAME[name] for name in refusal.names if name in _BY_NAME), "server")
+
+
+def _is_spent(refusal: Refusal, told: str) -> bool:
+    """Whether paying would help. Google speaks of billing in any case, and says when to come back."""
+    return refusal.wait_s is None and _SPENT.search(told) is not None
 
 
 def refused(

@@ -1,5 +1,7 @@
 """`exogate provider` lists providers and asks one tiny question."""
 
+from functools import partial
+
 import anyio
 import pytest
 from anyio import to_thread
@@ -67,9 +69,9 @@ async def test_a_provider_is_added_with_its_diff_and_tried_before_an_agent_uses_
         wire = ("--wire", "openai") if name == "mine" else ()
         key = () if name == "ollama" else ("--key", f"${{file:{folder}/key}}")
         how = ("provider", "add", name, "--url", server.url, *wire, *key)
-        refused = await to_thread.run_sync(alone, *how)
-        ran = await to_thread.run_sync(alone, *how, "--yes")
-        again = await to_thread.run_sync(alone, *how, "--yes")
+        refused = await to_thread.run_sync(partial(alone, *how))
+        ran = await to_thread.run_sync(partial(alone, *how, "--yes"))
+        again = await to_thread.run_sync(partial(alone, *how, "--yes"))
         tried = await to_thread.run_sync(alone, "--json", "provider", "test", name, "--model", "m")
 
     assert refused.code != 0
