@@ -49,8 +49,8 @@ def openai_events(
         events.append(event({"tool_calls": [rest]}))
     events.append(event({}, finish or ("tool_calls" if calls else "stop")))
     if usage is not None:
-        counted = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
-        events.append(f"data: {_compact({**head, 'choices': [], 'usage': counted})}\n\n".encode())
+        told = _compact({**head, "choices": [], "usage": _counted(usage)})
+        events.append(f"data: {told}\n\n".encode())
     return [*events, b"data: [DONE]\n\n"] if done else events
 
 
@@ -115,9 +115,13 @@ def openai_whole(text: str, *, calls: Sequence[Call] = (), usage: tuple[int, int
         "message": message,
         "finish_reason": "tool_calls" if calls else "stop",
     }
+    head = {"id": "chatcmpl-mock", "object": "chat.completion", "created": 0, "model": MODEL}
+    return _compact({**head, "choices": [choice], "usage": _counted(usage)}).encode()
+
+
+def _counted(usage: tuple[int, int]) -> dict[str, int]:
     counted = {"prompt_tokens": usage[0], "completion_tokens": usage[1]}
-    whole = {"id": "chatcmpl-mock", "model": MODEL, "choices": [choice], "usage": counted}
-    return _compact(whole).encode()
+    return {**counted, "total_tokens": sum(usage)}
 
 
 def anthropic_whole(

@@ -305,8 +305,14 @@ def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
         told = str(failure)
         return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
     told = BROKEN[failure.kind].format(provider=failure.provider)
-    retryable, after = failure.retryable, failure.retry_after_s
-    return Fail(told, exchange.heard or told, retryable=retryable, retry_after_s=after)
+    return Fail(
+        told,
+        exchange.heard or told,
+        retryable=failure.retryable,
+        retry_after_s=failure.retry_after_s,
+        provider=failure.provider,
+        status=failure.status,
+    )
 
 
 def _without_end(exchange: Exchange, outcome: Outcome) -> Fail:

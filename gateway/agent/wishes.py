@@ -118,6 +118,8 @@ class Fail:
     retryable: bool = False
     retry_after_s: float | None = None
     refusal: BudgetExceeded | None = None
+    provider: str | None = None  # whose failure it is, and the status that it answered with
+    status: int | None = None
 
 
 End = Finish | Fail

@@ -10,9 +10,11 @@ import click
 from gateway.app.models import models
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.cli.ending import FAILED
+from gateway.cli.known import DEFAULT_MODELS
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError, ModelFailed
+from gateway.domain.ids import AgentId
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest
 from gateway.domain.ports import Model
@@ -57,12 +59,37 @@ def list_providers(context: CliContext) -> None:
 
 
 @provider.command()
-@click.argument("name", required=False)
+@click.argument("name")
+@click.option("--wire", type=click.Choice(["openai", "anthropic"]), help="Unless it is a preset.")
+@click.option("--url", "base_url", help="Its address; needed unless it is a preset.")
+@click.option("--key", "api_key", help="A reference: ${env:NAME} or ${file:NAME}.")
+@click.option("--yes", "-y", is_flag=True, help="Write without asking.")
 @click.pass_obj
-def test(context: CliContext, name: str | None) -> None:
+def add(context: CliContext, /, name: str, *, yes: bool, **told: str | None) -> None:
+    """Add a provider to the configuration. A preset whose key is in the environment needs no entry."""
+    from gateway.cli import plugin_granting as writing  # noqa: PLC0415  # pydantic is slow to import
+    from gateway.config import editing  # noqa: PLC0415  # as above
+
+    place = writing.place_of(context)
+    table = {key: value for key, value in told.items() if value is not None}
+    after = editing.with_provider(place.text, name, table)
+    writing.tell(context, [editing.difference(place.text, after, place.name)])
+    writing.agreed("Write it?", yes=yes)
+    writing.save(context, place, after)
+    if context.json:
+        click.echo(json.dumps({"name": name, "config": str(place.path)}))
+    else:
+        click.echo(f"provider {name} is in {place.name}. {writing.effect(context)}")
+
+
+@provider.command()
+@click.argument("name", required=False)
+@click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
+@click.pass_obj
+def test(context: CliContext, name: str | None, model: str | None) -> None:
     """Ask a provider one tiny question (about 30 tokens) and show what came back."""
     config = config_or_exit(context)
-    agent = _agent_of(config, name)
+    agent = _agent_of(config, name, model)
     try:
         reply = anyio.run(_ask, config, agent)
     except ModelFailed as error:
@@ -86,15 +113,20 @@ def test(context: CliContext, name: str | None) -> None:
     click.echo(json.dumps(shown, ensure_ascii=False) if context.json else text)
 
 
-def _agent_of(config: GatewayConfig, name: str | None) -> AgentDef:
-    """The agent whose model is asked: the first one that uses the provider."""
+def _agent_of(config: GatewayConfig, name: str | None, model: str | None) -> AgentDef:
+    """Whose model is asked: the first agent's that uses the provider, else the preset's usual one."""
     for agent in config.agents:
         link: AgentDef | None = agent
         while link is not None:
             if name is None or link.provider == name:
-                return link
+                return replace(link, model=model or link.model)
             link = link.fallback
-    raise NothingToTest(f"no agent uses the provider {name!r}; `exogate provider list` shows them")
+    if name is None or name not in config.providers:
+        raise NothingToTest(f"there is no provider {name!r}; `exogate provider list` shows them")
+    model = model or DEFAULT_MODELS.get(name)
+    if model is None:
+        raise NothingToTest(f"no agent uses the provider {name!r}; say which --model to ask")
+    return AgentDef(AgentId(name), name, model)
 
 
 def _unmetered(model: Model) -> Model:

@@ -49,16 +49,25 @@ def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
 
 def with_channel(text: str, name: str, channel: Mapping[str, object]) -> str:
     """Adds it at the end; the keys of `channel` are those of `[channels.NAME]`."""
+    return _with_named(text, "channels", name, channel)
+
+
+def with_provider(text: str, name: str, provider: Mapping[str, object]) -> str:
+    """Adds it at the end; the keys of `provider` are those of `[providers.NAME]`."""
+    return _with_named(text, "providers", name, provider)
+
+
+def _with_named(text: str, section: str, name: str, table: Mapping[str, object]) -> str:
     document = _parsed(text)
-    channels = document.setdefault("channels", {})
-    if not isinstance(channels, dict) or name in channels:
-        raise CannotEdit(f"there is a channel {quoted(name)} already")
-    channels[name] = dict(channel)
+    named = document.setdefault(section, {})
+    if not isinstance(named, dict) or name in named:
+        raise CannotEdit(f"there is a {section.removesuffix('s')} {quoted(name)} already")
+    named[name] = dict(table)
     gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
-    lines = [f"{key} = {_written(value).decode()}" for key, value in channel.items()]
-    table = "\n".join([f"[channels.{_key(name)}]", *lines, ""])
+    lines = [f"{key} = {_written(value).decode()}" for key, value in table.items()]
+    added = "\n".join([f"[{section}.{_key(name)}]", *lines, ""])
     source = text.encode()
-    return _proved(source + (gap + table).encode().replace(b"\n", line_end(source)), document)
+    return _proved(source + (gap + added).encode().replace(b"\n", line_end(source)), document)
 
 
 def with_capability(text: str, plugin: str, capability: Capability) -> str:

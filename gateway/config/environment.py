@@ -10,14 +10,20 @@ from gateway.config.values import Known
 TOKEN = "EXOGATE_TOKEN"
 CONFIG = "EXOGATE_CONFIG"
 GEMINI_KEY = "AGENT_GEMINI_API_KEY"
+MCP_SERVER = "default"  # the one that variables stand for
+MCP_URL = "AGENT_MCP_SERVER_URL"
 DEMO = "demo"  # the provider in this process: no address, no key, nothing to configure
 
-# Variables that stand for a key of the default agent, each with the type of its value.
+# Variables that stand for a key of the default agent, or of the MCP server that it has by them, each
+# with the type of its value.
 AGENT_KEYS: Mapping[str, tuple[tuple[str, ...], Callable[[str], object]]] = MappingProxyType(
     {
         "AGENT_SYSTEM_PROMPT": (("agent", "system_prompt"), str),
         "AGENT_TEMPERATURE": (("agent", "temperature"), float),
         "AGENT_TOKEN_BUDGET": (("agent", "context", "token_budget"), int),
+        MCP_URL: (("mcp", "servers", MCP_SERVER, "url"), str),
+        "AGENT_MCP_TIMEOUT": (("mcp", "servers", MCP_SERVER, "timeout_s"), float),
+        "AGENT_MCP_RETRY_ATTEMPTS": (("mcp", "servers", MCP_SERVER, "retry_attempts"), int),
     }
 )
 

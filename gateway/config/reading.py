@@ -11,7 +11,16 @@ from gateway.config.budgets import add_usual_budget, resolve_budgets
 from gateway.config.channels import Channels
 from gateway.config.checking import check
 from gateway.config.document import Document, read_document
-from gateway.config.environment import AGENT_KEYS, DEMO, TOKEN, Choice, usual_choice, value_of
+from gateway.config.environment import (
+    AGENT_KEYS,
+    DEMO,
+    MCP_SERVER,
+    MCP_URL,
+    TOKEN,
+    Choice,
+    usual_choice,
+    value_of,
+)
 from gateway.config.given import Given
 from gateway.config.mcp import McpServers
 from gateway.config.mcp_serving import resolve_serving
@@ -34,7 +43,14 @@ from gateway.config.values import (
 )
 from gateway.domain.agents import OWN_TOOLS
 from gateway.domain.ids import AgentId
+from gateway.domain.mcp import FAMILY
 from gateway.domain.rules import RuleDef
+
+# What a variable's key has to belong to, and how that is called.
+_NEEDED = {
+    "agent": (("agent",), "default agent"),
+    "mcp": (("mcp", "servers", MCP_SERVER), f"MCP server {quoted(MCP_SERVER)}, nor {MCP_URL}"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +206,7 @@ def _add_usual_agent(content: dict[str, Any], around: Surroundings, report: Repo
         names = _plugin_names(content).items()
         taken = _adapters(content)
         tools = [name for name, is_enabled in names if name and is_enabled and name not in taken]
-        content["agent"] = {"id": choice.agent_id, "tools": tools}
+        content["agent"] = {"id": choice.agent_id, "tools": [*tools, *_variable_tools(around)]}
         if choice.others:
             message = f"{choice.variable} is used; set as well: {', '.join(choice.others)}"
             fix = "choose with [agent] provider"
@@ -230,14 +246,37 @@ def _add_variables(
     agent = content.get("agent")
     if choice.variable and isinstance(agent, dict) and "provider" not in agent:
         variables["agent", "provider"] = choice.variable
+    if _variable_tools(around) and isinstance(agent, dict) and "tools" not in agent:
+        content["agent"] = {**agent, "tools": [*_variable_tools(around)]}
+        variables["agent", "tools"] = MCP_URL
+    return variables | _put_variables(content, around, report)
+
+
+def _put_variables(
+    content: dict[str, Any], around: Surroundings, report: Report
+) -> dict[KeyPath, str]:
+    variables: dict[KeyPath, str] = {}
     for variable, (path, kind) in AGENT_KEYS.items():
-        text = value_of(around.environment, variable)
-        if text and "agent" not in content:
-            message = f"{variable} is set, but there is no default agent"
-            report.note("unused-variable", path, message, "add [agent], or unset it")
+        text, (needed, told) = value_of(around.environment, variable), _NEEDED[path[0]]
+        if text and variable != MCP_URL and not _is_there(content, needed):
+            message = f"{variable} is set, but there is no {told}"
+            report.note("unused-variable", path, message, f"add [{'.'.join(needed)}], or unset it")
         elif text and _put(content, path, kind, text):
             variables[path] = variable
     return variables
+
+
+def _variable_tools(around: Surroundings) -> Collection[str]:
+    """The tools of the server that a variable adds, for an agent whose list says nothing else."""
+    return (f"{FAMILY}{MCP_SERVER}",) if value_of(around.environment, MCP_URL) else ()
+
+
+def _is_there(content: Any, path: tuple[str, ...]) -> bool:
+    for part in path:
+        if not isinstance(content, dict) or part not in content:
+            return False
+        content = content[part]
+    return True
 
 
 def _put(content: dict[str, Any], path: tuple[str, ...], kind: Any, text: str) -> bool:

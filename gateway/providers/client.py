@@ -14,7 +14,7 @@ from gateway.domain.providers import ProviderDef
 from gateway.domain.times import to_micros
 from gateway.providers.assembly import Assembly
 from gateway.providers.failures import Scrub, refused
-from gateway.providers.presets import missing_key
+from gateway.providers.presets import missing_key, quirks_of
 from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, read_whole
 from gateway.providers.reply_anthropic import AnthropicReading
 from gateway.providers.reply_openai import OpenAiReading
@@ -86,6 +86,7 @@ class _Line:
         self._http, self._clock = http, clock
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
         self._recovers = definition.tool_markup == "recover"
+        self._unknown_model = quirks_of(definition).unknown_model
         key = definition.api_key.reveal().strip() if definition.api_key else None
         self._key_problem = missing_key(definition) or _unsendable(key)
         self._encoder: Encoder
@@ -139,13 +140,22 @@ class _Line:
                 now = self._clock.now()
                 if record is not None:
                     record("now", to_micros(now))
-                raise refused(assembly.provider, status, headers, said, scrub=self._scrub, now=now)
+                failed = refused(
+                    assembly.provider, status, headers, said, scrub=self._scrub, now=now
+                )
+                raise self._advised(failed, assembly.request.model)
             if not is_plain:
                 raise assembly.failed("protocol", f"the answer is encoded ({encoding}), unasked")
             reading = self._new_reading(assembly)
             if _is_stream(headers.get("content-type", ""), asked=assembly.request.stream):
                 return await _read_stream(answer, StreamReader(reading, assembly), assembly)
             return await _read_whole(answer, reading, assembly)
+
+    def _advised(self, failed: ModelFailed, model: str) -> ModelFailed:
+        if failed.kind != "not_found" or not self._unknown_model:
+            return failed
+        told = f"{failed.detail} ({self._unknown_model.format(model=model)})"
+        return ModelFailed(failed.provider, failed.kind, told, status=failed.status)
 
 
 async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assembly) -> ModelReply:

@@ -21,6 +21,7 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 _SPENT = re.compile(r"insufficient_quota|insufficient credits|billing", re.IGNORECASE)
+_SECONDS = re.compile(r"\d{1,9}(?:\.\d{1,9})?s")
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 _STATUSES: dict[FailureKind, tuple[int, ...]] = {
@@ -70,6 +71,7 @@ class Refusal:
     message: str
     names: tuple[str, ...] = ()  # type, code and status as words, in lower case
     code: int | None = None  # a status, given as a number inside the body
+    wait_s: float | None = None  # given inside the body
 
 
 def read_refusal(body: object) -> Refusal:
@@ -87,7 +89,17 @@ def read_refusal(body: object) -> Refusal:
         str(message),
         _words(error.get("type"), code, error.get("status")),
         code if type(code) is int else None,
+        _wait_s(error.get("details")),
     )
+
+
+def _wait_s(details: object) -> float | None:
+    """Google writes `"retryDelay": "37.5s"` among the details of an error, and no header."""
+    for one in details if isinstance(details, list) else ():
+        delay = one.get("retryDelay") if isinstance(one, Mapping) else None
+        if isinstance(delay, str) and _SECONDS.fullmatch(delay):
+            return float(delay[:-1])
+    return None
 
 
 def _words(*values: object) -> tuple[str, ...]:
@@ -100,11 +112,16 @@ def kind_of(refusal: Refusal, status: int | None) -> FailureKind:
     status = status or refusal.code
     if status not in _TELLING and _OVERFLOW.search(told):
         return "context_overflow"
-    if status == 429 and _SPENT.search(told):
+    if status == 429 and _is_spent(refusal, told):
         return "auth"
     if status is not None and 300 <= status < 600:
         return _BY_STATUS.get(status, "server" if status >= 500 else "bad_request")
     return next((_BY_NAME[name] for name in refusal.names if name in _BY_NAME), "server")
+
+
+def _is_spent(refusal: Refusal, told: str) -> bool:
+    """Whether paying would help. Google speaks of billing in any case, and says when to come back."""
+    return refusal.wait_s is None and _SPENT.search(told) is not None
 
 
 def refused(
@@ -122,13 +139,9 @@ def refused(
     if 300 <= status < 400:
         said = "it redirects, and redirects are not followed; set its final address as base_url"
     detail = f"HTTP {status}: {said}" if said else f"HTTP {status} without an explanation"
-    return ModelFailed(
-        provider,
-        kind_of(refusal, status),
-        detail,
-        status=status,
-        retry_after_s=retry_after_s(headers, now),
-    )
+    kind, told = kind_of(refusal, status), retry_after_s(headers, now)
+    wait_s = refusal.wait_s if told is None else told
+    return ModelFailed(provider, kind, detail, status=status, retry_after_s=wait_s)
 
 
 def _parsed(body: bytes) -> object:

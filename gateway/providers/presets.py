@@ -15,6 +15,8 @@ class Quirks:
     stream_usage: bool = True  # takes stream_options.include_usage
     max_tokens_key: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
     thinking_by: ThinkingBy = "nothing"
+    foreign_signature: str | None = None  # for calls of another model, where each needs a signature
+    unknown_model: str = ""  # what an operator can do about a {model} that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +31,10 @@ class Preset:
 
 
 _OPENAI = Quirks(max_tokens_key="max_completion_tokens", thinking_by="reasoning_effort")
-_GEMINI = Quirks(thinking_by="reasoning_effort")
+_GEMINI = Quirks(
+    thinking_by="reasoning_effort", foreign_signature="skip_thought_signature_validator"
+)
+_OLLAMA = Quirks(unknown_model="run `ollama pull {model}` where Ollama runs")
 _OPENROUTER = Quirks(thinking_by="reasoning_enabled")
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
 
@@ -40,7 +45,7 @@ _PRESETS = (
     Preset(
         "openrouter", "openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", _OPENROUTER
     ),
-    Preset("ollama", "openai", "http://127.0.0.1:11434/v1", None),
+    Preset("ollama", "openai", "http://127.0.0.1:11434/v1", None, _OLLAMA),
 )
 PRESETS = {preset.name: preset for preset in _PRESETS}
 

@@ -33,7 +33,9 @@ class OpenAiEncoder:
         return headers | ({"authorization": f"Bearer {api_key}"} if api_key else {})
 
     def body(self, request: ModelRequest) -> bytes:
-        messages = b",".join([self._message(message) for message in request.messages])
+        # Gemini 3 refuses calls without a signature, so those of other models get one that says so.
+        signature = self._quirks.foreign_signature if "gemini-3" in request.model else None
+        messages = b",".join([self._message(one, signature) for one in request.messages])
         head = _head(self._quirks, without_messages(request))
         if request.system and messages:
             head += b","
@@ -55,12 +57,14 @@ class OpenAiEncoder:
         self._quirks = quirks
         return True
 
-    def _message(self, message: Message) -> bytes:
+    def _message(self, message: Message, signature: str | None) -> bytes:
         own = message.extras is not None and message.extras.provider == self._name
-        key = self._own_key if own else "openai"
+        signature = signature if message.tool_calls else None
+        key = self._own_key if own or signature else "openai"
+        key += ":signed" if signature else ""
         kept = message.kept.get(key)
         if kept is None:
-            kept = message.kept[key] = json_bytes(_plain(message, extras_too=own))
+            kept = message.kept[key] = json_bytes(_plain(message, signature, extras_too=own))
         return kept
 
 
@@ -99,7 +103,7 @@ def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
     return {}
 
 
-def _plain(message: Message, *, extras_too: bool) -> dict[str, Any]:
+def _plain(message: Message, signature: str | None, *, extras_too: bool) -> dict[str, Any]:
     if message.result is not None:
         result = message.result
         return {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
@@ -111,7 +115,9 @@ def _plain(message: Message, *, extras_too: bool) -> dict[str, Any]:
         extras = from_json(message.extras.json)
     if message.tool_calls:
         plain["content"] = message.text or None
-        plain["tool_calls"] = _calls(message, extras.get("calls", {}))
+        plain["tool_calls"] = calls = _calls(message, extras.get("calls", {}))
+        if signature:  # calls that are made side by side have one together, at the first of them
+            calls[0].setdefault("extra_content", {"google": {"thought_signature": signature}})
     if details := extras.get("reasoning_details"):
         plain["reasoning_details"] = details
     return plain

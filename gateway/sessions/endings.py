@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from gateway.agent.job import Answer
-from gateway.agent.wishes import Finish
+from gateway.agent.wishes import Fail, Finish
 from gateway.domain.chunks import Chunk
 from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
@@ -61,15 +61,19 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
         done = Chunk("done", data)
         return _end(end.reason, nodes, done, answer)
     terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
-    more, after = {}, end.retry_after_s
+    terminal = Chunk("error", {**terminal.data, **_facts(end, timing)})
+    return _end("failed", nodes, terminal, answer)
+
+
+def _facts(end: Fail, timing: Timing) -> Mapping[str, object]:
+    """What is known besides: of the provider that failed, or of the budget that is spent."""
+    after, told = end.retry_after_s, dict[str, object]()
     if end.refusal is not None:
-        more, resets = dict(end.refusal.facts), end.refusal.resets_at
+        told, resets = dict(end.refusal.facts), end.refusal.resets_at
         if resets is not None:
             after = max(0.0, (resets - timing.finished_at).total_seconds())
-    if after is not None:
-        more["retry_after_s"] = after
-    terminal = Chunk("error", {**terminal.data, **more})
-    return _end("failed", nodes, terminal, answer)
+    more = {"provider": end.provider, "provider_status": end.status, "retry_after_s": after}
+    return told | {name: value for name, value in more.items() if value is not None}
 
 
 def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer) -> End:

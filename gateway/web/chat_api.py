@@ -34,7 +34,10 @@ STATUS = {
     "internal_error": 500,
     "config_error": 500,
 }
-_TOLD = ("message", "retryable", "retry_after_s", "scope", "used", "limit", "unit", "resets_at")
+_TOLD = (
+    *("message", "retryable", "timestamp", "provider", "provider_status", "retry_after_s"),
+    *("scope", "used", "limit", "unit", "resets_at"),
+)
 
 
 class ChatBody(BaseModel):
@@ -95,12 +98,14 @@ class ChatApi:
             status = STATUS.get(end["error_type"], 500)
             after = end.get("retry_after_s")
             wait = {} if after is None else {"retry-after": str(ceil(after))}
-            return json_response({"error": _error(end), **ids}, status, {**headers, **wait})
+            error = _error(end["error_type"], end)
+            return json_response({"error": error, **ids}, status, {**headers, **wait})
         answer = {
             "response": spoken(events),
             **ids,
             "message_id": end["message_id"],
             "tokens_used": end["tokens_used"],
+            "usage": _usage(events),
             "model": end["model"],
             "execution_time_ms": end["execution_time_ms"],
             "reason": end["reason"],
@@ -110,8 +115,8 @@ class ChatApi:
         }
         if end["reason"] == "timeout":
             told = "the run reached its time limit; what there is comes with this error"
-            error = {"type": "timeout", "code": "timeout", "message": told, "retryable": True}
-            return json_response({"error": error, **answer}, 504, headers)
+            facts = {"message": told, "retryable": True, "timestamp": end["timestamp"]}
+            return json_response({"error": _error("timeout", facts), **answer}, 504, headers)
         return json_response(answer, 200, headers)
 
 
@@ -137,6 +142,19 @@ def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, ob
     return [{**asked.get(call["id"], {}), **call} for call in ended]
 
 
-def _error(end: Mapping[str, Any]) -> Mapping[str, object]:
-    kept = {name: end[name] for name in _TOLD if name in end}
-    return {"type": end["error_type"], "code": end["error_type"], **kept}
+def _usage(events: Sequence[Mapping[str, Any]]) -> Mapping[str, object]:
+    """Of all models that worked for it. The cost is of those calls of which it is known."""
+    told = [event for event in events if event["type"] == "usage"]
+    costs = [event["cost_usd"] for event in told if event["cost_usd"] is not None]
+    return {
+        "input_tokens": sum(event["input_tokens"] for event in told),
+        "output_tokens": sum(event["output_tokens"] for event in told),
+        "cost_usd": round(sum(costs), 9) if costs else None,
+    }
+
+
+def _error(kind: str, facts: Mapping[str, Any]) -> Mapping[str, object]:
+    """Its message is one of our own sentences, never a provider's words."""
+    kept = {name: facts[name] for name in _TOLD if name in facts}
+    same = {"type": kind, "code": kind, "error_type": kind}
+    return {**same, "user_facing_message": facts["message"], **kept}

@@ -15,6 +15,8 @@ from gateway.domain.recall import YOU, Recalled
 from gateway.domain.rules import RuleDef
 from gateway.domain.sessions import SessionRecord
 
+TOLD = 2  # times that a message's calls are shown: as they are, and in its metadata
+
 
 def stamp(at: datetime) -> str:
     """ISO 8601, UTC, with Z."""
@@ -31,10 +33,15 @@ def message(node: Node, most: int) -> dict[str, object]:
     text = said.result.content if said.result else said.text
     room = most - len(text)
     calls: list[dict[str, object]] = []
+    metadata: dict[str, object] = {"token_count": node.token_count}
     for call in said.tool_calls:
-        function = {"name": call.name, "arguments": call.arguments[: max(0, room)]}
+        function = {"name": call.name, "arguments": call.arguments[: max(0, room // TOLD)]}
         calls.append({"id": call.id, "type": "function", "function": function})
-        room -= len(call.arguments)
+        room -= TOLD * len(call.arguments)
+    if calls:
+        metadata["tool_calls"] = calls
+    if node.model is not None:
+        metadata["model"] = node.model
     shown: dict[str, object] = {
         "id": node.id,
         "seq": node.seq,
@@ -47,6 +54,7 @@ def message(node: Node, most: int) -> dict[str, object]:
         "created_at": stamp(node.created_at),
         "token_count": node.token_count,
         "model": node.model,
+        "metadata": metadata,
     }
     if said.result is not None:
         shown["tool_call_id"] = said.result.call_id

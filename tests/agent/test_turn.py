@@ -288,11 +288,12 @@ def test_the_model_is_told_once_between_the_lines(
                 BROKEN["rate"].format(provider="fake"),
                 BROKEN["rate"].format(provider="fake"),
                 retryable=True,
+                provider="fake",
             ),
         ),
         (
             lambda paper: paper.hear("half").break_off("auth", started=True),
-            Fail(BROKEN["auth"].format(provider="fake"), "half"),
+            Fail(BROKEN["auth"].format(provider="fake"), "half", provider="fake"),
         ),
         (
             lambda paper: paper.reply("done").stop(),

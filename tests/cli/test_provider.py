@@ -1,5 +1,7 @@
 """`exogate provider` lists providers and asks one tiny question."""
 
+from functools import partial
+
 import anyio
 import pytest
 from anyio import to_thread
@@ -48,8 +50,55 @@ async def test_a_provider_that_refuses_the_key_is_told_in_one_sentence(alone: Sh
     assert "Traceback" not in ran.err
 
 
-def test_a_provider_that_no_agent_uses_is_said_so(alone: Shell) -> None:
+def test_a_provider_that_is_not_there_is_said_so(alone: Shell) -> None:
     ran = alone("provider", "test", "openai")
 
     assert ran.code == 1
-    assert "no agent uses the provider 'openai'" in ran.err
+    assert "there is no provider 'openai'" in ran.err
+
+
+@pytest.mark.parametrize("name", ["gemini", "openrouter", "ollama", "mine"])
+async def test_a_provider_is_added_with_its_diff_and_tried_before_an_agent_uses_it(
+    alone: Shell, name: str
+) -> None:
+    folder, file = alone.config.parent, anyio.Path(alone.config)
+    await file.write_text(f"# mine\n[gateway]\ndata_dir = '{folder}/data'\n")
+    await anyio.Path(folder / "key").touch(0o600)
+    await anyio.Path(folder / "key").write_text("sk-canary-0123456789")
+    async with scripted_server([Reply("ready")]) as server:
+        wire = ("--wire", "openai") if name == "mine" else ()
+        key = () if name == "ollama" else ("--key", f"${{file:{folder}/key}}")
+        how = ("provider", "add", name, "--url", server.url, *wire, *key)
+        refused = await to_thread.run_sync(partial(alone, *how))
+        ran = await to_thread.run_sync(partial(alone, *how, "--yes"))
+        again = await to_thread.run_sync(partial(alone, *how, "--yes"))
+        tried = await to_thread.run_sync(alone, "--json", "provider", "test", name, "--model", "m")
+
+    assert refused.code != 0
+    assert (ran.code, ran.out.count(f"+[providers.{name}]")) == (0, 1)
+    assert (await file.read_text()).startswith("# mine\n")
+    assert "already" in again.err
+    assert (tried.code, tried.json["text"], tried.json["model"]) == (0, "ready", "m")
+    sent = server.requests[0].headers.get("authorization")
+    assert sent == (None if name == "ollama" else "Bearer sk-canary-0123456789")
+    assert "sk-canary" not in ran.out + ran.err + tried.out + tried.err
+
+
+def test_nothing_that_would_be_wrong_is_added(alone: Shell) -> None:
+    before = alone.config.read_text()
+
+    ran = alone("provider", "add", "mine", "--yes")
+
+    assert ran.code == 78
+    assert "base_url" in ran.err
+    assert alone.config.read_text() == before
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_a_provider_without_a_usual_model_needs_to_be_told_one(alone: Shell, is_told: bool) -> None:
+    alone.config.write_text("[providers.ollama]\nbase_url = 'http://127.0.0.1:9/v1'\n")
+
+    ran = alone("provider", "test", "ollama", *(("--model", "m") if is_told else ()))
+
+    assert ran.code == 1
+    assert ("--model" in ran.err) is not is_told

@@ -114,19 +114,72 @@ def test_variables_stand_for_keys_of_the_default_agent(arena: Arena) -> None:
     assert agent.context.token_budget == 102_400
 
 
-@pytest.mark.requirement("S-004-Cfg-06")
-@pytest.mark.parametrize(("text", "is_right"), [("0", 1), ("2.0", 1), ("-0.1", 0), ("2.1", 0)])
-def test_the_temperature_of_the_environment_has_its_bounds(
-    arena: Arena, text: str, is_right: int
+# What the seed says of its variables, at both edges and beyond them.
+BOUNDS = {
+    "AGENT_TEMPERATURE": (("0", "0.7", "2.0"), ("-0.1", "2.1", "inf")),
+    "AGENT_TOKEN_BUDGET": (("4000", "128000", "auto"), ("0", "-1", "3999", "128001", "1.5")),
+    "AGENT_MCP_SERVER_URL": (
+        ("http://localhost:8001/mcp", "https://mcp.example/mcp"),
+        ("localhost:8001", "ftp://mcp.example", "http://mcp.example/mcp"),
+    ),
+    "AGENT_MCP_TIMEOUT": (("0.1", "10", "600"), ("0", "-1", "601", "nan", "soon")),
+    "AGENT_MCP_RETRY_ATTEMPTS": (("0", "3", "10"), ("-1", "11", "1.5")),
+}
+ROWS = [
+    (variable, text, is_right)
+    for variable, sides in BOUNDS.items()
+    for is_right, texts in zip((True, False), sides, strict=True)
+    for text in texts
+]
+
+
+@pytest.mark.requirement("S-004-Cfg-02", "S-004-Cfg-03", "S-004-Cfg-04")
+@pytest.mark.requirement("S-004-Cfg-06", "S-004-Cfg-07", "S-004-Valid-01")
+@pytest.mark.parametrize(("variable", "text", "is_right"), ROWS)
+def test_a_variable_has_the_bounds_of_its_key(
+    arena: Arena, variable: str, text: str, is_right: bool
 ) -> None:
-    arena = replace(arena, environment={"AGENT_TEMPERATURE": text})
+    server = {"AGENT_MCP_SERVER_URL": "http://127.0.0.1:1/mcp"}
+    arena = replace(arena, environment={**server, variable: text})
 
     if is_right:
-        assert arena.load().agents[0].temperature == float(text)
+        assert not arena.load().notices
     else:
         (problem,) = arena.problems("[gateway]\nport = 1")
-        assert (problem.code, problem.source, problem.line) == ("CFG007", "AGENT_TEMPERATURE", 0)
-        assert problem.render().startswith("AGENT_TEMPERATURE: error[CFG007] agent.temperature: ")
+        assert (problem.source, problem.line) == (variable, 0)
+        assert problem.render().startswith(f"{variable}: error[{problem.code}] ")
+
+
+@pytest.mark.requirement("S-004-Cfg-02", "S-004-Cfg-03", "S-004-Cfg-04", "S-004-Cfg-09")
+def test_variables_stand_for_the_server_of_the_default_agent(arena: Arena) -> None:
+    environment = {
+        "AGENT_MCP_SERVER_URL": "http://localhost:8001/mcp",
+        "AGENT_MCP_TIMEOUT": "2.5",
+        "AGENT_MCP_RETRY_ATTEMPTS": "0",
+    }
+    arena = replace(arena, environment=environment)
+
+    alone = arena.load()
+    file = arena.load("[mcp.servers.default]\nurl = 'https://mcp.example'\ntimeout_s = 9\n[agent]")
+    listed = arena.load("[agent]\ntools = []")
+
+    for config in (alone, file, listed):
+        (server,) = config.mcp_servers
+        assert (server.name, server.url) == ("default", "http://localhost:8001/mcp")
+        assert (server.timeout_s, server.retry_attempts) == (2.5, 0)
+    assert alone.agents[0].tools == ("echo", "time", "memory", "mcp:default")
+    assert file.agents[0].tools == ("mcp:default",)
+    assert listed.agents[0].tools == ()
+
+
+@pytest.mark.parametrize("file", ["", "mcp = 3", "[mcp]\nservers = []"])
+def test_a_variable_of_a_server_that_is_not_there_is_noted(arena: Arena, file: str) -> None:
+    arena = replace(arena, environment={"AGENT_MCP_TIMEOUT": "5"})
+
+    if file:
+        assert arena.problems(file)
+    else:
+        assert [n.code for n in arena.load(file).notices] == ["unused-variable"]
 
 
 @pytest.mark.parametrize("text", ["nan", "warm", "1_0x"])

@@ -94,6 +94,7 @@ class Site:
 
 
 Change = Callable[[GatewayConfig], GatewayConfig]
+NO_VARIABLES: Mapping[str, str] = {}
 
 
 def unchanged(config: GatewayConfig) -> GatewayConfig:
@@ -101,13 +102,18 @@ def unchanged(config: GatewayConfig) -> GatewayConfig:
 
 
 @asynccontextmanager
-async def running(setup: Setup, folder: Path, change: Change = unchanged) -> AsyncIterator[Site]:
+async def running(
+    setup: Setup,
+    folder: Path,
+    change: Change = unchanged,
+    environment: Mapping[str, str] = NO_VARIABLES,
+) -> AsyncIterator[Site]:
     """Started as `exogate run` does it; at the end it stops at once, whatever is at work. `change`
     is for bounds that no file may set so low."""
     path = await setup.written(folder)
 
     def read() -> GatewayConfig:
-        return load(path, environment={}, home=folder, cwd=folder, known=known())
+        return load(path, environment=environment, home=folder, cwd=folder, known=known())
 
     config = change(await to_thread.run_sync(read))
     async with assembled(config, version=VERSION) as rooms:

@@ -190,8 +190,9 @@ def _pieces(asked: Asked, reply: Reply) -> tuple[Sequence[bytes], bool]:
     if reply.raw is not None:
         return reply.raw, True
     if reply.status != 200:
-        error = {"error": {"type": "server_error", "message": f"scripted {reply.status}"}}
-        return [json.dumps(error).encode()], False
+        kind = {"type": "error"} if asked.wire == "anthropic" else {}
+        error = {"type": "server_error", "message": f"scripted {reply.status}"}
+        return [json.dumps({**kind, "error": error}).encode()], False
     texts = [reply.text] if isinstance(reply.text, str) else list(reply.text)
     texts = [text for text in texts if text]
     if not asked.body.get("stream"):

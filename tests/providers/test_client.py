@@ -87,6 +87,7 @@ async def test_deltas_are_heard_while_the_reply_still_comes(wire: Wire) -> None:
 
 
 @pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.requirement("S-004-Scale-03")
 async def test_a_connection_serves_one_call_after_the_other(wire: Wire) -> None:
     async with asking([Reply("ok")], wire) as (server, client):
         for _ in range(5):
@@ -376,6 +377,22 @@ async def test_without_a_key_nothing_is_sent_and_the_variable_is_named() -> None
 
     assert failed.value.kind == "refused_key"
     assert http.calls == []
+
+
+@pytest.mark.parametrize(("name", "is_advised"), [("ollama", True), ("custom", False)])
+async def test_a_model_that_is_not_pulled_is_told_with_the_command_that_pulls_it(
+    name: str, is_advised: bool
+) -> None:
+    body = b'{"error":{"message":"model \'mock-1\' not found","type":"not_found_error"}}'
+    http = ScriptedHttp(ScriptedAnswer([body], status=404))
+    definition = ProviderDef(name, "openai", "http://127.0.0.1:11434/v1")
+
+    with pytest.raises(ModelFailed) as failed:
+        await ProviderClient(definition, http, FakeClock(), lambda: 0.5).reply(a_request(), Heard())
+
+    assert (failed.value.kind, failed.value.status) == ("not_found", 404)
+    assert ("`ollama pull mock-1`" in failed.value.detail) is is_advised
+    assert "authorization" not in http.calls[0].headers
 
 
 @pytest.mark.parametrize("key", ["", "two words", "line\nbreak", "é"])

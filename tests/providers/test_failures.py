@@ -64,6 +64,30 @@ def test_a_spent_account_is_no_rate_limit() -> None:
     assert kind(429, {"error": {"code": "insufficient_quota", "message": "pay"}}) == "auth"
 
 
+def test_whoever_says_when_to_come_back_has_no_spent_account() -> None:
+    details = [
+        {"@type": "type.googleapis.com/google.rpc.Help"},
+        {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "37.5s"},
+    ]
+    error = {"code": 429, "message": "check your plan and billing", "status": "RESOURCE_EXHAUSTED"}
+    body = json.dumps([{"error": {**error, "details": details}}]).encode()
+
+    failed = refused("gemini", 429, {}, body, scrub=Scrub(), now=NOW)
+    earlier = refused("gemini", 429, {"retry-after": "2"}, body, scrub=Scrub(), now=NOW)
+
+    assert (failed.kind, failed.retry_after_s) == ("rate", 37.5)
+    assert earlier.retry_after_s == 2.0
+
+
+@pytest.mark.parametrize("delay", ["", "s", "-1s", "1e9s", "nans", "9" * 400 + "s", 5, None, "1m"])
+def test_any_other_delay_in_an_error_is_no_wait_and_no_crash(delay: object) -> None:
+    body = json.dumps({"error": {"message": "m", "details": [{"retryDelay": delay}, 1, None]}})
+
+    failed = refused("p", 429, {}, body.encode(), scrub=Scrub(), now=NOW)
+
+    assert (failed.kind, failed.retry_after_s) == ("rate", None)
+
+
 @pytest.mark.parametrize(
     ("body", "said"),
     [

@@ -1,6 +1,7 @@
 """A chat completions request says what was asked, and encodes each message once."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -135,6 +136,34 @@ def test_extras_go_back_to_their_provider_and_to_nobody_else() -> None:
     assert own["reasoning_details"] == [{"type": "t"}]
     assert "c2ln" not in foreign
     assert "reasoning_details" not in foreign
+
+
+SIGNED = {"google": {"thought_signature": "c2ln"}}
+FOREIGN = {"google": {"thought_signature": "skip_thought_signature_validator"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "extras", "expected"),
+    [
+        ("gemini", "gemini-3-pro", None, [FOREIGN, None]),
+        ("gemini", "gemini-3-pro", Extras("other", EXTRAS), [FOREIGN, None]),
+        ("gemini", "gemini-3-pro", Extras("gemini", EXTRAS), [SIGNED, None]),
+        ("gemini", "gemini-2.5-flash", None, [None, None]),
+        ("custom", "gemini-3-pro", None, [None, None]),
+    ],
+)
+def test_calls_of_another_model_are_signed_for_a_model_that_needs_it(
+    name: str, model: str, extras: Extras | None, expected: list[object]
+) -> None:
+    asking, calls = encoder(name), (ToolCall("a", "f"), ToolCall("b", "f"))
+    messages = (Message("user", "hi"), Message("assistant", "ok", calls, extras=extras))
+    request = replace(a_request(messages=messages), model=model)
+
+    for sent in (asking.body(request), asking.body(request)):  # also what is kept
+        made = json.loads(sent)["messages"][-1]["tool_calls"]
+        assert [call.get("extra_content") for call in made] == expected
+    unsigned = json.loads(encoder().body(request))["messages"][-1]["tool_calls"]
+    assert not any("extra_content" in call for call in unsigned)
 
 
 def test_a_message_is_encoded_once_and_its_bytes_are_kept() -> None:

@@ -237,3 +237,40 @@ async def test_an_answer_that_is_not_streamed_is_complete_too(tmp_path: Path) ->
     assert model.requests[0].body.get("stream") in {None, False}
     assert types_of(events) == ["context_update", "content", "usage", "done"]
     assert (events[-1]["response"], events[-1]["tokens_used"]) == ("all at once", 12)
+
+
+GEMINI_ASKS = (
+    b'data: {"choices":[{"index":0,"delta":{"role":"assistant","tool_calls":[{"id":"","type":'
+    b'"function","function":{"name":"time","arguments":"{}"},"extra_content":{"google":'
+    b'{"thought_signature":"c2ln"}}}]},"finish_reason":"stop"}]}\n\n',
+    b"data: [DONE]\n\n",
+)
+
+
+async def test_gemini_takes_over_in_the_middle_and_gets_its_own_signatures_back(
+    tmp_path: Path,
+) -> None:
+    asks, busy = Reply(calls=[("c1", "time", "{}")]), Reply(status=400)
+    async with (
+        scripted_server([asks, busy, busy, Reply("and on")]) as model,
+        scripted_server([Reply(raw=GEMINI_ASKS), Reply("it is late")]) as gemini,
+    ):
+        fallback = '[agent.fallback]\nprovider = "gemini"\nmodel = "gemini-3-pro"\n'
+        rest = f'[providers.gemini]\nbase_url = "{gemini.url}"\napi_key = "k"\n'
+        setup = Setup(model.url, "anthropic", agent=fallback, rest=rest, tools=("time",))
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            end = await client.ask("how late is it?")
+            later = await client.ask("and now?")
+
+    assert (end["response"], later["response"]) == ("it is late", "and on")
+    signed = [_signatures(asked) for asked in gemini.requests]
+    assert signed == [[FOREIGN], [FOREIGN, "c2ln"]]
+    assert not any("signature" in str(asked.body) for asked in model.requests)
+
+
+FOREIGN = "skip_thought_signature_validator"
+
+
+def _signatures(asked: Asked) -> list[str]:
+    calls = [call for one in asked.body["messages"] for call in one.get("tool_calls", ())]
+    return [call["extra_content"]["google"]["thought_signature"] for call in calls]

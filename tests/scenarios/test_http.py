@@ -40,7 +40,7 @@ async def test_a_message_gets_its_answer_with_all_that_is_promised(tmp_path: Pat
     assert said["conversation_id"]
 
 
-@pytest.mark.requirement("S-004-Flow-01", "S-004-Conv-01")
+@pytest.mark.requirement("S-004-Flow-01", "S-004-Conv-01", "S-004-ACtx-02")
 async def test_a_conversation_goes_on_under_its_id_and_a_new_one_knows_nothing(
     tmp_path: Path,
 ) -> None:
@@ -50,9 +50,12 @@ async def test_a_conversation_goes_on_under_its_id_and_a_new_one_knows_nothing(
             await post_chat(site.url, "who am I?", conversation_id=first["conversation_id"])
         ).json
         other = (await post_chat(site.url, "who am I?")).json
+        none = (await post_chat(site.url, "who am I?", conversation_id=None)).json
 
-    assert again["conversation_id"] == first["conversation_id"] != other["conversation_id"]
-    assert [len(history_of(asked)) for asked in model.requests] == [1, 3, 1]
+    assert again["conversation_id"] == first["conversation_id"]
+    ids = {one["conversation_id"] for one in (first, other, none)}
+    assert len(ids) == 3
+    assert [len(history_of(asked)) for asked in model.requests] == [1, 3, 1, 1]
 
 
 @pytest.mark.parametrize("by", ["body", "header"])

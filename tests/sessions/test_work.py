@@ -97,7 +97,7 @@ async def test_a_tools_error_is_kept_as_one() -> None:
     assert (result.call_id, result.content, result.is_error) == ("1", "no luck", True)
 
 
-@pytest.mark.requirement("S-002-Tools-04")
+@pytest.mark.requirement("S-002-Tools-04", "S-004-ACtx-01")
 @pytest.mark.parametrize(
     ("address", "person"),
     [
@@ -515,6 +515,7 @@ async def test_a_message_whose_place_is_gone_goes_on_from_head() -> None:
     assert [m.text for m in model.asked[1].messages] == ["one", "ok", "two"]
 
 
+@pytest.mark.requirement("S-004-ACtx-05")
 async def test_a_run_that_has_ended_is_gone_without_a_look_for_garbage() -> None:
     gc.collect()
     gc.disable()

@@ -1,24 +1,30 @@
 """POST /api/chat: the stored answer for a repeated key, and an honest word when it is gone."""
 
 import json
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import anyio
+import pytest
 from pydantic_core import from_json, to_json
 
 from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
+from gateway.domain.ids import SessionKey
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.usage import Usage
+from gateway.memory.episodes import PAGE
 from gateway.sessions.lines import Manner
 from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
+from tests.fakes.counted import NODES, counted
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.running import running
@@ -50,6 +56,7 @@ async def test_an_answer_has_the_promised_fields_and_its_conversation_goes_on() 
         "message_id",
         "run_id",
         "tokens_used",
+        "usage",
         "model",
         "execution_time_ms",
         "reason",
@@ -153,6 +160,67 @@ async def test_a_busy_model_service_says_when_to_come_back() -> None:
     headers = {name.lower(): value for name, value in answer.headers.items()}
     assert (answer.status, headers["retry-after"]) == (502, "90")
     assert answer.json["error"]["retry_after_s"] == 90.0
+
+
+@pytest.mark.requirement("S-004-Err-01")
+async def test_an_error_tells_a_program_what_failed_and_a_user_no_word_of_the_provider() -> None:
+    words = "key sk-1 of org-77 at http://10.0.0.7/ is bad"
+    broke = ModelFailed("fake", "server", words, status=500)
+    async with open_memory() as stores, staged(ScriptedModel(broke), stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with running(WebSettings(port=0), routes=routes) as site:
+            answer = await post_chat(f"http://{site.address}", "hi")
+
+    error = answer.json["error"]
+    assert (error["error_type"], error["type"]) == ("provider_error", "provider_error")
+    assert (error["provider"], error["provider_status"]) == ("fake", 500)
+    assert error["user_facing_message"] == error["message"]
+    assert "had an internal error" in error["message"]
+    assert datetime.fromisoformat(error["timestamp"]).utcoffset() == timedelta(0)
+    assert not any(word in str(answer.json) for word in ("sk-1", "org-77", "10.0.0.7"))
+
+
+@asynccontextmanager
+async def counted_api() -> AsyncIterator[tuple[str, Stage, Counter[str]]]:
+    async with open_memory() as opened:
+        stores, calls = counted(opened)
+        async with staged(ScriptedModel(says("ok")), stores) as stage:
+            routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+            async with running(WebSettings(port=0), routes=routes) as site:
+                yield f"http://{site.address}", stage, calls
+
+
+@pytest.mark.requirement("S-004-Scale-02", "S-004-Scale-04")
+@pytest.mark.parametrize("is_warm", [True, False])
+async def test_a_long_conversation_costs_no_more_of_the_store_than_a_short_one(
+    is_warm: bool,
+) -> None:
+    key, costs = SessionKey(AGENT.id, "api", "local", "c"), list[Counter[str]]()
+    async with counted_api() as (url, stage, calls):
+        for _ in range(100):
+            if not is_warm:
+                stage.front.episodes.forget(key)
+            before = Counter(calls)
+            await post_chat(url, "hi", conversation_id="c")
+            costs.append(calls - before)
+        said = (await stage.stores.transcript.path(key, limit=500)).nodes
+
+    assert len(said) == 200
+    assert costs[99] == costs[40]
+    assert costs[99][NODES] == (0 if is_warm else PAGE)
+    assert costs[99].total() - costs[99][NODES] <= 5
+
+
+async def test_usage_is_that_of_all_calls_and_its_cost_of_those_whose_cost_is_known() -> None:
+    paid = replace(says("done"), usage=Usage(30, 4, cost_usd=0.5))
+    first = replace(says("", ToolCall("1", "echo", "{}")), usage=Usage(20, 3))
+    async with open_memory() as stores, staged(ScriptedModel(first, paid), stores) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with running(WebSettings(port=0), routes=routes) as site:
+            answer = await post_chat(f"http://{site.address}", "hi")
+
+    assert answer.json["usage"] == {"input_tokens": 50, "output_tokens": 7, "cost_usd": 0.5}
+    assert answer.json["tokens_used"] == 57
 
 
 async def test_a_very_long_answer_in_many_pieces_is_given_whole() -> None:

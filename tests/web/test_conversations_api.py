@@ -5,6 +5,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 import anyio
+import pytest
 from pydantic_core import from_json, to_json
 
 from gateway.domain.model import TextDelta
@@ -43,6 +44,7 @@ async def api(model: ScriptedModel | GatedModel) -> AsyncIterator[tuple[str, Sta
             yield f"http://{site.address}", stage
 
 
+@pytest.mark.requirement("S-004-Conv-03")
 async def test_an_erased_conversation_is_gone_and_its_id_begins_a_new_one() -> None:
     model = ScriptedModel(says("ok"))
     async with api(model) as (url, _):

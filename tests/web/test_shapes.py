@@ -26,6 +26,7 @@ FIELDS = {
     "created_at",
     "token_count",
     "model",
+    "metadata",
 }
 
 
@@ -50,6 +51,7 @@ def test_a_message_has_its_role_content_time_and_tokens() -> None:
     assert (shown["role"], shown["content"], shown["token_count"]) == ("user", "hi", 7)
     assert shown["created_at"] == "2026-01-02T03:04:05.678000Z"
     assert shown["tool_calls"] is None
+    assert shown["metadata"] == {"token_count": 7}
 
 
 @pytest.mark.requirement("S-004-Msg-03", "S-000-Exchange-03")
@@ -60,6 +62,7 @@ def test_calls_have_the_usual_shape_and_a_result_names_its_call() -> None:
     assert asked["tool_calls"] == [
         {"id": "c1", "type": "function", "function": {"name": "clock", "arguments": '{"x":1}'}}
     ]
+    assert asked["metadata"] == {"token_count": 7, "tool_calls": asked["tool_calls"]}
     assert (result["role"], result["content"], result["tool_call_id"]) == ("tool", "noon", "c1")
     assert result["is_error"] is False
 

@@ -20,7 +20,7 @@ from gateway.sessions.runs import LiveRun
 from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Call, Method, Peer
-from gateway.web.shapes import message
+from gateway.web.shapes import TOLD, message
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000)]
@@ -261,7 +261,7 @@ def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
     size = 0
     for place in range(len(nodes) - 1, -1, -1):
         said = nodes[place].message
-        size += len(said.text) + sum(len(call.arguments) for call in said.tool_calls)
+        size += len(said.text) + TOLD * sum(len(call.arguments) for call in said.tool_calls)
         size += len(said.result.content) if said.result else 0
         if size > most:
             return nodes[min(place + 1, len(nodes) - 1) :]
