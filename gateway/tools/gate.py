@@ -66,8 +66,13 @@ class ToolGate:
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         began = self._clock.monotonic()
-        limit, spent = self._limit(agent, call.name), list[Spent]()
-        scope = replace(scope, call_id=call.id, spend=spent.append)
+        limit, spent, tell = self._limit(agent, call.name), list[Spent](), scope.spend
+
+        def spend(one: Spent) -> None:
+            spent.append(one)
+            tell(one)  # also if nobody waits for the result any more
+
+        scope = replace(scope, call_id=call.id, spend=spend)
         try:
             with anyio.fail_after(limit):
                 content, is_error = await self._attempt(agent, call, scope), False
