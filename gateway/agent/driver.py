@@ -253,7 +253,7 @@ class Driver:
 
     async def _result(self, wish: CallTool) -> ToolResult:
         call, spent = wish.call, list[Spent]()
-        seconds = self._deadline - self.clock.monotonic()
+        seconds = self._deadline - self.turn.moment.at  # no look at the clock: a tape keeps each
         scope = replace(
             self.job.scope,
             agent=self.job.agent,

@@ -96,6 +96,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     arena.secret("gateway_token", "one-token")
     arena.secret("phone_token", "another-token")
     arena.write("# Me", "souls/main.md")
+    arena.write("# Librarian", "souls/librarian.md")
     arena.write("{soul}", "prompts/main.md")
     arena.write("wasm", "plugins/weather.wasm")
     arena.write("wasm", "plugins/chat.wasm")
@@ -116,7 +117,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     assert [agent.id for agent in config.agents] == ["main", "helper"]
     assert config.agents[0].fallback is not None
     assert [grant.name for grant in config.tokens] == ["phone"]
-    assert [plugin.name for plugin in config.plugins] == ["weather", "chat"]
+    assert [plugin.name for plugin in config.plugins] == ["weather", "notes", "chat"]
     assert [channel.name for channel in config.channels] == ["family"]
     assert len(config.bindings) == 1
     assert config.rules[-1].id == "slow-down"
@@ -210,10 +211,8 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
     [
         "[cluster]\nurl = 'amqp://x'",
         "[mcp.servers.x]",
-        "[[subagents]]",
         "[delegation]",
         "[[schedules]]",
-        "[agent]\nsubagents = []",
         "[store]\nnamespace = 'x'",
         "[observability]\notlp_endpoint = 'http://x'",
     ],
