@@ -146,7 +146,7 @@ class Agents:
         seen = set[str]()
         for index, tool in enumerate(tools):
             where = (*path, "tools", index)
-            plugin = tool if tool in self.plugins else tool.partition("__")[0]
+            plugin = tool if tool in self.plugins else tool.partition("/")[0]
             if plugin not in self.plugins:
                 message = f"{who}: there is no plugin {quoted(plugin)}"
                 self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(plugin))

@@ -79,7 +79,7 @@ class SubagentSection(Section):
     name: SubagentName = key(..., "Its name: letters, digits and hyphens, 55 at most.")
     prompt_path: PathText = key(..., "What it is told to be, a Markdown file.")
     description: str = key("", "What it is good for; the model of its parent reads it.")
-    tools: list[Text] = key([], "Names of plugins, or of their tools: PLUGIN__TOOL.")
+    tools: list[Text] = key([], "Names of plugins, or of their tools: PLUGIN/TOOL.")
     max_turns: int = key(_SUBAGENT.max_turns, "Model calls of one task.", ge=1, le=50)
     timeout_seconds: int = key(
         _SUBAGENT.timeout_seconds, "Seconds of one task, if its parent has them.", ge=1, le=86_400

@@ -223,7 +223,7 @@ class AgentSection(ModelSection):
     )
     prompt_template: PathText | None = key(None, "A Markdown file: how its system text is made.")
     tools: list[Text] = key(
-        [], "Names of plugins, each with all of its tools, or of their tools: PLUGIN__TOOL."
+        [], "Names of plugins, each with all of its tools, or of their tools: PLUGIN/TOOL."
     )
     subagents: list[Text] = key([], "Names of [[subagents]] that it may give tasks to.")
     project: Id = key(_AGENT.project, "default: it answers everybody; else one of [[projects]].")
