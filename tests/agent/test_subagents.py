@@ -21,7 +21,7 @@ from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import Hear, ModelReply, ModelRequest
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Allowance, ToolScope
 from gateway.domain.settings import UserSettings
 from gateway.domain.subagents import SubagentDef
@@ -365,6 +365,47 @@ async def test_its_time_is_what_its_run_has_left() -> None:
     assert stage.small.asked[0].deadline_s <= 10
 
 
+async def test_when_its_time_is_over_it_still_tells_what_it_has() -> None:
+    stage = world(tools=(FakeTool("read"),))
+
+    async def late(request: ModelRequest, hear: Hear) -> ModelReply:
+        stage.clock.move(LIBRARIAN.timeout_seconds + 1)
+        return says("half of it", ToolCall("r", "read"))
+
+    stage.small = ScriptedModel(late)
+
+    answer = await stage.run()
+
+    assert stage.told() == [
+        "[librarian was stopped before it was done (timeout). It has so far:]\nhalf of it"
+    ]
+    assert answer.end == Finish("answered", "all done")
+
+
+async def test_a_reply_that_was_cut_counts_by_an_estimate() -> None:
+    async def endless(request: ModelRequest, hear: Hear) -> ModelReply:
+        hear(TextDelta("x" * 20_000))
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    stage = world(endless)
+
+    answer = await stage.run()
+
+    used = [chunk.data for chunk in stage.heard if chunk.type == "usage"]
+    assert [one["estimated"] for one in used] == [False, True, False]
+    assert used[1]["output_tokens"] == estimate_tokens("x" * 20_000)
+    assert answer.usage.total > 6_000
+    assert stage.told()[0].endswith("xxx")
+
+
+async def test_a_tool_of_a_subagent_cannot_be_called_for_nobody() -> None:
+    subagents = await world(says("never")).subagents()
+
+    with pytest.raises(ToolFailed, match="can only be asked by an agent"):
+        await subagents.delegate("librarian", "find it", SCOPE)
+
+
 BESIDE = replace(SCOPE, agent=PARENT, part="@0-x:", allowance=Allowance(5_000, 60.0))
 
 
@@ -379,7 +420,7 @@ async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
 
     (asked,) = stage.small.asked
     assert (short, asked.tools, used) == ("in short", (), [40])
-    assert asked.messages[0].text == "What matters?\n\na long text"
+    assert [message.text for message in asked.messages] == ["What matters?\n\na long text"]
     assert asked.system == "You keep books."
 
 
