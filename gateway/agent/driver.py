@@ -254,13 +254,13 @@ class Driver:
     async def _result(self, wish: CallTool) -> ToolResult:
         call, spent = wish.call, list[Spent]()
         seconds = self._deadline - self.turn.moment.at  # no look at the clock: a tape keeps each
+        share = self._carving.share
+        allowance = share(wish.ticket, self.turn, seconds) if delegates(call) else None
         scope = replace(
             self.job.scope,
             agent=self.job.agent,
             part=part_of(self.story.part, call, wish.step),
-            allowance=self._carving.share(wish.ticket, self.turn, seconds)
-            if delegates(call)
-            else None,
+            allowance=allowance,
             spend=spent.append,
         )
         with anyio.move_on_after(wish.timeout_s):

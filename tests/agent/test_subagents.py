@@ -221,6 +221,8 @@ async def test_it_may_ask_another_which_has_its_model_and_that_one_nobody() -> N
     refused, counted = (stage.small.asked[step].messages[-1].result for step in (2, 3))
     assert "cannot be asked by one who is asked that way itself" in refused.content
     assert counted.content == "7"
+    parts = {note.kind.rpartition(":")[0].count("@") for note in stage.journal.kept[SCOPE.run_id]}
+    assert parts == {0, 1, 2}  # nobody's story is another's
     assert stage.told() == ["7 books"]
     assert answer.end == Finish("answered", "all done")
 
