@@ -3,17 +3,18 @@
 import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 from anyio.abc import TaskGroup
 
+from gateway.agent.carving import Carving, delegates
 from gateway.agent.job import Answer, Emit, Gate, Job
 from gateway.agent.leaves import LEAVES
 from gateway.agent.pace import News, Pace
 from gateway.agent.reins import Reins, Stop, drop_said
 from gateway.agent.sight import LIMITS
-from gateway.agent.story import Story
+from gateway.agent.story import Story, part_of
 from gateway.agent.turn import Turn
 from gateway.agent.wishes import (
     AskModel,
@@ -33,6 +34,7 @@ from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Model
+from gateway.domain.usage import Spent
 from gateway.memory.explaining import explained
 
 log = logging.getLogger(__name__)
@@ -57,6 +59,7 @@ class Driver:
     _news: News = field(default_factory=News)
     _granting: dict[int, anyio.TaskHandle[None]] = field(default_factory=dict)
     _slots: anyio.CapacityLimiter = field(init=False)
+    _carving: Carving = field(default_factory=Carving)
     _last: tuple[str, str] = ("", "")  # provider and model of the last reply
     _deadline: float = 0.0
     _ending_until: float | None = None
@@ -249,8 +252,18 @@ class Driver:
         self._tell(ToolReturned(wish.ticket, result, listed.sources, listed.items))
 
     async def _result(self, wish: CallTool) -> ToolResult:
-        call = wish.call
+        call, spent = wish.call, list[Spent]()
+        seconds = self._deadline - self.turn.moment.at  # no look at the clock: a tape keeps each
+        share = self._carving.share
+        allowance = share(wish.ticket, self.turn, seconds) if delegates(call) else None
+        scope = replace(
+            self.job.scope,
+            agent=self.job.agent,
+            part=part_of(self.story.part, call, wish.step),
+            allowance=allowance,
+            spend=spent.append,
+        )
         with anyio.move_on_after(wish.timeout_s):
-            return await self.gate.call(self.job.agent, call, self.job.scope)
+            return await self.gate.call(self.job.agent, call, scope)
         told = f"{call.name} did not answer within {wish.timeout_s:g} s."
-        return ToolResult(call.id, call.name, told, is_error=True)
+        return ToolResult(call.id, call.name, told, is_error=True, spent=tuple(spent))

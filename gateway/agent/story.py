@@ -43,7 +43,7 @@ class Story:
         self, run_id: RunId, journal: Journal, clock: Clock, json: Json, part: str = ""
     ) -> None:
         self._run_id, self._journal, self._clock, self._json = run_id, journal, clock, json
-        self._part = part
+        self.part = part
         self._replies: dict[int, ModelReply] = {}
         self._results: dict[tuple[int, str], ToolResult] = {}
         self._said: dict[RunId, tuple[int, Said]] = {}
@@ -77,13 +77,13 @@ class Story:
         await self._note(step, f"result:{result.call_id}", result)
 
     async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult | Said) -> None:
-        note = JournalNote(step, self._part + kind, self._json.encode(asdict(granted)).decode())
+        note = JournalNote(step, self.part + kind, self._json.encode(asdict(granted)).decode())
         await until_stored(self._clock, lambda: self._journal.note(self._run_id, note))
 
     def _take(self, notes: Sequence[JournalNote]) -> None:
         for note in notes:
-            kind = note.kind.removeprefix(self._part)
-            if kind[:1] == _PART or not note.kind.startswith(self._part):
+            kind = note.kind.removeprefix(self.part)
+            if kind[:1] == _PART or not note.kind.startswith(self.part):
                 continue
             value = self._json.decode(note.payload)
             assert isinstance(value, dict)

@@ -24,9 +24,11 @@ from gateway.app.mcp_serving import mcp_served
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
 from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
+from gateway.app.parts import Parts
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
+from gateway.app.subagents import subagents_of, with_subagents
 from gateway.app.sweeping import sweep
 from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
@@ -38,7 +40,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Door
-from gateway.domain.ports import Clock, Ids, Model, Stores
+from gateway.domain.ports import Clock, Ids, Stores
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
@@ -126,13 +128,6 @@ class Gateway:
     mcp: Door | None = None
 
     def web(self, settings: WebSettings) -> WebApp:
-        about = About(
-            version=self.version,
-            started=self.clock.monotonic(),
-            store_url=self.config.store.url,
-            pid=os.getpid(),
-            origin=str(self.config.origin or "none (built-in defaults)"),
-        )
         spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
         methods = (
             *spending.all(),
@@ -151,7 +146,7 @@ class Gateway:
             *ReplayMethods(self.front, self.replays).all(),
             *InsightMethods(
                 self.front,
-                about,
+                self._about(),
                 self.health.reasons,
                 from_json,
                 gate=self.gate,
@@ -160,6 +155,7 @@ class Gateway:
                 budget=spending.periods,
                 backlog=self.memory.backlog,
                 channels=self.channels.statuses,
+                subagents=self.config.subagents,
             ).all(),
         )
         chat = ChatApi(self.front, to_json, from_json, self.ids)
@@ -185,6 +181,15 @@ class Gateway:
         )
         app.open_webhooks(self.channels.door)
         return app
+
+    def _about(self) -> About:
+        return About(
+            version=self.version,
+            started=self.clock.monotonic(),
+            store_url=self.config.store.url,
+            pid=os.getpid(),
+            origin=str(self.config.origin or "none (built-in defaults)"),
+        )
 
     async def watch_store(self) -> None:
         """Readiness follows what the store can really do, until cancelled."""
@@ -233,7 +238,7 @@ async def assembled(
         meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
         await meter.settle_lost()
         model = await stack.enter_async_context(models(config, clock, meter.around))
-        paths = await to_thread.run_sync(soul_paths, config.agents)
+        paths = await to_thread.run_sync(soul_paths, with_subagents(config))
         templates = template_paths(config.agents)
         souls = Souls(FileTexts(clock), paths, clock=clock, templates=templates)
         await souls.load()
@@ -274,30 +279,10 @@ async def _judged_plans(
     """The agents' trees, and the policies that they and their agents name."""
     policies = {agent.decision for agent in config.agents}
     decisions = await to_thread.run_sync(decision_trees, policies)
-    tell, paths = partial(tell_of_gateway, bus, clock), tree_paths(config.agents)
+    tell, paths = partial(tell_of_gateway, bus, clock), tree_paths(with_subagents(config))
     plans = Plans(FileTexts(clock), paths, tell, decisions=decisions)
     await plans.load()
     return plans, decisions
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What was opened or made before the rooms are wired."""
-
-    version: str
-    clock: Clock
-    bus: Bus
-    ids: Ids
-    stores: Stores
-    souls: Souls
-    plans: Plans
-    decisions: DecisionTrees
-    model: Model
-    plugins: Plugins
-    gate: ToolGate
-    rules: Rulebook
-    meter: Meter
-    pairing: PairingBook
 
 
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
@@ -307,9 +292,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     lanes = Lanes(group, width=config.queue.max_running)
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     memory = memory_of(parts.stores, around, vaults_of(config, parts.gate, parts.stores.plugins))
-    names = frozenset(one.name for one in config.channels)
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
-    means = memory.told_by(_means(parts, agents, episodes, settings, names))
+    subagents_of(config, parts, settings)
+    means = memory.told_by(_means(parts, agents, episodes, settings, config))
     router = Router(
         tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
     )
@@ -367,7 +352,7 @@ def _means(
     agents: Mapping[AgentId, AgentDef],
     episodes: Episodes,
     settings: SettingsBook,
-    channels: frozenset[str],
+    config: GatewayConfig,
 ) -> Means:
     return Means(
         agents=agents,
@@ -387,7 +372,7 @@ def _means(
         rule_states=parts.stores.rule_states,
         notices=parts.stores.notices,
         decisions=parts.decisions,
-        channels=channels,
+        channels=frozenset(one.name for one in config.channels),
     )
 
 

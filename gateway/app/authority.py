@@ -64,6 +64,9 @@ def _authority(config: GatewayConfig) -> Iterator[tuple[str, object]]:
         yield f"mcp.{server.name}", {"url": server.url, "command": server.command}
     for agent in config.agents:
         yield f"agents.{agent.id}", {"models": list(_models(agent)), "tools": list(agent.tools)}
+    for one in config.subagents:
+        model = {"provider": one.provider, "model": one.model}
+        yield f"subagents.{one.name}", {**model, "tools": list(one.tools)}
     for project in config.projects:
         agents = sorted(agent.id for agent in config.agents if agent.project == project.id)
         yield f"projects.{project.id}", {"users": sorted(project.users), "agents": agents}

@@ -1,6 +1,8 @@
 """`exogate agent list`."""
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 import click
 
@@ -16,19 +18,26 @@ def agent() -> None:
 @agent.command("list")
 @click.pass_obj
 def list_agents(context: CliContext) -> None:
-    """List the agents with their models and souls."""
+    """List the agents with their models and souls, and the subagents that work for them."""
     with linked(context) as link:
-        agents = link.call("agent.list")["agents"]
+        told = link.call("agent.list")
     if context.json:
-        click.echo(json.dumps(agents))
+        click.echo(json.dumps(told["agents"]))
         return
-    for one in agents:
+    for one in told["agents"]:
         chain = " -> ".join([f"{one['provider']}/{one['model']}", *one["fallbacks"]])
-        soul = (
-            f"{one['soul']['path']} ({one['soul']['token_count']} tokens)"
-            if one["soul"]
-            else "none"
-        )
-        click.echo(
-            f"{one['id']}   {chain}   tools {', '.join(one['tools']) or 'none'}   soul {soul}"
-        )
+        tools, soul = _tools(one), _soul(one)
+        click.echo(f"{one['id']}   {chain}   tools {tools}   soul {soul}")
+    for one in told["subagents"]:
+        model = "/".join(part for part in (one["provider"], one["model"]) if part)
+        shown = f"{model or 'as its parent'}   tools {_tools(one)}   soul {_soul(one)}"
+        click.echo(f"{one['name']} (subagent)   {shown}")
+
+
+def _tools(one: Mapping[str, Any]) -> str:
+    return ", ".join(one["tools"]) or "none"
+
+
+def _soul(one: Mapping[str, Any]) -> str:
+    soul = one["soul"]
+    return f"{soul['path']} ({soul['token_count']} tokens)" if soul else "none"

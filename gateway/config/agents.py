@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from gateway.config.environment import Choice, default_model
 from gateway.config.problems import Code, KeyPath, Report, choose, quoted
-from gateway.config.reaching import BindingSection, ProjectSection
+from gateway.config.reaching import BindingSection, ProjectSection, SubagentSection
 from gateway.config.schema import (
     AgentSection,
     ConfigFile,
@@ -24,6 +24,7 @@ from gateway.domain.bindings import Binding
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY
 from gateway.domain.prompts import PLACES, TemplateInvalid, compile_prompt
+from gateway.domain.subagents import DELEGATE
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5
@@ -58,14 +59,16 @@ class Agents:
         return tuple(agents.values())
 
     def _agent(self, path: KeyPath, section: AgentSection) -> AgentDef:
-        self._check_tools(path, section)
+        who = f"agent {quoted(section.id)}"
+        self.check_tools(path, who, section.tools)
+        helpers = _helpers(path, section, self.sections.subagents, self.report)
         asked = self._asked(path, section)
         agent = AgentDef(
             id=AgentId(section.id),
             system_prompt=section.system_prompt,
             soul_path=self._soul(path, section),
             prompt_template=self._template(path, section),
-            tools=tuple(section.tools),
+            tools=(*section.tools, *helpers),
             project=self._project(path, section),
             tree=self._tree(path, section),
             decision=self._decision(path, section),
@@ -95,23 +98,28 @@ class Agents:
     def _asked(self, path: KeyPath, section: ModelSection) -> dict[str, Any]:
         """What an agent and each of its fallbacks has of its own."""
         known, provider = self.around.known, section.provider or self.choice.provider
+        model = self.model(path, provider, section.model)
+        return {
+            "provider": provider,
+            "model": model,
+            "max_tokens": self._max_tokens(path, section, model),
+            "context_window": section.context_window or known.context_window(model),
+            **section.model_dump(include={"temperature", "thinking", "stream"}),
+        }
+
+    def model(self, path: KeyPath, provider: str, model: str | None) -> str:
+        """The one that is asked for, or the provider's usual one."""
         if provider not in self.providers:
             message = f"{quoted(provider)} is not a known provider"
             fix = choose(provider, self.providers)
             self.report.wrong(Code.NOT_A_CHOICE, (*path, "provider"), message, fix)
         self.used.setdefault(provider, (*path, "provider"))
-        model = section.model or default_model(provider, known)
+        model = model or default_model(provider, self.around.known)
         if model is None and provider in self.providers:
             message = f'"model" is missing: {quoted(provider)} has none that is usual'
             fix = 'add model = "..."'
             self.report.wrong(Code.MISSING, (*path, "model"), message, fix, at="table")
-        return {
-            "provider": provider,
-            "model": model or "",
-            "max_tokens": self._max_tokens(path, section, model or ""),
-            "context_window": section.context_window or known.context_window(model or ""),
-            **section.model_dump(include={"temperature", "thinking", "stream"}),
-        }
+        return model or ""
 
     def _max_tokens(self, path: KeyPath, section: ModelSection, model: str) -> int:
         most = self.around.known.output_limit(model)
@@ -135,20 +143,21 @@ class Agents:
             self.report.note("context-clamped", where, message, fix)
         return replace(ContextRules(), **{**given, "token_budget": int(most)})
 
-    def _check_tools(self, path: KeyPath, section: AgentSection) -> None:
-        agent, seen = f"agent {quoted(section.id)}", set[str]()
-        for index, tool in enumerate(section.tools):
+    def check_tools(self, path: KeyPath, who: str, tools: Sequence[str]) -> None:
+        seen = set[str]()
+        for index, tool in enumerate(tools):
             where = (*path, "tools", index)
+            plugin = tool if tool in self.plugins else tool.partition("/")[0]
             if tool in seen:
-                message = f"{agent} has {quoted(tool)} twice"
+                message = f"{who} has {quoted(tool)} twice"
                 self.report.wrong(Code.DUPLICATE, where, message, "keep one")
-            elif tool.startswith(FAMILY) and tool not in self.plugins:
+            elif tool.startswith(FAMILY) and plugin not in self.plugins:
                 self._check_server(where, tool)
-            elif tool not in self.plugins:
-                message = f"{agent}: there is no plugin {quoted(tool)}"
-                self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(tool))
-            elif not self.plugins[tool]:
-                message = f"{agent} lists {quoted(tool)}, which is not enabled"
+            elif plugin not in self.plugins:
+                message = f"{who}: there is no plugin {quoted(plugin)}"
+                self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(plugin))
+            elif not self.plugins[plugin]:
+                message = f"{who} lists {quoted(tool)}, which is not enabled"
                 fix = "remove it, or write enabled = true in its [[plugins]]"
                 self.report.note("plugin-disabled", where, message, fix)
             seen.add(tool)
@@ -176,7 +185,7 @@ class Agents:
         """A name of ours, or the file of the operator's own."""
         if section.tree.endswith(".bt"):
             fix = "create it, or remove tree for the one that is shipped"
-            return self._file((*path, "tree"), section.tree, fix)
+            return self.file((*path, "tree"), section.tree, fix)
         trees = self.around.known.trees
         if section.tree not in trees:
             message = f"there is no tree {quoted(section.tree)}"
@@ -203,14 +212,14 @@ class Agents:
 
     def _soul(self, path: KeyPath, section: AgentSection) -> str | None:
         fix = "create it, or remove soul_path for the soul that is shipped"
-        return section.soul_path and self._file((*path, "soul_path"), section.soul_path, fix)
+        return section.soul_path and self.file((*path, "soul_path"), section.soul_path, fix)
 
     def _template(self, path: KeyPath, section: AgentSection) -> str | None:
         if section.prompt_template is None:
             return None
         where = (*path, "prompt_template")
         fix = "create it, or remove prompt_template"
-        file = Path(self._file(where, section.prompt_template, fix))
+        file = Path(self.file(where, section.prompt_template, fix))
         try:
             compile_prompt(file.read_text("utf-8-sig"))
         except TemplateInvalid as error:
@@ -224,12 +233,25 @@ class Agents:
             pass  # is told already
         return str(file)
 
-    def _file(self, where: KeyPath, written: str, fix: str) -> str:
+    def file(self, where: KeyPath, written: str, fix: str) -> str:
         found = self.around.path(written, self.folder)
         if not found.is_file() or not os.access(found, os.R_OK):
             message = f"there is no file {quoted(str(found))} that can be read"
             self.report.wrong(Code.MISSING_FILE, where, message, fix)
         return str(found)
+
+
+def _helpers(
+    path: KeyPath, section: AgentSection, known: Sequence[SubagentSection], report: Report
+) -> Sequence[str]:
+    """The tools that an agent's subagents are."""
+    names = [one.name for one in known]
+    for index, name in enumerate(section.subagents):
+        if name not in names:
+            message, where = f"there is no subagent {quoted(name)}", (*path, "subagents", index)
+            fix = f"{choose(name, names)}, or add [[subagents]] with it"
+            report.wrong(Code.UNKNOWN_NAME, where, message, fix)
+    return tuple(DELEGATE + name for name in dict.fromkeys(section.subagents))
 
 
 def _given(section: BaseModel) -> dict[str, Any]:

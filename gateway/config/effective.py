@@ -48,6 +48,7 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield from (("agent", agent) for agent in config.agents[:has_default])
     yield "agents", config.agents[has_default:]
     yield "projects", config.projects
+    yield "subagents", tuple(section.model_dump() for section in sections.subagents)
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
     yield "budgets", sections.budgets.model_dump()
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)

@@ -49,6 +49,9 @@ ProviderName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$")
 Seconds = Annotated[float, Field(gt=0, le=3_600, allow_inf_nan=False)]
 TokenBudget = Annotated[int, Field(ge=4_000, le=128_000)] | Literal["auto"]
 Id = Annotated[str, Field(pattern="^[A-Za-z0-9-]{1,64}$")]
+SubagentName = Annotated[
+    str, Field(pattern="^[A-Za-z0-9-]{1,55}$")
+]  # its tool is called delegate_NAME
 Scopes = Annotated[list[Text], Field(min_length=1)]
 PluginName = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9-]*(_[a-z0-9-]+)*$", max_length=32)

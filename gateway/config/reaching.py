@@ -1,12 +1,25 @@
-"""The keys of `[channels]`, `[[bindings]]` and `[[projects]]`: who is answered, and by whom."""
+"""The keys of `[channels]`, `[[bindings]]`, `[[projects]]` and `[[subagents]]`: who is answered, and
+by whom."""
 
 from typing import Any
 
-from gateway.config.kinds import Id, PluginName, PluginSecretText, SecretName, Section, Text, key
+from gateway.config.kinds import (
+    Id,
+    PathText,
+    PluginName,
+    PluginSecretText,
+    SecretName,
+    Section,
+    SubagentName,
+    Text,
+    key,
+)
 from gateway.domain.adapters import TransportKind
 from gateway.domain.channels import ChannelDef, DmPolicy, OnUnknown
+from gateway.domain.subagents import SubagentDef
 
 _CHANNEL = ChannelDef("", "")
+_SUBAGENT = SubagentDef("", "")
 
 
 class GroupSection(Section):
@@ -58,3 +71,18 @@ class ProjectSection(Section):
 
     id: Id = key(..., "Its name: letters, digits and hyphens.")
     users: list[Text] = key(..., "Names of tokens; local, operator; channel:account:person.")
+
+
+class SubagentSection(Section):
+    """An agent that works for agents; what is not said here is as its parent has it."""
+
+    name: SubagentName = key(..., "Its name: letters, digits and hyphens, 55 at most.")
+    prompt_path: PathText = key(..., "What it is told to be, a Markdown file.")
+    description: str = key("", "What it is good for; the model of its parent reads it.")
+    tools: list[Text] = key([], "Names of plugins, or of their tools: PLUGIN/TOOL.")
+    max_turns: int = key(_SUBAGENT.max_turns, "Model calls of one task.", ge=1, le=50)
+    timeout_seconds: int = key(
+        _SUBAGENT.timeout_seconds, "Seconds of one task, if its parent has them.", ge=1, le=86_400
+    )
+    provider: Text | None = key(None, "Absent: its parent's.")
+    model: Text | None = key(None, "Absent: its parent's, or the usual one of its provider.")

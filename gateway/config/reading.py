@@ -30,6 +30,7 @@ from gateway.config.providers import Providers
 from gateway.config.rules import RuleReader, check_agents
 from gateway.config.schema import ConfigFile
 from gateway.config.secrets import SecretSource
+from gateway.config.subagents import resolve_subagents
 from gateway.config.values import (
     GatewayConfig,
     Known,
@@ -131,6 +132,7 @@ class _Reading:
             around, self.choice, names.providers, names.plugins, sections, folder, report
         )
         definitions = agents.resolve()
+        subagents = resolve_subagents(sections.subagents, agents, names.agents)
         given = Given(source, report)
         plugins = Plugins(around, given, folder, report).resolve(sections.plugins)
         channels = Channels(given, report, plugins, names.plugins).resolve(sections.channels)
@@ -160,6 +162,7 @@ class _Reading:
             channels=channels,
             bindings=bindings,
             projects=resolve_projects(sections.projects, report),
+            subagents=subagents,
             rules=tuple(rules.values()),
             rule_folder=rule_folder,
             budgets=resolve_budgets(sections.budgets, names.agents, report),

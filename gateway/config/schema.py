@@ -30,7 +30,12 @@ from gateway.config.kinds import (
     key,
 )
 from gateway.config.mcp import McpSection
-from gateway.config.reaching import BindingSection, ChannelSection, ProjectSection
+from gateway.config.reaching import (
+    BindingSection,
+    ChannelSection,
+    ProjectSection,
+    SubagentSection,
+)
 from gateway.config.values import (
     GatewaySettings,
     LogFormat,
@@ -218,7 +223,10 @@ class AgentSection(ModelSection):
         None, "Its character, a Markdown file. Absent: the shipped one."
     )
     prompt_template: PathText | None = key(None, "A Markdown file: how its system text is made.")
-    tools: list[Text] = key([], "Plugins whose tools it has; mcp:SERVER, or mcp:SERVER/TOOL.")
+    tools: list[Text] = key(
+        [], "Plugins, each with all of its tools, or PLUGIN/TOOL; mcp:SERVER, or mcp:SERVER/TOOL."
+    )
+    subagents: list[Text] = key([], "Names of [[subagents]] that it may give tasks to.")
     project: Id = key(_AGENT.project, "default: it answers everybody; else one of [[projects]].")
     tree: PathText = key("default", "Its loop: default, oracle-agent, or a .bt file of your own.")
     decision: Text = key(
@@ -368,6 +376,7 @@ class ConfigFile(Section):
     mcp: McpSection = key(McpSection, "Tools of other programs, and ours for them.")
     channels: dict[PluginName, ChannelSection] = key({}, "Where people write, by name.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")
+    subagents: list[SubagentSection] = key([], "Agents that work for agents.")
     rules: list[RuleSection] = key([], "What is done when something happens in a run.")
     rules_dir: PathText | None = key(None, "A folder with more rules, in files *.toml.")
     queue: QueueSection = key(QueueSection, "Messages that come while a turn is at work.")

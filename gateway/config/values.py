@@ -16,6 +16,7 @@ from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
 from gateway.domain.rules import RefusedRules, RuleDef, RuleProblem
 from gateway.domain.secrets import Secret
+from gateway.domain.subagents import SubagentDef
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -177,6 +178,7 @@ class GatewayConfig:
     channels: tuple[ChannelDef, ...] = ()
     bindings: tuple[Binding, ...] = ()
     projects: tuple[ProjectDef, ...] = ()
+    subagents: tuple[SubagentDef, ...] = ()
     rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file
     rule_folder: RuleFolder | None = None
     budgets: Budgets = field(default_factory=Budgets)

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Protocol
 
 from gateway.domain.accounts import Audit, Ledger, Spending
+from gateway.domain.agents import AgentDef
 from gateway.domain.capabilities import Origin
 from gateway.domain.channel_events import ChannelEvents
 from gateway.domain.channels import ChannelMemos
@@ -77,7 +78,9 @@ class ToolScope:
     call_id: str = ""
     asked: Source | None = None  # the message that the run answers
     depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
-    allowance: Allowance | None = None
+    agent: AgentDef | None = None  # whose model asked for it, as it is in this run
+    part: str = ""  # of the run's story, for whoever works on this call
+    allowance: Allowance | None = None  # for those who let models work
     spend: Callable[[Spent], None] = field(default=lambda spent: None, compare=False, repr=False)
 
 

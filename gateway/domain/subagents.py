@@ -7,6 +7,7 @@ from typing import Protocol
 
 from gateway.domain.ids import RunId, SessionKey
 
+DELEGATE = "delegate_"  # so begin the names of the tools that subagents are
 MOST_DEPTH = 2  # a subagent may have one of its own, and that one none
 
 
@@ -22,11 +23,13 @@ class SubagentDef:
     timeout_seconds: int = 1_200
     provider: str | None = None
     model: str | None = None
+    context_window: int | None = None  # of its own model
+    output_limit: int | None = None  # tokens of a reply of its own model
 
     @property
     def tool(self) -> str:
         """What the tool is called that its parent has."""
-        return f"delegate_{self.name}"
+        return f"{DELEGATE}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

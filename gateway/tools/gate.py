@@ -68,8 +68,13 @@ class ToolGate:
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         began = self._clock.monotonic()
-        limit, spent = self._limit(agent, call.name), list[Spent]()
-        scope = replace(scope, call_id=call.id, spend=spent.append)
+        limit, spent, tell = self._limit(agent, call.name), list[Spent](), scope.spend
+
+        def spend(one: Spent) -> None:
+            spent.append(one)
+            tell(one)  # also if nobody waits for the result any more
+
+        scope = replace(scope, call_id=call.id, spend=spend)
         try:
             with anyio.fail_after(limit):
                 content, is_error = await self._attempt(agent, call, scope), False
@@ -139,10 +144,20 @@ class ToolGate:
         return problem
 
     def _of(self, agent: AgentDef) -> Mapping[str, _Checked]:
-        """The agent's tools by name. A name in its list is a family's before it is a tool's."""
-        names = (name for entry in agent.tools for name in self._families.get(entry, (entry,)))
+        """The agent's tools by name."""
+        names = (name for entry in agent.tools for name in self._named(entry))
         found = ((name, self._tools.get(name)) for name in names)
         return {name: known for name, known in found if known and known.is_for(agent)}
+
+    def _named(self, entry: str) -> Sequence[str]:
+        """A name in an agent's list is a family's before it is a tool's; FAMILY/TOOL is one of a
+        family's tools, by the name that it has there."""
+        family, _, own = entry.partition("/")
+        if entry in self._families or not own:
+            return self._families.get(entry, (entry,))
+        return [
+            name for name in self._families.get(family, ()) if name in {own, f"{family}__{own}"}
+        ]
 
     async def _attempt(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> str:
         tools = self._of(agent)

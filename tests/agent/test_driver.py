@@ -535,10 +535,14 @@ async def test_a_tool_that_is_slower_than_its_tree_allows_has_an_error_for_a_res
     plan = tree(f"(sequence (llm-call) {execute} (llm-call))")
     model = ScriptedModel(says("", ToolCall("1", "echo")), says("done"))
 
-    answer = await Stage(model, FakeTool("echo", stalls), plan=plan).drive()
+    spent = Spent(Usage(4, 1), "fake", "small")
+
+    answer = await Stage(model, FakeTool("echo", stalls, spends=spent), plan=plan).drive()
 
     assert answer.said[1].result is not None
     assert answer.said[1].result.content == "echo did not answer within 0 s."
+    assert answer.said[1].result.spent == (spent,)
+    assert answer.usage.total == 25
     assert answer.said[1].result.is_error
     assert answer.end == Finish("answered", "done")
 

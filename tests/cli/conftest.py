@@ -24,11 +24,17 @@ id = "demo"
 provider = "demo"
 model = "demo"
 tools = ["time"]
+subagents = ["clerk"]
 
 [[agents]]
 id = "second"
 provider = "demo"
 model = "demo"
+
+[[subagents]]
+name = "clerk"
+prompt_path = "clerk.md"
+tools = ["time/time"]
 
 [[plugins]]
 name = "time"
@@ -77,6 +83,7 @@ class Shell:
 
 
 def written(folder: Path) -> Path:
+    (folder / "clerk.md").write_text("You count.", encoding="utf-8")
     path = folder / "config.toml"
     path.write_text(CONFIG.format(folder=folder), encoding="utf-8")
     return path

@@ -8,4 +8,6 @@ def test_agents_are_listed_with_their_souls(shell: Shell) -> None:
 
     assert [one["id"] for one in agents] == ["demo", "second"]
     assert agents[0]["soul"]["token_count"] > 0
-    assert "second" in shell("agent", "list").out
+    shown = shell("agent", "list").out
+    assert "second" in shown
+    assert "clerk (subagent)   as its parent   tools time/time   soul " in shown

@@ -23,6 +23,7 @@ WINDOWS = {"claude-test": 200_000, "small": 8_000}
 BUNDLED = {
     "echo": BundledPlugin(Path("/shipped/echo/tool.wasm"), is_usual=True),
     "time": BundledPlugin(Path("/shipped/time/tool.wasm"), ("host_function:clock",), is_usual=True),
+    "notes": BundledPlugin(Path("/shipped/notes/tool.wasm"), ("store:notes",)),
     "fetch": BundledPlugin(Path("/shipped/fetch/tool.wasm")),
 }
 

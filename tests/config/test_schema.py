@@ -101,6 +101,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     arena.secret("gateway_token", "one-token")
     arena.secret("phone_token", "another-token")
     arena.write("# Me", "souls/main.md")
+    arena.write("# Librarian", "souls/librarian.md")
     arena.write("{soul}", "prompts/main.md")
     arena.write("wasm", "plugins/weather.wasm")
     arena.write("wasm", "plugins/chat.wasm")
@@ -122,7 +123,7 @@ def test_the_whole_example_is_valid(arena: Arena) -> None:
     assert [agent.id for agent in config.agents] == ["main", "helper"]
     assert config.agents[0].fallback is not None
     assert [grant.name for grant in config.tokens] == ["phone"]
-    assert [plugin.name for plugin in config.plugins] == ["weather", "chat"]
+    assert [plugin.name for plugin in config.plugins] == ["weather", "notes", "chat"]
     assert [server.name for server in config.mcp_servers] == ["books", "notebook"]
     assert [channel.name for channel in config.channels] == ["family"]
     assert len(config.bindings) == 1
@@ -216,10 +217,8 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
     "text",
     [
         "[cluster]\nurl = 'amqp://x'",
-        "[[subagents]]",
         "[delegation]",
         "[[schedules]]",
-        "[agent]\nsubagents = []",
         "[store]\nnamespace = 'x'",
         "[observability]\notlp_endpoint = 'http://x'",
     ],

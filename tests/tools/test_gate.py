@@ -94,6 +94,14 @@ async def test_a_tool_of_a_family_is_called_by_its_own_name_only() -> None:
     assert "Available tools: vault_read, vault_write" in family.content
 
 
+async def test_one_tool_of_a_family_is_listed_by_the_name_that_it_has_there() -> None:
+    tools = gate(*NOTES, FakeTool("calc__sum", family="calc"))
+
+    mine = with_tools("notes/vault_write", "calc/sum", "notes/sum", "calc/vault_read", "none/x")
+
+    assert [spec.name for spec in tools.offered(mine)] == ["vault_write", "calc__sum"]
+
+
 async def test_a_name_is_a_familys_before_it_is_a_tools_of_another_family() -> None:
     tools = gate(FakeTool("calc", family="other"), FakeTool("calc__sum", family="calc"))
 

@@ -9,8 +9,10 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
+from gateway.domain.ids import AgentId
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
+from gateway.domain.subagents import SubagentDef
 from gateway.memory.explaining import told_in_full
 from gateway.sessions.front import Front
 from gateway.sessions.runs import AT_REST, LiveRun
@@ -64,6 +66,7 @@ class InsightMethods:
     budget: Callable[[], Awaitable[Sequence[object]]]
     backlog: Callable[[], Mapping[str, int]]
     channels: Callable[[], Sequence[ChannelStatus]]
+    subagents: Sequence[SubagentDef] = ()
 
     def all(self) -> Sequence[Method]:
         return (
@@ -132,10 +135,18 @@ class InsightMethods:
     def agents(self, call: Call, params: NoParams) -> object:
         agents = self.front.agents
         mine = [agents[name] for name in sorted(agents) if may_use(call.principal, name)]
-        return {"agents": [self._agent(agent) for agent in mine]}
+        own = {tool for agent in mine for tool in agent.tools}
+        first = [one for one in self.subagents if one.tool in own]
+        reached = own.union(*(one.tools for one in first))  # no deeper than MOST_DEPTH
+        subagents = [self._subagent(one) for one in self.subagents if one.tool in reached]
+        return {"agents": [self._agent(agent) for agent in mine], "subagents": subagents}
+
+    def _subagent(self, one: SubagentDef) -> Mapping[str, object]:
+        names = ("name", "description", "provider", "model", "max_turns", "timeout_seconds")
+        told = {name: getattr(one, name) for name in names}
+        return {**told, "tools": list(one.tools), "soul": self._soul(AgentId(one.name))}
 
     def _agent(self, agent: AgentDef) -> Mapping[str, object]:
-        soul = self.front.souls.of(agent.id)
         return {
             "id": agent.id,
             "provider": agent.provider,
@@ -144,14 +155,18 @@ class InsightMethods:
             "tools": list(agent.tools),
             "offered": [spec.name for spec in self.gate.offered(agent)],
             "context_window": agent.context_window,
-            "soul": None
-            if soul is None
-            else {
-                "path": soul.loaded_from,
-                "token_count": soul.token_count,
-                "loaded_from": soul.loaded_from,
-                "loaded_at": stamp(soul.loaded_at),
-            },
+            "soul": self._soul(agent.id),
+        }
+
+    def _soul(self, agent: AgentId) -> Mapping[str, object] | None:
+        soul = self.front.souls.of(agent)
+        if soul is None:
+            return None
+        return {
+            "path": soul.loaded_from,
+            "token_count": soul.token_count,
+            "loaded_from": soul.loaded_from,
+            "loaded_at": stamp(soul.loaded_at),
         }
 
     def explain(self, call: Call, params: Explain) -> object:

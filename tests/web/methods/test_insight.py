@@ -1,6 +1,7 @@
 """What the gateway tells about itself, and to whom."""
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -10,6 +11,7 @@ from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.model import TextDelta
 from gateway.domain.plugins import PluginAccount, PluginInfo
+from gateway.domain.subagents import SubagentDef
 from gateway.memory.context import ASKED
 from gateway.memory.explaining import ORDER
 from gateway.store.memory import open_memory
@@ -19,7 +21,7 @@ from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.tools import FakeTool, NoSchemas
-from tests.sessions.stage import Stage, staged
+from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.methods.calling import call
 
 BOB = Principal("bob", frozenset({"chat"}))
@@ -54,6 +56,13 @@ async def no_budget() -> list[object]:
     return []
 
 
+SUBAGENTS = (
+    SubagentDef("first", "f.md", tools=("delegate_second",)),
+    SubagentDef("second", "s.md", model="small"),
+    SubagentDef("others", "o.md"),
+)
+
+
 def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
     about = About("1.2.3", 0.0, "memory", 42, "none")
     tools = (FakeTool(), TALLY, CLASH)
@@ -69,6 +78,7 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
         budget=no_budget,
         backlog=lambda: {"backlog": 3},
         channels=lambda: CHANNELS,
+        subagents=SUBAGENTS,
     ).all()
     return {method.name: method for method in methods}
 
@@ -217,6 +227,18 @@ async def test_agents_and_routes_are_told() -> None:
     ]
     assert route["session_key"] == "a:c:default:a%3Ab"
     assert pong == "pong"
+
+
+async def test_subagents_are_told_to_those_who_may_use_whom_they_work_for() -> None:
+    agent = replace(AGENT, tools=("delegate_first",))
+    async with (
+        open_memory() as stores,
+        staged(ScriptedModel(says("ok")), stores, agents=(agent,)) as stage,
+    ):
+        told = await call(insight(stage), "agent.list")
+
+    names = [(one["name"], one["model"], one["tools"]) for one in told["subagents"]]
+    assert names == [("first", None, ["delegate_second"]), ("second", "small", [])]
 
 
 async def test_how_long_something_took_does_not_follow_a_wall_clock_that_jumps() -> None:

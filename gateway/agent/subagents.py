@@ -1,0 +1,226 @@
+"""Agents that work for an agent: each is a tool of its parent, and spends what the parent has left."""
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+
+from gateway.agent.aside import Aside, Errand
+from gateway.agent.job import Answer, add_usage
+from gateway.agent.patience import until_stored
+from gateway.agent.story import Json, Story
+from gateway.agent.wishes import Fail
+from gateway.domain.agents import AgentDef
+from gateway.domain.chunks import Chunk
+from gateway.domain.errors import ToolFailed
+from gateway.domain.events import Event
+from gateway.domain.ids import AgentId, RunId
+from gateway.domain.model import ToolSpec
+from gateway.domain.ports import Journal, Tool, ToolScope
+from gateway.domain.settings import UserSettings
+from gateway.domain.subagents import MOST_DEPTH, SubagentDef
+from gateway.domain.tokens import estimate_tokens
+from gateway.domain.usage import Spent, Usage
+from gateway.memory.souls import Souls
+
+ENDING_S = 10.0  # that the gate grants beyond its time: then it can still tell what it has
+MOST_TASK = 20_000  # characters
+READ_SHARE = 0.8  # of its window, for a text that it condenses
+_TASK = (
+    f'{{"type":"object","properties":{{"task":{{"type":"string","minLength":1,"maxLength":{MOST_TASK},'
+    '"description":"What to do, with all that one has to know for it."}},'
+    '"required":["task"],"additionalProperties":false}'
+)
+# Of an agent, what goes with its model.
+_MODEL = (
+    "provider",
+    "model",
+    "max_tokens",
+    "temperature",
+    "context_window",
+    "thinking",
+    "stream",
+    "fallback",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subagents:
+    """All that the configuration defines. `aside` is over the gate that their tools are behind."""
+
+    known: Mapping[str, SubagentDef]
+    aside: Aside
+    souls: Souls
+    settings: Callable[[str], Awaitable[UserSettings]]  # of a principal
+    journal: Journal
+    json: Json
+    _numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+    @property
+    def tools(self) -> Sequence[Tool]:
+        return [_Delegate(one, self) for one in self.known.values()]
+
+    async def delegate(self, name: str, task: str, scope: ToolScope) -> str:
+        """Its answer. Raises ToolFailed with a sentence for the parent's model."""
+        if scope.depth >= MOST_DEPTH:
+            raise ToolFailed(f"{name} cannot be asked by one who is asked that way itself. Do it.")
+        answer = await self._answer(await self._child(name, scope), task, scope)
+        end = answer.end
+        if isinstance(end, Fail):
+            raise ToolFailed(f"{name} could not do it: {end.told}")
+        if end.partial:
+            return f"[{name} was stopped before it was done ({end.reason}). It has so far:]\n{end.text}"
+        return end.text
+
+    async def condense(self, name: str, question: str, text: str, scope: ToolScope) -> str:
+        """What it makes of a text for whoever asked the question: in one turn and without tools,
+        because a text of others must not get hands. Raises ToolFailed."""
+        child = await self._child(name, scope)
+        alone = replace(child, tools=(), limits=replace(child.limits, max_iterations=1))
+        most = int(READ_SHARE * child.context_window) - estimate_tokens(question)
+        asked = f"{question}\n\n{within(text, most)}"
+        end = (await self._answer(alone, asked, scope)).end
+        if isinstance(end, Fail) or end.partial:
+            why = end.told if isinstance(end, Fail) else end.reason
+            raise ToolFailed(f"{name} could not sum it up: {why}")
+        return end.text
+
+    async def _child(self, name: str, scope: ToolScope) -> AgentDef:
+        parent = scope.agent
+        if parent is None:
+            raise ToolFailed(f"{name} can only be asked by an agent.")
+        settings = await until_stored(self.aside.clock, lambda: self.settings(scope.principal))
+        child = child_of(self.known[name], parent, settings.valid)
+        tokens, seconds = child.limits.token_budget, child.limits.timeout_seconds
+        if scope.allowance is not None:
+            tokens = min(tokens, scope.allowance.tokens)
+            seconds = min(seconds, int(scope.allowance.seconds))
+        limits = replace(child.limits, token_budget=tokens, timeout_seconds=seconds)
+        return replace(child, limits=limits)
+
+    async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> Answer:
+        limits, soul = child.limits, self.souls.of(child.id)
+        needed = estimate_tokens(question) + (soul.token_count if soul else 0)
+        if limits.timeout_seconds < 1 or needed >= limits.token_budget:
+            what = "time" if limits.timeout_seconds < 1 else "of its token budget"
+            raise ToolFailed(f"Too little {what} is left in this run for {child.id}. Do without.")
+        run = RunId(f"{scope.run_id}/{child.id}-{next(self._numbers)}")
+        tell = partial(_published, self.aside.publish, run, child.id)
+        errand = Errand(
+            child,
+            question,
+            replace(scope, depth=scope.depth + 1, agent=None, part="", allowance=None),
+            child.id,
+            soul,
+        )
+        story = Story(scope.run_id, self.journal, self.aside.clock, self.json, scope.part)
+        bill = _Bill(scope.spend)
+        answer = await replace(self.aside, publish=tell).answer(errand, story, bill.hear)
+        bill.settle(answer)
+        return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Delegate:
+    """Implements the Tool port."""
+
+    definition: SubagentDef
+    subagents: Subagents
+
+    @property
+    def spec(self) -> ToolSpec:
+        its = self.definition
+        what = f": {its.description.rstrip('.')}" if its.description else ""
+        told = (
+            f"Hands a task to the agent {its.name}{what}. It works alone and gives back its answer; it "
+            "sees nothing of this conversation, so say all that it has to know."
+        )
+        return ToolSpec(its.tool, told, _TASK, timeout_s=its.timeout_seconds + ENDING_S)
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        return await self.subagents.delegate(self.definition.name, str(arguments["task"]), scope)
+
+
+@dataclass(slots=True)
+class _Bill:
+    """Tells what a child's models used, reply by reply."""
+
+    spend: Callable[[Spent], None]
+    told: Usage = Usage()
+
+    def hear(self, chunk: Chunk) -> None:
+        if chunk.type != "usage":
+            return
+        data = dict(chunk.data)
+        provider, model = str(data.pop("provider")), str(data.pop("model"))
+        usage = Usage(**data)  # type: ignore[arg-type]  # as usage_chunk made it
+        self.told = add_usage(self.told, usage)
+        self.spend(Spent(usage, provider, model))
+
+    def settle(self, answer: Answer) -> None:
+        """Of a reply that was cut there is no chunk, but the child has counted it."""
+        used, told = answer.usage, self.told
+        more = (used.input_tokens - told.input_tokens, used.output_tokens - told.output_tokens)
+        if any(more):
+            usage = Usage(*more, estimated=True)
+            self.spend(Spent(usage, answer.provider, answer.model))
+
+
+def child_of(its: SubagentDef, parent: AgentDef, settings: Mapping[str, object]) -> AgentDef:
+    """The agent that it is for this parent and this person; what it does not say is its parent's."""
+    wanted, own = settings.get("subagent_model"), _with_own_model(its, parent)
+    served = next((one for one in (own, *_chain(parent)) if one.model == wanted), own)
+    longest = settings.get("librarian_timeout", its.timeout_seconds)
+    assert isinstance(longest, int)  # it is valid
+    return replace(
+        parent,
+        **{name: getattr(served, name) for name in _MODEL},
+        id=AgentId(its.name),
+        system_prompt="",
+        soul_path=its.prompt_path,
+        prompt_template=None,
+        tools=its.tools,
+        tree="default",
+        limits=replace(
+            parent.limits,
+            max_iterations=its.max_turns,
+            timeout_seconds=min(its.timeout_seconds, longest),
+        ),
+    )
+
+
+def _with_own_model(its: SubagentDef, parent: AgentDef) -> AgentDef:
+    provider, model = its.provider or parent.provider, its.model or parent.model
+    if (provider, model) == (parent.provider, parent.model):
+        return parent
+    return replace(
+        parent,
+        provider=provider,
+        model=model,
+        fallback=None,
+        max_tokens=min(parent.max_tokens, its.output_limit or parent.max_tokens),
+        context_window=its.context_window or parent.context_window,
+    )
+
+
+def _chain(agent: AgentDef | None) -> Iterator[AgentDef]:
+    while agent is not None:
+        yield agent
+        agent = agent.fallback
+
+
+def within(text: str, tokens: int) -> str:
+    """Without its middle, if it is longer."""
+    if estimate_tokens(text) <= tokens:
+        return text
+    half = max(0, len(text) * tokens // (2 * estimate_tokens(text)))
+    out = f"[{len(text) - 2 * half} characters are left out here]"
+    return f"{text[:half]}\n{out}\n{text[len(text) - half :]}"
+
+
+def _published(
+    publish: Callable[[Event], None], run: RunId, subagent: AgentId, event: Event
+) -> None:
+    """As what happened in a run of its own, which belongs to another."""
+    within_ = {"parent_run_id": event.run_id, "subagent": subagent}
+    publish(replace(event, run_id=run, payload={**event.payload, **within_}))

@@ -1,0 +1,29 @@
+"""The subagents of the configuration: over the same gate, model and rules as the agents."""
+
+from pydantic_core import from_json, to_json
+
+from gateway.agent.story import Json
+from gateway.agent.subagents import Subagents
+from gateway.app.parts import Parts
+from gateway.config.values import GatewayConfig
+from gateway.domain.agents import AgentDef
+from gateway.domain.ids import AgentId
+from gateway.sessions.settings import SettingsBook
+
+
+def with_subagents(config: GatewayConfig) -> tuple[AgentDef, ...]:
+    """All that have a prompt and a tree. The subagents are nobody's answer: what they do not say
+    they get from whoever asks them."""
+    helpers = (
+        AgentDef(AgentId(one.name), "", "", soul_path=one.prompt_path) for one in config.subagents
+    )
+    return (*config.agents, *helpers)
+
+
+def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) -> Subagents:
+    """From now on agents have them as tools."""
+    known = {one.name: one for one in config.subagents}
+    json, journal = Json(to_json, from_json), parts.stores.journal
+    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json)
+    parts.gate.renew("", subagents.tools)
+    return subagents

@@ -1,0 +1,452 @@
+"""A subagent works with its own prompt, tools and model, out of what its parent's run has left."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import anyio
+import pytest
+
+from gateway.agent.aside import Aside, Errand
+from gateway.agent.job import Answer
+from gateway.agent.story import Json, Story
+from gateway.agent.subagents import Subagents, child_of, within
+from gateway.agent.wishes import Finish
+from gateway.control.policy import DecisionTrees
+from gateway.control.rules.engine import load_rules
+from gateway.domain.agents import AgentDef, Limits
+from gateway.domain.chunks import Chunk
+from gateway.domain.errors import ModelFailed, ToolFailed
+from gateway.domain.events import Event
+from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.messages import ToolCall
+from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
+from gateway.domain.ports import Allowance, ToolScope
+from gateway.domain.settings import UserSettings
+from gateway.domain.subagents import SubagentDef
+from gateway.domain.tokens import estimate_tokens
+from gateway.memory.souls import Souls
+from gateway.tools.gate import ToolGate
+from tests.fakes.clock import FakeClock
+from tests.fakes.journal import FakeJournal
+from tests.fakes.model import ScriptedModel, StallingModel, Step, says
+from tests.fakes.plans import shipped_plans
+from tests.fakes.texts import FakeTexts
+from tests.fakes.tools import FakeTool, NoSchemas
+
+BIG = AgentDef(AgentId("main"), "fake", "big", system_prompt="of main")
+PARENT = replace(
+    BIG,
+    tools=("echo", "delegate_librarian", "delegate_clerk"),
+    fallback=replace(BIG, model="spare"),
+    limits=Limits(token_budget=10_000),
+)
+LIBRARIAN = SubagentDef(
+    "librarian",
+    "librarian.md",
+    tools=("read", "delegate_clerk"),
+    model="small",
+    max_turns=3,
+    timeout_seconds=60,
+)
+CLERK = SubagentDef("clerk", "clerk.md", "Counts", ("delegate_librarian",))
+SCOPE = ToolScope(SessionKey(PARENT.id, "c", "p"), RunId("r_1"), "ann")
+SOULS = {"librarian.md": "You keep books.", "clerk.md": "You count."}
+
+
+def asks(name: str = "librarian", task: str = "find it", call: str = "1") -> ToolCall:
+    return ToolCall(call, f"delegate_{name}", json.dumps({"task": task}))
+
+
+class Models:
+    """Each model of the provider by its name."""
+
+    def __init__(self, **models: Any) -> None:
+        self.models = models
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        reply: ModelReply = await self.models[request.model].reply(request, hear)
+        return reply
+
+
+@dataclass
+class World:
+    """A parent with its subagents; `big` is the parent's script, `small` the librarian's."""
+
+    big: Any
+    small: Any
+    tools: tuple[FakeTool, ...] = ()
+    settings: Mapping[str, object] = field(default_factory=dict)
+    journal: FakeJournal = field(default_factory=FakeJournal)
+    parent: AgentDef = PARENT
+    heard: list[Chunk] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    clock: FakeClock = field(default_factory=FakeClock)
+
+    async def subagents(self) -> Subagents:
+        gate = ToolGate(self.tools, schemas=NoSchemas(), decode=json.loads, clock=self.clock)
+        named = {AgentId(one.name): one.prompt_path for one in (LIBRARIAN, CLERK)}
+        plans = await shipped_plans([PARENT, *(replace(BIG, id=name) for name in named)])
+        souls, rules = Souls(FakeTexts(**SOULS), named, clock=self.clock), load_rules(())
+        await souls.load()
+        models = Models(big=self.big, small=self.small)
+        self.aside = Aside(
+            models,
+            gate,
+            plans,
+            DecisionTrees(),
+            lambda: rules,
+            self.clock,
+            json.loads,
+            self.events.append,
+        )
+
+        async def settings(user: str) -> UserSettings:
+            return UserSettings(self.settings if user == "ann" else {})
+
+        known = {one.name: one for one in (LIBRARIAN, CLERK)}
+        as_json = Json(lambda value: json.dumps(value).encode(), json.loads)
+        subagents = Subagents(known, self.aside, souls, settings, self.journal, as_json)
+        gate.renew("", subagents.tools)
+        return subagents
+
+    async def run(self) -> Answer:
+        subagents = await self.subagents()
+        story = Story(SCOPE.run_id, self.journal, self.clock, subagents.json)
+        errand = Errand(self.parent, "what is there?", SCOPE, PARENT.id)
+        with anyio.fail_after(5):
+            return await self.aside.answer(errand, story, self.heard.append)
+
+    def told(self) -> list[str]:
+        """What the parent's model was told by its tools."""
+        messages = self.big.asked[-1].messages
+        return [message.result.content for message in messages if message.result]
+
+
+def world(*small: Step, big: tuple[Step, ...] = (), **more: Any) -> World:
+    script = big or (says("", asks()), says("all done"))
+    return World(ScriptedModel(*script), ScriptedModel(*small), **more)
+
+
+@pytest.mark.requirement("S-000-Subagent-02", "S-000-Subagent-05", "S-000-Subagent-07")
+async def test_it_has_its_own_prompt_and_model_and_its_answer_is_the_tools_result() -> None:
+    stage = world(says("look", ToolCall("r", "read")), says("two books"), tools=(FakeTool("read"),))
+
+    answer = await stage.run()
+
+    first = stage.small.asked[0]
+    assert first.system == "You keep books."
+    assert [message.text for message in first.messages] == ["find it"]
+    assert stage.told() == ["two books"]
+    assert answer.end == Finish("answered", "all done")
+    assert [message.role for message in answer.said] == ["assistant", "tool", "assistant"]
+
+
+async def test_what_it_used_is_told_and_counted_reply_by_reply() -> None:
+    stage = world(
+        says("look", ToolCall("r", "read"), tokens=300),
+        says("two books", tokens=50),
+        tools=(FakeTool("read"),),
+    )
+
+    answer = await stage.run()
+
+    used = [chunk.data for chunk in stage.heard if chunk.type == "usage"]
+    assert [one["input_tokens"] for one in used] == [5, 150, 25, 5]
+    assert answer.usage.total == 370
+    assert [chunk.type for chunk in stage.heard].count("tool_call") == 1
+
+
+@pytest.mark.requirement("S-000-Subagent-03")
+async def test_it_has_its_own_tools_and_no_other() -> None:
+    read, echo = FakeTool("read"), FakeTool("echo")
+    own = FakeTool("own", family="pack", agent_scope=("librarian",))
+    stage = world(says("", ToolCall("e", "echo")), says("no echo"), tools=(read, echo, own))
+
+    await stage.run()
+
+    offered = [[tool.name for tool in one.tools] for one in stage.small.asked]
+    assert offered[0] == ["read", "delegate_clerk"]
+    assert echo.calls == []
+    assert stage.small.asked[1].messages[-1].result.is_error
+
+
+async def test_a_tool_for_a_subagent_alone_is_its_own_and_not_its_parents() -> None:
+    own = FakeTool("read", agent_scope=("librarian",))
+    parent = replace(PARENT, tools=("read", "delegate_librarian"))
+    stage = world(says("", ToolCall("r", "read")), says("read"), tools=(own,), parent=parent)
+
+    await stage.run()
+
+    assert [tool.name for tool in stage.big.asked[0].tools] == ["delegate_librarian"]
+    assert len(own.calls) == 1
+
+
+@pytest.mark.requirement("S-000-Subagent-04")
+async def test_its_turns_are_its_own_and_what_it_has_when_they_are_over_comes_back() -> None:
+    calls = [says(f"page {n}", ToolCall(f"r{n}", "read", f'{{"n":{n}}}')) for n in range(9)]
+    stage = world(*calls, tools=(FakeTool("read"),))
+
+    answer = await stage.run()
+
+    assert len(stage.small.asked) == LIBRARIAN.max_turns
+    assert stage.told() == [
+        "[librarian was stopped before it was done (max_iterations). It has so far:]\npage 2"
+    ]
+    assert answer.end == Finish("answered", "all done")
+
+
+async def test_one_that_fails_is_a_tool_that_failed() -> None:
+    stage = world(ModelFailed("fake", "server", "secret words"))
+
+    answer = await stage.run()
+
+    (told,) = stage.told()
+    assert told.startswith("librarian could not do it: ")
+    assert "secret words" not in told
+    assert answer.end == Finish("answered", "all done")
+
+
+async def test_it_may_ask_another_which_has_its_model_and_that_one_nobody() -> None:
+    stage = world(
+        says("", asks("clerk", "count")),
+        says("", asks("librarian", "again", "2")),
+        says("7"),
+        says("7 books"),
+    )
+
+    answer = await stage.run()
+
+    refused, counted = (stage.small.asked[step].messages[-1].result for step in (2, 3))
+    assert "cannot be asked by one who is asked that way itself" in refused.content
+    assert counted.content == "7"
+    parts = {note.kind.rpartition(":")[0].count("@") for note in stage.journal.kept[SCOPE.run_id]}
+    assert parts == {0, 1, 2}  # nobody's story is another's
+    assert stage.told() == ["7 books"]
+    assert answer.end == Finish("answered", "all done")
+
+
+async def test_what_happens_in_it_is_told_as_a_run_of_its_parents() -> None:
+    stage = world(says("look", ToolCall("r", "read")), says("ok"), tools=(FakeTool("read"),))
+
+    await stage.run()
+
+    its = [one for one in stage.events if one.run_id != SCOPE.run_id]
+    assert {(one.run_id, one.session_key) for one in its} == {
+        ("r_1/librarian-1", SCOPE.session_key)
+    }
+    assert {one.payload["parent_run_id"] for one in its} == {"r_1"}
+    assert {one.payload["subagent"] for one in its} == {"librarian"}
+    assert "tool.call.success" in [one.type for one in its]
+    assert all("subagent" not in one.payload for one in stage.events if one not in its)
+
+
+async def test_who_stops_the_run_stops_it_at_once() -> None:
+    stalling = StallingModel()
+    stage = World(ScriptedModel(says("", asks())), stalling)
+
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(stage.run)
+            await stalling.reached.wait()
+            began = anyio.current_time()
+            group.cancel_scope.cancel()
+
+    assert stalling.cancelled
+    assert anyio.current_time() - began < 0.25
+
+
+async def test_after_a_crash_no_tool_of_it_is_called_again_and_what_it_used_still_counts() -> None:
+    journal, read, stalling = FakeJournal(), FakeTool("read"), StallingModel()
+
+    async def stall(request: ModelRequest, hear: Hear) -> ModelReply:
+        return await stalling.reply(request, hear)
+
+    first = world(
+        says("", ToolCall("r", "read"), tokens=300), stall, tools=(read,), journal=journal
+    )
+    with anyio.fail_after(5):
+        async with anyio.create_task_group() as group:
+            group.start_soon(first.run)
+            await stalling.reached.wait()
+            group.cancel_scope.cancel()
+    second = world(says("two books"), big=(says("all done"),), tools=(read,), journal=journal)
+    subagents = await second.subagents()
+    story = Story(SCOPE.run_id, journal, second.clock, subagents.json)
+    with anyio.fail_after(5):
+        answer = await second.aside.answer(
+            Errand(PARENT, "what is there?", SCOPE, PARENT.id), story, second.heard.append
+        )
+
+    assert len(read.calls) == 1
+    assert (len(second.small.asked), len(second.big.asked)) == (1, 1)
+    assert second.told() == ["two books"]
+    assert answer.usage.total == 330
+
+
+async def test_two_at_once_have_a_third_each_of_what_is_left() -> None:
+    parent = replace(PARENT, limits=replace(PARENT.limits, token_budget=9_010))
+    stage = world(
+        says("", ToolCall("r", "read"), tokens=2_000),
+        tools=(FakeTool("read"),),
+        big=(says("", asks(call="1"), asks(call="2")), says("done")),
+        parent=parent,
+    )
+
+    answer = await stage.run()
+
+    assert [told.partition(". It has")[0] for told in stage.told()] == [
+        "[librarian was stopped before it was done (token_budget)"
+    ] * 2
+    assert len(stage.small.asked) == 4
+    assert answer.usage.total == 20 + 4 * 2_000
+    assert answer.end == Finish("answered", "done")
+
+
+async def test_one_that_could_not_even_be_told_its_task_is_not_begun() -> None:
+    limits = replace(PARENT.limits, token_budget=1_000)
+    long = asks(task="x" * 1_600)
+    stage = world(
+        says("never"),
+        big=(says("", long), says("done")),
+        parent=replace(PARENT, limits=limits),
+    )
+
+    await stage.run()
+
+    assert stage.small.asked == []
+    assert stage.told() == [
+        "Too little of its token budget is left in this run for librarian. Do without."
+    ]
+
+
+def child(settings: Mapping[str, object], its: SubagentDef = LIBRARIAN) -> AgentDef:
+    return child_of(its, PARENT, settings)
+
+
+def test_a_person_chooses_among_its_models_and_its_parents() -> None:
+    models = {
+        wanted: child({"subagent_model": wanted}).model
+        for wanted in ("small", "big", "spare", "huge")
+    }
+
+    assert models == {"small": "small", "big": "big", "spare": "spare", "huge": "small"}
+
+
+def test_a_fallback_is_its_parents_only_with_the_parents_model() -> None:
+    its, own = child({}), child({}, CLERK)
+
+    assert (its.model, its.fallback) == ("small", None)
+    assert (own.model, own.fallback) == ("big", PARENT.fallback)
+
+
+def test_what_it_does_not_say_is_its_parents_but_nothing_of_what_that_one_is() -> None:
+    its = child({}, CLERK)
+
+    assert (its.id, its.tools, its.system_prompt) == ("clerk", CLERK.tools, "")
+    assert its.limits == replace(PARENT.limits, max_iterations=10, timeout_seconds=1_200)
+
+
+def test_a_person_may_shorten_its_time_and_not_lengthen_it() -> None:
+    seconds = [child({"librarian_timeout": given}).limits.timeout_seconds for given in (9, 600)]
+
+    assert seconds == [9, 60]
+
+
+async def test_its_time_is_what_its_run_has_left() -> None:
+    limits = replace(PARENT.limits, timeout_seconds=10)
+    stage = World(
+        ScriptedModel(says("", asks()), says("done")),
+        ScriptedModel(says("found")),
+        parent=replace(PARENT, limits=limits),
+    )
+
+    await stage.run()
+
+    assert stage.small.asked[0].deadline_s <= 10
+
+
+async def test_when_its_time_is_over_it_still_tells_what_it_has() -> None:
+    stage = world(tools=(FakeTool("read"),))
+
+    async def late(request: ModelRequest, hear: Hear) -> ModelReply:
+        stage.clock.move(LIBRARIAN.timeout_seconds + 1)
+        return says("half of it", ToolCall("r", "read"))
+
+    stage.small = ScriptedModel(late)
+
+    answer = await stage.run()
+
+    assert stage.told() == [
+        "[librarian was stopped before it was done (timeout). It has so far:]\nhalf of it"
+    ]
+    assert answer.end == Finish("answered", "all done")
+
+
+async def test_a_reply_that_was_cut_counts_by_an_estimate() -> None:
+    async def endless(request: ModelRequest, hear: Hear) -> ModelReply:
+        hear(TextDelta("x" * 20_000))
+        await anyio.sleep_forever()
+        raise AssertionError
+
+    stage = world(endless)
+
+    answer = await stage.run()
+
+    used = [chunk.data for chunk in stage.heard if chunk.type == "usage"]
+    assert [one["estimated"] for one in used] == [False, True, False]
+    assert used[1]["output_tokens"] == estimate_tokens("x" * 20_000)
+    assert answer.usage.total > 6_000
+    assert stage.told()[0].endswith("xxx")
+
+
+async def test_a_tool_of_a_subagent_cannot_be_called_for_nobody() -> None:
+    subagents = await world(says("never")).subagents()
+
+    with pytest.raises(ToolFailed, match="can only be asked by an agent"):
+        await subagents.delegate("librarian", "find it", SCOPE)
+
+
+BESIDE = replace(SCOPE, agent=PARENT, part="@0-x:", allowance=Allowance(5_000, 60.0))
+
+
+async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
+    stage = world(says("in short", tokens=40))
+    used = list[int]()
+    scope = replace(BESIDE, spend=lambda spent: used.append(spent.usage.total))
+
+    subagents = await stage.subagents()
+    with anyio.fail_after(5):
+        short = await subagents.condense("librarian", "What matters?", "a long text", scope)
+
+    (asked,) = stage.small.asked
+    assert (short, asked.tools, used) == ("in short", (), [40])
+    assert [message.text for message in asked.messages] == ["What matters?\n\na long text"]
+    assert asked.system == "You keep books."
+
+
+async def test_one_who_wants_tools_to_condense_has_failed() -> None:
+    stage = world(says("wait", ToolCall("1", "read")), tools=(FakeTool("read"),))
+
+    subagents = await stage.subagents()
+    with anyio.fail_after(5), pytest.raises(ToolFailed, match="could not sum it up"):
+        await subagents.condense("librarian", "What matters?", "a long text", BESIDE)
+
+    assert len(stage.small.asked) == 1
+
+
+@pytest.mark.parametrize("size", [0, 1, 320, 321, 5_000])
+def test_a_text_is_cut_in_its_middle_to_what_a_window_takes(size: int) -> None:
+    text = "".join(chr(97 + n % 26) for n in range(size))
+
+    shown = within(text, 100)
+
+    if size <= 320:
+        assert shown == text
+    else:
+        begin, mark, end = shown.split("\n")
+        assert text.startswith(begin)
+        assert text.endswith(end)
+        assert mark == f"[{size - len(begin) - len(end)} characters are left out here]"
+        assert estimate_tokens(begin + end) <= 100
