@@ -1,0 +1,1 @@
+"""Public clients, servers and validators, tried against a gateway that runs; see `run`."""
