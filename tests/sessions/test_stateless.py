@@ -20,6 +20,7 @@ from gateway.sessions.stateless import KEPT_S, MOST_KEPT, Answers, Question
 from gateway.store.memory import open_memory
 from tests.fakes.clock import FakeClock
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
+from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, encode, staged
 
 HI = Question(AGENT, "alice", "hi")
@@ -39,7 +40,7 @@ def types(events: Sequence[dict[str, Any]]) -> list[str]:
 
 async def test_it_answers_with_what_its_caller_said_and_wants() -> None:
     model = ScriptedModel(says("ho"))
-    mine = replace(AGENT, system_prompt="Mine.", fallback=AGENT, tools=("echo", "memory"))
+    mine = replace(AGENT, system_prompt="Mine.", fallback=AGENT)
     earlier = (Message("user", "one"), Message("assistant", "two"))
     wish = Question(mine, "alice", "hi", earlier, "Theirs.", temperature=0.5, max_tokens=7)
     async with open_memory() as stores, staged(model, stores) as stage:
@@ -50,10 +51,20 @@ async def test_it_answers_with_what_its_caller_said_and_wants() -> None:
     assert asked.system == "Mine.\n\nTheirs."
     assert [message.text for message in asked.messages] == ["one", "two", "hi"]
     assert (asked.temperature, asked.max_tokens) == (0.5, 7)
-    assert [tool.name for tool in asked.tools] == ["echo"]
     fallback = wish.shaped(mine).fallback
     assert fallback is not None
     assert (fallback.temperature, fallback.max_tokens) == (0.5, 7)
+
+
+async def test_what_nobody_keeps_cannot_be_remembered() -> None:
+    model = ScriptedModel(says("ho"))
+    remembers = replace(AGENT, tools=("memory",))
+    async with open_memory() as stores, staged(model, stores, tool=FakeTool("memory")) as stage:
+        offered = stage.gate.offered(remembers)
+        await heard(stage.stateless.begin(replace(HI, agent=remembers)))
+
+    assert [tool.name for tool in offered] == ["memory"]
+    assert model.asked[0].tools == ()
 
 
 async def test_a_caller_may_not_have_longer_replies_than_the_agent_gives() -> None:
