@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import anyio
@@ -104,8 +105,10 @@ class OpenAiApi:
     def _begun(
         self, asked: Completion, agent: AgentDef, principal: Principal, key: str | None
     ) -> LiveRun:
-        text = question_of(asked)
-        same = asked.model_dump(exclude={"stream", "stream_options"}, exclude_defaults=True)
+        text, digest = question_of(asked), ""
+        if key is not None:
+            same = asked.model_dump(exclude={"stream", "stream_options"}, exclude_defaults=True)
+            digest = sha256(self.encode(same)).hexdigest()
         question = Question(
             agent,
             principal.name,
@@ -115,7 +118,7 @@ class OpenAiApi:
             temperature=asked.temperature,
             max_tokens=asked.most_tokens,
             key=key,
-            fingerprint=self.encode(same).decode(),
+            fingerprint=digest,
         )
         return self.stateless.begin(question)
 

@@ -1,20 +1,24 @@
 """/v1 of a whole gateway: what a caller sends reaches the model, and nothing of it stays."""
 
 import contextlib
+import io
 import json
 import signal
 import sqlite3
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import anyio
 import pytest
 
 from tests.fakes.client import WAIT_S, Client, HttpAnswer, connected, http
-from tests.fakes.gateway import Setup, command, running
+from tests.fakes.gateway import Command, Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import clock_first, echo
 
+NONE: Mapping[str, str] = {}
 HI = {"role": "user", "content": "hi"}
 BRIEF = {"role": "system", "content": "Be brief."}
 PAID = {"reservation", "spend", "token_record", "series", "audit"}
@@ -23,9 +27,12 @@ TABLES = """
 """
 
 
-async def complete(url: str, *messages: dict[str, Any], **more: object) -> HttpAnswer:
+async def complete(
+    url: str, *messages: dict[str, Any], headers: Mapping[str, str] = NONE, **more: object
+) -> HttpAnswer:
     body = json.dumps({"model": "main", "messages": [*messages, HI], **more}).encode()
-    return await http(f"{url}/v1/chat/completions", method="POST", body=body)
+    where = f"{url}/v1/chat/completions"
+    return await http(where, method="POST", headers=headers, body=body)
 
 
 def rows(folder: Path) -> dict[str, int]:
@@ -162,3 +169,36 @@ async def test_told_to_stop_it_answers_what_is_at_work_and_refuses_the_rest(tmp_
     assert (refused.status, refused.json["error"]["code"]) == (503, "busy")
     assert answers[0].json["choices"][0]["message"]["content"] == "ab"
     assert code == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_said_again_after_a_crash_is_told_once(tmp_path: Path, stream: bool) -> None:
+    named = {"X-Exogate-Session": "s", "Idempotency-Key": "k"}
+
+    def script(asked: Asked) -> Reply:
+        is_first = asked.number == 1
+        return Reply(["half", "."], gates={2: anyio.Event()}) if is_first else Reply("whole")
+
+    async with scripted_server(script) as model:
+        config = await Setup(model.url).written(tmp_path)
+        async with command(config) as site:
+            body = json.dumps({"model": "main", "messages": [HI], "stream": True}).encode()
+            with pytest.raises(aiohttp.ClientError):
+                await dying(site, body, named)
+        async with command(config) as site:
+            answer = await complete(site.url, headers=named, stream=stream)
+
+    assert b"whole" in answer.body
+    assert b"half" not in answer.body
+
+
+async def dying(site: Command, body: bytes, named: Mapping[str, str]) -> None:
+    """A request that is being answered when the gateway is killed."""
+    where = f"{site.url}/v1/chat/completions"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(where, headers=named, data=io.BytesIO(body)) as answer,
+    ):
+        await answer.content.readuntil(b"half")
+        site.kill()
+        await answer.read()
