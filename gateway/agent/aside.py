@@ -16,8 +16,9 @@ from gateway.domain.events import Event
 from gateway.domain.ids import AgentId
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Clock, Decode, Model, ToolScope
+from gateway.domain.prompts import Template
 from gateway.domain.souls import Soul
-from gateway.memory.context import pack
+from gateway.memory.context import Besides, pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Errand:
     plan_of: AgentId
     soul: Soul | None = None
     earlier: tuple[Node, ...] = ()
+    template: Template | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +57,13 @@ class Aside:
         tools = self.gate.offered(agent)
         question = Message("user", errand.question)
         plan = self.plans.of(errand.plan_of)
+        besides = Besides(template=errand.template)
         decision = self.decisions.chosen(agent.decision, plan.decision)
         await story.recall()
         job = Job(
             agent=agent,
             plan=plan,
-            context=pack(agent, errand.soul, errand.earlier, question, tools),
+            context=pack(agent, errand.soul, errand.earlier, question, tools, besides=besides),
             tools=tools,
             scope=errand.scope,
             rules=RunRules(self.rules(), only=agent.rules),

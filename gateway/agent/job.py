@@ -70,7 +70,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`said` are the messages of the run after the question, in order, the answer last. `taken` are
-    the runs whose messages were heard in it; `posts` are notices for other sessions."""
+    the runs whose messages were heard in it; `posts` are notices for other sessions. `is_cut`: the last
+    reply was longer than it might be."""
 
     end: End
     said: tuple[Message, ...]
@@ -82,6 +83,7 @@ class Answer:
     farewell: Event | None = None  # to be told once the end is durable
     kept: Mapping[str, object] | None = None  # by the rules
     has_told: bool = True  # a model what was waiting for it: that one said something, or refused
+    is_cut: bool = False
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:

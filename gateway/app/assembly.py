@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +19,7 @@ from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
 from gateway.app.deliveries import delivering
+from gateway.app.health import Health
 from gateway.app.mcp import mcp_servers
 from gateway.app.mcp_serving import mcp_served
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
@@ -57,6 +58,7 @@ from gateway.sessions.reception import Bounds, Reception
 from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
+from gateway.sessions.stateless import Stateless
 from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
@@ -78,28 +80,12 @@ from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.methods.upkeep import UpkeepMethods
 from gateway.web.metrics import Metrics
+from gateway.web.openai_api import OpenAiApi
 from gateway.web.settings import WebSettings
 
 log = logging.getLogger(__name__)
 
 PROBE_EVERY_S = 5.0
-
-
-@dataclass(slots=True)
-class Health:
-    """Why the gateway should be sent no work; nothing: it is ready."""
-
-    starting: bool = True
-    draining: bool = False
-    store: str | None = None
-
-    def reasons(self) -> Sequence[str]:
-        said = (
-            "the gateway is starting" if self.starting else None,
-            "the gateway is draining before it stops" if self.draining else None,
-            self.store,
-        )
-        return [reason for reason in said if reason is not None]
 
 
 @dataclass(slots=True)
@@ -124,6 +110,7 @@ class Gateway:
     memory: Memory
     channels: ChannelRoom
     pairing: PairingBook
+    stateless: Stateless
     health: Health = field(default_factory=Health)
     mcp: Door | None = None
 
@@ -158,7 +145,6 @@ class Gateway:
                 subagents=self.config.subagents,
             ).all(),
         )
-        chat = ChatApi(self.front, to_json, from_json, self.ids)
         spent = (self.stores.spending, self.meter.refusals, spending.everything)
         metrics = Metrics(
             self.front,
@@ -169,7 +155,7 @@ class Gateway:
             self.gate.foreign,
         ).routes()
         told = metrics if self.config.observability.metrics else ()
-        apis = (chat, ConversationsApi(self.front), spending, McpApi(self.mcp))
+        apis = (*self._chats(), ConversationsApi(self.front), spending, McpApi(self.mcp))
         routes = (*(route for api in apis for route in api.routes()), *told)
         app = build(
             settings,
@@ -191,6 +177,11 @@ class Gateway:
             origin=str(self.config.origin or "none (built-in defaults)"),
         )
 
+    def _chats(self) -> tuple[ChatApi, OpenAiApi]:
+        started = int(self.clock.now().timestamp())
+        chat = ChatApi(self.front, to_json, from_json, self.ids)
+        return chat, OpenAiApi(self.front, self.stateless, to_json, from_json, started)
+
     async def watch_store(self) -> None:
         """Readiness follows what the store can really do, until cancelled."""
         while True:
@@ -208,14 +199,17 @@ class Gateway:
         self.health.draining = True
         self.channels.hang_up()
         self.front.reception.close()
+        self.stateless.close()
         self.lanes.pause()
         log.info("draining", extra={"running": self.lanes.working})
         with anyio.move_on_after(self.config.gateway.drain_s) as scope:
             await self.lanes.rest()
+            await self.stateless.rest()
         if scope.cancelled_caught:
             log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
         await self.channels.drain()
         self.front.live.abandon_all()
+        self.stateless.abandon_all()
 
 
 @asynccontextmanager
@@ -288,7 +282,6 @@ async def _judged_plans(
 def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     agents = {agent.id: agent for agent in config.agents}
     episodes, runs = Episodes(parts.stores.transcript), LiveRuns(to_json)
-    bus = parts.bus
     lanes = Lanes(group, width=config.queue.max_running)
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     memory = memory_of(parts.stores, around, vaults_of(config, parts.gate, parts.stores.plugins))
@@ -337,13 +330,14 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         settings=settings,
         gate=parts.gate,
         plugins=parts.plugins,
-        bus=bus,
+        bus=parts.bus,
         rules=parts.rules,
         meter=parts.meter,
         replays=replays(config, means, parts.stores),
         memory=memory,
-        channels=channel_room(parts.stores, front.reception, bus, parts.pairing, commands),
+        channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
         pairing=parts.pairing,
+        stateless=Stateless(means, parts.ids, group, width=config.queue.max_running),
     )
 
 

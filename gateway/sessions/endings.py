@@ -166,6 +166,7 @@ def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mappi
         "context_id": node_id,
         "response": end.text[:SHOWN_TEXT],
         **({"truncated": True} if len(end.text) > SHOWN_TEXT else {}),
+        **({"cut": True} if answer.is_cut else {}),
         "tokens_used": answer.usage.total,
         "model": answer.model,
         "execution_time_ms": timing.execution_ms,

@@ -17,8 +17,9 @@ from gateway.domain.ports import Clock
 from gateway.web.guards import BodyLimit, Doorway, SecurityHeaders
 from gateway.web.health import Ready, alive, readiness
 from gateway.web.identity import Identities, Principal
+from gateway.web.openai_shapes import Failed
 from gateway.web.refusals import MethodNotAllowed, NotHere, Unauthorized
-from gateway.web.responses import INTERNAL, error_response, failure_of
+from gateway.web.responses import INTERNAL, error_response, failure_of, json_response
 from gateway.web.rpc import Method, Registry
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
@@ -75,7 +76,7 @@ class WebApp:
                 await self._routes(scope, receive, send)
                 return
         except GatewayError as error:
-            response = error_response(error)
+            response = _told(scope["path"], error)
         await response(scope, receive, send)
 
     def _enter(self, scope: Scope) -> Response | None:
@@ -103,18 +104,26 @@ def principal_of(request: Request) -> Principal:
 async def _refused(request: Request, error: Exception) -> Response:
     if failure_of(error) is INTERNAL:
         log.error("a route failed", extra={"path": request.url.path}, exc_info=error)
-    return error_response(error)
+    return _told(request.url.path, error)
 
 
-async def _failed(_request: Request, error: Exception) -> Response:
-    return error_response(error)  # Starlette raises it again, and the server logs it
+async def _failed(request: Request, error: Exception) -> Response:
+    return _told(request.url.path, error)  # Starlette raises it again, and the server logs it
 
 
-async def _of_starlette(_request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
+async def _of_starlette(request: Request, error: Exception) -> Response:
+    status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
     if status == 405:
-        return error_response(MethodNotAllowed("this address does not know that method"))
-    return error_response(NotHere() if status == 404 else error)
+        return _told(path, MethodNotAllowed("this address does not know that method"))
+    return _told(path, NotHere() if status == 404 else error)
+
+
+def _told(path: str, error: Exception) -> Response:
+    """In the words that whoever asks there expects."""
+    if not path.startswith("/v1/"):
+        return error_response(error)
+    failed = Failed.by(error)
+    return json_response({"error": failed.error}, failed.status, failed.headers)
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:

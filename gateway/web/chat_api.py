@@ -75,13 +75,11 @@ class ChatApi:
         return self._answer(accepted, await whole(run, self.decode), headers)
 
     async def _accept(self, body: ChatBody, principal: Principal, key: str | None) -> Accepted:
-        if key is not None and not 0 < len(key) <= 256:
-            raise InvalidRequest("Idempotency-Key must have 1 to 256 characters")
         conversation = body.conversation_id or self.ids.new()
         inbound = Inbound(
             address=Address(CHANNEL, principal.name, conversation),
             content=body.message,
-            key=key,
+            key=checked_key(key),
             fingerprint=self.encode(body.model_dump(exclude={"stream"})).decode(),
             requested_agent=body.agent,
             limits=given(body.limits),
@@ -118,6 +116,13 @@ class ChatApi:
             facts = {"message": told, "retryable": True, "timestamp": end["timestamp"]}
             return json_response({"error": _error("timeout", facts), **answer}, 504, headers)
         return json_response(answer, 200, headers)
+
+
+def checked_key(key: str | None) -> str | None:
+    """What stands in the header Idempotency-Key. Raises InvalidRequest."""
+    if key is not None and not 0 < len(key) <= 256:
+        raise InvalidRequest("Idempotency-Key must have 1 to 256 characters")
+    return key
 
 
 def _body(raw: bytes) -> ChatBody:

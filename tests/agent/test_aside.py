@@ -16,6 +16,7 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall
 from gateway.domain.ports import Model, ToolScope
+from gateway.domain.prompts import compile_prompt
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
@@ -87,3 +88,14 @@ async def test_what_it_has_done_is_not_done_again_and_is_none_of_what_its_run_ha
     assert answer.end == Finish("answered", "short")
     assert (len(tool.calls), len(again.asked)) == (1, 1)
     assert [other.reply(0) for other in others] == [None, None]
+
+
+async def test_a_template_frames_what_it_is_told() -> None:
+    model = ScriptedModel(says("short"))
+    framed = replace(errand(), template=compile_prompt("Frame: {system_prompt}."))
+    framed = replace(framed, agent=replace(HELPER, system_prompt="inside"))
+
+    with anyio.fail_after(5):
+        await (await aside(model)).answer(framed, story(FakeJournal()), lambda chunk: None)
+
+    assert model.asked[0].system == "Frame: inside."

@@ -33,6 +33,7 @@ from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.methods.upkeep import UpkeepMethods
+from gateway.web.openai_api import OpenAiApi
 from gateway.web.rpc import Method
 from tests.channels.people import a_book
 from tests.fakes.clock import CountingIds
@@ -198,8 +199,14 @@ async def test_every_route_is_documented() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
         chat = ChatApi(stage.front, to_json, from_json, CountingIds()).routes()
         budget = BudgetMethods(stage.front, stores.spending, Budgets(), stage.clock).routes()
+        openai = OpenAiApi(stage.front, stage.stateless, to_json, from_json, 0).routes()
 
-    for method, routes in (("POST", chat), ("GET", budget)):
+    for method, routes in (
+        ("POST", chat),
+        ("GET", budget),
+        ("GET", openai[:2]),
+        ("POST", openai[2:]),
+    ):
         for route in routes:
-            path = getattr(route, "path", "")
+            path = getattr(route, "path", "").replace(":path", "")
             assert f"`{method} {path}`" in PROTOCOL

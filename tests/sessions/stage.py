@@ -33,6 +33,7 @@ from gateway.sessions.replayed import Reel
 from gateway.sessions.replaying import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
+from gateway.sessions.stateless import Stateless
 from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means, Work
 from gateway.tools.gate import ToolGate
@@ -69,6 +70,7 @@ class Stage:
     settings: SettingsBook
     replays: Replays
     compaction: Compaction
+    stateless: Stateless
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -206,4 +208,6 @@ async def staged(
                 upkeep=Upkeep(*upheld, episodes, clock),
             )
             replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
-            yield Stage(front, lanes, clock, stores, gate, settings, replays, compaction)
+            stateless = Stateless(means, CountingIds(2_000_000), group, width=width)
+            parts = (gate, settings, replays, compaction, stateless)
+            yield Stage(front, lanes, clock, stores, *parts)

@@ -1,5 +1,6 @@
 """An end has its nodes in a chain, one terminal event, and says what it is."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -62,6 +63,15 @@ def test_a_refusal_keeps_the_question_and_says_why() -> None:
 
     assert [node.message.text for node in end.nodes] == ["hi", "gone"]
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
+
+
+def test_a_model_that_had_more_to_say_is_told_of() -> None:
+    told = answer(Finish("answered", "so"))
+
+    whole = answered(ASKED, told, None, TIMING).terminal.data
+    cut = answered(ASKED, replace(told, is_cut=True), None, TIMING).terminal.data
+
+    assert ("cut" in whole, cut["cut"]) == (False, True)
 
 
 def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:

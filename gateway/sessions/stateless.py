@@ -1,0 +1,255 @@
+"""Runs for callers who keep their conversation themselves: we keep nothing of it but what it cost."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import anyio
+from anyio.abc import TaskGroup
+
+from gateway.agent.aside import Aside, Errand
+from gateway.agent.patience import until_stored
+from gateway.agent.story import Json, Story
+from gateway.domain.agents import OWN_TOOLS, AgentDef
+from gateway.domain.bindings import speaker
+from gateway.domain.errors import Busy, Conflict
+from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
+from gateway.domain.inbox import Entry, JournalNote, NewEntry
+from gateway.domain.messages import Message, Node
+from gateway.domain.ports import Ids, ToolScope
+from gateway.domain.prompts import Template
+from gateway.domain.settings import as_wished
+from gateway.memory.window import message_tokens
+from gateway.sessions.endings import Asked, End, Timing, answered, refused
+from gateway.sessions.runs import LiveRun
+from gateway.sessions.work import DEFECT, Means
+
+log = logging.getLogger(__name__)
+
+CHANNEL = "api"
+MOST_KEPT, MOST_BYTES, KEPT_S = 1_000, 64 * 1024 * 1024, 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The `text` is to be answered, by the agent under the caller's `instructions`; `earlier` was
+    said before. The same `key` and `fingerprint` again are the same question."""
+
+    agent: AgentDef
+    account: str
+    text: str
+    earlier: Sequence[Message] = ()
+    instructions: str = ""
+    temperature: float | None = None
+    max_tokens: int | None = None  # only tightens
+    key: str | None = None
+    fingerprint: str = ""
+
+    def shaped(self, agent: AgentDef) -> AgentDef:
+        """With what this caller wants of each reply."""
+        most = agent.max_tokens
+        return replace(
+            agent,
+            temperature=agent.temperature if self.temperature is None else self.temperature,
+            max_tokens=most if self.max_tokens is None else min(most, self.max_tokens),
+            fallback=agent.fallback and self.shaped(agent.fallback),
+        )
+
+
+class NoJournal:
+    """Nobody takes the run up again."""
+
+    async def note(self, run_id: RunId, note: JournalNote) -> None:
+        pass
+
+    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
+        return ()
+
+    async def forgive(self, run_id: RunId) -> None:
+        pass
+
+
+@dataclass(slots=True)
+class _Kept:
+    fingerprint: str
+    run: LiveRun
+    size: int = 0
+    ended: float | None = None
+
+
+@dataclass(slots=True)
+class Answers:
+    """Runs by account and key, as long as this process remembers them: the live ones, and of the
+    answered ones the newest."""
+
+    _kept: dict[tuple[str, str], _Kept] = field(default_factory=dict)
+
+    def find(self, question: Question, now: float) -> LiveRun | None:
+        """Raises Conflict for another question under the same key."""
+        self._forget_old(now)
+        kept = self._kept.get((question.account, question.key or ""))
+        if kept is None:
+            return None
+        if kept.fingerprint != question.fingerprint:
+            raise Conflict("this Idempotency-Key was used with another request")
+        return kept.run
+
+    def begin(self, question: Question, run: LiveRun) -> None:
+        if question.key is not None:
+            self._kept[question.account, question.key] = _Kept(question.fingerprint, run)
+
+    def end(self, question: Question, now: float, *, is_answered: bool) -> None:
+        """What is no answer is tried anew by whoever asks again."""
+        kept = self._kept.pop((question.account, question.key or ""), None)
+        if kept is not None and is_answered and question.key is not None:
+            kept.size, kept.ended = sum(map(len, kept.run.events)), now
+            self._kept[question.account, question.key] = kept  # in the order of their ends
+
+    def _forget_old(self, now: float) -> None:
+        size = sum(one.size for one in self._kept.values())
+        for place, one in tuple(self._kept.items()):
+            if one.ended is None:
+                continue
+            is_full = len(self._kept) > MOST_KEPT or size > MOST_BYTES
+            if not is_full and now - one.ended < KEPT_S:
+                return  # the others ended later
+            del self._kept[place]
+            size -= one.size
+
+
+class Stateless:
+    """At most `width` of them at a time, beside the lanes; they live in the group."""
+
+    def __init__(self, means: Means, ids: Ids, group: TaskGroup, *, width: int) -> None:
+        self._means, self._ids, self._group, self._width = means, ids, group, width
+        self._answers = Answers()
+        self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
+        self._rested = anyio.Event()
+        self._is_closed = False
+
+    def begin(self, question: Question) -> LiveRun:
+        """A run that goes on whether or not anybody listens; nobody finds it by its id. Raises Busy,
+        Conflict."""
+        clock, key = self._means.clock, question.key
+        known = None if key is None else self._answers.find(question, clock.monotonic())
+        if known is not None:
+            return known
+        if self._is_closed:
+            raise Busy("the gateway is restarting; send it again in a moment")
+        if len(self._working) >= self._width:
+            raise Busy(f"{self._width} requests are being answered already; send it again later")
+        run_id = RunId(f"r_{self._ids.new()}")
+        session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
+        run = LiveRun(run_id, session, self._means.encode, clock.now())
+        run.start(1, clock.now(), clock.monotonic())
+        self._answers.begin(question, run)
+        scope = anyio.CancelScope()
+        self._working[run_id] = (run, scope)
+        self._group.start_soon(self._work, run, question, scope)
+        return run
+
+    def cancel(self, run: LiveRun) -> None:
+        """Nobody waits for it any more; one that has ended stays as it is."""
+        if run.run_id in self._working:
+            self._working[run.run_id][1].cancel()
+
+    def close(self) -> None:
+        """From now on every question is refused with Busy."""
+        self._is_closed = True
+
+    async def rest(self) -> None:
+        """Waits until nothing is at work."""
+        while self._working:
+            self._rested = anyio.Event()
+            await self._rested.wait()
+
+    def abandon_all(self) -> None:
+        """We stop before they have ended; whoever listens is told so at once."""
+        for run, scope in tuple(self._working.values()):
+            run.abandon()
+            scope.cancel()
+
+    async def _work(self, run: LiveRun, question: Question, scope: anyio.CancelScope) -> None:
+        end: End | None = None
+        try:
+            with scope:
+                end = await self._end_of(run, question)
+        finally:
+            del self._working[run.run_id]
+            run.let_go()
+            if end is None:
+                run.abandon()
+            else:
+                self._tell(run, end)
+            is_answered = end is not None and end.terminal.type == "done"
+            now = self._means.clock.monotonic()
+            self._answers.end(question, now, is_answered=is_answered)
+            if not self._working:
+                self._rested.set()
+
+    def _tell(self, run: LiveRun, end: End) -> None:
+        run.seal(end.terminal)
+        run.publish()
+        if end.farewell is not None:
+            self._means.bus.publish(end.farewell)
+
+    async def _end_of(self, run: LiveRun, question: Question) -> End:
+        means, clock = self._means, self._means.clock
+        message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
+        new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
+        asked = Asked([Entry(new, 1, "running", 1)])
+
+        def timing() -> Timing:
+            return Timing(clock.now(), round((clock.monotonic() - run.began) * 1000, 3))
+
+        beside = Aside(
+            model=means.model,
+            gate=means.gate,
+            plans=means.plans,
+            decisions=means.decisions,
+            rules=means.rules,
+            clock=clock,
+            decode=means.decode,
+            publish=means.bus.publish,
+        )
+        story = Story(run.run_id, NoJournal(), clock, Json(means.encode, means.decode))
+        try:
+            errand = await self._errand(run, question)
+            answer = await beside.answer(errand, story, run.emit, run.reins)
+        except Exception:
+            log.exception("a run failed", extra={"run": run.run_id})
+            return refused(asked, "internal_error", DEFECT, None, timing())
+        return answered(asked, answer, None, timing())
+
+    async def _errand(self, run: LiveRun, question: Question) -> Errand:
+        means, person = self._means, speaker(CHANNEL, question.account, "")
+        settings = await until_stored(means.clock, lambda: means.settings.of(person))
+        agent = question.shaped(as_wished(question.agent, settings, {}))
+        own, template = agent.system_prompt, means.souls.template_of(agent.id)
+        if template is not None and "system_prompt" not in template.places:
+            own, template = "", Template((*template.parts, ("\n\n", "system_prompt")))
+        agent = replace(
+            agent,
+            system_prompt="\n\n".join(text for text in (own, question.instructions) if text),
+            tools=tuple(tool for tool in agent.tools if tool not in OWN_TOOLS),
+        )
+        return Errand(
+            agent,
+            question.text,
+            ToolScope(run.session_key, run.run_id, person),
+            plan_of=agent.id,
+            soul=means.souls.of(agent.id),
+            earlier=_nodes(question.earlier, run),
+            template=template,
+        )
+
+
+def _nodes(said: Sequence[Message], run: LiveRun) -> tuple[Node, ...]:
+    """What was said before, as it would lie in a conversation of ours."""
+    nodes: list[Node] = []
+    for place, message in enumerate(said):
+        parent = nodes[-1].id if nodes else None
+        tokens = message_tokens(message)
+        node_id = NodeId(f"{run.run_id}.{place}")
+        nodes.append(Node(node_id, parent, run.run_id, message, run.accepted_at, tokens))
+    return tuple(nodes)
