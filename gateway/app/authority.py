@@ -62,11 +62,7 @@ def _authority(config: GatewayConfig) -> Iterator[tuple[str, object]]:
         yield f"channels.{channel.name}", _door(channel)
     for server in config.mcp_servers:
         yield f"mcp.{server.name}", {"url": server.url, "command": server.command}
-    for agent in config.agents:
-        yield f"agents.{agent.id}", {"models": list(_models(agent)), "tools": list(agent.tools)}
-    for one in config.subagents:
-        model = {"provider": one.provider, "model": one.model}
-        yield f"subagents.{one.name}", {**model, "tools": list(one.tools)}
+    yield from _workers(config)
     for project in config.projects:
         agents = sorted(agent.id for agent in config.agents if agent.project == project.id)
         yield f"projects.{project.id}", {"users": sorted(project.users), "agents": agents}
@@ -74,6 +70,14 @@ def _authority(config: GatewayConfig) -> Iterator[tuple[str, object]]:
         prices = {model: asdict(price) for model, price in provider.prices.items()}
         yield f"providers.{name}", {"base_url": provider.base_url, "prices": prices}
     yield from _limits(config.budgets)
+
+
+def _workers(config: GatewayConfig) -> Iterator[tuple[str, object]]:
+    for agent in config.agents:
+        yield f"agents.{agent.id}", {"models": list(_models(agent)), "tools": list(agent.tools)}
+    for one in config.subagents:
+        model = {"provider": one.provider, "model": one.model}
+        yield f"subagents.{one.name}", {**model, "tools": list(one.tools)}
 
 
 def _limits(budgets: Budgets) -> Iterator[tuple[str, object]]:

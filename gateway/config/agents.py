@@ -152,7 +152,7 @@ class Agents:
                 message = f"{who} has {quoted(tool)} twice"
                 self.report.wrong(Code.DUPLICATE, where, message, "keep one")
             elif tool.startswith(FAMILY) and plugin not in self.plugins:
-                self._check_server(where, tool)
+                _check_server(where, tool, tuple(self.sections.mcp.servers), self.report)
             elif plugin not in self.plugins:
                 message = f"{who}: there is no plugin {quoted(plugin)}"
                 self.report.wrong(Code.UNKNOWN_NAME, where, message, self._remedy(plugin))
@@ -161,17 +161,6 @@ class Agents:
                 fix = "remove it, or write enabled = true in its [[plugins]]"
                 self.report.note("plugin-disabled", where, message, fix)
             seen.add(tool)
-
-    def _check_server(self, where: KeyPath, tool: str) -> None:
-        servers = tuple(self.sections.mcp.servers)
-        name, slash, one = tool.removeprefix(FAMILY).partition("/")
-        if name not in servers:
-            message = f"there is no MCP server {quoted(name)}"
-            fix = f"{choose(name, servers)}; or add [mcp.servers.NAME]"
-            self.report.wrong(Code.UNKNOWN_NAME, where, message, fix)
-        elif slash and not one:
-            message = f"{quoted(tool)} names no tool"
-            self.report.wrong(Code.MALFORMED, where, message, "write mcp:SERVER or mcp:SERVER/TOOL")
 
     def _project(self, path: KeyPath, section: AgentSection) -> str:
         projects = (OPEN_PROJECT, *(project.id for project in self.sections.projects))
@@ -239,6 +228,17 @@ class Agents:
             message = f"there is no file {quoted(str(found))} that can be read"
             self.report.wrong(Code.MISSING_FILE, where, message, fix)
         return str(found)
+
+
+def _check_server(where: KeyPath, tool: str, servers: Sequence[str], report: Report) -> None:
+    name, slash, one = tool.removeprefix(FAMILY).partition("/")
+    if name not in servers:
+        message = f"there is no MCP server {quoted(name)}"
+        fix = f"{choose(name, servers)}; or add [mcp.servers.NAME]"
+        report.wrong(Code.UNKNOWN_NAME, where, message, fix)
+    elif slash and not one:
+        message = f"{quoted(tool)} names no tool"
+        report.wrong(Code.MALFORMED, where, message, "write mcp:SERVER or mcp:SERVER/TOOL")
 
 
 def _helpers(
