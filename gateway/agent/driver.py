@@ -4,11 +4,12 @@ import logging
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.agent.carving import Carving, delegates
+from gateway.agent.carving import Carving
 from gateway.agent.job import Answer, Emit, Gate, Job
 from gateway.agent.leaves import LEAVES
 from gateway.agent.pace import News, Pace
@@ -255,13 +256,12 @@ class Driver:
     async def _result(self, wish: CallTool) -> ToolResult:
         call, spent = wish.call, list[Spent]()
         seconds = self._deadline - self.turn.moment.at  # no look at the clock: a tape keeps each
-        share = self._carving.share
-        allowance = share(wish.ticket, self.turn, seconds) if delegates(call) else None
+        seconds = min(seconds, seconds if wish.timeout_s is None else wish.timeout_s)
         scope = replace(
             self.job.scope,
             agent=self.job.agent,
             part=part_of(self.story.part, call, wish.step),
-            allowance=allowance,
+            carve=partial(self._carving.share, wish.ticket, self.turn, seconds),
             spend=spent.append,
         )
         with anyio.move_on_after(wish.timeout_s):

@@ -25,7 +25,8 @@ from gateway.memory.souls import Souls
 
 ENDING_S = 10.0  # that the gate grants beyond its time: then it can still tell what it has
 MOST_TASK = 20_000  # characters
-READ_SHARE = 0.8  # of its window, for a text that it condenses
+NEVER = 200  # percent of the turns: who has one need not be told that it is the last
+READ_SHARE = 0.8  # of its window and of its tokens, for a text that it condenses
 _TASK = (
     f'{{"type":"object","properties":{{"task":{{"type":"string","minLength":1,"maxLength":{MOST_TASK},'
     '"description":"What to do, with all that one has to know for it."}},'
@@ -72,12 +73,19 @@ class Subagents:
             return f"[{name} was stopped before it was done ({end.reason}). It has so far:]\n{end.text}"
         return end.text
 
-    async def condense(self, name: str, question: str, text: str, scope: ToolScope) -> str:
+    async def condense(
+        self, name: str, question: str, text: str, scope: ToolScope, *, least: int
+    ) -> str:
         """What it makes of a text for whoever asked the question: in one turn and without tools,
-        because a text of others must not get hands. Raises ToolFailed."""
+        because a text of others must not get hands. Raises ToolFailed, also where so few tokens are
+        left that it could not read the least."""
         child = await self._child(name, scope)
-        alone = replace(child, tools=(), limits=replace(child.limits, max_iterations=1))
-        most = int(READ_SHARE * child.context_window) - estimate_tokens(question)
+        once = replace(child.limits, max_iterations=1, soft_warning_percent=NEVER)
+        alone = replace(child, tools=(), limits=once)
+        room = min(child.context_window, child.limits.token_budget)
+        most = int(READ_SHARE * room) - estimate_tokens(question)
+        if most < min(least, estimate_tokens(text)):
+            raise ToolFailed(f"{name} could not read enough of it: too few tokens are left.")
         asked = f"{question}\n\n{within(text, most)}"
         end = (await self._answer(alone, asked, scope)).end
         if isinstance(end, Fail) or end.partial:
@@ -92,9 +100,9 @@ class Subagents:
         settings = await until_stored(self.aside.clock, lambda: self.settings(scope.principal))
         child = child_of(self.known[name], parent, settings.valid)
         tokens, seconds = child.limits.token_budget, child.limits.timeout_seconds
-        if scope.allowance is not None:
-            tokens = min(tokens, scope.allowance.tokens)
-            seconds = min(seconds, int(scope.allowance.seconds))
+        if scope.carve is not None:
+            left = scope.carve()
+            tokens, seconds = min(tokens, left.tokens), min(seconds, int(left.seconds))
         limits = replace(child.limits, token_budget=tokens, timeout_seconds=seconds)
         return replace(child, limits=limits)
 
@@ -109,7 +117,7 @@ class Subagents:
         errand = Errand(
             child,
             question,
-            replace(scope, depth=scope.depth + 1, agent=None, part="", allowance=None),
+            replace(scope, depth=scope.depth + 1, agent=None, part="", carve=None),
             child.id,
             soul,
         )

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ from gateway.app.parts import Parts
 from gateway.app.plugins import loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
-from gateway.app.subagents import subagents_of, with_subagents
+from gateway.app.subagents import gate_of, subagents_of, with_subagents
 from gateway.app.sweeping import sweep
 from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
@@ -63,6 +63,7 @@ from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
+from gateway.tools.originals import ResultTool
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
@@ -241,7 +242,11 @@ async def assembled(
         group = await stack.enter_async_context(anyio.create_task_group())
         plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
         gate = ToolGate(
-            (memory_tool(stores, config.agents, clock, ids), *plugins.tools),
+            (
+                memory_tool(stores, config.agents, clock, ids),
+                ResultTool(stores.originals),
+                *plugins.tools,
+            ),
             schemas=SchemaChecks(),
             decode=strict_json,
             clock=clock,
@@ -286,8 +291,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     memory = memory_of(parts.stores, around, vaults_of(config, parts.gate, parts.stores.plugins))
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
-    subagents_of(config, parts, settings)
-    means = memory.told_by(_means(parts, agents, episodes, settings, config))
+    gate, forget = gate_of(config, parts, subagents_of(config, parts, settings))
+    means = memory.told_by(replace(_means(parts, agents, episodes, settings, config), gate=gate))
     router = Router(
         tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
     )
@@ -337,7 +342,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         memory=memory,
         channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
         pairing=parts.pairing,
-        stateless=Stateless(means, parts.ids, group, width=config.queue.max_running),
+        stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
     )
 
 

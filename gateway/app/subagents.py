@@ -1,13 +1,17 @@
 """The subagents of the configuration: over the same gate, model and rules as the agents."""
 
+from collections.abc import Awaitable, Callable
+
 from pydantic_core import from_json, to_json
 
+from gateway.agent.delegation import Delegating
+from gateway.agent.job import Gate
 from gateway.agent.story import Json
 from gateway.agent.subagents import Subagents
 from gateway.app.parts import Parts
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
-from gateway.domain.ids import AgentId
+from gateway.domain.ids import AgentId, SessionKey
 from gateway.sessions.settings import SettingsBook
 
 
@@ -27,3 +31,14 @@ def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) ->
     subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json)
     parts.gate.renew("", subagents.tools)
     return subagents
+
+
+def gate_of(
+    config: GatewayConfig, parts: Parts, subagents: Subagents
+) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]] | None]:
+    """What agents have that people talk to, and how to forget what it keeps of a session."""
+    if not config.delegation.is_enabled:
+        return parts.gate, None
+    kept = parts.stores.originals
+    gate = Delegating(parts.gate, subagents, config.delegation, kept, subagents.json)
+    return gate, kept.forget

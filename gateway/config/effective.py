@@ -49,11 +49,13 @@ def _sections(loaded: Loaded) -> Iterator[tuple[str, object]]:
     yield "agents", config.agents[has_default:]
     yield "projects", config.projects
     yield "subagents", tuple(section.model_dump() for section in sections.subagents)
+    yield "delegation", sections.delegation.model_dump()
     yield from (("limits", dict(sections.limits)), ("context", dict(sections.context)))
     yield "budgets", sections.budgets.model_dump()
     yield "plugins", tuple(_plugin(plugin) for plugin in config.plugins)
     yield "sandbox", config.sandbox
-    yield "mcp", {"servers": {one.name: _server(one) for one in config.mcp_servers}}
+    servers = {one.name: _server(one) for one in config.mcp_servers}
+    yield "mcp", {"servers": servers, "serve": sections.mcp.serve.model_dump()}
     yield "channels", {one.name: _channel(one) for one in config.channels}
     yield "bindings", config.bindings
     yield "rules", tuple(rule.model_dump(exclude_none=True) for rule in sections.rules)

@@ -13,6 +13,14 @@ from gateway.config.schema import ConfigFile, FallbackSection
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 NAMED = {"providers", "channels"}  # tables by a name of the operator's own
+# Tables whose keys the operator chooses.
+_NAMED = {
+    ("providers",),
+    ("budgets", "agent"),
+    ("channels",),
+    ("mcp", "servers"),
+    ("delegation", "items"),
+}
 ANY = "*"  # in a pattern: a position in a list, or a name of the operator's own
 
 
@@ -52,7 +60,7 @@ def pattern_of(path: KeyPath) -> KeyPath:
 
 def _has_own_names(path: KeyPath) -> bool:
     """Whether the operator chooses what the keys below are called."""
-    if path in {("providers",), ("budgets", "agent"), ("channels",), ("mcp", "servers")}:
+    if path in _NAMED:
         return True
     if path[:2] == ("mcp", "servers"):
         return path[3:] in {("env",), ("headers",)}

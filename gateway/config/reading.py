@@ -10,6 +10,7 @@ from gateway.config.agents import Agents, resolve_bindings, resolve_projects
 from gateway.config.budgets import add_usual_budget, resolve_budgets
 from gateway.config.channels import Channels
 from gateway.config.checking import check
+from gateway.config.delegation import resolve_delegation, with_results
 from gateway.config.document import Document, read_document
 from gateway.config.environment import (
     AGENT_KEYS,
@@ -42,7 +43,7 @@ from gateway.config.values import (
     StoreSettings,
     Surroundings,
 )
-from gateway.domain.agents import OWN_TOOLS
+from gateway.domain.agents import OWN_TOOLS, RESULT
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY
 from gateway.domain.rules import RuleDef
@@ -133,6 +134,7 @@ class _Reading:
         )
         definitions = agents.resolve()
         subagents = resolve_subagents(sections.subagents, agents, names.agents)
+        delegation = resolve_delegation(sections.delegation, sections.subagents, report)
         given = Given(source, report)
         plugins = Plugins(around, given, folder, report).resolve(sections.plugins)
         channels = Channels(given, report, plugins, names.plugins).resolve(sections.channels)
@@ -150,7 +152,7 @@ class _Reading:
             report.note("readable-file", (), message, f"chmod 600 {path}")
         return GatewayConfig(
             gateway=gateway,
-            agents=definitions,
+            agents=with_results(definitions, delegation),
             default_agent=AgentId(sections.agent.id) if sections.agent else None,
             providers=providers.definitions,
             key_origins=providers.key_origins,
@@ -163,6 +165,7 @@ class _Reading:
             bindings=bindings,
             projects=resolve_projects(sections.projects, report),
             subagents=subagents,
+            delegation=delegation,
             rules=tuple(rules.values()),
             rule_folder=rule_folder,
             budgets=resolve_budgets(sections.budgets, names.agents, report),
@@ -207,7 +210,7 @@ def _add_usual_agent(content: dict[str, Any], around: Surroundings, report: Repo
         _add_usual_plugins(content, around.known)
         add_usual_budget(content, choice)
         names = _plugin_names(content).items()
-        taken = _adapters(content)
+        taken = {*_adapters(content), RESULT}  # it is there where something is kept for it
         tools = [name for name, is_enabled in names if name and is_enabled and name not in taken]
         content["agent"] = {"id": choice.agent_id, "tools": [*tools, *_variable_tools(around)]}
         if choice.others:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from gateway.config.budgets import BudgetsSection, PriceSection
+from gateway.config.delegation import DelegationSection
 from gateway.config.kinds import (
     Header,
     HeaderName,
@@ -377,6 +378,9 @@ class ConfigFile(Section):
     channels: dict[PluginName, ChannelSection] = key({}, "Where people write, by name.")
     bindings: list[BindingSection] = key([], "Which agent answers where.")
     subagents: list[SubagentSection] = key([], "Agents that work for agents.")
+    delegation: DelegationSection = key(
+        DelegationSection, "Results of tools that a subagent reads first."
+    )
     rules: list[RuleSection] = key([], "What is done when something happens in a run.")
     rules_dir: PathText | None = key(None, "A folder with more rules, in files *.toml.")
     queue: QueueSection = key(QueueSection, "Messages that come while a turn is at work.")

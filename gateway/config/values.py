@@ -16,7 +16,7 @@ from gateway.domain.plugins import PluginDef
 from gateway.domain.providers import ProviderDef, Wire
 from gateway.domain.rules import RefusedRules, RuleDef, RuleProblem
 from gateway.domain.secrets import Secret
-from gateway.domain.subagents import SubagentDef
+from gateway.domain.subagents import Delegation, SubagentDef
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]
@@ -179,6 +179,7 @@ class GatewayConfig:
     bindings: tuple[Binding, ...] = ()
     projects: tuple[ProjectDef, ...] = ()
     subagents: tuple[SubagentDef, ...] = ()
+    delegation: Delegation = field(default_factory=Delegation)
     rules: tuple[RuleDef, ...] = ()  # core ones, then those of the file
     rule_folder: RuleFolder | None = None
     budgets: Budgets = field(default_factory=Budgets)

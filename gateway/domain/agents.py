@@ -10,7 +10,8 @@ from gateway.domain.ids import AgentId
 # Who looks for facts. "auto": patterns after each turn, and a model where one compacts anyway.
 Extraction = Literal["auto", "model", "patterns", "off"]
 FactScope = Literal["person", "agent"]  # "agent": all who talk to the agent know the same facts
-OWN_TOOLS = ("memory",)  # that an agent may list besides plugins
+MEMORY, RESULT = "memory", "result"
+OWN_TOOLS = (MEMORY, RESULT)  # that an agent may list besides plugins
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from gateway.domain.pairing import Pairings
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.recall import TurnIndex, Turns
 from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
+from gateway.domain.subagents import Originals
 from gateway.domain.summaries import Summaries
 from gateway.domain.usage import Spent
 
@@ -80,7 +81,7 @@ class ToolScope:
     depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
     agent: AgentDef | None = None  # whose model asked for it, as it is in this run
     part: str = ""  # of the run's story, for whoever works on this call
-    allowance: Allowance | None = None  # for those who let models work
+    carve: Callable[[], Allowance] | None = field(default=None, compare=False, repr=False)
     spend: Callable[[Spent], None] = field(default=lambda spent: None, compare=False, repr=False)
 
 
@@ -276,6 +277,7 @@ class Stores:
     channel_events: ChannelEvents
     pairings: Pairings
     dead_letters: DeadLetters
+    originals: Originals
 
 
 class HttpAnswer(Protocol):

@@ -52,8 +52,8 @@ class Delegation:
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A tool's whole result, of which a model was shown less. `reference` is its run's id and its
-    call's, so that a second attempt keeps it once."""
+    """A tool's whole result, of which a model was shown less. `reference` follows from its run and
+    its call, so that a second attempt finds it."""
 
     reference: str
     session_key: SessionKey
@@ -64,10 +64,16 @@ class Original:
 
 
 class Originals(Protocol):
+    """Raises StoreUnavailable."""
+
     async def keep(self, original: Original) -> None:
         """The same reference again changes nothing. Gone with its session, or with the journals."""
         ...
 
     async def read(self, session_key: SessionKey, reference: str) -> Original | None:
         """None also for what another session kept."""
+        ...
+
+    async def forget(self, session_key: SessionKey) -> None:
+        """All of a session that is over."""
         ...

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
-from gateway.domain.agents import OWN_TOOLS
+from gateway.domain.agents import MEMORY
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.facts import (
     SUBJECT,
@@ -61,7 +61,7 @@ _PARAMETERS: Mapping[str, object] = {
     "required": ["operation"],
 }
 SPEC = ToolSpec(
-    OWN_TOOLS[0],
+    MEMORY,
     f"What you know about the person you talk with. The subject is {SUBJECT!r}, them, if none is "
     "given; days are YYYY-MM-DD. remember: predicate (one word, like dog_name), object, since, "
     "functional (one value at a time), quote (their words). recall: query. history: how it changed "

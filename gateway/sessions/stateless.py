@@ -1,7 +1,8 @@
 """Runs for callers who keep their conversation themselves: we keep nothing of it but what it cost."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import anyio
@@ -10,9 +11,9 @@ from anyio.abc import TaskGroup
 from gateway.agent.aside import Aside, Errand
 from gateway.agent.patience import until_stored
 from gateway.agent.story import Json, Story
-from gateway.domain.agents import OWN_TOOLS, AgentDef
+from gateway.domain.agents import MEMORY, AgentDef
 from gateway.domain.bindings import speaker
-from gateway.domain.errors import Busy, Conflict
+from gateway.domain.errors import Busy, Conflict, GatewayError
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, JournalNote, NewEntry
 from gateway.domain.messages import Message, Node
@@ -22,7 +23,7 @@ from gateway.domain.settings import as_wished
 from gateway.memory.window import message_tokens
 from gateway.sessions.endings import Asked, End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.work import DEFECT, Means
+from gateway.sessions.work import DEFECT, LAST_WORDS_S, Means
 
 log = logging.getLogger(__name__)
 
@@ -118,10 +119,20 @@ class Answers:
 
 
 class Stateless:
-    """At most `width` of them at a time, beside the lanes; they live in the group."""
+    """At most `width` of them at a time, beside the lanes; they live in the group. `forget` what was
+    kept for a run as long as it was at work."""
 
-    def __init__(self, means: Means, ids: Ids, group: TaskGroup, *, width: int) -> None:
+    def __init__(
+        self,
+        means: Means,
+        ids: Ids,
+        group: TaskGroup,
+        *,
+        width: int,
+        forget: Callable[[SessionKey], Awaitable[None]] | None = None,
+    ) -> None:
         self._means, self._ids, self._group, self._width = means, ids, group, width
+        self._forget = forget
         self._answers = Answers()
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
         self._rested = anyio.Event()
@@ -186,6 +197,9 @@ class Stateless:
             self._answers.end(question, now, is_answered=is_answered)
             if not self._working:
                 self._rested.set()
+            if self._forget is not None:  # or else it goes with the journals
+                with anyio.move_on_after(LAST_WORDS_S, shield=True), suppress(GatewayError):
+                    await self._forget(run.session_key)
 
     def _tell(self, run: LiveRun, end: End) -> None:
         run.seal(end.terminal)
@@ -231,7 +245,7 @@ class Stateless:
         agent = replace(
             agent,
             system_prompt="\n\n".join(text for text in (own, question.instructions) if text),
-            tools=tuple(tool for tool in agent.tools if tool not in OWN_TOOLS),
+            tools=tuple(tool for tool in agent.tools if tool != MEMORY),
         )
         return Errand(
             agent,

@@ -7,6 +7,7 @@ from anyio import CancelScope, to_thread
 
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import Clock
+from gateway.store.originals import sweep_originals
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
 from gateway.store.rows import to_micros
@@ -52,7 +53,7 @@ def _sweep(before: int, limit: int, pen: Pen) -> int:
     pen.db.executemany("DELETE FROM journal WHERE run_id = ?", ids)
     forget = "UPDATE run SET log = NULL, tape = NULL WHERE id = ?"
     pen.db.executemany(forget, [(row,) for row, _ in rows])
-    return len(rows)
+    return max(len(rows), sweep_originals(before, limit, pen))
 
 
 def _expire(agent: AgentId, before: int, limit: int, pen: Pen) -> int:

@@ -10,6 +10,7 @@ from gateway.domain.errors import Busy, NotFound
 from gateway.domain.facts import Erasure, tombstone_of
 from gateway.domain.ids import SessionKey
 from gateway.store import fact_writing
+from gateway.store.originals import forget_originals
 from gateway.store.pen import Pen
 from gateway.store.reader import Readers
 from gateway.store.rows import place_of, require_text
@@ -64,6 +65,7 @@ def _erase(key: SessionKey, what: Erasure, now: datetime, pen: Pen) -> Erased:
     pen.db.execute(_NODES, (place_of(session.id, 0), place_of(session.id + 1, 0)))
     for statement in _OF_SESSION:
         pen.db.execute(statement, (session.id,))
+    forget_originals(key, pen)
     session.head = session.head_id = None
     return Erased(len(ids), facts, tombstone_of(what, now))
 

@@ -17,6 +17,7 @@ from gateway.store.memory_facts import MemoryFacts
 from gateway.store.memory_hearing import MemoryHearing
 from gateway.store.memory_inbox import MemoryInbox, MemoryJournal, MemoryRuns
 from gateway.store.memory_ledger import MemoryLedger, MemorySpending
+from gateway.store.memory_originals import MemoryOriginals
 from gateway.store.memory_outbox import MemoryOutbox
 from gateway.store.memory_pairings import MemoryPairings
 from gateway.store.memory_sessions import MemorySessions, MemorySummaries, MemoryTranscript
@@ -57,6 +58,7 @@ async def open_memory() -> AsyncIterator[Stores]:
             channels,
             MemoryPairings(shelf),
             outbox,
+            MemoryOriginals(shelf),
         )
     finally:
         shelf.is_closed = True
@@ -111,7 +113,11 @@ class MemoryCare:
             run.record = replace(run.record, log=b"")
             self._shelf.journal.pop(run.record.entry.new.run_id, None)
             self._shelf.tapes.pop(run.record.entry.new.run_id, None)
-        return min(len(old), max(0, limit))
+        originals = self._shelf.originals
+        outdated = [name for name, one in originals.items() if one.at < before][: max(0, limit)]
+        for name in outdated:
+            del originals[name]
+        return max(min(len(old), max(0, limit)), len(outdated))
 
     async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
         await self._shelf.ready()

@@ -131,6 +131,7 @@ class MemoryErasures:
             run.record = replace(run.record, entry=entry, log=b"", summary="")
             shelf.journal.pop(run_id, None)
             shelf.tapes.pop(run_id, None)
+        shelf.forget_originals(key)
         for id_, one in shelf.deliveries.items():
             if one.session_key == key:
                 state: DeliveryState = "failed" if one.state == "pending" else one.state

@@ -19,6 +19,7 @@ from gateway.domain.pairing import Pairing
 from gateway.domain.ports import PluginSpace
 from gateway.domain.sessions import SessionRecord
 from gateway.domain.settling import Settled, Told
+from gateway.domain.subagents import Original
 from gateway.store.pruning import Fork, Span, branches_off, kept_spans, outdated
 from gateway.store.rows import Stamps
 
@@ -148,6 +149,7 @@ class Shelf:
     unread: dict[SessionKey, tuple[int, bool]] = field(default_factory=dict)
     memos: dict[tuple[str, str, str], ChannelMemo] = field(default_factory=dict)
     told: dict[tuple[str, str, str], Heard] = field(default_factory=dict)  # by name as in `seen`
+    originals: dict[str, Original] = field(default_factory=dict)  # by reference
     pairings: dict[tuple[str, str, str], Pairing] = field(default_factory=dict)  # by who it is
     stamps: Stamps = field(default_factory=Stamps)
     is_closed: bool = False
@@ -155,6 +157,10 @@ class Shelf:
     def is_forgotten(self, names: Iterable[tuple[str, str]], said_at: datetime) -> bool:
         known = ((name[0], self.forgotten.get(name)) for name in names)
         return any(upto and (kind == "message" or said_at <= upto) for kind, upto in known)
+
+    def forget_originals(self, key: SessionKey) -> None:
+        kept = self.originals.items()
+        self.originals = {name: one for name, one in kept if one.session_key != key}
 
     def add_delivery(
         self, new: NewDelivery, due: datetime, run: tuple[RunId, SessionKey] | None = None

@@ -14,6 +14,7 @@ from gateway.store.tables import (
     HEARING,
     LEDGER,
     LIMITS,
+    ORIGINALS,
     PLUGINS,
     SETTINGS,
     STANDING,
@@ -30,6 +31,7 @@ MIGRATIONS: tuple[str, ...] = (
     LEDGER + AUDIT,
     FACTS + HEARING + TURNS,
     CHANNELS,
+    ORIGINALS,
 )
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.

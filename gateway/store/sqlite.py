@@ -26,6 +26,7 @@ from gateway.store.hearing import SqliteHearing
 from gateway.store.inbox import SqliteInbox, SqliteRuns
 from gateway.store.journal import SqliteJournal
 from gateway.store.ledger import SqliteLedger
+from gateway.store.originals import SqliteOriginals
 from gateway.store.outbox import SqliteOutbox
 from gateway.store.pairings import SqlitePairings
 from gateway.store.pen import Pen
@@ -112,6 +113,7 @@ async def open_sqlite(
                 channels,
                 SqlitePairings(writer, readers),
                 outbox,
+                SqliteOriginals(writer, readers),
             )
         finally:
             await care.close()

@@ -364,3 +364,19 @@ CREATE INDEX IF NOT EXISTS node_kept ON node (place) WHERE label IS NOT NULL OR 
 CREATE INDEX IF NOT EXISTS node_archived ON node (place) WHERE standing;
 CREATE INDEX IF NOT EXISTS session_active ON session (agent, updated_at) WHERE state = 'active'
 """
+
+# Results of tools of which a model was shown less. A session here needs no row of its own: of a
+# caller who keeps the conversation it is a run that is forgotten when it ends.
+ORIGINALS = """
+CREATE TABLE IF NOT EXISTS original (
+    id INTEGER PRIMARY KEY,
+    reference TEXT NOT NULL UNIQUE,
+    session TEXT NOT NULL,
+    run_id TEXT NOT NULL,
+    tool TEXT NOT NULL,
+    content BLOB NOT NULL,           -- packed
+    at INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS original_by_session ON original (session);
+CREATE INDEX IF NOT EXISTS original_by_time ON original (at)
+"""

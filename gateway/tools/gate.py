@@ -67,6 +67,10 @@ class ToolGate:
         return tuple(known.spec for known in self._of(agent).values())
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
+        return within(await self.whole(agent, call, scope), MOST_RESULT)
+
+    async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
+        """Its result, however long it is."""
         began = self._clock.monotonic()
         limit, spent, tell = self._limit(agent, call.name), list[Spent](), scope.spend
 
@@ -85,7 +89,7 @@ class ToolGate:
         took_ms = (self._clock.monotonic() - began) * 1000
         if is_error:
             log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
-        outcome = (_within(content), is_error, round(took_ms, 3), tuple(spent))
+        outcome = (content, is_error, round(took_ms, 3), tuple(spent))
         return ToolResult(call.id, call.name, *outcome)
 
     def _limit(self, agent: AgentDef, name: str) -> float:
@@ -165,25 +169,8 @@ class ToolGate:
         if known is None:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
-        arguments = self._arguments(call, known)
+        arguments = _arguments(call, known, self._decode)
         return await known.tool.call(arguments, scope)
-
-    def _arguments(self, call: ToolCall, known: _Checked) -> Mapping[str, object]:
-        try:
-            arguments = self._decode(call.arguments or "{}")
-        except ValueError as error:
-            raise ToolFailed(
-                f"The arguments of {call.name} are not valid JSON ({error}). Call it again."
-            ) from error
-        if not isinstance(arguments, dict):
-            raise ToolFailed(f"The arguments of {call.name} have to be a JSON object.")
-        problem = known.problem(arguments)
-        if problem is not None:
-            raise ToolFailed(
-                f"The arguments of {call.name} are not valid: {problem}. Correct them and call it "
-                "again."
-            )
-        return arguments
 
 
 def _families(name: str) -> Sequence[str]:
@@ -192,8 +179,29 @@ def _families(name: str) -> Sequence[str]:
     return (whole, name) if whole != name else (name,) if name else ()
 
 
-def _within(content: str) -> str:
-    if len(content) <= MOST_RESULT:
-        return content
-    told = f"[Cut: this is the beginning, {MOST_RESULT} of {len(content)} characters. "
-    return f"{content[:MOST_RESULT]}\n{told}Ask for less, or for a part.]"
+def _arguments(call: ToolCall, known: _Checked, decode: Decode) -> Mapping[str, object]:
+    try:
+        arguments = decode(call.arguments or "{}")
+    except ValueError as error:
+        raise ToolFailed(
+            f"The arguments of {call.name} are not valid JSON ({error}). Call it again."
+        ) from error
+    if not isinstance(arguments, dict):
+        raise ToolFailed(f"The arguments of {call.name} have to be a JSON object.")
+    problem = known.problem(arguments)
+    if problem is not None:
+        raise ToolFailed(
+            f"The arguments of {call.name} are not valid: {problem}. Correct them and call it "
+            "again."
+        )
+    return arguments
+
+
+def within(result: ToolResult, most: int) -> ToolResult:
+    """Its beginning, if it has more characters than that."""
+    content = result.content
+    if len(content) <= most:
+        return result
+    told = f"[Cut: this is the beginning, {most} of {len(content)} characters. "
+    cut = f"{content[:most]}\n{told}Ask for less, or for a part.]"
+    return replace(result, content=cut)

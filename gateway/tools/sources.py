@@ -1,7 +1,7 @@
 """What a tool's result says that it drew on: `sources` in a JSON object, read with suspicion."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gateway.domain.ports import Decode
@@ -23,10 +23,13 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a result drew on, and how many entries it lists, if it is a list of something."""
+    """What a result drew on, and how many entries it lists, if it is a list of something. `spread`
+    is how far their scores lie apart, as a share of the highest if that is above 1."""
 
     sources: tuple[Source, ...] = ()
     items: int | None = None
+    spread: float | None = None  # None: nothing has a score
+    tells_error: bool = False  # it is an object with an error
 
 
 NOTHING = Listed()
@@ -41,18 +44,31 @@ def listed(content: str, decode: Decode) -> Listed:
     except ValueError:
         return NOTHING
     if isinstance(value, list):
-        return Listed(items=len(value))
-    if not isinstance(value, dict):
-        return NOTHING
+        return Listed(items=len(value), spread=_spread(value))
+    return _of_object(value) if isinstance(value, dict) else NOTHING
+
+
+def _of_object(value: Mapping[str, object]) -> Listed:
     lists = [one for name, one in value.items() if isinstance(one, list) and name != "sources"]
+    longest = max(lists, key=len, default=None)
     named = value.get("sources")
     found = (
         (_source(one) for one in named[:MOST_SOURCES] if isinstance(one, dict))
         if isinstance(named, list)
         else ()
     )
-    sources = tuple(dict.fromkeys(source for source in found if source is not None))
-    return Listed(sources, max(map(len, lists), default=None))
+    return Listed(
+        tuple(dict.fromkeys(source for source in found if source is not None)),
+        None if longest is None else len(longest),
+        _spread(longest or ()),
+        bool(value.get("error")),
+    )
+
+
+def _spread(entries: Sequence[object]) -> float | None:
+    told = (one.get("score") for one in entries if isinstance(one, dict))
+    scores = [one for one in told if isinstance(one, int | float) and not isinstance(one, bool)]
+    return (max(scores) - min(scores)) / max(1.0, *scores) if scores else None
 
 
 def _source(value: Mapping[str, object]) -> Source | None:

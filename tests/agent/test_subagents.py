@@ -408,7 +408,7 @@ async def test_a_tool_of_a_subagent_cannot_be_called_for_nobody() -> None:
         await subagents.delegate("librarian", "find it", SCOPE)
 
 
-BESIDE = replace(SCOPE, agent=PARENT, part="@0-x:", allowance=Allowance(5_000, 60.0))
+BESIDE = replace(SCOPE, agent=PARENT, part="@0-x:", carve=lambda: Allowance(5_000, 60.0))
 
 
 async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
@@ -418,7 +418,9 @@ async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
 
     subagents = await stage.subagents()
     with anyio.fail_after(5):
-        short = await subagents.condense("librarian", "What matters?", "a long text", scope)
+        short = await subagents.condense(
+            "librarian", "What matters?", "a long text", scope, least=2
+        )
 
     (asked,) = stage.small.asked
     assert (short, asked.tools, used) == ("in short", (), [40])
@@ -431,7 +433,7 @@ async def test_one_who_wants_tools_to_condense_has_failed() -> None:
 
     subagents = await stage.subagents()
     with anyio.fail_after(5), pytest.raises(ToolFailed, match="could not sum it up"):
-        await subagents.condense("librarian", "What matters?", "a long text", BESIDE)
+        await subagents.condense("librarian", "What matters?", "a long text", BESIDE, least=2)
 
     assert len(stage.small.asked) == 1
 

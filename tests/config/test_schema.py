@@ -38,6 +38,7 @@ EVERY_KEY = {
 
 
 WHOLE = {
+    "delegation.items",
     "providers.NAME.headers",
     "plugins[].config",
     "mcp.servers.NAME.env",
@@ -217,7 +218,6 @@ def test_the_json_schema_refuses_what_the_gateway_refuses(arena: Arena, text: st
     "text",
     [
         "[cluster]\nurl = 'amqp://x'",
-        "[delegation]",
         "[[schedules]]",
         "[store]\nnamespace = 'x'",
         "[observability]\notlp_endpoint = 'http://x'",

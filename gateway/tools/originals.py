@@ -1,0 +1,96 @@
+"""The tool `result`: reads in parts what a tool gave and a model was not shown whole."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gateway.domain.agents import RESULT
+from gateway.domain.errors import StoreUnavailable, ToolFailed
+from gateway.domain.model import ToolSpec
+from gateway.domain.ports import ToolScope
+from gateway.domain.subagents import Originals
+
+SCHEME = "result://"
+MOST_PART = 12_000  # characters at a time
+MOST_HITS = 40
+AROUND = 120  # characters shown on each side of a hit
+MOST_SOUGHT = 200
+_PARAMETERS: Mapping[str, object] = {
+    "type": "object",
+    "properties": {
+        "reference": {"type": "string", "minLength": 1, "maxLength": 200},
+        "from": {"type": "integer", "minimum": 0},
+        "to": {"type": "integer", "minimum": 0},
+        "grep": {"type": "string", "minLength": 1, "maxLength": MOST_SOUGHT},
+    },
+    "required": ["reference"],
+    "additionalProperties": False,
+}
+SPEC = ToolSpec(
+    RESULT,
+    f"Reads a tool's result that you were not shown whole, by its reference ({SCHEME}…): the "
+    f"characters from .. to ({MOST_PART} at a time), or the places that hold the words of grep "
+    "(as they stand, in any case), of which each has its position.",
+    json.dumps(_PARAMETERS, separators=(",", ":")),
+    category="meta",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultTool:
+    """Implements the Tool port."""
+
+    originals: Originals
+    spec: ToolSpec = SPEC
+
+    async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
+        reference = str(arguments["reference"]).strip().removeprefix(SCHEME)
+        try:
+            original = await self.originals.read(scope.session_key, reference)
+        except StoreUnavailable:
+            raise ToolFailed("It is out of reach for now. Go on without it.") from None
+        if original is None:
+            raise ToolFailed(
+                f"No result {reference[:80]!r} is kept in this conversation. References stand in "
+                "the results of tools; or call the tool again that gave it."
+            )
+        content, sought = original.content, arguments.get("grep")
+        if sought is not None:
+            return _found(content, str(sought))
+        return _part(content, arguments.get("from", 0), arguments.get("to"))
+
+
+def _part(content: str, first: object, last: object) -> str:
+    assert isinstance(first, int)  # the schema says so
+    most = first + MOST_PART
+    end = min(most, last, len(content)) if isinstance(last, int) else min(most, len(content))
+    if first >= end:
+        raise ToolFailed(
+            f"There is nothing from {first} to {last}: it has {len(content)} characters."
+        )
+    rest = f" Go on with from={end}." if end < len(content) else " That is its end."
+    return f"Characters {first} to {end} of {len(content)}.{rest}\n{content[first:end]}"
+
+
+def _found(content: str, sought: str) -> str:
+    places = list(_places(content, sought))
+    if not places:
+        return f"{sought!r} does not stand in its {len(content)} characters."
+    shown = [
+        f"at {at}: {content[max(0, at - AROUND) : at + len(sought) + AROUND]}"
+        for at in places[:MOST_HITS]
+    ]
+    more = "at least " if len(places) > MOST_HITS else ""
+    told = f"{sought!r} stands in {more}{min(len(places), MOST_HITS)} places"
+    return "\n".join([f"{told} of its {len(content)} characters.", *shown])
+
+
+def _places(content: str, sought: str) -> Iterator[int]:
+    """At most one more than are shown, each beyond what the one before shows."""
+    lower, wanted = content.lower(), sought.lower()
+    if len(lower) != len(content):  # some letters have a longer small form
+        lower, wanted = content, sought
+    at, count = lower.find(wanted), 0
+    while at >= 0 and count <= MOST_HITS:
+        yield at
+        at, count = lower.find(wanted, at + len(wanted) + AROUND), count + 1

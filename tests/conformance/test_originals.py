@@ -1,0 +1,80 @@
+"""Whole results of tools are found by the session that has them, and go with it or with the journals."""
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from gateway.domain.ids import RunId
+from gateway.domain.ports import Stores
+from gateway.domain.subagents import Original
+from gateway.store.memory import open_memory
+from gateway.store.sqlite import open_sqlite
+from tests.fakes.clock import FakeClock
+from tests.fakes.store import NOON, an_ending, an_entry, session_key
+
+KEY, OTHERS = session_key(), session_key("other")
+ONE = Original("r/1", KEY, RunId("r"), "search", "much \x00 of \ud800 it", NOON)
+LATER = NOON + timedelta(days=1)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
+    opened = (
+        open_memory() if request.param == "memory" else open_sqlite(tmp_path, clock=FakeClock())
+    )
+    async with opened as stores:
+        yield stores
+
+
+async def test_it_is_read_as_it_was_kept(stores: Stores) -> None:
+    await stores.originals.keep(ONE)
+
+    assert await stores.originals.read(KEY, "r/1") == ONE
+    assert await stores.originals.read(KEY, "r/2") is None
+
+
+async def test_another_session_does_not_find_it(stores: Stores) -> None:
+    await stores.originals.keep(ONE)
+
+    assert await stores.originals.read(OTHERS, "r/1") is None
+
+
+async def test_the_first_that_is_kept_stays(stores: Stores) -> None:
+    await stores.originals.keep(ONE)
+    await stores.originals.keep(replace(ONE, content="another"))
+
+    assert await stores.originals.read(KEY, "r/1") == ONE
+
+
+async def test_what_is_forgotten_is_one_sessions_alone(stores: Stores) -> None:
+    theirs = replace(ONE, reference="r/2", session_key=OTHERS)
+    await stores.originals.keep(ONE)
+    await stores.originals.keep(theirs)
+    await stores.originals.forget(KEY)
+
+    assert await stores.originals.read(KEY, "r/1") is None
+    assert await stores.originals.read(OTHERS, "r/2") == theirs
+
+
+async def test_it_goes_with_the_journals_a_few_at_a_time(stores: Stores) -> None:
+    for number in range(5):
+        await stores.originals.keep(replace(ONE, reference=f"r/{number}"))
+    await stores.originals.keep(replace(ONE, reference="new", at=LATER))
+
+    swept = [await stores.care.sweep(before=LATER, limit=3) for _ in range(3)]
+
+    assert swept == [3, 2, 0]
+    assert await stores.originals.read(KEY, "r/4") is None
+    assert await stores.originals.read(KEY, "new") is not None
+
+
+async def test_it_is_erased_with_its_conversation(stores: Stores) -> None:
+    await stores.inbox.accept(an_entry("a"), begin=True)
+    await stores.inbox.finish(an_ending("a", grown_from=None))
+    await stores.originals.keep(ONE)
+    await stores.erasures.erase(KEY, by="op", dry_run=False, now=NOON)
+
+    assert await stores.originals.read(KEY, "r/1") is None

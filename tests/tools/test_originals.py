@@ -1,0 +1,113 @@
+"""The tool `result` reads what was kept, a bounded part at a time."""
+
+import json
+from collections.abc import AsyncIterator
+
+import jsonschema_rs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import StoreUnavailable, ToolFailed
+from gateway.domain.ids import AgentId, RunId
+from gateway.domain.ports import ToolScope
+from gateway.domain.subagents import Original
+from gateway.store.memory import open_memory
+from gateway.tools.originals import AROUND, MOST_HITS, MOST_PART, SPEC, ResultTool, _found, _part
+from tests.fakes.store import NOON, session_key
+
+KEY = session_key()
+SCOPE = ToolScope(KEY, RunId("r"), "ann", agent=AgentDef(AgentId("main"), "p", "m"))
+LONG = "".join(f"line {number} of many\n" for number in range(2_000))
+
+
+@pytest.fixture
+async def tool() -> AsyncIterator[ResultTool]:
+    async with open_memory() as stores:
+        await stores.originals.keep(Original("r/1", KEY, RunId("r"), "search", LONG, NOON))
+        yield ResultTool(stores.originals)
+
+
+async def test_parts_follow_on_each_other_to_the_end(tool: ResultTool) -> None:
+    read, at = "", 0
+    while at < len(LONG):
+        part = await tool.call({"reference": "result://r/1", "from": at}, SCOPE)
+        told, _, text = part.partition("\n")
+        assert len(text) <= MOST_PART
+        assert f"Characters {at} to {at + len(text)} of {len(LONG)}." in told
+        read, at = read + text, at + len(text)
+        assert (f"from={at}" in told) == (at < len(LONG))
+
+    assert read == LONG
+
+
+async def test_words_are_found_in_any_case_with_their_places(tool: ResultTool) -> None:
+    found = await tool.call({"reference": "r/1", "grep": "LINE 1234 OF"}, SCOPE)
+
+    (hit,) = found.splitlines()[1:2]
+    assert found.startswith("'LINE 1234 OF' stands in 1 places")
+    assert f"at {LONG.index('line 1234 of')}: " in hit
+
+
+async def test_frequent_words_are_shown_up_to_a_bound(tool: ResultTool) -> None:
+    found = await tool.call({"reference": "r/1", "grep": "many"}, SCOPE)
+
+    assert f"at least {MOST_HITS} places" in found
+    assert found.count("\nat ") == MOST_HITS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"reference": "result://r/2"}, "No result 'r/2' is kept"),
+        ({"reference": "r/1", "from": 10**9}, "There is nothing from"),
+        ({"reference": "r/1", "from": 5, "to": 5}, "There is nothing from 5 to 5"),
+    ],
+)
+async def test_what_is_not_there_is_said(
+    tool: ResultTool, arguments: dict[str, object], told: str
+) -> None:
+    with pytest.raises(ToolFailed, match=told):
+        await tool.call(arguments, SCOPE)
+
+
+async def test_a_store_that_is_away_is_no_defect() -> None:
+    class Away:
+        async def read(self, *_: object) -> None:
+            raise StoreUnavailable("disk")
+
+    with pytest.raises(ToolFailed, match="out of reach"):
+        await ResultTool(Away()).call({"reference": "r"}, SCOPE)  # type: ignore[arg-type]  # no more is asked
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{}, {"reference": ""}, {"reference": "r", "from": -1}, {"reference": "r", "grep": ""}],
+)
+def test_its_schema_refuses_what_means_nothing(arguments: dict[str, object]) -> None:
+    check = jsonschema_rs.validator_for(json.loads(SPEC.parameters))
+
+    assert not check.is_valid(arguments)
+
+
+@given(st.text(min_size=1), st.integers(0, 50), st.none() | st.integers(0, 50))
+def test_a_part_is_what_stands_there(content: str, first: int, last: int | None) -> None:
+    expected = content[first:last]
+    if not expected:
+        with pytest.raises(ToolFailed):
+            _part(content, first, last)
+        return
+
+    assert _part(content, first, last).partition("\n")[2] == expected
+
+
+@given(st.text("aAbİ. "), st.text("aAbİ. ", min_size=1))
+def test_a_place_holds_what_was_sought(content: str, sought: str) -> None:
+    found = _found(content, sought)
+
+    if sought in content:
+        at = int(found.split("\nat ", 1)[1].partition(":")[0])
+        assert content[at : at + len(sought)].lower() == sought.lower()
+        assert at <= content.index(sought)
+    assert len(found) <= 500 + MOST_HITS * (2 * AROUND + len(sought) + 30)
