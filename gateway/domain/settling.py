@@ -212,7 +212,8 @@ def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
     """When each began. Who says that it is so since a day and still is, says that whatever was
     claimed in between, without a date of its own, was so before that day."""
     still = {(one.object, one.since) for one in told}
-    spans = [(one.since, one.said, one.object) for one in told if one.since < one.said]
+    lasting = [one for one in told if one.since < one.said and one.claim.valid_to is None]
+    spans = [(one.since, one.said, one.object) for one in lasting]
     spans = sorted(span for span in spans if (span[2], span[1]) in still)
 
     def since(one: Told) -> datetime:

@@ -98,8 +98,9 @@ def _rows(where: str, values: Sequence[object], db: sqlite3.Connection) -> list[
 
 
 def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool) -> _Known | None:
-    """Enough, however often it was said before, for what comes in its order and ends nothing."""
-    ends = db.execute(_ANY_END, (topic,)).fetchone()[0]
+    """Enough, however often it was said before, for what comes in its order and ends nothing, nor
+    says of another's time that it still lasts."""
+    ends = db.execute(_ANY_END, (topic, to_micros(new.since))).fetchone()[0]
     if new.claim.valid_to is not None or ends:
         return None
     said_at: datetime | None = None
@@ -320,7 +321,10 @@ _PLACES = "WHERE f.place IN (?, ?)"
 _SUPERSEDED_BY = "WHERE f.superseded_by = ?"
 _ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"
 _OBJECT_CURRENT = f"{_OF_OBJECT} AND f.superseded_at IS NULL"
-_ANY_END = "SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ? AND until IS NOT NULL)"
+_ANY_END = """
+SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND until IS NOT NULL)
+    OR EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND since < said_at AND said_at = ?2)
+"""
 _ANY_SPAN = """
 SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND until IS NOT NULL)
     OR EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND since < said_at)

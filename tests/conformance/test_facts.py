@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 import anyio
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.errors import GatewayError
@@ -335,8 +335,22 @@ def current(facts: Sequence[Fact]) -> list[tuple[str, str]]:
     )
 
 
+def lived(where: str, since: int, said: int, until: int | None = None) -> Claim:
+    end = None if until is None else NOON + until * DAY
+    source = Source("m", ANN, NOON + said * DAY, "q", "ann")
+    return a_claim(where, since, valid_to=end, source=source)
+
+
+STILL = affirmed([lived("NYC", 0, 2), lived("LA", 1, 1)])
+ENDED = affirmed([lived("NYC", 0, 2, until=0), lived("LA", 1, 1)])
+
+
 @WIDE
 @given(CLAIMS, st.integers(-1, 12), st.integers(-1, 8))
+@example(STILL, 1, 0)
+@example(STILL[::-1], 1, 2)
+@example(ENDED, 0, 0)
+@example(ENDED, 1, 1)
 def test_what_was_true_and_what_was_known_is_what_a_list_of_claims_says(
     claims: list[Claim], at: int, known: int
 ) -> None:
@@ -368,14 +382,33 @@ def modelled(claims: Sequence[Claim], at: datetime, known: datetime | None) -> o
                 for one in some
                 if ("" if form(one.object) in single else form(one.object)) == lane
             ]
-            begun = [one for one in mine if begin(one)[0] <= at and not only_ends(one)]
+            begins = [begin(moved(one, mine)) for one in mine if not only_ends(one)]
+            begun = [one for one in begins if one[0] <= at]
             if not begun:
                 continue
-            since, *_, object_ = max(begin(one) for one in begun)
+            since, *_, object_ = max(begun)
             ends = (one.valid_to for one in mine if form(one.object) == object_ and one.valid_to)
             if not any(since <= end <= at for end in ends):
                 held.add((predicate, object_))
     return sorted(held)
+
+
+def moved(claim: Claim, among: Sequence[Claim]) -> Claim:
+    """What was so undated while another was so `since then and still` was so before that one."""
+    if claim.source is None or claim.valid_to or claim.valid_from != claim.source.at:
+        return claim
+    other = [
+        one
+        for one in among
+        if form(one.object) != form(claim.object) and one.source and not one.valid_to
+        if one.valid_from < claim.valid_from < one.source.at
+        and any(
+            begin(two)[0] == one.source.at and form(two.object) == form(one.object) for two in among
+        )
+    ]
+    return replace(
+        claim, valid_from=min((one.valid_from for one in other), default=claim.valid_from)
+    )
 
 
 def only_ends(claim: Claim) -> bool:
