@@ -1,0 +1,1 @@
+"""What the surfaces promise, as types; documents are made of them."""
