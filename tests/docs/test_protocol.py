@@ -74,7 +74,7 @@ async def methods() -> list[Method]:
                 plugins=list,
                 account=lambda _: None,
                 budget=budget.periods,
-                backlog=dict,
+                backlog=lambda: {"backlog": 0, "unindexed": 0},
                 channels=tuple,
             ).all(),
             *ChannelMethods(

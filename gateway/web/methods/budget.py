@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
@@ -19,11 +19,13 @@ from gateway.web.asgi import principal_of
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
+from gateway.web.published.money import BudgetRow, BudgetStatus, SpendingPage, SpendingRecord
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method, validate
-from gateway.web.shapes import RECORD_COLUMNS, budget, token_record
+from gateway.web.shapes import budget, token_record
 
+COLUMNS = tuple(SpendingRecord.__annotations__)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
@@ -64,11 +66,11 @@ class BudgetMethods:
     def routes(self) -> Sequence[BaseRoute]:
         return (Route("/api/records", self.table, methods=["GET"]),)
 
-    async def periods(self) -> Sequence[object]:
+    async def periods(self) -> list[BudgetRow]:
         """The rows of the day and the month."""
         return await self._rows(self._scopes())
 
-    async def everything(self) -> Sequence[Mapping[str, object]]:
+    async def everything(self) -> list[BudgetRow]:
         """With those of each agent."""
         return await self._rows(self._scopes(self.front.agents))
 
@@ -77,19 +79,21 @@ class BudgetMethods:
         own = [Scope("agent", name) for name in sorted(agents)]
         return [Scope("day", day), Scope("month", day[:7]), *own]
 
-    async def _rows(self, scopes: Sequence[Scope]) -> Sequence[Mapping[str, object]]:
+    async def _rows(self, scopes: Sequence[Scope]) -> list[BudgetRow]:
         """A row for each scope and unit that has a limit; without one, its tokens."""
         tallies = await self.spending.tallies(scopes)
         return [row for tally in tallies for row in budget(tally, self.budgets.limit(tally.scope))]
 
-    async def status(self, call: Call, params: Status) -> object:
+    async def status(self, call: Call, params: Status) -> BudgetStatus:
+        """What is spent and left, in every scope."""
         scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
         if params.session_key is not None:
             key = visible_key(call.principal, params.session_key)
             scopes.insert(0, Scope("session", str(key)))
         return {"budgets": await self._rows(scopes)}
 
-    async def records(self, call: Call, params: Records) -> object:
+    async def records(self, call: Call, params: Records) -> SpendingPage:
+        """Every call of a model, the newest first."""
         page = await self.spending.records(_query(call.principal, params))
         return {"records": [token_record(one) for one in page.records], "more": page.more}
 
@@ -132,9 +136,9 @@ def _query(principal: Principal, params: Records) -> RecordQuery:
     )
 
 
-def as_csv(rows: Sequence[dict[str, object]]) -> str:
+def as_csv(rows: Sequence[SpendingRecord]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, RECORD_COLUMNS)
+    writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return text.getvalue()

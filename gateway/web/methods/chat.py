@@ -18,6 +18,8 @@ from gateway.domain.sessions import Path
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
+from gateway.web.published.conversations import HistoryPage
+from gateway.web.published.runs import Aborted, Resumed, Sent
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Call, Method, Peer
 from gateway.web.shapes import TOLD, message
@@ -90,7 +92,8 @@ class ChatMethods:
             Method("chat.resume", Resume, READS, self.resume),
         )
 
-    async def send(self, call: Call, params: Send) -> object:
+    async def send(self, call: Call, params: Send) -> Sent:
+        """Says something; the run's events follow."""
         principal = call.principal
         account = params.account or principal.name
         if not speaks_as(principal, params.channel, account):
@@ -141,19 +144,23 @@ class ChatMethods:
             limits=given(params.limits),
         )
 
-    async def abort(self, call: Call, params: Abort) -> object:
+    async def abort(self, call: Call, params: Abort) -> Aborted:
+        """Stops a run."""
         run = await find_run(self.front, call.principal, params.run_id)
         require_own(call.principal, key_of(run))
         if isinstance(run, LiveRun):
             self.front.abort(run, at_once=params.mode == "immediate")
         return {"run_id": params.run_id, "aborted": isinstance(run, LiveRun)}
 
-    async def history(self, call: Call, params: History) -> object:
+    async def history(self, call: Call, params: History) -> HistoryPage:
+        """A page of a conversation, up to its HEAD."""
         key = visible_key(call.principal, params.session_key)
         return await history_page(self.front, key, params.before, params.limit)
 
-    async def resume(self, call: Call, params: Resume) -> object:
-        """Missed events come first, then the answer, then what is still to come."""
+    async def resume(self, call: Call, params: Resume) -> Resumed:
+        """The events of a run that were missed, then those to come.
+
+        Missed events come first, then the answer, then what is still to come."""
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, RunRecord):
             await _replay_ended(run, call.peer, params.after_seq)
@@ -170,7 +177,7 @@ class ChatMethods:
 
 async def history_page(
     front: Front, key: SessionKey, before: str | None, limit: int
-) -> dict[str, object]:
+) -> HistoryPage:
     """Raises NotFound for a `before` that is not there."""
     start = None if before is None else NodeId(before)
     if start is not None:

@@ -13,6 +13,13 @@ from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
 from gateway.web.identity import CHAT, READS, Principal, may
 from gateway.web.methods.chat import Text, require_own, visible_key
+from gateway.web.published.conversations import (
+    Branched,
+    HeadMoved,
+    Session,
+    SessionPage,
+    SessionTree,
+)
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import session, tree_node
@@ -67,7 +74,8 @@ class SessionMethods:
             Method("session.checkout", Checkout, CHAT, self.checkout),
         )
 
-    async def list(self, call: Call, params: List) -> object:
+    async def list(self, call: Call, params: List) -> SessionPage:
+        """Sessions, those that were used last first."""
         agents, channels, account = _reach(call.principal)
         query = SessionQuery(
             agents=_both(agents, params.agent),
@@ -80,22 +88,26 @@ class SessionMethods:
         page = await self.front.sessions.list(query)
         return {"sessions": [session(record) for record in page.sessions], "more": page.more}
 
-    async def get(self, call: Call, params: Get) -> object:
+    async def get(self, call: Call, params: Get) -> Session:
+        """One session."""
         return session(await self._record(call.principal, params.session_key))
 
-    async def tree(self, call: Call, params: Tree) -> object:
+    async def tree(self, call: Call, params: Tree) -> SessionTree:
+        """The messages of a session with their branches."""
         record = await self._record(call.principal, params.session_key)
         nodes = await self.front.transcript.tree(
             record.key, limit=MOST_TREE_NODES, archived=params.archived
         )
         return {"nodes": [tree_node(node) for node in nodes], "head": record.head}
 
-    async def branch(self, call: Call, params: Branch) -> object:
+    async def branch(self, call: Call, params: Branch) -> Branched:
+        """Lets the next message grow from another one."""
         key = await self._own(call.principal, params.session_key)
         head = await self.front.move_head(key, params.node_id, label=params.label)
         return {"head": head, "label": params.label}
 
-    async def checkout(self, call: Call, params: Checkout) -> object:
+    async def checkout(self, call: Call, params: Checkout) -> HeadMoved:
+        """Goes to a message, or to a label."""
         to = params.node_id or params.label
         if to is None or (params.node_id is not None and params.label is not None):
             raise InvalidParams("give either node_id or label")

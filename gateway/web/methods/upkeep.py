@@ -17,6 +17,14 @@ from gateway.web.identity import CHAT, READS, Principal
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Get, Key
 from gateway.web.oracle import OracleContext, said_in, summary_in, viewed
+from gateway.web.published.conversations import (
+    Checkpointed,
+    Closed,
+    Created,
+    Imported,
+    Labelled,
+    OracleExport,
+)
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 
@@ -90,18 +98,21 @@ class UpkeepMethods:
             Method("session.export", Get, READS, self.export),
         )
 
-    async def create(self, call: Call, params: Get) -> object:
+    async def create(self, call: Call, params: Get) -> Created:
+        """Begins a new tree; what was said before stays."""
         key = self._own_place(call.principal, params.session_key)
         await self.front.upkeep.begin(key)
         return {"session_key": str(key), "head": None}
 
-    async def label(self, call: Call, params: Label) -> object:
+    async def label(self, call: Call, params: Label) -> Labelled:
+        """Gives a message a name, or takes it away."""
         key = _own(call.principal, params.session_key)
         node = await self.front.node(key, params.node_id)
         await self.front.upkeep.conversations.label(key, node.id, params.label)
         return {"node_id": node.id, "label": params.label}
 
-    async def checkpoint(self, call: Call, params: Checkpoint) -> object:
+    async def checkpoint(self, call: Call, params: Checkpoint) -> Checkpointed:
+        """Keeps a message and the path to it from the archive."""
         key = _own(call.principal, params.session_key)
         record = await self.front.sessions.find(key)
         head = None if record is None else record.head
@@ -109,12 +120,14 @@ class UpkeepMethods:
         await self.front.upkeep.conversations.checkpoint(key, node.id, is_kept=params.checkpoint)
         return {"node_id": node.id, "label": node.label, "checkpoint": params.checkpoint}
 
-    async def close(self, call: Call, params: Get) -> object:
+    async def close(self, call: Call, params: Get) -> Closed:
+        """Closes a session until its next message."""
         key = _own(call.principal, params.session_key)
         await self.front.sessions.close(key)
         return {"session_key": str(key), "state": "closed"}
 
-    async def take_in(self, call: Call, params: Import) -> object:
+    async def take_in(self, call: Call, params: Import) -> Imported:
+        """Takes in messages of another conversation."""
         key = self._own_place(call.principal, params.session_key)
         if (params.messages is None) == (params.context is None):
             raise InvalidParams("give either messages or context")
@@ -127,7 +140,8 @@ class UpkeepMethods:
                 await self.front.sessions.close(key)
         return {"session_key": str(key), "imported": taken.added, "head": taken.head}
 
-    async def export(self, call: Call, params: Get) -> object:
+    async def export(self, call: Call, params: Get) -> OracleExport:
+        """The end of a conversation as one OracleContext."""
         key = visible_key(call.principal, params.session_key)
         record, agent = await self.front.sessions.find(key), self.front.agents.get(key.agent)
         if record is None:
@@ -139,7 +153,7 @@ class UpkeepMethods:
         context = viewed(
             record, path.nodes, summary, agent, user=key.account, project=agent.project
         )
-        return {"context": context.model_dump(mode="json")}
+        return {"context": context}
 
     def _own_place(self, principal: Principal, text: str) -> SessionKey:
         """Where the principal may talk, also for the first time."""

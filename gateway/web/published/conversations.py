@@ -5,8 +5,9 @@ from typing import Literal, NotRequired
 from typing_extensions import TypedDict
 
 from gateway.domain.chunks import SystemType
-from gateway.domain.messages import NodeStatus
+from gateway.domain.messages import NodeStatus, Role
 from gateway.domain.sessions import SessionState
+from gateway.web.oracle import OracleContext
 from gateway.web.published.values import Time
 
 
@@ -88,3 +89,56 @@ class Session(TypedDict):
 class SessionPage(TypedDict):
     sessions: list[Session]
     more: bool
+
+
+class TreeNode(TypedDict):
+    id: str
+    parent_id: str | None
+    role: Role
+    run_id: str
+    label: str | None
+    checkpoint: bool
+    archived: bool
+    created_at: Time
+
+
+class SessionTree(TypedDict):
+    nodes: list[TreeNode]
+    head: str | None
+
+
+class HeadMoved(TypedDict):
+    head: str
+
+
+class Branched(HeadMoved):
+    label: str | None
+
+
+class Created(TypedDict):
+    session_key: str
+    head: None
+
+
+class Labelled(TypedDict):
+    node_id: str
+    label: str | None
+
+
+class Checkpointed(Labelled):
+    checkpoint: bool
+
+
+class Closed(TypedDict):
+    session_key: str
+    state: Literal["closed"]
+
+
+class Imported(TypedDict):
+    session_key: str
+    imported: int
+    head: str | None
+
+
+class OracleExport(TypedDict):
+    context: OracleContext

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.web.identity import Principal
-from gateway.web.rpc import Call, Method, validate
+from gateway.web.rpc import Call, Method, encode_result, validate
 
 LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))
 
@@ -45,10 +45,11 @@ async def call(
     by: Principal = LOCAL,
     **params: Any,
 ) -> Any:
-    """The result of a method, its callbacks run as after the answer. Raises what it raises."""
+    """The result of a method as its caller reads it, the callbacks run as after the answer. Raises
+    what it raises."""
     method = methods[name]
     made = Call(by, on or FakePeer(), name)
     answer = method.handler(made, validate(method.params, params))
     result = await answer if method.waits else answer
     made.answered()
-    return result
+    return json.loads(encode_result(1, result))["result"]
