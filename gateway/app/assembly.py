@@ -34,6 +34,7 @@ from gateway.app.sweeping import sweep
 from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
 from gateway.channels.pairing import PairingBook
+from gateway.config.keys import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -66,6 +67,7 @@ from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
+from gateway.web.documents_api import DocumentsApi
 from gateway.web.identity import Identities
 from gateway.web.mcp import McpApi
 from gateway.web.methods.audit import AuditMethods
@@ -155,7 +157,8 @@ class Gateway:
             self.gate.foreign,
         ).routes()
         told = metrics if self.config.observability.metrics else ()
-        apis = (*self._chats(), ConversationsApi(self.front), spending, McpApi(self.mcp))
+        documents = DocumentsApi({"/config.schema.json": json_schema})
+        apis = (*self._chats(), ConversationsApi(self.front), spending, McpApi(self.mcp), documents)
         routes = (*(route for api in apis for route in api.routes()), *told)
         app = build(
             settings,
