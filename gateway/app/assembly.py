@@ -65,6 +65,7 @@ from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
+from gateway.web.asyncapi import document
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.documents_api import DocumentsApi
@@ -157,7 +158,12 @@ class Gateway:
             self.gate.foreign,
         ).routes()
         told = metrics if self.config.observability.metrics else ()
-        documents = DocumentsApi({"/config.schema.json": json_schema})
+        documents = DocumentsApi(
+            {
+                "/config.schema.json": json_schema,
+                "/asyncapi.json": lambda: document(methods, self.version),
+            }
+        )
         apis = (*self._chats(), ConversationsApi(self.front), spending, McpApi(self.mcp), documents)
         routes = (*(route for api in apis for route in api.routes()), *told)
         app = build(

@@ -5,15 +5,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from gateway.domain.errors import Busy, GatewayError
 from gateway.web import rpc
 from gateway.web.frames import LAGGING, Wire
 from gateway.web.guards import Doorway
 from gateway.web.handshake import Handshake
 from gateway.web.identity import Identities, Identity, Principal
+from gateway.web.published.about import Introduced
 from gateway.web.refusals import (
     AnswerTooLarge,
-    InvalidParams,
     NotHere,
     TooManyFailures,
     Unauthorized,
@@ -27,6 +29,12 @@ UNAUTHORIZED = 4401
 TOO_MANY = 4429
 NOT_UTF8 = 1007
 What = TypeVar("What")
+
+
+class Auth(BaseModel, extra="forbid", strict=True):
+    """The parameters of `auth`, the one method that belongs to the socket itself."""
+
+    token: str
 
 
 class Sockets:
@@ -162,10 +170,9 @@ class Connection:
 
     def _identify(self, request: rpc.Request) -> Identity:
         """Raises InvalidParams, Unauthorized, TooManyFailures."""
-        token = request.params.get("token")
-        if not isinstance(token, str) or len(request.params) != 1:
-            raise InvalidParams("auth takes exactly one parameter: token, a string")
-        return self._sockets.identities.of_token(token, self._visitor)
+        params = rpc.validate(Auth, request.params)
+        assert isinstance(params, Auth)
+        return self._sockets.identities.of_token(params.token, self._visitor)
 
     def _stop_deadline(self) -> None:
         if self._deadline is not None:
@@ -177,7 +184,7 @@ def _is_auth(frame: rpc.Frame) -> bool:
     return isinstance(frame, rpc.Request) and frame.method == "auth"
 
 
-def _introduce(principal: Principal) -> dict[str, object]:
+def _introduce(principal: Principal) -> Introduced:
     agents = None if principal.agents is None else sorted(principal.agents)
     return {"principal": principal.name, "scopes": sorted(principal.scopes), "agents": agents}
 
