@@ -65,10 +65,10 @@ from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
-from gateway.web.asyncapi import document
+from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
-from gateway.web.documents_api import DocumentsApi
+from gateway.web.documents_api import documented
 from gateway.web.identity import Identities
 from gateway.web.mcp import McpApi
 from gateway.web.methods.audit import AuditMethods
@@ -158,18 +158,17 @@ class Gateway:
             self.gate.foreign,
         ).routes()
         told = metrics if self.config.observability.metrics else ()
-        documents = DocumentsApi(
-            {
-                "/config.schema.json": json_schema,
-                "/asyncapi.json": lambda: document(methods, self.version),
-            }
-        )
-        apis = (*self._chats(), ConversationsApi(self.front), spending, McpApi(self.mcp), documents)
+        read = (ConversationsApi(self.front), SessionMethods(self.front), spending)
+        apis = (*self._chats(), *read, McpApi(self.mcp))
         routes = (*(route for api in apis for route in api.routes()), *told)
+        documents = {
+            "/config.schema.json": json_schema,
+            "/asyncapi.json": lambda: asyncapi(methods, self.version),
+        }
         app = build(
             settings,
             methods=methods,
-            routes=routes,
+            routes=documented(routes, self.version, documents),
             ready=self.health.reasons,
             clock=self.clock,
             identities=Identities(settings, self.clock, self.stores.audit),

@@ -19,7 +19,7 @@ from gateway.web.health import Ready, alive, readiness
 from gateway.web.identity import Identities, Principal
 from gateway.web.openai_shapes import Failed
 from gateway.web.refusals import MethodNotAllowed, NotHere, Unauthorized
-from gateway.web.responses import INTERNAL, error_response, failure_of, json_response
+from gateway.web.responses import INTERNAL, error_response, failure_of
 from gateway.web.rpc import Method, Registry
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
@@ -122,8 +122,7 @@ def _told(path: str, error: Exception) -> Response:
     """In the words that whoever asks there expects."""
     if not path.startswith("/v1/"):
         return error_response(error)
-    failed = Failed.by(error)
-    return json_response({"error": failed.error}, failed.status, failed.headers)
+    return Failed.by(error).response()
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:

@@ -47,7 +47,7 @@ class _Asked:
 _AUTH = _Asked("auth", "Says who one is.", "Needs no scope.", Auth, Introduced)
 
 
-def document(methods: Sequence[Method], version: str) -> Json:
+def asyncapi(methods: Sequence[Method], version: str) -> Json:
     """Takes a tenth of a second."""
     asked = [_AUTH, *map(_asked, methods)]
     events = [type_ for _, type_ in _EVENTS.values()]

@@ -6,16 +6,20 @@ from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from starlette.responses import Response
 
 from gateway.domain.errors import Conflict
 from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.web.published.errors import OpenAiError, OpenAiErrorAnswer
+from gateway.web.published.openai import CompletionUsage, Delta, FinishReason
 from gateway.web.refusals import InvalidParams, InvalidRequest
-from gateway.web.responses import error_headers, error_object, failure_of
+from gateway.web.responses import error_headers, error_object, failure_of, json_response
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 MOST_TEXT = 400_000  # characters of a question
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+NOTHING: Mapping[str, str] = {}
 WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
 
 
@@ -175,7 +179,7 @@ class Telling:
     end: Mapping[str, Any] | None = None
     _is_apart: bool = False
 
-    def take(self, event: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    def take(self, event: Mapping[str, Any]) -> Sequence[Delta]:
         """The deltas that an event is worth."""
         match event["type"]:
             case "content":
@@ -192,14 +196,14 @@ class Telling:
                 return self._rest(event)
         return []
 
-    def _delta(self, text: str) -> Mapping[str, str]:
+    def _delta(self, text: str) -> Delta:
         if self._is_apart and self.said:
             text = f"\n\n{text}"
         self._is_apart = False
         self.said.append(text)
         return {"content": text}
 
-    def _rest(self, end: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    def _rest(self, end: Mapping[str, Any]) -> Sequence[Delta]:
         """What stands in the answer and was not told in pieces, as the words of a limit."""
         response = end.get("response", "")
         if end.get("truncated") or self.text.endswith(response):
@@ -212,12 +216,12 @@ class Telling:
         return "".join(self.said)
 
     @property
-    def finish(self) -> str:
+    def finish(self) -> FinishReason:
         end = self.end or {}
         return "length" if end.get("cut") or end.get("reason") not in WHOLE_REASONS else "stop"
 
     @property
-    def usage(self) -> Mapping[str, int]:
+    def usage(self) -> CompletionUsage:
         return {
             "prompt_tokens": self.sent,
             "completion_tokens": self.received,
@@ -230,8 +234,12 @@ class Failed:
     """An error as its status, its object and its headers."""
 
     status: int
-    error: Mapping[str, object]
+    error: OpenAiError
     headers: Mapping[str, str]
+
+    def response(self, more: Mapping[str, str] = NOTHING) -> Response:
+        answer: OpenAiErrorAnswer = {"error": self.error}
+        return json_response(answer, self.status, {**more, **self.headers})
 
     @staticmethod
     def of(end: Mapping[str, Any], status: int) -> "Failed":
@@ -239,7 +247,12 @@ class Failed:
         code, after = end["error_type"], end.get("retry_after_s")
         headers = {} if after is None else {"retry-after": str(ceil(after))}
         kind = "insufficient_quota" if code == "budget_exceeded" else "server_error"
-        error = {"message": end["message"], "type": kind, "param": None, "code": code}
+        error: OpenAiError = {
+            "message": end["message"],
+            "type": kind,
+            "param": None,
+            "code": code,
+        }
         return Failed(status, error, {**headers, "x-should-retry": "false"})
 
     @staticmethod
@@ -251,7 +264,12 @@ class Failed:
             status = 400
             param, message = _problem(error) if error.problems else (None, message)
         kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        shown = {"message": message, "type": kind, "param": param, "code": told["code"]}
+        shown: OpenAiError = {
+            "message": message,
+            "type": kind,
+            "param": param,
+            "code": told["code"],
+        }
         never = {"x-should-retry": "false"} if isinstance(error, Conflict) else {}
         return Failed(status, shown, {**error_headers(error), **never})
 

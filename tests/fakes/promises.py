@@ -6,7 +6,7 @@ from typing import Any
 
 from jsonschema_rs import Validator, validator_for
 
-from gateway.web.asyncapi import document
+from gateway.web.asyncapi import asyncapi
 from tests.fakes.methods import METHODS
 
 
@@ -28,7 +28,7 @@ def _validator(message: str) -> Validator:
 
 @cache
 def _closed_document() -> dict[str, Any]:
-    closed = _closed(document(METHODS, "0"))
+    closed = _closed(asyncapi(METHODS, "0"))
     assert isinstance(closed, dict)
     return closed
 

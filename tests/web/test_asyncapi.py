@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from gateway.web.asyncapi import document
+from gateway.web.asyncapi import asyncapi
 from gateway.web.responses import FAILURES
 from tests.fakes.client import connected, http
 from tests.fakes.gateway import Setup, running
@@ -14,7 +14,7 @@ NAMES = {"auth", *(method.name for method in METHODS)}
 
 
 def messages() -> dict[str, Any]:
-    told: dict[str, Any] = document(METHODS, "1.2.3")["channels"]["socket"]["messages"]
+    told: dict[str, Any] = asyncapi(METHODS, "1.2.3")["channels"]["socket"]["messages"]
     return told
 
 
@@ -28,12 +28,12 @@ async def test_a_gateway_serves_the_document_of_the_methods_that_it_has(tmp_path
         served = (await http(f"{site.url}/asyncapi.json")).json
         unknown = await client.refused("no.method")
 
-    assert served == document(METHODS, version)
+    assert served == asyncapi(METHODS, version)
     assert unknown.code == -32601
 
 
 def test_every_method_is_an_operation_that_is_replied_to_and_nothing_else_is() -> None:
-    told = document(METHODS, "1.2.3")
+    told = asyncapi(METHODS, "1.2.3")
 
     replied = {name for name, one in told["operations"].items() if one["action"] == "receive"}
     assert replied == NAMES
@@ -65,6 +65,6 @@ def test_every_code_of_an_error_is_told_with_its_types() -> None:
 
 
 def test_no_two_types_share_a_name_and_none_is_for_us_alone() -> None:
-    names = document(METHODS, "1.2.3")["components"]["schemas"]
+    names = asyncapi(METHODS, "1.2.3")["components"]["schemas"]
 
     assert [name for name in names if "__" in name or name.startswith("_")] == []

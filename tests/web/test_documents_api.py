@@ -13,9 +13,9 @@ async def test_a_document_is_made_once_and_off_the_loop() -> None:
         made.append(threading.current_thread() is threading.main_thread())
         return {"made": len(made)}
 
-    api = DocumentsApi({"/one.json": document})
+    api = DocumentsApi({"/asyncapi.json": document})
     async with running(routes=api.routes()) as site:
-        answers = [await site.get("/one.json") for _ in range(2)]
+        answers = [await site.get("/asyncapi.json") for _ in range(2)]
 
     assert made == [False]
     assert [answer.json for answer in answers] == [{"made": 1}, {"made": 1}]
@@ -23,8 +23,8 @@ async def test_a_document_is_made_once_and_off_the_loop() -> None:
 
 
 async def test_strangers_see_no_document() -> None:
-    api = DocumentsApi({"/one.json": dict})
+    api = DocumentsApi({"/asyncapi.json": dict})
     async with running(GUARDED, routes=api.routes()) as site:
-        refused, known = await site.get("/one.json"), await site.get("/one.json", BEARER)
+        refused, known = await site.get("/asyncapi.json"), await site.get("/asyncapi.json", BEARER)
 
     assert (refused.status, known.status) == (401, 200)

@@ -4,11 +4,11 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from gateway.domain.accounts import Spending
 from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of
@@ -20,11 +20,13 @@ from gateway.web.identity import Principal, may, may_use
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
 from gateway.web.published.money import BudgetRow, BudgetStatus, SpendingPage, SpendingRecord
+from gateway.web.published.operations import Answer, Described, Header, Operation
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method, validate
 from gateway.web.shapes import budget, token_record
 
+MORE = Header("X-Exogate-More", "Whether there are older ones.", "^(true|false)$", is_sure=True)
 COLUMNS = tuple(SpendingRecord.__annotations__)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
@@ -50,6 +52,25 @@ class Records(BaseModel):
     limit: int = Field(default=100, ge=1, le=1_000)
 
 
+class Table(Records):
+    format: Literal["json", "csv"] | None = None
+
+
+TABLE = Operation(
+    "GET",
+    "/api/records",
+    "What was spent, newest first: a record for each call of a model.",
+    (
+        Answer(200, "The records.", SpendingPage),
+        Answer(
+            200, "With `format=csv`, or if asked for: a table.", media="text/csv", headers=(MORE,)
+        ),
+    ),
+    query=Table,
+    refusals=(404, 422),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetMethods:
     front: Front
@@ -63,8 +84,8 @@ class BudgetMethods:
             Method("budget.records", Records, ("read",), self.records),
         )
 
-    def routes(self) -> Sequence[BaseRoute]:
-        return (Route("/api/records", self.table, methods=["GET"]),)
+    def routes(self) -> Sequence[Described]:
+        return (Described(TABLE, self.table),)
 
     async def periods(self) -> list[BudgetRow]:
         """The rows of the day and the month."""
@@ -101,16 +122,14 @@ class BudgetMethods:
         principal = principal_of(request)
         if not may(principal, "read"):
             raise Forbidden("looking at records needs the scope 'read'")
-        given: dict[str, object] = dict(request.query_params)
-        form = given.pop("format", "csv" if "text/csv" in request.headers.get("accept", "") else "")
-        if form not in {"", "json", "csv"}:
-            raise InvalidParams("format: json or csv")
-        params = validate(Records, given)
-        assert isinstance(params, Records)
+        params = validate(Table, dict(request.query_params))
+        assert isinstance(params, Table)
+        accepted = "csv" if "text/csv" in request.headers.get("accept", "") else "json"
         page = await self.spending.records(_query(principal, params))
         rows = [token_record(one) for one in page.records]
-        if form != "csv":
-            return json_response({"records": rows, "more": page.more})
+        if (params.format or accepted) == "json":
+            told: SpendingPage = {"records": rows, "more": page.more}
+            return json_response(told)
         headers = {"x-exogate-more": str(page.more).lower()}
         return Response(as_csv(rows), headers=headers, media_type="text/csv")
 

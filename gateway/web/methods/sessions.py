@@ -1,16 +1,19 @@
-"""session.list, session.get, session.tree, session.branch, session.checkout."""
+"""session.list, session.get, session.tree, session.branch, session.checkout; GET /api/sessions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
+from gateway.web.asgi import principal_of
 from gateway.web.identity import CHAT, READS, Principal, may
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.published.conversations import (
@@ -20,8 +23,10 @@ from gateway.web.published.conversations import (
     SessionPage,
     SessionTree,
 )
-from gateway.web.refusals import InvalidParams
-from gateway.web.rpc import Call, Method
+from gateway.web.published.operations import Answer, Described, Operation
+from gateway.web.refusals import Forbidden, InvalidParams
+from gateway.web.responses import json_response
+from gateway.web.rpc import Call, Method, validate
 from gateway.web.shapes import session, tree_node
 
 Key = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
@@ -61,6 +66,23 @@ class Checkout(_Params):
     label: Text | None = None
 
 
+SESSIONS = Operation(
+    "GET",
+    "/api/sessions",
+    "The sessions that you may see, the one used last first.",
+    (Answer(200, "A page of them.", SessionPage),),
+    query=List,
+    refusals=(422,),
+)
+SESSION = Operation(
+    "GET",
+    "/api/sessions/{key:path}",
+    "One session, by its key.",
+    (Answer(200, "It.", Session),),
+    refusals=(404, 422),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SessionMethods:
     front: Front
@@ -74,9 +96,24 @@ class SessionMethods:
             Method("session.checkout", Checkout, CHAT, self.checkout),
         )
 
+    def routes(self) -> Sequence[Described]:
+        return Described(SESSIONS, self.listed), Described(SESSION, self.one)
+
+    async def listed(self, request: Request) -> Response:
+        principal, params = _reader(request), validate(List, dict(request.query_params))
+        assert isinstance(params, List)
+        return json_response(await self._page(principal, params))
+
+    async def one(self, request: Request) -> Response:
+        record = await self._record(_reader(request), str(request.path_params["key"]))
+        return json_response(session(record))
+
     async def list(self, call: Call, params: List) -> SessionPage:
         """Sessions, those that were used last first."""
-        agents, channels, account = _reach(call.principal)
+        return await self._page(call.principal, params)
+
+    async def _page(self, principal: Principal, params: List) -> SessionPage:
+        agents, channels, account = _reach(principal)
         query = SessionQuery(
             agents=_both(agents, params.agent),
             channels=_both(channels, params.channel),
@@ -125,6 +162,13 @@ class SessionMethods:
         if record is None:
             raise NotFound(f"session {text[:200]!r}")
         return record
+
+
+def _reader(request: Request) -> Principal:
+    principal = principal_of(request)
+    if not any(may(principal, scope) for scope in READS):
+        raise Forbidden("looking at sessions needs the scope 'chat' or 'read'")
+    return principal
 
 
 Names = tuple[str, ...] | None
