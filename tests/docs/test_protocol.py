@@ -16,6 +16,7 @@ from gateway.domain.chunks import DoneReason
 from gateway.domain.events import KINDS, Event
 from gateway.domain.ids import RunId
 from gateway.store.memory import open_memory
+from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
 from gateway.web.methods.budget import BudgetMethods
 from gateway.web.openai_api import OpenAiApi
@@ -25,6 +26,7 @@ from tests.fakes.model import ScriptedModel, says
 from tests.sessions.stage import staged
 
 ROOT = Path(__file__).parent.parent.parent
+GUIDES = ("memory", "trees")  # to which it refers
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 
@@ -47,6 +49,16 @@ def test_every_method_is_documented_with_every_parameter_and_no_other() -> None:
             if f"`{(name_of := how.alias or field)}" not in documented[name]
         ]
         assert not missing, f"{name} does not document {missing}"
+
+
+def test_every_field_of_a_result_or_an_event_is_documented() -> None:
+    told = asyncapi(METHODS, "0")["components"]["schemas"]
+    guides = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in GUIDES]
+    words = set(re.findall(r"\w+", "".join([PROTOCOL, *guides])))
+
+    fields_of = {name: set(schema.get("properties", ())) for name, schema in told.items()}
+    missing = {name: fields - words for name, fields in fields_of.items() if fields - words}
+    assert missing == {}
 
 
 def test_every_method_needs_the_scopes_that_are_documented() -> None:

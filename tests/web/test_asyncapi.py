@@ -1,8 +1,9 @@
 """The AsyncAPI document names every method and event, and what it promises is what is sent."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from gateway.domain.chunks import ChunkType
 from gateway.web.asyncapi import asyncapi
 from gateway.web.responses import FAILURES
 from tests.fakes.client import connected, http
@@ -41,6 +42,14 @@ def test_every_method_is_an_operation_that_is_replied_to_and_nothing_else_is() -
     results = {f"{name}.result" for name in NAMES}
     assert messages().keys() == NAMES | results | {"error", "chat.event", "event"}
     assert all(one["summary"].endswith(".") for one in told["operations"].values())
+
+
+def test_every_type_of_chunk_is_told_apart_and_no_other() -> None:
+    pieces = messages()["chat.event"]["payload"]["properties"]["params"]["oneOf"]
+    told = asyncapi(METHODS, "1.2.3")["components"]["schemas"]
+
+    names = [piece["$ref"].rpartition("/")[2] for piece in pieces]
+    assert [told[name]["properties"]["type"]["const"] for name in names] == [*get_args(ChunkType)]
 
 
 def test_parameters_are_as_they_are_validated() -> None:
