@@ -1,18 +1,15 @@
 """The AsyncAPI document of the WebSocket, made of the methods that there are and of their types."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel
-
-from gateway.web.published.about import Happening, Introduced
+from gateway.web.published.about import Happening
 from gateway.web.published.chunks import RunEvent
 from gateway.web.published.errors import ErrorObject
 from gateway.web.published.schemas import PLACE, Json, schemas_of
 from gateway.web.responses import FAILURES, INTERNAL
 from gateway.web.rpc import MAX_ID, Method
-from gateway.web.socket import PATH, Auth
+from gateway.web.socket import AUTH, PATH
 
 _ABOUT = """JSON-RPC 2.0: a text frame holds one message, or a batch of them as an array.
 Requests of one connection start in the order in which they came; a slow one does not hold up the others.
@@ -33,23 +30,9 @@ _VERSION = {"const": "2.0"}
 _ID = {"type": ["string", "number", "null"], "maxLength": MAX_ID}
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """What may be asked for, and what comes of it."""
-
-    name: str
-    summary: str
-    needs: str
-    params: type[BaseModel]
-    result: Any
-
-
-_AUTH = _Asked("auth", "Says who one is.", "Needs no scope.", Auth, Introduced)
-
-
 def asyncapi(methods: Sequence[Method], version: str) -> Json:
     """Takes a tenth of a second."""
-    asked = [_AUTH, *map(_asked, methods)]
+    asked = [AUTH, *methods]
     events = [type_ for _, type_ in _EVENTS.values()]
     told = [*events, ErrorObject, *(one.result for one in asked)]
     schemas = schemas_of(told=told, read=[one.params for one in asked])
@@ -87,12 +70,6 @@ _SERVER: Json = {
 _SECURITY: Json = {"token": {"type": "http", "scheme": "bearer"}}
 
 
-def _asked(method: Method) -> _Asked:
-    scopes = " or ".join(f"`{scope}`" for scope in method.scope or ())
-    needs = f"Needs the scope {scopes}; `admin` will do." if scopes else "Needs no scope."
-    return _Asked(method.name, method.summary, needs, method.params, method.result)
-
-
 def _channel(messages: Json) -> Json:
     return {
         "address": PATH,
@@ -102,7 +79,7 @@ def _channel(messages: Json) -> Json:
     }
 
 
-def _operations(asked: Sequence[_Asked]) -> Json:
+def _operations(asked: Sequence[Method]) -> Json:
     events = {
         name: {
             "action": "send",
@@ -115,12 +92,15 @@ def _operations(asked: Sequence[_Asked]) -> Json:
     return {one.name: _operation(one) for one in asked} | events
 
 
-def _operation(one: _Asked) -> Json:
+def _operation(one: Method) -> Json:
+    scopes = " or ".join(f"`{scope}`" for scope in one.scope or ())
     return {
         "action": "receive",
         "channel": {"$ref": _SOCKET},
         "summary": one.summary,
-        "description": one.needs,
+        "description": f"Needs the scope {scopes}; `admin` will do."
+        if scopes
+        else "Needs no scope.",
         "tags": [{"name": one.name.partition(".")[0]}],
         "messages": [_told(one.name)],
         "reply": {
@@ -138,7 +118,7 @@ def _message(summary: str, payload: Json) -> Json:
     return {"summary": summary, "payload": payload}
 
 
-def _request(one: _Asked, form: Json) -> Json:
+def _request(one: Method, form: Json) -> Json:
     params = {name: part for name, part in form.items() if name not in {"title", "description"}}
     payload = _envelope(method={"const": one.name}, params=params)
     payload["properties"]["id"] = _ID

@@ -32,8 +32,6 @@ What = TypeVar("What")
 
 
 class Auth(BaseModel, extra="forbid", strict=True):
-    """The parameters of `auth`, the one method that belongs to the socket itself."""
-
     token: str
 
 
@@ -156,17 +154,19 @@ class Connection:
             return
         self._stop_deadline()
         self._wire.allow(self._sockets.settings.max_frame_bytes)
-        self._sit_down(identity)
+        seat = self._sit_down(identity)
         if not frame.is_notification:
-            self._wire.send(rpc.encode_result(id_, _introduce(identity.principal)))
+            call = rpc.Call(seat.principal, seat, frame.method)
+            self._wire.send(rpc.encode_result(id_, introduce(call, None)))
 
-    def _sit_down(self, identity: Identity) -> None:
+    def _sit_down(self, identity: Identity) -> "Seat":
         self._identity = identity
         if self._seat is not None:
             if self._seat.principal == identity.principal:
-                return
+                return self._seat
             self._seat.leave()
         self._seat = Seat(self._wire, identity.principal)
+        return self._seat
 
     def _identify(self, request: rpc.Request) -> Identity:
         """Raises InvalidParams, Unauthorized, TooManyFailures."""
@@ -184,9 +184,15 @@ def _is_auth(frame: rpc.Frame) -> bool:
     return isinstance(frame, rpc.Request) and frame.method == "auth"
 
 
-def _introduce(principal: Principal) -> Introduced:
+def introduce(call: rpc.Call, _params: object) -> Introduced:
+    """Says who one is."""
+    principal = call.principal
     agents = None if principal.agents is None else sorted(principal.agents)
     return {"principal": principal.name, "scopes": sorted(principal.scopes), "agents": agents}
+
+
+# The one method that belongs to the socket itself: it may be asked for by nobody yet.
+AUTH = rpc.Method("auth", Auth, None, introduce)
 
 
 class Seat:
