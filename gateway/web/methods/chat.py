@@ -25,7 +25,10 @@ from gateway.web.rpc import Call, Method, Peer
 from gateway.web.shapes import TOLD, message
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000)]
+# More than what str.strip takes away, which is looked for by hand.
+_BLANKS = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+SPOKEN = Field(json_schema_extra={"pattern": f"[^{_BLANKS}]"})
+Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000), SPOKEN]
 PAGE_CHARACTERS = 150_000  # of a history page: at six bytes each, still one frame
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 
