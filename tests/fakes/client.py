@@ -1,4 +1,5 @@
-"""A client as a user would write one: JSON-RPC over a WebSocket, and plain HTTP; nothing of ours in it."""
+"""A client as a user would write one: JSON-RPC over a WebSocket, and plain HTTP. Nothing of ours is in
+it, but that its HTTP answers are held against the document."""
 
 import io
 import itertools
@@ -13,6 +14,8 @@ import aiohttp
 import anyio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+
+from tests.fakes import described
 
 WAIT_S = 5.0
 TERMINAL = frozenset({"done", "error"})
@@ -217,7 +220,7 @@ async def http(
     body: bytes | None = None,
     wait_s: float = WAIT_S,
 ) -> HttpAnswer:
-    """One request on a connection of its own."""
+    """One request on a connection of its own. An answer that is not as described is an AssertionError."""
     sent = dict(headers or {})
     if token is not None:
         sent["Authorization"] = f"Bearer {token}"
@@ -226,7 +229,9 @@ async def http(
             aiohttp.ClientSession() as session,
             session.request(method, url, headers=sent, data=io.BytesIO(body or b"")) as answer,
         ):
-            return HttpAnswer(answer.status, dict(answer.headers), await answer.read())
+            told = HttpAnswer(answer.status, dict(answer.headers), await answer.read())
+    described.check(method, url, told.status, told.headers, told.body)
+    return told
 
 
 async def post_chat(
