@@ -65,6 +65,7 @@ from gateway.sessions.work import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
+from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.documents_api import documented
@@ -160,7 +161,10 @@ class Gateway:
         read = (ConversationsApi(self.front), SessionMethods(self.front), spending)
         apis = (*self._chats(), *read, McpApi(self.mcp))
         routes = (*(route for api in apis for route in api.routes()), *told)
-        documents = {"/config.schema.json": json_schema}
+        documents = {
+            "/config.schema.json": json_schema,
+            "/asyncapi.json": lambda: asyncapi(methods, self.version),
+        }
         app = build(
             settings,
             methods=methods,

@@ -1,5 +1,5 @@
-"""A client as a user would write one: JSON-RPC over a WebSocket, and plain HTTP. Nothing of ours is in
-it, but that its HTTP answers are held against the document."""
+"""A client as a user would write one: JSON-RPC over a WebSocket, and plain HTTP. It has nothing of ours,
+but that it holds the gateway to every answer and event that its documents promise."""
 
 import io
 import itertools
@@ -16,6 +16,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
 from tests.fakes import described
+from tests.fakes.promises import require_promised, require_promised_answer
 
 WAIT_S = 5.0
 TERMINAL = frozenset({"done", "error"})
@@ -83,6 +84,7 @@ class Client:
     def _take(self, frame: Any) -> None:
         self.frames.append(frame)
         if "method" in frame:
+            require_promised(frame["method"], frame)
             event, of_a_run = frame["params"], frame["method"] == "chat.event"
             (self.events[event["run_id"]] if of_a_run else self.told).append(event)
             if news := self._news.pop(event["run_id"] if of_a_run else "", None):
@@ -112,6 +114,7 @@ class Client:
             del self._slots[number]
         if slot.answer is None:
             raise Disconnected
+        require_promised_answer(method, slot.answer)
         if "error" in slot.answer:
             raise RpcError(slot.answer["error"])
         return slot.answer["result"]

@@ -32,7 +32,7 @@ COLUMNS = tuple(SpendingRecord.__annotations__)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-class Status(BaseModel):
+class BudgetsOf(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     session_key: Key | None = None
@@ -81,7 +81,7 @@ class BudgetMethods:
 
     def all(self) -> Sequence[Method]:
         return (
-            Method("budget.status", Status, ("read",), self.status),
+            Method("budget.status", BudgetsOf, ("read",), self.status),
             Method("budget.records", Records, ("read",), self.records),
         )
 
@@ -106,7 +106,7 @@ class BudgetMethods:
         tallies = await self.spending.tallies(scopes)
         return [row for tally in tallies for row in budget(tally, self.budgets.limit(tally.scope))]
 
-    async def status(self, call: Call, params: Status) -> BudgetStatus:
+    async def status(self, call: Call, params: BudgetsOf) -> BudgetStatus:
         """What is spent and left, in every scope."""
         scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
         if params.session_key is not None:

@@ -51,24 +51,24 @@ class Checkpoint(_Params):
     checkpoint: bool = True
 
 
-class _Function(BaseModel):
+class ImportedFunction(BaseModel):
     name: Text
     arguments: Said = "{}"
 
 
-class _Called(BaseModel):
+class ImportedCall(BaseModel):
     id: Id
-    function: _Function
+    function: ImportedFunction
 
 
-class Exported(BaseModel):
+class ImportedMessage(BaseModel):
     """A message as `chat.history` shows it; what is derived from others is not looked at."""
 
     id: Id
     parent_id: Id | None = None
     role: Literal["user", "assistant", "tool"]
     content: Said
-    tool_calls: Annotated[list[_Called], Field(max_length=100)] | None = None
+    tool_calls: Annotated[list[ImportedCall], Field(max_length=100)] | None = None
     tool_call_id: Id | None = None
     name: Annotated[str, StringConstraints(max_length=256)] = ""
     is_error: bool = False
@@ -81,7 +81,7 @@ class Exported(BaseModel):
 
 class Import(_Params):
     session_key: Key
-    messages: Annotated[list[Exported], Field(max_length=MOST_AT_ONCE)] | None = None
+    messages: Annotated[list[ImportedMessage], Field(max_length=MOST_AT_ONCE)] | None = None
     context: OracleContext | None = None
 
 
@@ -170,7 +170,7 @@ def _own(principal: Principal, text: str) -> SessionKey:
     return key
 
 
-def _nodes(messages: Sequence[Exported]) -> list[Node]:
+def _nodes(messages: Sequence[ImportedMessage]) -> list[Node]:
     """Without a `parent_id` a message follows the one before it. Raises ImportRefused."""
     nodes: list[Node] = []
     for place, one in enumerate(messages):
@@ -185,14 +185,14 @@ def _nodes(messages: Sequence[Exported]) -> list[Node]:
     return nodes
 
 
-def _require_whole(one: Exported, where: str) -> None:
+def _require_whole(one: ImportedMessage, where: str) -> None:
     if one.role == "tool" and one.tool_call_id is None:
         raise ImportRefused(f"{where}.tool_call_id: a tool's message needs it")
     if one.role != "tool" and not (one.content.strip() or one.tool_calls):
         raise ImportRefused(f"{where}.content: it is empty")
 
 
-def _message(one: Exported) -> Message:
+def _message(one: ImportedMessage) -> Message:
     if one.tool_call_id is not None and one.role == "tool":
         told = (one.tool_call_id, one.name, one.content, one.is_error, one.duration_ms)
         return Message("tool", result=ToolResult(*told))
