@@ -7,14 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.ids import SessionKey, encode_part
 from gateway.domain.sessions import SessionQuery
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
 from gateway.web.chat_api import CHANNEL
 from gateway.web.identity import READS, Principal, may, may_use
-from gateway.web.methods.chat import Text, history_page, require_own, visible_key
+from gateway.web.methods.chat import Text, history_page, key_in_path, require_own
 from gateway.web.published.answers import ConversationPage, ErasedConversation, ErasedSession
 from gateway.web.published.operations import Answer, Described, Operation
 from gateway.web.refusals import Forbidden
@@ -98,7 +97,4 @@ class ConversationsApi:
         keys = [one.key for one in page.sessions if one.key.peer == name]
         if own := [key for key in keys if may_use(principal, key.agent)]:
             return own
-        try:
-            return (visible_key(principal, name),)
-        except BadSessionKey as error:
-            raise NotFound(f"conversation {name[:64]!r}") from error
+        return (key_in_path(principal, name),)

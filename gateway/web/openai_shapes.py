@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic.config import JsonDict
 from starlette.responses import Response
 
 from gateway.domain.errors import Conflict
 from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.web.given import WHOLE
 from gateway.web.published.errors import OpenAiError, OpenAiErrorAnswer
 from gateway.web.published.openai import CompletionUsage, Delta, FinishReason
 from gateway.web.refusals import InvalidParams, InvalidRequest
@@ -21,6 +23,13 @@ MOST_TEXT = 400_000  # characters of a question
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 NOTHING: Mapping[str, str] = {}
 WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
+
+
+_EXAMPLE: JsonDict = {"model": "main", "messages": [{"role": "user", "content": "Good morning!"}]}
+_EMPTY = {"type": "array", "maxItems": 0}
+Nothing = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "null"}, _EMPTY]})]
+_TEXT_TYPE = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
+_TEXT_FORMAT = {"anyOf": [{"type": "null"}, _TEXT_TYPE]}
 
 
 class _Shape(BaseModel):
@@ -63,20 +72,22 @@ class StreamOptions(_Shape):
 class Completion(_Shape):
     """What stands at the end is known, and refused where it asks for something."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
     model: Name
     messages: Annotated[list[Said], Field(min_length=1, max_length=1000)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Any = None
-    tools: Any = None
-    functions: Any = None
-    response_format: Any = None
-    stop: Any = None
-    logprobs: Any = None
-    audio: Any = None
+    n: Annotated[Any, WithJsonSchema({"enum": [None, 1]})] = None
+    tools: Nothing = None
+    functions: Nothing = None
+    response_format: Annotated[Any, WithJsonSchema(_TEXT_FORMAT)] = None
+    stop: Nothing = None
+    logprobs: Annotated[Any, WithJsonSchema({"enum": [None, False]})] = None
+    audio: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -100,21 +111,25 @@ _NOT_TAKEN = "is not taken here; leave it out"
 
 def refuse_what_would_be_ignored(asked: Completion) -> None:
     """Raises BadParam for what changes an answer, and would not."""
-    is_text = (
-        isinstance(asked.response_format, dict) and asked.response_format.get("type") == "text"
-    )
-    refused = {
-        "tools": (asked.tools, _OWN_TOOLS),
-        "functions": (asked.functions, _OWN_TOOLS),
-        "n": (asked.n is not None and asked.n != 1, "there is one answer to a request"),
-        "response_format": (asked.response_format and not is_text, "only text is answered"),
-        "stop": (asked.stop, _NOT_TAKEN),
-        "logprobs": (asked.logprobs, _NOT_TAKEN),
-        "audio": (asked.audio, _NOT_TAKEN),
+    form = asked.response_format
+    is_text = form is None or (isinstance(form, dict) and form.get("type") == "text")
+    is_one = asked.n is None or (asked.n == 1 and asked.n is not True)
+    fine = {
+        "tools": (_is_nothing(asked.tools), _OWN_TOOLS),
+        "functions": (_is_nothing(asked.functions), _OWN_TOOLS),
+        "n": (is_one, "there is one answer to a request"),
+        "response_format": (is_text, "only text is answered"),
+        "stop": (_is_nothing(asked.stop), _NOT_TAKEN),
+        "logprobs": (asked.logprobs is None or asked.logprobs is False, _NOT_TAKEN),
+        "audio": (asked.audio is None, _NOT_TAKEN),
     }
-    for param, (wanted, why) in refused.items():
-        if wanted:
+    for param, (is_fine, why) in fine.items():
+        if not is_fine:
             raise BadParam(param, why)
+
+
+def _is_nothing(asked: object) -> bool:
+    return asked is None or asked == []
 
 
 def question_of(asked: Completion) -> str:

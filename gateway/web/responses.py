@@ -134,6 +134,8 @@ def error_headers(error: BaseException) -> dict[str, str]:
     """What a status wants said in a header."""
     if isinstance(error, Unauthorized):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, MethodNotAllowed):
+        return {"allow": error.allow}
     wait = getattr(error, "retry_after_s", None)
     if wait is None or failure_of(error) is INTERNAL:
         return {}

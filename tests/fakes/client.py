@@ -1,5 +1,5 @@
 """A client as a user would write one: JSON-RPC over a WebSocket, and plain HTTP. It has nothing of ours,
-but that it holds the gateway to every answer and event that its document promises."""
+but that it holds the gateway to every answer and event that its documents promise."""
 
 import io
 import itertools
@@ -15,6 +15,7 @@ import anyio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from tests.fakes import described
 from tests.fakes.promises import require_promised, require_promised_answer
 
 WAIT_S = 5.0
@@ -222,7 +223,7 @@ async def http(
     body: bytes | None = None,
     wait_s: float = WAIT_S,
 ) -> HttpAnswer:
-    """One request on a connection of its own."""
+    """One request on a connection of its own. An answer that is not as described is an AssertionError."""
     sent = dict(headers or {})
     if token is not None:
         sent["Authorization"] = f"Bearer {token}"
@@ -231,7 +232,9 @@ async def http(
             aiohttp.ClientSession() as session,
             session.request(method, url, headers=sent, data=io.BytesIO(body or b"")) as answer,
         ):
-            return HttpAnswer(answer.status, dict(answer.headers), await answer.read())
+            told = HttpAnswer(answer.status, dict(answer.headers), await answer.read())
+    described.check(method, url, told.status, told.headers, told.body)
+    return told
 
 
 async def post_chat(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,6 +16,7 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
+from gateway.web.given import Moment, Place
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
@@ -46,9 +47,9 @@ class Records(BaseModel):
     agent: Text | None = None
     provider: Text | None = None
     model: Text | None = None
-    since: AwareDatetime | None = Field(default=None, alias="from")
-    until: AwareDatetime | None = Field(default=None, alias="to")
-    before: int | None = Field(default=None, ge=1)
+    since: Moment | None = Field(default=None, alias="from")
+    until: Moment | None = Field(default=None, alias="to")
+    before: Place | None = None
     limit: int = Field(default=100, ge=1, le=1_000)
 
 

@@ -9,6 +9,7 @@ from gateway.domain.channel_events import ChannelEvents, Heard
 from gateway.domain.channels import ChannelStatus, Progress
 from gateway.domain.outbox import DeadLetters, Delivery
 from gateway.domain.ports import Clock
+from gateway.web.given import Place
 from gateway.web.methods.chat import Text
 from gateway.web.published.channels import (
     Channel,
@@ -33,7 +34,7 @@ class _Params(BaseModel):
 
 class Letters(_Params):
     channel: Text | None = None
-    before: int | None = Field(default=None, ge=1)
+    before: Place | None = None
     limit: int = Field(default=50, ge=1, le=500)
 
 

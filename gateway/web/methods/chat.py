@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.domain.bindings import Address, Route
-from gateway.domain.errors import NotFound
+from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import RunRecord
@@ -17,6 +17,7 @@ from gateway.domain.ports import Encode
 from gateway.domain.sessions import Path
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
+from gateway.web.given import WHOLE
 from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
 from gateway.web.published.conversations import HistoryPage
 from gateway.web.published.runs import Aborted, Resumed, Sent
@@ -37,7 +38,7 @@ class _Params(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-Tighter = Annotated[int, Field(ge=1)] | None
+Tighter = Annotated[int, Field(ge=1), WHOLE] | None
 
 
 class OwnLimits(_Params):
@@ -276,6 +277,14 @@ def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
         if size > most:
             return nodes[min(place + 1, len(nodes) - 1) :]
     return nodes
+
+
+def key_in_path(principal: Principal, text: str) -> SessionKey:
+    """As `visible_key`, but what is no key at all is not there either; raises NotFound."""
+    try:
+        return visible_key(principal, text)
+    except BadSessionKey as error:
+        raise NotFound(f"session {text[:200]!r}") from error
 
 
 def visible_key(principal: Principal, text: str) -> SessionKey:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,8 +14,9 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
+from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal, may
-from gateway.web.methods.chat import Text, require_own, visible_key
+from gateway.web.methods.chat import Text, key_in_path, require_own, visible_key
 from gateway.web.published.conversations import (
     Branched,
     HeadMoved,
@@ -29,7 +30,13 @@ from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method, validate
 from gateway.web.shapes import session, tree_node
 
-Key = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+# What SessionKey.parse takes: escapes stand for what they have to, and for nothing else.
+_PART = r"([^%:\x00-\x1f\x7f-\x9f]|%(25|3A|[01][0-9A-F]|7F|C2%[89][0-9A-F]))*"
+Key = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=4096),
+    Field(json_schema_extra={"pattern": f"^{_PART}:{_PART}:{_PART}:{_PART}$"}),
+]
 MOST_TREE_NODES = 3_000  # the newest ones: they fit into one frame
 
 
@@ -41,7 +48,7 @@ class List(_Params):
     agent: Text | None = None
     channel: Text | None = None
     query: Text | None = None
-    before: AwareDatetime | None = None
+    before: Moment | None = None
     limit: int = Field(default=50, ge=1, le=500)
 
 
@@ -79,7 +86,7 @@ SESSION = Operation(
     "/api/sessions/{key:path}",
     "One session, by its key.",
     (Answer(200, "It.", Session),),
-    refusals=(404, 422),
+    refusals=(404,),
 )
 
 
@@ -105,8 +112,9 @@ class SessionMethods:
         return json_response(await self._page(principal, params))
 
     async def one(self, request: Request) -> Response:
-        record = await self._record(_reader(request), str(request.path_params["key"]))
-        return json_response(session(record))
+        principal, text = _reader(request), str(request.path_params["key"])
+        key_in_path(principal, text)
+        return json_response(session(await self._record(principal, text)))
 
     async def list(self, call: Call, params: List) -> SessionPage:
         """Sessions, those that were used last first."""

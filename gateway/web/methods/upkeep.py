@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.domain.conversations import IMPORTED, ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
@@ -13,6 +13,7 @@ from gateway.domain.messages import Message, Node, NodeStatus, ToolCall, ToolRes
 from gateway.memory.compaction import summary_message, summary_of
 from gateway.memory.window import message_tokens
 from gateway.sessions.front import Front
+from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Get, Key
@@ -73,7 +74,7 @@ class ImportedMessage(BaseModel):
     is_error: bool = False
     duration_ms: float = Field(default=0.0, ge=0, le=1e12, allow_inf_nan=False)
     status: NodeStatus = "complete"
-    created_at: AwareDatetime
+    created_at: Moment
     token_count: int | None = Field(default=None, ge=1, le=100_000_000)
     model: Text | None = None
 

@@ -111,11 +111,11 @@ class _JsonRpc(TypedDict):
 
 
 class McpMessage(_JsonRpc):
-    """As the Model Context Protocol has it; without an `id` it is a notification."""
+    """As the Model Context Protocol has it; without an `id`, a text or a number, it is a notification."""
 
-    id: NotRequired[str | int]
+    id: NotRequired[object]
     method: str
-    params: NotRequired[dict[str, object]]
+    params: NotRequired[dict[str, object] | None]
 
 
 class McpError(TypedDict):
@@ -125,12 +125,12 @@ class McpError(TypedDict):
 
 
 class McpFailure(_JsonRpc):
-    id: str | int | None
+    id: str | float | None
     error: McpError
 
 
 class McpResult(_JsonRpc):
-    id: str | int
+    id: str | float
     result: dict[str, object]
 
 

@@ -164,7 +164,7 @@ def _response(answers: Sequence[Answer], schemas: Schemas) -> Json:
         shown["headers"] = {
             name: {
                 "description": header.says,
-                "required": header.is_sure and len(answers) == 1,
+                "required": header.is_sure and all(header in one.headers for one in answers),
                 "schema": _text(header),
             }
             for name, header in headers.items()

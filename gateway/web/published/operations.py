@@ -65,8 +65,8 @@ class Described(Route):
 
 WAIT = Header("Retry-After", "Seconds.")
 RUN = Header("X-Exogate-Run", "The id of the run.", is_sure=True)
-# Without blanks at its ends, which belong to no header's value.
-WORD = r"^[!-~]([ -~]{0,254}[!-~])?$"
+# Without control characters, and without blanks at its ends, which belong to no header's value.
+WORD = r"^[^\x00-\x20\x7f]([^\x00-\x08\x0a-\x1f\x7f]{0,254}[^\x00-\x20\x7f])?$"
 IDEMPOTENCY_KEY = Header(
     "Idempotency-Key", "The same request under the same key gets the stored answer.", WORD
 )
