@@ -21,7 +21,8 @@ def _as_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# A row's number: no store has larger ones, or takes them.
-Place = Annotated[int, Field(ge=1, lt=2**63)]
 WHOLE = BeforeValidator(_as_whole)
+Whole = Annotated[int, WHOLE]
+# A row's number: no store has larger ones, or takes them.
+Place = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
 Moment = Annotated[AwareDatetime, BeforeValidator(_written_out)]

@@ -41,9 +41,11 @@ class Fitting:
     def _boolean(self, _schema: Mapping[str, Any]) -> bool:
         return self._random.random() < 0.5
 
-    def _integer(self, schema: Mapping[str, Any]) -> int:
+    def _integer(self, schema: Mapping[str, Any]) -> float:
+        """To JSON 5.0 is the same as 5."""
         bounds = int(schema.get("minimum", -FAR)), int(schema.get("maximum", FAR))
-        return self._random.choice([*bounds, self._random.randint(*bounds)])
+        whole = self._random.choice([*bounds, self._random.randint(*bounds)])
+        return self._random.choice([whole, float(whole)])
 
     def _number(self, schema: Mapping[str, Any]) -> float:
         return self._integer(schema) / self._random.choice([1, 3])
