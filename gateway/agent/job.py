@@ -9,7 +9,7 @@ from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules.acts import Act
 from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef
-from gateway.domain.chunks import Chunk
+from gateway.domain.chunks import Chunk, SystemType
 from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.mcp import Lacking
@@ -130,7 +130,7 @@ def with_distinct_ids(reply: ModelReply, said: Sequence[Message]) -> ModelReply:
 
 
 def with_last_word(
-    said: Sequence[Message], text: str, notices: tuple[tuple[str, str], ...] = ()
+    said: Sequence[Message], text: str, notices: tuple[tuple[SystemType, str], ...] = ()
 ) -> tuple[Message, ...]:
     """The answer stands at the end, once; an empty reply gives way to what the user was told."""
     *before, last = said or [Message("assistant")]

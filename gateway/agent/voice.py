@@ -39,7 +39,7 @@ class Voice:
         self.moment = moment
         self.notices = Notices()
         self.posts: list[Notice] = []  # for other sessions
-        self.shown: list[tuple[str, str]] = []  # what the user was told beside the answer
+        self.shown: list[tuple[SystemType, str]] = []  # what the user was told beside the answer
         self.verdicts: list[Mapping[str, object]] = []
         self.model: str | None = None  # another one, if a rule wants it
         self._without: set[str] = set()  # tools that a rule has taken away
@@ -52,11 +52,11 @@ class Voice:
 
     def system(self, system_type: SystemType, message: str, reading: Reading | None = None) -> None:
         metadata = reading.metadata() if reading else None
-        self._show(system_chunk(system_type, message, self.moment.wall, metadata))
+        self._show(system_type, system_chunk(system_type, message, self.moment.wall, metadata))
 
-    def _show(self, chunk: Chunk) -> None:
+    def _show(self, system_type: SystemType, chunk: Chunk) -> None:
         self._emit(chunk)
-        self.shown.append((str(chunk.data["system_type"]), str(chunk.data["system_message"])))
+        self.shown.append((system_type, str(chunk.data["system_message"])))
 
     def verdict(self, kind: str, turn: int, **facts: object) -> None:
         """What was decided about the run, for whoever inspects it."""
@@ -96,7 +96,7 @@ class Voice:
         due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
         for notice in due:
             if notice.to != "model":
-                self._show(notice_chunk(notice, now))
+                self._show("notice", notice_chunk(notice, now))
         return told_to_model(due)
 
     def allows(self, tool: str) -> bool:
@@ -141,7 +141,7 @@ class Voice:
         elif notice.to != "client" or notice.inject_at == "deferred":
             self.notices.push(notice, now)
         elif self.notices.is_news(notice, now):
-            self._show(notice_chunk(notice, now))
+            self._show("notice", notice_chunk(notice, now))
 
 
 def warn(voice: Voice, event: str, turn: int, told: str, reading: Reading) -> None:

@@ -34,6 +34,7 @@ from gateway.app.sweeping import sweep
 from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
 from gateway.channels.pairing import PairingBook
+from gateway.config.keys import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
@@ -65,8 +66,10 @@ from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
 from gateway.web.asgi import WebApp, build
+from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
+from gateway.web.documents_api import documented
 from gateway.web.identity import Identities
 from gateway.web.mcp import McpApi
 from gateway.web.methods.audit import AuditMethods
@@ -156,12 +159,17 @@ class Gateway:
             self.gate.foreign,
         ).routes()
         told = metrics if self.config.observability.metrics else ()
-        apis = (*self._chats(), ConversationsApi(self.front), spending, McpApi(self.mcp))
+        read = (ConversationsApi(self.front), SessionMethods(self.front), spending)
+        apis = (*self._chats(), *read, McpApi(self.mcp))
         routes = (*(route for api in apis for route in api.routes()), *told)
+        documents = {
+            "/config.schema.json": json_schema,
+            "/asyncapi.json": lambda: asyncapi(methods, self.version),
+        }
         app = build(
             settings,
             methods=methods,
-            routes=routes,
+            routes=documented(routes, self.version, documents),
             ready=self.health.reasons,
             clock=self.clock,
             identities=Identities(settings, self.clock, self.stores.audit),

@@ -25,6 +25,7 @@ from gateway.sessions.upkeep import Upkeep
 from gateway.sessions.work import Means
 from gateway.tools.gate import ToolGate
 from gateway.web.methods.memory import MemoryMethods
+from gateway.web.published.about import MemoryBacklog
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,7 @@ class Memory:
         """What was said there is erased."""
         self.keeper.last.pop(key, None)
 
-    def backlog(self) -> dict[str, int]:
+    def backlog(self) -> MemoryBacklog:
         """Sessions that wait to be looked at."""
         return {"backlog": self.keeper.backlog, "unindexed": self.indexer.backlog}
 

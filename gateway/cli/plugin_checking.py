@@ -49,7 +49,10 @@ class Examined:
 
     def as_json(self) -> dict[str, object]:
         """As a running gateway tells it, without what only that can know."""
-        shown = plugin(self.told.info, {}, from_json) | account(self.told)
+        shown: dict[str, object] = {
+            **plugin(self.told.info, {}, from_json),
+            **account(self.told),
+        }
         for key in ("state", "reason", "capabilities", "used", "denied"):
             shown.pop(key, None)
         file = {"file": str(self.given.file), "size": self.size}

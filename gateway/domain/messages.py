@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from gateway.domain.chunks import SystemType
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.usage import Spent
 
@@ -52,7 +53,9 @@ class Message:
     result: ToolResult | None = None
     thinking: str = ""
     extras: Extras | None = None
-    notices: tuple[tuple[str, str], ...] = ()  # type and text: told beside it, and no model sees it
+    notices: tuple[
+        tuple[SystemType, str], ...
+    ] = ()  # type and text: told beside it, and no model sees it
     # What a wire made of this message, kept so that it is encoded once in its life.
     kept: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
 

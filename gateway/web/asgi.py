@@ -19,7 +19,7 @@ from gateway.web.health import Ready, alive, readiness
 from gateway.web.identity import Identities, Principal
 from gateway.web.openai_shapes import Failed
 from gateway.web.refusals import MethodNotAllowed, NotHere, Unauthorized
-from gateway.web.responses import INTERNAL, error_response, failure_of, json_response
+from gateway.web.responses import INTERNAL, error_response, failure_of
 from gateway.web.rpc import Method, Registry
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
@@ -28,7 +28,7 @@ from gateway.web.webhooks import WebhookRoutes, is_webhook
 
 log = logging.getLogger(__name__)
 
-READ_METHODS = frozenset({"GET", "HEAD"})
+READ_METHODS = ("GET", "HEAD")
 Raised = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -83,16 +83,24 @@ class WebApp:
         """What is answered without any route; None once the visitor may go on to them."""
         visitor = self._reception.visitor(scope["headers"], scope["client"], scope["server"])
         self._doorway.check(visitor)
-        path, reads = scope["path"], scope["method"] in READ_METHODS
-        if path == "/healthz" and reads:
+        path, method = scope["path"], scope["method"]
+        if path == "/healthz":
+            _require(method, READ_METHODS)
             return alive()
         identity = self._identities.of_visitor(visitor)
         if identity is None:
             raise Unauthorized
-        if path == "/readyz" and reads:
+        if path == "/readyz":
+            _require(method, READ_METHODS)
             return readiness(self._ready)
         scope["state"]["principal"] = identity.principal
         return None
+
+
+def _require(method: str, known: Sequence[str]) -> None:
+    """Raises MethodNotAllowed."""
+    if method not in known:
+        raise MethodNotAllowed(", ".join(known))
 
 
 def principal_of(request: Request) -> Principal:
@@ -112,18 +120,20 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _of_starlette(request: Request, error: Exception) -> Response:
-    status, path = error.status_code if isinstance(error, HTTPException) else 500, request.url.path
-    if status == 405:
-        return _told(path, MethodNotAllowed("this address does not know that method"))
-    return _told(path, NotHere() if status == 404 else error)
+    path = request.url.path
+    match error:
+        case HTTPException(status_code=405, headers=headers):
+            return _told(path, MethodNotAllowed((headers or {}).get("Allow", "")))
+        case HTTPException(status_code=404):
+            return _told(path, NotHere())
+    return _told(path, error)
 
 
 def _told(path: str, error: Exception) -> Response:
     """In the words that whoever asks there expects."""
     if not path.startswith("/v1/"):
         return error_response(error)
-    failed = Failed.by(error)
-    return json_response({"error": failed.error}, failed.status, failed.headers)
+    return Failed.by(error).response()
 
 
 async def _gone(_request: Request, _error: Exception) -> Response:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
 
 from gateway.domain.bindings import Address
 from gateway.domain.errors import NotFound
@@ -21,7 +20,20 @@ from gateway.sessions.runs import LiveRun
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may
-from gateway.web.methods.chat import OwnLimits, Text, given, reachable_route
+from gateway.web.methods.chat import SPOKEN, OwnLimits, Text, given, reachable_route
+from gateway.web.published.answers import CallMade, ChatAnswer, FailedChat, LateChat, RunError
+from gateway.web.published.chunks import RunEvent
+from gateway.web.published.conversations import TokenUsage
+from gateway.web.published.errors import ErrorAnswer
+from gateway.web.published.operations import (
+    IDEMPOTENCY_KEY,
+    RUN,
+    STREAM,
+    WAIT,
+    Answer,
+    Described,
+    Operation,
+)
 from gateway.web.refusals import Forbidden, InvalidRequest
 from gateway.web.responses import json_response
 from gateway.web.rpc import validate
@@ -34,20 +46,56 @@ STATUS = {
     "internal_error": 500,
     "config_error": 500,
 }
-_TOLD = (
-    *("message", "retryable", "timestamp", "provider", "provider_status", "retry_after_s"),
+_BESIDES = (
+    *("provider", "provider_status", "retry_after_s"),
     *("scope", "used", "limit", "unit", "resets_at"),
 )
 
 
 class ChatBody(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "examples": [{"message": "Good morning!", "conversation_id": "of-today"}]
+        },
+    )
 
-    message: Annotated[str, StringConstraints(max_length=400_000)]
+    message: Annotated[str, StringConstraints(max_length=400_000), SPOKEN]
     conversation_id: Text | None = None
     agent: Text | None = None
     stream: bool = False
     limits: OwnLimits | None = None
+
+
+CHAT = Operation(
+    "POST",
+    "/api/chat",
+    "Say something to an agent, and wait for the answer.",
+    (
+        Answer(200, "The answer.", ChatAnswer, headers=(RUN,)),
+        Answer(
+            200, "With `stream`, or if asked for: the events of the run.", RunEvent, STREAM, (RUN,)
+        ),
+        Answer(
+            429,
+            "A budget is spent, or too many failures.",
+            FailedChat | ErrorAnswer,
+            headers=(WAIT,),
+        ),
+        Answer(500, "Our mistake, or our configuration's.", FailedChat | ErrorAnswer),
+        Answer(502, "The model service failed.", FailedChat, headers=(RUN, WAIT)),
+        Answer(
+            504,
+            "The run reached its time limit; what there is comes along.",
+            LateChat,
+            headers=(RUN,),
+        ),
+    ),
+    body=ChatBody,
+    headers=(IDEMPOTENCY_KEY,),
+    refusals=(404, 409, 422),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +105,8 @@ class ChatApi:
     decode: Decode
     ids: Ids
 
-    def routes(self) -> Sequence[BaseRoute]:
-        return (Route("/api/chat", self.chat, methods=["POST"]),)
+    def routes(self) -> Sequence[Described]:
+        return (Described(CHAT, self.chat),)
 
     async def chat(self, request: Request) -> Response:
         body = _body(await request.body())
@@ -91,30 +139,37 @@ class ChatApi:
         self, accepted: Accepted, events: Sequence[Mapping[str, Any]], headers: Mapping[str, str]
     ) -> Response:
         end = events[-1]
-        ids = {"conversation_id": accepted.session_key.peer, "run_id": accepted.run_id}
+        conversation, run_id = accepted.session_key.peer, accepted.run_id
         if end["type"] == "error":
             status = STATUS.get(end["error_type"], 500)
             after = end.get("retry_after_s")
             wait = {} if after is None else {"retry-after": str(ceil(after))}
-            error = _error(end["error_type"], end)
-            return json_response({"error": error, **ids}, status, {**headers, **wait})
-        answer = {
+            failed: FailedChat = {
+                "error": _error(end["error_type"], end),
+                "conversation_id": conversation,
+                "run_id": run_id,
+            }
+            return json_response(failed, status, {**headers, **wait})
+        answer: ChatAnswer = {
             "response": spoken(events),
-            **ids,
+            "conversation_id": conversation,
+            "run_id": run_id,
             "message_id": end["message_id"],
             "tokens_used": end["tokens_used"],
             "usage": _usage(events),
             "model": end["model"],
             "execution_time_ms": end["execution_time_ms"],
             "reason": end["reason"],
-            **({"merged_into": end["merged_into"]} if "merged_into" in end else {}),
             "partial": end["partial"],
             "tool_calls_made": _tool_calls(events),
         }
+        if "merged_into" in end:
+            answer["merged_into"] = end["merged_into"]
         if end["reason"] == "timeout":
             told = "the run reached its time limit; what there is comes with this error"
             facts = {"message": told, "retryable": True, "timestamp": end["timestamp"]}
-            return json_response({"error": _error("timeout", facts), **answer}, 504, headers)
+            late: LateChat = {"error": _error("timeout", facts), **answer}
+            return json_response(late, 504, headers)
         return json_response(answer, 200, headers)
 
 
@@ -141,13 +196,22 @@ async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
         yield b"data: %b\n\n" % event
 
 
-def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, object]]:
+def _tool_calls(events: Sequence[Mapping[str, Any]]) -> list[CallMade]:
     asked = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
-    ended = [e["tool_call"] for e in events if e["type"] == "tool_result"]
-    return [{**asked.get(call["id"], {}), **call} for call in ended]
+    return [
+        {
+            "id": call["id"],
+            "name": call["name"],
+            "arguments": asked.get(call["id"], {}).get("arguments", ""),
+            "status": call["status"],
+            "result": call["result"],
+            "duration_ms": call["duration_ms"],
+        }
+        for call in (event["tool_call"] for event in events if event["type"] == "tool_result")
+    ]
 
 
-def _usage(events: Sequence[Mapping[str, Any]]) -> Mapping[str, object]:
+def _usage(events: Sequence[Mapping[str, Any]]) -> TokenUsage:
     """Of all models that worked for it. The cost is of those calls of which it is known."""
     told = [event for event in events if event["type"] == "usage"]
     costs = [event["cost_usd"] for event in told if event["cost_usd"] is not None]
@@ -158,8 +222,16 @@ def _usage(events: Sequence[Mapping[str, Any]]) -> Mapping[str, object]:
     }
 
 
-def _error(kind: str, facts: Mapping[str, Any]) -> Mapping[str, object]:
+def _error(kind: str, facts: Mapping[str, Any]) -> RunError:
     """Its message is one of our own sentences, never a provider's words."""
-    kept = {name: facts[name] for name in _TOLD if name in facts}
-    same = {"type": kind, "code": kind, "error_type": kind}
-    return {**same, "user_facing_message": facts["message"], **kept}
+    error: RunError = {
+        "type": kind,
+        "code": kind,
+        "error_type": kind,
+        "message": facts["message"],
+        "user_facing_message": facts["message"],
+        "retryable": facts["retryable"],
+        "timestamp": facts["timestamp"],
+    }
+    error.update({name: facts[name] for name in _BESIDES if name in facts})  # type: ignore[typeddict-item]  # each of them is one of its
+    return error

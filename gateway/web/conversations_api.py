@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
-from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.ids import SessionKey, encode_part
 from gateway.domain.sessions import SessionQuery
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
 from gateway.web.chat_api import CHANNEL
 from gateway.web.identity import READS, Principal, may, may_use
-from gateway.web.methods.chat import Text, history_page, require_own, visible_key
+from gateway.web.methods.chat import Text, history_page, key_in_path, require_own
+from gateway.web.published.answers import ConversationPage, ErasedConversation, ErasedSession
+from gateway.web.published.operations import Answer, Described, Operation
 from gateway.web.refusals import Forbidden
 from gateway.web.responses import json_response
 from gateway.web.rpc import validate
@@ -30,15 +30,29 @@ class Page(BaseModel):
     limit: int = Field(default=50, ge=1, le=500)
 
 
+MESSAGES = Operation(
+    "GET",
+    "/api/conversations/{id:path}/messages",
+    "The messages of a conversation, by its id or its session key.",
+    (Answer(200, "A page of them.", ConversationPage),),
+    query=Page,
+    refusals=(404, 422),
+)
+ERASE = Operation(
+    "DELETE",
+    "/api/conversations/{id:path}",
+    "Erase a conversation for good, by its id or its session key.",
+    (Answer(200, "What is gone.", ErasedConversation),),
+    refusals=(404, 409),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class ConversationsApi:
     front: Front
 
-    def routes(self) -> Sequence[BaseRoute]:
-        return (
-            Route("/api/conversations/{id:path}/messages", self.messages, methods=["GET"]),
-            Route("/api/conversations/{id:path}", self.erase, methods=["DELETE"]),
-        )
+    def routes(self) -> Sequence[Described]:
+        return Described(MESSAGES, self.messages), Described(ERASE, self.erase)
 
     async def messages(self, request: Request) -> Response:
         """As `chat.history` has them; of several agents' conversations the one that was used last."""
@@ -49,20 +63,29 @@ class ConversationsApi:
         assert isinstance(page, Page)
         key = (await self._meant(principal, name))[0]
         shown = await history_page(self.front, key, page.before, page.limit)
-        return json_response({"conversation_id": name, "session_key": str(key), **shown})
+        said: ConversationPage = {"conversation_id": name, "session_key": str(key), **shown}
+        return json_response(said)
 
     async def erase(self, request: Request) -> Response:
         principal, name = principal_of(request), str(request.path_params["id"])
         if not may(principal, "chat"):
             raise Forbidden("erasing a conversation needs the scope 'chat'")
-        gone, keys = [], await self._meant(principal, name)
+        gone: list[ErasedSession] = []
+        keys = await self._meant(principal, name)
         for key in keys:
             require_own(principal, key)
         for key in keys:
             erased = await self.front.upkeep.erase(key, by=principal.name)
-            counts = {"messages": erased.messages, "facts": erased.facts}
-            gone.append({"session_key": str(key), **counts, "tombstone": erased.tombstone})
-        return json_response({"conversation_id": name, "erased": gone})
+            gone.append(
+                {
+                    "session_key": str(key),
+                    "messages": erased.messages,
+                    "facts": erased.facts,
+                    "tombstone": erased.tombstone,
+                }
+            )
+        answer: ErasedConversation = {"conversation_id": name, "erased": gone}
+        return json_response(answer)
 
     async def _meant(self, principal: Principal, name: str) -> Sequence[SessionKey]:
         """The principal's own conversation of that id, with whichever agents; or a session by its
@@ -74,7 +97,4 @@ class ConversationsApi:
         keys = [one.key for one in page.sessions if one.key.peer == name]
         if own := [key for key in keys if may_use(principal, key.agent)]:
             return own
-        try:
-            return (visible_key(principal, name),)
-        except BadSessionKey as error:
-            raise NotFound(f"conversation {name[:64]!r}") from error
+        return (key_in_path(principal, name),)

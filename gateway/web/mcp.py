@@ -4,16 +4,38 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
 from starlette.types import Message, Receive, Scope, Send
 
 from gateway.domain.mcp import CLIENT, Client, Door
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
 from gateway.web.identity import may
-from gateway.web.refusals import Forbidden, MethodNotAllowed
+from gateway.web.published.answers import McpAnswer, McpFailure, McpMessage
+from gateway.web.published.errors import ErrorAnswer
+from gateway.web.published.operations import Answer, Described, Operation
+from gateway.web.refusals import Forbidden
 
 JSON_DEPTH = 64
+# Without GET, which would hold a stream open for nothing.
+MCP = Operation(
+    "POST",
+    "/mcp",
+    "A message of the Model Context Protocol (streamable HTTP); there are no sessions or streams.",
+    (
+        Answer(200, "The answer to a request.", McpAnswer),
+        Answer(202, "A notification was taken.", media=""),
+        *(
+            Answer(status, says, McpFailure | ErrorAnswer)
+            for status, says in (
+                (400, "Not understood."),
+                (404, "A session is named, and there are none."),
+                (406, "Accept lacks application/json."),
+                (415, "Content-Type is not application/json."),
+            )
+        ),
+    ),
+    body=McpMessage,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +44,8 @@ class McpApi:
 
     server: Door | None
 
-    def routes(self) -> Sequence[BaseRoute]:
-        return () if self.server is None else (Route("/mcp", McpDoor(self.server)),)
+    def routes(self) -> Sequence[Described]:
+        return () if self.server is None else (Described(MCP, McpDoor(self.server)),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +56,6 @@ class McpDoor:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        if request.method != "POST":  # a GET would hold a stream open for nothing
-            raise MethodNotAllowed("MCP is spoken by POST here; there are no sessions or streams")
         principal = principal_of(request)
         if not may(principal, "chat"):
             raise Forbidden("MCP needs the scope 'chat'")

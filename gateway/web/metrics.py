@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from gateway.domain.accounts import Spending
 from gateway.domain.budgets import NANO
@@ -21,6 +20,7 @@ from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
 from gateway.web.health import Ready
 from gateway.web.identity import may
+from gateway.web.published.operations import Answer, Described, Operation
 from gateway.web.refusals import Forbidden
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
@@ -29,6 +29,14 @@ MOST_MODELS = 200  # users may choose models: their names must not make series w
 Labels = Mapping[str, object]
 Sample = tuple[Labels, float]
 _ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", '"': '\\"'})
+
+
+METRICS = Operation(
+    "GET",
+    "/metrics",
+    "What was spent and what is at work, for Prometheus.",
+    (Answer(200, "In Prometheus' text format.", media="text/plain"),),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +50,8 @@ class Metrics:
     channels: "ChannelFigures"
     mcp: Foreign
 
-    def routes(self) -> Sequence[BaseRoute]:
-        return (Route("/metrics", self.told, methods=["GET"]),)
+    def routes(self) -> Sequence[Described]:
+        return (Described(METRICS, self.told),)
 
     async def told(self, request: Request) -> Response:
         principal = principal_of(request)

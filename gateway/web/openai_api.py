@@ -8,7 +8,6 @@ from typing import Any
 import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import BaseRoute, Route
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.bindings import Address
@@ -34,6 +33,26 @@ from gateway.web.openai_shapes import (
     question_of,
     refuse_what_would_be_ignored,
 )
+from gateway.web.published.errors import OpenAiErrorAnswer
+from gateway.web.published.openai import (
+    ChatCompletion,
+    CompletionPart,
+    Delta,
+    FinishReason,
+    Model,
+    ModelList,
+    PartChoice,
+)
+from gateway.web.published.operations import (
+    IDEMPOTENCY_KEY,
+    RUN,
+    STREAM,
+    WORD,
+    Answer,
+    Described,
+    Header,
+    Operation,
+)
 from gateway.web.refusals import Forbidden, InvalidRequest, Stopping
 from gateway.web.responses import json_response
 from gateway.web.rpc import validate
@@ -47,6 +66,46 @@ class NoSuchModel(NotFound):
     code = "model_not_found"
 
 
+SESSION = Header(
+    "X-Exogate-Session", "Makes it a message of that conversation, which is kept here.", WORD
+)
+MODELS = Operation(
+    "GET",
+    "/v1/models",
+    "The agents that you may use, as OpenAI lists models.",
+    (Answer(200, "All of them.", ModelList),),
+    error=OpenAiErrorAnswer,
+)
+MODEL = Operation(
+    "GET",
+    "/v1/models/{id:path}",
+    "One agent.",
+    (Answer(200, "It is there.", Model),),
+    refusals=(404,),
+    error=OpenAiErrorAnswer,
+)
+COMPLETIONS = Operation(
+    "POST",
+    "/v1/chat/completions",
+    "An answer of an agent, as OpenAI tells it.",
+    (
+        Answer(200, "The answer.", ChatCompletion, headers=(RUN,)),
+        Answer(
+            200,
+            "With `stream`: the answer in pieces, or what ended it.",
+            CompletionPart | OpenAiErrorAnswer,
+            STREAM,
+            (RUN,),
+            last="[DONE]",
+        ),
+    ),
+    body=Completion,
+    headers=(IDEMPOTENCY_KEY, SESSION),
+    refusals=(404, 409, 502, 504),
+    error=OpenAiErrorAnswer,
+)
+
+
 @dataclass(frozen=True, slots=True)
 class OpenAiApi:
     front: Front
@@ -55,17 +114,18 @@ class OpenAiApi:
     decode: Decode
     started: int  # seconds since 1970
 
-    def routes(self) -> Sequence[BaseRoute]:
+    def routes(self) -> Sequence[Described]:
         return (
-            Route("/v1/models", self.models, methods=["GET"]),
-            Route("/v1/models/{id:path}", self.model, methods=["GET"]),
-            Route("/v1/chat/completions", self.complete, methods=["POST"]),
+            Described(MODELS, self.models),
+            Described(MODEL, self.model),
+            Described(COMPLETIONS, self.complete),
         )
 
     async def models(self, request: Request) -> Response:
         principal = _chatting(request)
         mine = [one for one in self.front.agents.values() if self._reaches(principal, one)]
-        return json_response({"object": "list", "data": [self._shown(one) for one in mine]})
+        shown: ModelList = {"object": "list", "data": [self._shown(one) for one in mine]}
+        return json_response(shown)
 
     async def model(self, request: Request) -> Response:
         agent = self._agent(_chatting(request), str(request.path_params["id"]))
@@ -99,7 +159,7 @@ class OpenAiApi:
                 return agent
         raise NoSuchModel(f"model {name[:64]!r}")
 
-    def _shown(self, agent: AgentDef) -> Mapping[str, object]:
+    def _shown(self, agent: AgentDef) -> Model:
         return {"id": agent.id, "object": "model", "created": self.started, "owned_by": "exogate"}
 
     def _begun(
@@ -167,7 +227,7 @@ class _Answering:
     asked: Completion
     nobodys: LiveRun | None
     telling: Telling = field(default_factory=Telling)
-    deltas: list[Mapping[str, str]] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
     is_begun: bool = False
 
     async def answer(self, request: Request) -> Response:
@@ -179,17 +239,32 @@ class _Answering:
             raise
         headers = {"x-exogate-run": self._run_id}
         if not self.is_begun and (failed := self._failure()):
-            return json_response(
-                {"error": failed.error}, failed.status, {**headers, **failed.headers}
-            )
+            return failed.response(headers)
         if self.asked.stream:
             stream = self._stream(events)
             return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
-        message = {"role": "assistant", "content": self.telling.text, "refusal": None}
-        choice = {"index": 0, "message": message, "logprobs": None}
-        choices = [{**choice, "finish_reason": self.telling.finish}]
-        whole = {**self._head("chat.completion"), "choices": choices, "usage": self.telling.usage}
-        return json_response(whole, 200, headers)
+        return json_response(self._whole(), 200, headers)
+
+    def _whole(self) -> ChatCompletion:
+        return {
+            "id": f"chatcmpl-{self._run_id}",
+            "object": "chat.completion",
+            "created": self._created,
+            "model": self.asked.model,
+            "choices": [
+                {
+                    "index": 0,
+                    "message": {
+                        "role": "assistant",
+                        "content": self.telling.text,
+                        "refusal": None,
+                    },
+                    "logprobs": None,
+                    "finish_reason": self.telling.finish,
+                }
+            ],
+            "usage": self.telling.usage,
+        }
 
     async def _begin(self, events: AsyncIterator[Mapping[str, Any]]) -> None:
         """All of it; of a stream until it is known that there is one."""
@@ -210,18 +285,17 @@ class _Answering:
             for line in self._last():
                 yield line
         except GatewayError as error:
-            yield self._line({"error": Failed.by(error).error})
+            yield self._failed(Failed.by(error))
         finally:
             self._let_go()
 
     def _last(self) -> Iterator[bytes]:
         if failed := self._failure():
-            yield self._line({"error": failed.error})
+            yield self._failed(failed)
             return
         yield self._chunk({}, self.telling.finish)
         if self._tells_usage:
-            usage = {"choices": [], "usage": self.telling.usage}
-            yield self._line({**self._head("chat.completion.chunk"), **usage})
+            yield self._line({**self._part(), "usage": self.telling.usage})
         yield b"data: [DONE]\n\n"
 
     def _failure(self) -> Failed | None:
@@ -245,21 +319,30 @@ class _Answering:
         options = self.asked.stream_options
         return options is not None and options.include_usage is True
 
-    def _head(self, kind: str) -> Mapping[str, object]:
+    @property
+    def _created(self) -> int:
         run = self.run
         at = run.accepted_at if isinstance(run, LiveRun) else run.entry.new.accepted_at
+        return int(at.timestamp())
+
+    def _part(self, *choices: PartChoice) -> CompletionPart:
         return {
             "id": f"chatcmpl-{self._run_id}",
-            "object": kind,
-            "created": int(at.timestamp()),
+            "object": "chat.completion.chunk",
+            "created": self._created,
             "model": self.asked.model,
+            "choices": list(choices),
         }
 
-    def _chunk(self, delta: Mapping[str, str], finish: str | None = None) -> bytes:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        more = {"usage": None} if self._tells_usage else {}
-        head = self._head("chat.completion.chunk")
-        return self._line({**head, "choices": [choice], **more})
+    def _chunk(self, delta: Delta, finish: FinishReason | None = None) -> bytes:
+        part = self._part({"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish})
+        if self._tells_usage:
+            part["usage"] = None
+        return self._line(part)
+
+    def _failed(self, failed: Failed) -> bytes:
+        answer: OpenAiErrorAnswer = {"error": failed.error}
+        return self._line(answer)
 
     def _line(self, value: object) -> bytes:
         return b"data: %b\n\n" % self.api.encode(value)

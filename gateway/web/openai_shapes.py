@@ -5,18 +5,31 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, WithJsonSchema
+from pydantic.config import JsonDict
+from starlette.responses import Response
 
 from gateway.domain.errors import Conflict
 from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.web.given import WHOLE
+from gateway.web.published.errors import OpenAiError, OpenAiErrorAnswer
+from gateway.web.published.openai import CompletionUsage, Delta, FinishReason
 from gateway.web.refusals import InvalidParams, InvalidRequest
-from gateway.web.responses import error_headers, error_object, failure_of
+from gateway.web.responses import error_headers, error_object, failure_of, json_response
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 MOST_TEXT = 400_000  # characters of a question
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+NOTHING: Mapping[str, str] = {}
 WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
+
+
+_EXAMPLE: JsonDict = {"model": "main", "messages": [{"role": "user", "content": "Good morning!"}]}
+_EMPTY = {"type": "array", "maxItems": 0}
+Nothing = Annotated[Any, WithJsonSchema({"anyOf": [{"type": "null"}, _EMPTY]})]
+_TEXT_TYPE = {"type": "object", "required": ["type"], "properties": {"type": {"const": "text"}}}
+_TEXT_FORMAT = {"anyOf": [{"type": "null"}, _TEXT_TYPE]}
 
 
 class _Shape(BaseModel):
@@ -59,20 +72,22 @@ class StreamOptions(_Shape):
 class Completion(_Shape):
     """What stands at the end is known, and refused where it asks for something."""
 
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
+
     model: Name
     messages: Annotated[list[Said], Field(min_length=1, max_length=1000)]
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1), WHOLE] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    n: Any = None
-    tools: Any = None
-    functions: Any = None
-    response_format: Any = None
-    stop: Any = None
-    logprobs: Any = None
-    audio: Any = None
+    n: Annotated[Any, WithJsonSchema({"enum": [None, 1]})] = None
+    tools: Nothing = None
+    functions: Nothing = None
+    response_format: Annotated[Any, WithJsonSchema(_TEXT_FORMAT)] = None
+    stop: Nothing = None
+    logprobs: Annotated[Any, WithJsonSchema({"enum": [None, False]})] = None
+    audio: Annotated[Any, WithJsonSchema({"type": "null"})] = None
 
     @property
     def most_tokens(self) -> int | None:
@@ -96,21 +111,25 @@ _NOT_TAKEN = "is not taken here; leave it out"
 
 def refuse_what_would_be_ignored(asked: Completion) -> None:
     """Raises BadParam for what changes an answer, and would not."""
-    is_text = (
-        isinstance(asked.response_format, dict) and asked.response_format.get("type") == "text"
-    )
-    refused = {
-        "tools": (asked.tools, _OWN_TOOLS),
-        "functions": (asked.functions, _OWN_TOOLS),
-        "n": (asked.n is not None and asked.n != 1, "there is one answer to a request"),
-        "response_format": (asked.response_format and not is_text, "only text is answered"),
-        "stop": (asked.stop, _NOT_TAKEN),
-        "logprobs": (asked.logprobs, _NOT_TAKEN),
-        "audio": (asked.audio, _NOT_TAKEN),
+    form = asked.response_format
+    is_text = form is None or (isinstance(form, dict) and form.get("type") == "text")
+    is_one = asked.n is None or (asked.n == 1 and asked.n is not True)
+    fine = {
+        "tools": (_is_nothing(asked.tools), _OWN_TOOLS),
+        "functions": (_is_nothing(asked.functions), _OWN_TOOLS),
+        "n": (is_one, "there is one answer to a request"),
+        "response_format": (is_text, "only text is answered"),
+        "stop": (_is_nothing(asked.stop), _NOT_TAKEN),
+        "logprobs": (asked.logprobs is None or asked.logprobs is False, _NOT_TAKEN),
+        "audio": (asked.audio is None, _NOT_TAKEN),
     }
-    for param, (wanted, why) in refused.items():
-        if wanted:
+    for param, (is_fine, why) in fine.items():
+        if not is_fine:
             raise BadParam(param, why)
+
+
+def _is_nothing(asked: object) -> bool:
+    return asked is None or asked == []
 
 
 def question_of(asked: Completion) -> str:
@@ -175,7 +194,7 @@ class Telling:
     end: Mapping[str, Any] | None = None
     _is_apart: bool = False
 
-    def take(self, event: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    def take(self, event: Mapping[str, Any]) -> Sequence[Delta]:
         """The deltas that an event is worth."""
         match event["type"]:
             case "content":
@@ -192,14 +211,14 @@ class Telling:
                 return self._rest(event)
         return []
 
-    def _delta(self, text: str) -> Mapping[str, str]:
+    def _delta(self, text: str) -> Delta:
         if self._is_apart and self.said:
             text = f"\n\n{text}"
         self._is_apart = False
         self.said.append(text)
         return {"content": text}
 
-    def _rest(self, end: Mapping[str, Any]) -> Sequence[Mapping[str, str]]:
+    def _rest(self, end: Mapping[str, Any]) -> Sequence[Delta]:
         """What stands in the answer and was not told in pieces, as the words of a limit."""
         response = end.get("response", "")
         if end.get("truncated") or self.text.endswith(response):
@@ -212,12 +231,12 @@ class Telling:
         return "".join(self.said)
 
     @property
-    def finish(self) -> str:
+    def finish(self) -> FinishReason:
         end = self.end or {}
         return "length" if end.get("cut") or end.get("reason") not in WHOLE_REASONS else "stop"
 
     @property
-    def usage(self) -> Mapping[str, int]:
+    def usage(self) -> CompletionUsage:
         return {
             "prompt_tokens": self.sent,
             "completion_tokens": self.received,
@@ -230,8 +249,12 @@ class Failed:
     """An error as its status, its object and its headers."""
 
     status: int
-    error: Mapping[str, object]
+    error: OpenAiError
     headers: Mapping[str, str]
+
+    def response(self, more: Mapping[str, str] = NOTHING) -> Response:
+        answer: OpenAiErrorAnswer = {"error": self.error}
+        return json_response(answer, self.status, {**more, **self.headers})
 
     @staticmethod
     def of(end: Mapping[str, Any], status: int) -> "Failed":
@@ -239,7 +262,12 @@ class Failed:
         code, after = end["error_type"], end.get("retry_after_s")
         headers = {} if after is None else {"retry-after": str(ceil(after))}
         kind = "insufficient_quota" if code == "budget_exceeded" else "server_error"
-        error = {"message": end["message"], "type": kind, "param": None, "code": code}
+        error: OpenAiError = {
+            "message": end["message"],
+            "type": kind,
+            "param": None,
+            "code": code,
+        }
         return Failed(status, error, {**headers, "x-should-retry": "false"})
 
     @staticmethod
@@ -251,7 +279,12 @@ class Failed:
             status = 400
             param, message = _problem(error) if error.problems else (None, message)
         kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-        shown = {"message": message, "type": kind, "param": param, "code": told["code"]}
+        shown: OpenAiError = {
+            "message": message,
+            "type": kind,
+            "param": param,
+            "code": told["code"],
+        }
         never = {"x-should-retry": "false"} if isinstance(error, Conflict) else {}
         return Failed(status, shown, {**error_headers(error), **never})
 

@@ -136,7 +136,13 @@ class NotHere(GatewayError):
 
 
 class MethodNotAllowed(GatewayError):
+    """`allow`: those that the address knows, as the header has them."""
+
     code = "method_not_allowed"
+
+    def __init__(self, allow: str) -> None:
+        super().__init__("this address does not know that method")
+        self.allow = allow
 
 
 class CannotListen(GatewayError):

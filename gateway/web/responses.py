@@ -23,6 +23,7 @@ from gateway.domain.errors import (
     UnknownAgent,
 )
 from gateway.domain.settling import ClaimRefused
+from gateway.web.published.errors import ErrorAnswer, ErrorObject
 from gateway.web.refusals import (
     AnswerTooLarge,
     BodyTooLarge,
@@ -96,11 +97,11 @@ def failure_of(error: BaseException) -> Failure:
     return INTERNAL
 
 
-def error_object(error: BaseException) -> dict[str, object]:
+def error_object(error: BaseException) -> ErrorObject:
     """The object under `error` in HTTP, and the `data` of a JSON-RPC error."""
     failure = failure_of(error)
     known = isinstance(error, GatewayError) and failure is not INTERNAL
-    shown: dict[str, object] = {
+    shown: ErrorObject = {
         "type": failure.type,
         "code": error.code if known else INTERNAL.type,  # type: ignore[attr-defined]  # known: a GatewayError
         "message": failure.text or str(error),
@@ -108,29 +109,33 @@ def error_object(error: BaseException) -> dict[str, object]:
     }
     if known and (wait := getattr(error, "retry_after_s", None)) is not None:
         shown["retry_after_s"] = round(wait, 3)
-    return {**shown, **_facts(error)}
-
-
-def _facts(error: BaseException) -> Mapping[str, object]:
-    """What a program wants to know besides."""
     match error:
         case BudgetExceeded():
-            return error.facts
+            shown.update(
+                {
+                    "scope": error.scope,
+                    "used": error.used,
+                    "limit": error.limit,
+                    "unit": error.unit,
+                    "resets_at": error.resets_at,
+                }
+            )
         case InvalidParams(problems=problems) if problems:
-            told = [{"param": where, "message": what} for where, what in problems]
-            return {"problems": told}
-        case _:
-            return {}
+            shown["problems"] = [{"param": where, "message": what} for where, what in problems]
+    return shown
 
 
 def error_body(error: BaseException) -> bytes:
-    return to_json({"error": error_object(error)})
+    answer: ErrorAnswer = {"error": error_object(error)}
+    return to_json(answer)
 
 
 def error_headers(error: BaseException) -> dict[str, str]:
     """What a status wants said in a header."""
     if isinstance(error, Unauthorized):
         return {"www-authenticate": "Bearer"}
+    if isinstance(error, MethodNotAllowed):
+        return {"allow": error.allow}
     wait = getattr(error, "retry_after_s", None)
     if wait is None or failure_of(error) is INTERNAL:
         return {}

@@ -49,13 +49,6 @@ Item = Request | Malformed
 Frame = Item | tuple[Item, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedJson:
-    """A result that is JSON already, and is not encoded again."""
-
-    text: bytes
-
-
 class Peer(Protocol):
     """The connection a call came by. Nothing here waits."""
 
@@ -103,7 +96,8 @@ Handler = Callable[[Call, Any], Any]
 @dataclass(frozen=True, slots=True)
 class Method:
     """`params` forbids extras. A handler that is a plain function is run without any task: it must
-    be quick. Any of the scopes will do; None: any principal may."""
+    be quick. It says what it results in by its annotation, and what it is for by the first line of its
+    docstring. Any of the scopes will do; None: any principal may."""
 
     name: str
     params: type[BaseModel]
@@ -113,6 +107,20 @@ class Method:
     def __post_init__(self) -> None:
         if self.params.model_config.get("extra") != "forbid":
             raise ValueError(f"the parameters of {self.name} must forbid extras")
+        if self.result is object:
+            raise ValueError(f"the handler of {self.name} must say what it results in")
+        if __debug__ and not self.summary:  # else nobody has any docstring
+            raise ValueError(f"the handler of {self.name} must say what it is for")
+
+    @property
+    def result(self) -> Any:
+        """The type that the handler gives, for the documents."""
+        return getattr(self.handler, "__annotations__", {}).get("return", object)
+
+    @property
+    def summary(self) -> str:
+        """A sentence for users."""
+        return (self.handler.__doc__ or "").partition("\n")[0]
 
     @property
     def waits(self) -> bool:
@@ -249,7 +257,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 def encode_result(id_: JsonId, result: object) -> bytes:
     """Raises ValueError for what JSON cannot hold."""
-    body = result.text if type(result) is EncodedJson else to_json(result, inf_nan_mode="null")
+    body = to_json(result, inf_nan_mode="null")
     return b'{"jsonrpc":"2.0","id":%b,"result":%b}' % (to_json(id_), body)
 
 

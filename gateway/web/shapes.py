@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
 
 from gateway.control.rules.engine import Faults, RuleSet
 from gateway.domain.budgets import Limit, Tally, TokenRecord, Unit, shown
@@ -14,6 +13,18 @@ from gateway.domain.ports import Decode
 from gateway.domain.recall import YOU, Recalled
 from gateway.domain.rules import RuleDef
 from gateway.domain.sessions import SessionRecord
+from gateway.web.published.about import Rule, RuleList
+from gateway.web.published.conversations import (
+    CalledFunction,
+    HistoryMessage,
+    MessageCall,
+    MessageMetadata,
+    Session,
+    TreeNode,
+)
+from gateway.web.published.memory import FactSource, Found, FoundFact, FoundTurn, KnownFact
+from gateway.web.published.money import BudgetRow, SpendingRecord
+from gateway.web.published.plugins import Plugin, PluginAccess, Tool
 
 TOLD = 2  # times that a message's calls are shown: as they are, and in its metadata
 
@@ -27,22 +38,24 @@ def stamp_or_none(at: datetime | None) -> str | None:
     return None if at is None else stamp(at)
 
 
-def message(node: Node, most: int) -> dict[str, object]:
-    """A message of more than `most` characters is cut, and says so."""
+def message(node: Node, most: int) -> HistoryMessage:
+    """A message of more than `most` characters is cut, and says so. A summary is none."""
     said = node.message
+    assert said.role != "summary"
     text = said.result.content if said.result else said.text
     room = most - len(text)
-    calls: list[dict[str, object]] = []
-    metadata: dict[str, object] = {"token_count": node.token_count}
+    calls: list[MessageCall] = []
+    metadata: MessageMetadata = {"token_count": node.token_count}
     for call in said.tool_calls:
-        function = {"name": call.name, "arguments": call.arguments[: max(0, room // TOLD)]}
+        arguments = call.arguments[: max(0, room // TOLD)]
+        function: CalledFunction = {"name": call.name, "arguments": arguments}
         calls.append({"id": call.id, "type": "function", "function": function})
         room -= TOLD * len(call.arguments)
     if calls:
         metadata["tool_calls"] = calls
     if node.model is not None:
         metadata["model"] = node.model
-    shown: dict[str, object] = {
+    shown: HistoryMessage = {
         "id": node.id,
         "seq": node.seq,
         "role": said.role,
@@ -70,7 +83,7 @@ def message(node: Node, most: int) -> dict[str, object]:
     return shown
 
 
-def tree_node(node: Node) -> dict[str, object]:
+def tree_node(node: Node) -> TreeNode:
     return {
         "id": node.id,
         "parent_id": node.parent_id,
@@ -83,7 +96,7 @@ def tree_node(node: Node) -> dict[str, object]:
     }
 
 
-def session(record: SessionRecord) -> dict[str, object]:
+def session(record: SessionRecord) -> Session:
     return {
         "session_key": str(record.key),
         "agent_id": record.key.agent,
@@ -103,12 +116,10 @@ def session(record: SessionRecord) -> dict[str, object]:
     }
 
 
-def plugin(
-    info: PluginInfo, refused: Mapping[tuple[str, str], str], decode: Decode
-) -> dict[str, object]:
+def plugin(info: PluginInfo, refused: Mapping[tuple[str, str], str], decode: Decode) -> Plugin:
     """`refused` says by (family, name) why a tool is offered to nobody."""
     tools = info.tools if info.state == "loaded" else ()
-    shown: dict[str, object] = {
+    shown: Plugin = {
         "name": info.name,
         "kind": info.kind,
         "version": info.version,
@@ -123,22 +134,21 @@ def plugin(
     return shown
 
 
-def account(told: PluginAccount) -> dict[str, object]:
+def account(told: PluginAccount) -> PluginAccess:
     """What `plugin` does not say."""
-    imports = [
-        {"name": name, "needs": need, "denied": name in told.lacking}
-        for name, need in told.needs.items()
-    ]
     return {
         "guest": told.guest,
-        "imports": imports,
+        "imports": [
+            {"name": name, "needs": need, "denied": name in told.lacking}
+            for name, need in told.needs.items()
+        ],
         "used": dict(told.used),
         "denied": dict(told.denied),
     }
 
 
-def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> dict[str, object]:
-    shown: dict[str, object] = {
+def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> Tool:
+    shown: Tool = {
         "name": spec.name,
         "description": spec.description,
         "category": spec.category,
@@ -149,7 +159,7 @@ def _tool(spec: ToolSpec, why: str | None, decode: Decode) -> dict[str, object]:
     return {**shown, "parameters": decode(spec.parameters)}
 
 
-def rules(found: RuleSet) -> dict[str, Any]:
+def rules(found: RuleSet) -> RuleList:
     """In the order of firing."""
     return {
         "rules": [_rule(one.definition, found.faults[one.definition.id]) for one in found.rules],
@@ -157,7 +167,7 @@ def rules(found: RuleSet) -> dict[str, Any]:
     }
 
 
-def _rule(rule: RuleDef, faults: Faults) -> dict[str, object]:
+def _rule(rule: RuleDef, faults: Faults) -> Rule:
     return {
         "id": rule.id,
         "description": rule.description,
@@ -172,14 +182,14 @@ def _rule(rule: RuleDef, faults: Faults) -> dict[str, object]:
     }
 
 
-def budget(tally: Tally, limit: Limit) -> list[dict[str, object]]:
+def budget(tally: Tally, limit: Limit) -> list[BudgetRow]:
     """A row for each unit that is bounded; without any, one for tokens."""
     bounds = limit.bounds()
     rows = [_budget_row(tally, unit, bound) for unit, bound in bounds]
     return rows or [_budget_row(tally, "tokens", None)]
 
 
-def _budget_row(tally: Tally, unit: Unit, bound: int | None) -> dict[str, object]:
+def _budget_row(tally: Tally, unit: Unit, bound: int | None) -> BudgetRow:
     scope, in_tokens = tally.scope, unit == "tokens"
     start, resets = scope.period_start or tally.since, scope.resets_at
     return {
@@ -193,36 +203,28 @@ def _budget_row(tally: Tally, unit: Unit, bound: int | None) -> dict[str, object
     }
 
 
-RECORD_COLUMNS = (
-    *(
-        "seq",
-        "id",
-        "timestamp",
-        "session_key",
-        "agent_id",
-        "run_id",
-        "provider",
-        "model",
-        "outcome",
-    ),
-    *("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens"),
-    *("cost_estimate_usd", "pricing", "estimated"),
-)
-
-
-def token_record(record: TokenRecord) -> dict[str, object]:
-    renamed: dict[str, object] = {
+def token_record(record: TokenRecord) -> SpendingRecord:
+    return {
+        "seq": record.seq,
+        "id": record.id,
         "timestamp": stamp(record.at),
         "session_key": str(record.session_key),
         "agent_id": record.session_key.agent,
+        "run_id": record.run_id,
+        "provider": record.provider,
+        "model": record.model,
+        "outcome": record.outcome,
+        "input_tokens": record.input_tokens,
+        "output_tokens": record.output_tokens,
+        "cached_tokens": record.cached_tokens,
+        "reasoning_tokens": record.reasoning_tokens,
         "cost_estimate_usd": shown("usd", record.nano_usd),
-    }
-    return {
-        name: renamed[name] if name in renamed else getattr(record, name) for name in RECORD_COLUMNS
+        "pricing": record.pricing,
+        "estimated": record.estimated,
     }
 
 
-def fact(known: Fact) -> dict[str, object]:
+def fact(known: Fact) -> KnownFact:
     return {
         "id": known.id,
         "entity_type": known.entity_type,
@@ -242,7 +244,7 @@ def fact(known: Fact) -> dict[str, object]:
     }
 
 
-def source(said: Source) -> dict[str, object]:
+def source(said: Source) -> FactSource:
     return {
         "message_id": said.message_id,
         "session_key": str(said.session_key),
@@ -252,9 +254,8 @@ def source(said: Source) -> dict[str, object]:
     }
 
 
-def recalled(found: Recalled) -> dict[str, object]:
-    shown: dict[str, object] = {
-        "kind": found.kind,
+def recalled(found: Recalled) -> FoundFact | FoundTurn:
+    told: Found = {
         "id": found.id,
         "text": found.text,
         "score": found.score,
@@ -264,7 +265,6 @@ def recalled(found: Recalled) -> dict[str, object]:
         "at": stamp(found.at),
     }
     if found.fact is not None:
-        shown["fact"] = fact(found.fact)
-    else:
-        shown["said_by"] = "assistant" if found.said_by == YOU else found.said_by
-    return shown
+        return {"kind": "fact", **told, "fact": fact(found.fact)}
+    said_by = "assistant" if found.said_by == YOU else found.said_by
+    return {"kind": "turn", **told, "said_by": said_by}

@@ -5,15 +5,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from pydantic import BaseModel
+
 from gateway.domain.errors import Busy, GatewayError
 from gateway.web import rpc
 from gateway.web.frames import LAGGING, Wire
 from gateway.web.guards import Doorway
 from gateway.web.handshake import Handshake
 from gateway.web.identity import Identities, Identity, Principal
+from gateway.web.published.about import Introduced
 from gateway.web.refusals import (
     AnswerTooLarge,
-    InvalidParams,
     NotHere,
     TooManyFailures,
     Unauthorized,
@@ -27,6 +29,10 @@ UNAUTHORIZED = 4401
 TOO_MANY = 4429
 NOT_UTF8 = 1007
 What = TypeVar("What")
+
+
+class Auth(BaseModel, extra="forbid", strict=True):
+    token: str
 
 
 class Sockets:
@@ -148,24 +154,25 @@ class Connection:
             return
         self._stop_deadline()
         self._wire.allow(self._sockets.settings.max_frame_bytes)
-        self._sit_down(identity)
+        seat = self._sit_down(identity)
         if not frame.is_notification:
-            self._wire.send(rpc.encode_result(id_, _introduce(identity.principal)))
+            call = rpc.Call(seat.principal, seat, frame.method)
+            self._wire.send(rpc.encode_result(id_, introduce(call, None)))
 
-    def _sit_down(self, identity: Identity) -> None:
+    def _sit_down(self, identity: Identity) -> "Seat":
         self._identity = identity
         if self._seat is not None:
             if self._seat.principal == identity.principal:
-                return
+                return self._seat
             self._seat.leave()
         self._seat = Seat(self._wire, identity.principal)
+        return self._seat
 
     def _identify(self, request: rpc.Request) -> Identity:
         """Raises InvalidParams, Unauthorized, TooManyFailures."""
-        token = request.params.get("token")
-        if not isinstance(token, str) or len(request.params) != 1:
-            raise InvalidParams("auth takes exactly one parameter: token, a string")
-        return self._sockets.identities.of_token(token, self._visitor)
+        params = rpc.validate(Auth, request.params)
+        assert isinstance(params, Auth)
+        return self._sockets.identities.of_token(params.token, self._visitor)
 
     def _stop_deadline(self) -> None:
         if self._deadline is not None:
@@ -177,9 +184,15 @@ def _is_auth(frame: rpc.Frame) -> bool:
     return isinstance(frame, rpc.Request) and frame.method == "auth"
 
 
-def _introduce(principal: Principal) -> dict[str, object]:
+def introduce(call: rpc.Call, _params: object) -> Introduced:
+    """Says who one is."""
+    principal = call.principal
     agents = None if principal.agents is None else sorted(principal.agents)
     return {"principal": principal.name, "scopes": sorted(principal.scopes), "agents": agents}
+
+
+# The one method that belongs to the socket itself: it may be asked for by nobody yet.
+AUTH = rpc.Method("auth", Auth, None, introduce)
 
 
 class Seat:

@@ -5,13 +5,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import cast, get_args
 
-import anyio
 import pytest
 from pydantic_core import from_json, to_json
 
 from gateway.agent.words import STOPS, WARNINGS, Reading, Stopping, stop_text
-from gateway.control.bus import Bus
-from gateway.control.rules.engine import RuleSet
 from gateway.domain import chunks
 from gateway.domain.agents import Limits
 from gateway.domain.budgets import Budgets
@@ -19,30 +16,17 @@ from gateway.domain.chunks import DoneReason
 from gateway.domain.events import KINDS, Event
 from gateway.domain.ids import RunId
 from gateway.store.memory import open_memory
+from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
-from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
-from gateway.web.methods.channels import ChannelMethods
-from gateway.web.methods.chat import ChatMethods
-from gateway.web.methods.events import EventMethods
-from gateway.web.methods.insight import About, InsightMethods
-from gateway.web.methods.memory import MemoryMethods
-from gateway.web.methods.pairing import PairMethods
-from gateway.web.methods.replays import ReplayMethods
-from gateway.web.methods.rules import RuleMethods
-from gateway.web.methods.sessions import SessionMethods
-from gateway.web.methods.settings import SettingsMethods
-from gateway.web.methods.upkeep import UpkeepMethods
 from gateway.web.openai_api import OpenAiApi
-from gateway.web.rpc import Method
-from tests.channels.people import a_book
 from tests.fakes.clock import CountingIds
-from tests.fakes.find import FakeFind
+from tests.fakes.methods import METHODS
 from tests.fakes.model import ScriptedModel, says
-from tests.sessions.stage import AGENT, staged
-from tests.web.methods.test_memory import ready
+from tests.sessions.stage import staged
 
 ROOT = Path(__file__).parent.parent.parent
+GUIDES = ("memory", "trees")  # to which it refers
 PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
 
 
@@ -53,43 +37,9 @@ def rows(section: str) -> dict[str, str]:
     return dict(found)
 
 
-async def methods() -> list[Method]:
-    async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
-        about = About("0", 0.0, "memory", 1, "none")
-        budget = BudgetMethods(stage.front, stores.spending, Budgets(), stage.clock)
-        return [
-            *ChatMethods(stage.front, to_json).all(),
-            *SessionMethods(stage.front).all(),
-            *UpkeepMethods(stage.front).all(),
-            *EventMethods(Bus()).all(),
-            *SettingsMethods(stage.settings, AGENT).all(),
-            *RuleMethods(lambda: RuleSet(())).all(),
-            *ReplayMethods(stage.front, stage.replays).all(),
-            *InsightMethods(
-                stage.front,
-                about,
-                list,
-                from_json,
-                gate=stage.gate,
-                plugins=list,
-                account=lambda _: None,
-                budget=budget.periods,
-                backlog=dict,
-                channels=tuple,
-            ).all(),
-            *ChannelMethods(
-                tuple, stores.dead_letters, stores.channel_events, anyio.Event().set, stage.clock
-            ).all(),
-            *budget.all(),
-            *AuditMethods(stores.audit).all(),
-            *PairMethods(a_book(stores, stage.clock)).all(),
-            *MemoryMethods(stores.facts, FakeFind(), stage.clock, CountingIds(), ready).all(),
-        ]
-
-
-async def test_every_method_is_documented_with_every_parameter_and_no_other() -> None:
+def test_every_method_is_documented_with_every_parameter_and_no_other() -> None:
     documented = rows("WebSocket")
-    real = {method.name: method for method in await methods()}
+    real = {method.name: method for method in METHODS}
 
     assert set(documented) == {*real, "auth"}
     for name, method in real.items():
@@ -101,14 +51,24 @@ async def test_every_method_is_documented_with_every_parameter_and_no_other() ->
         assert not missing, f"{name} does not document {missing}"
 
 
-async def test_every_method_needs_the_scopes_that_are_documented() -> None:
+def test_every_field_of_a_result_or_an_event_is_documented() -> None:
+    told = asyncapi(METHODS, "0")["components"]["schemas"]
+    guides = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in GUIDES]
+    words = set(re.findall(r"\w+", "".join([PROTOCOL, *guides])))
+
+    fields_of = {name: set(schema.get("properties", ())) for name, schema in told.items()}
+    missing = {name: fields - words for name, fields in fields_of.items() if fields - words}
+    assert missing == {}
+
+
+def test_every_method_needs_the_scopes_that_are_documented() -> None:
     needs = PROTOCOL.split("does not exist. ", 1)[1].split(".\n\n", 1)[0]
     talk, route, audit, _rest = needs.split(" need", 3)
     named = dict.fromkeys(re.findall(r"`(\w+\.\w+)`", talk), ("chat",))
     named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", route), ("read",))
     named |= dict.fromkeys(re.findall(r"`(\w+\.\w+)`", audit), ("admin",))
 
-    for method in await methods():
+    for method in METHODS:
         assert method.scope == named.pop(method.name, ("chat", "read")), method.name
     assert not named
 

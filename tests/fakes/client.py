@@ -1,4 +1,5 @@
-"""A client as a user would write one: JSON-RPC over a WebSocket, and plain HTTP; nothing of ours in it."""
+"""A client as a user would write one: JSON-RPC over a WebSocket, and plain HTTP. It has nothing of ours,
+but that it holds the gateway to every answer and event that its documents promise."""
 
 import io
 import itertools
@@ -13,6 +14,9 @@ import aiohttp
 import anyio
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
+
+from tests.fakes import described
+from tests.fakes.promises import require_promised, require_promised_answer
 
 WAIT_S = 5.0
 TERMINAL = frozenset({"done", "error"})
@@ -80,6 +84,7 @@ class Client:
     def _take(self, frame: Any) -> None:
         self.frames.append(frame)
         if "method" in frame:
+            require_promised(frame["method"], frame)
             event, of_a_run = frame["params"], frame["method"] == "chat.event"
             (self.events[event["run_id"]] if of_a_run else self.told).append(event)
             if news := self._news.pop(event["run_id"] if of_a_run else "", None):
@@ -109,6 +114,7 @@ class Client:
             del self._slots[number]
         if slot.answer is None:
             raise Disconnected
+        require_promised_answer(method, slot.answer)
         if "error" in slot.answer:
             raise RpcError(slot.answer["error"])
         return slot.answer["result"]
@@ -217,7 +223,7 @@ async def http(
     body: bytes | None = None,
     wait_s: float = WAIT_S,
 ) -> HttpAnswer:
-    """One request on a connection of its own."""
+    """One request on a connection of its own. An answer that is not as described is an AssertionError."""
     sent = dict(headers or {})
     if token is not None:
         sent["Authorization"] = f"Bearer {token}"
@@ -226,7 +232,9 @@ async def http(
             aiohttp.ClientSession() as session,
             session.request(method, url, headers=sent, data=io.BytesIO(body or b"")) as answer,
         ):
-            return HttpAnswer(answer.status, dict(answer.headers), await answer.read())
+            told = HttpAnswer(answer.status, dict(answer.headers), await answer.read())
+    described.check(method, url, told.status, told.headers, told.body)
+    return told
 
 
 async def post_chat(

@@ -102,7 +102,10 @@ async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
         told = await http(site.url + "/api/records?model=m&limit=5")
         table = await http(site.url + "/api/records?format=csv")
         empty = await http(site.url + "/api/records?format=csv&model=none")
-        wrong = await http(site.url + "/api/records?limit=0")
+        wrong = [
+            await http(f"{site.url}/api/records?{one}")
+            for one in ("limit=0", "before=446981016830789943296", "from=0.5", "format=xml")
+        ]
 
     (record,) = told.json["records"]
     assert (record["provider"], record["input_tokens"], record["output_tokens"]) == ("fake", 7, 3)
@@ -111,7 +114,7 @@ async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
     assert head.startswith("seq,id,timestamp,session_key,agent_id")
     assert empty.body.decode() == f"{head}\r\n"
     assert row.split(",")[-7:] == ["7", "3", "0", "0", "0.0", "unpriced", "False"]
-    assert wrong.status == 422
+    assert [answer.status for answer in wrong] == [422] * 4
 
 
 EXCESS = 40  # tokens that the service counts beyond what it was allowed

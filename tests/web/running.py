@@ -18,7 +18,7 @@ from gateway.domain.errors import GatewayError
 from gateway.web.asgi import WebApp, build, principal_of
 from gateway.web.identity import CHAT, Identities
 from gateway.web.responses import json_response
-from gateway.web.rpc import Call, Method, NoParams
+from gateway.web.rpc import Call, Handler, Method, NoParams
 from gateway.web.server import Address, WebServer
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.clock import FakeClock
@@ -53,11 +53,20 @@ ROUTES: Sequence[BaseRoute] = (
 
 
 def ping(_call: Call, _params: NoParams) -> str:
+    """Answers."""
     return "pong"
 
 
 async def echo(_call: Call, params: Text) -> str:
+    """Says it again."""
     return params.content
+
+
+def described(handler: Handler) -> Handler:
+    """With what every handler has to say of itself."""
+    handler.__doc__ = "For a test."
+    handler.__annotations__ = {"return": str}
+    return handler
 
 
 PING = Method("ping", NoParams, None, ping)

@@ -97,10 +97,17 @@ async def test_health_needs_no_credential_and_readiness_says_why_not() -> None:
 async def test_what_is_not_there_is_not_found() -> None:
     async with running() as site:
         missing = await site.get("/nothing")
-        wrong = await site.get("/whoami", method="DELETE")
 
         assert (missing.status, missing.json["error"]["type"]) == (404, "not_found")
-        assert (wrong.status, wrong.json["error"]["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("path", ["/whoami", "/healthz", "/readyz"])
+async def test_an_address_says_which_methods_it_knows(path: str) -> None:
+    async with running() as site:
+        wrong = await site.get(path, method="DELETE")
+
+    assert (wrong.status, wrong.json["error"]["code"]) == (405, "method_not_allowed")
+    assert sorted(wrong.headers["allow"].split(", ")) == ["get", "head"]
 
 
 async def test_a_failure_inside_is_told_without_its_inside() -> None:

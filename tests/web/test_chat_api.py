@@ -253,7 +253,7 @@ async def test_a_request_may_tighten_any_of_the_limits() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("so", call)), stores) as stage:
         routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
-            limits = {"max_iterations": 1, "timeout_seconds": 10**30}
+            limits = {"max_iterations": 1.0, "timeout_seconds": 10**30}
             answer = await post_chat(f"http://{site.address}", "hi", limits=limits)
 
     assert answer.json["reason"] == "max_iterations"

@@ -100,6 +100,11 @@ def test_what_nobody_can_go_on_from_is_refused_where_it_is(
         ("stop", ["."]),
         ("logprobs", True),
         ("audio", {"voice": "a"}),
+        ("n", True),
+        ("tools", ""),
+        ("response_format", {}),
+        ("stop", 0),
+        ("audio", False),
         ("temperature", 2.1),
         ("max_tokens", 0),
         ("max_completion_tokens", 0.5),
@@ -124,7 +129,7 @@ def test_what_asks_for_nothing_special_is_taken() -> None:
         audio=None,
         user="me",
         seed=1,
-        max_tokens=9,
+        max_tokens=9.0,
         max_completion_tokens=5,
     )
 

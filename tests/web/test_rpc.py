@@ -13,7 +13,8 @@ from gateway.domain.errors import Busy, GatewayError, NotFound
 from gateway.web import rpc
 from gateway.web.identity import LOCAL, Principal
 from gateway.web.refusals import Forbidden, InvalidParams, UnknownMethod
-from gateway.web.rpc import Call, EncodedJson, Malformed, Method, NoParams, Registry, Request
+from gateway.web.rpc import Call, Malformed, Method, NoParams, Registry, Request
+from tests.web.running import described, ping
 
 
 class Send(BaseModel, extra="forbid"):
@@ -115,7 +116,7 @@ def test_any_json_is_a_request_or_has_an_answer(value: object) -> None:
 
 
 def registry(handler: Any = lambda _call, _params: 1) -> Registry:
-    return Registry([Method("chat.send", Send, ("chat", "impersonate"), handler)])
+    return Registry([Method("chat.send", Send, ("chat", "impersonate"), described(handler))])
 
 
 def prepare(params: dict[str, object], who: Principal = LOCAL, name: str = "chat.send") -> Any:
@@ -161,7 +162,7 @@ def test_any_of_the_scopes_of_a_method_will_do(scope: str) -> None:
 
 
 def test_a_method_without_scopes_is_for_everybody() -> None:
-    free = Registry([Method("x", NoParams, None, lambda _call, _params: 1)])
+    free = Registry([Method("x", NoParams, None, ping)])
 
     assert free.prepare(Request(1, "x", {}), Principal("nobody", frozenset()))
 
@@ -171,11 +172,25 @@ def test_parameters_that_allow_extras_are_a_mistake_of_ours() -> None:
         pass
 
     with pytest.raises(ValueError, match="forbid"):
-        Method("x", Loose, None, lambda _call, _params: 1)
+        Method("x", Loose, None, ping)
+
+
+def test_a_handler_has_to_say_what_it_is_for_and_what_comes_of_it() -> None:
+    def silent(_call: Call, _params: NoParams) -> str:
+        return ""
+
+    def vague(_call: Call, _params: NoParams) -> object:
+        """Does something."""
+        return ""
+
+    with pytest.raises(ValueError, match="what it is for"):
+        Method("x", NoParams, None, silent)
+    with pytest.raises(ValueError, match="what it results in"):
+        Method("x", NoParams, None, vague)
 
 
 def test_two_methods_of_one_name_are_a_mistake_of_ours() -> None:
-    method = Method("x", NoParams, None, lambda _call, _params: 1)
+    method = Method("x", NoParams, None, ping)
 
     with pytest.raises(ValueError, match="x"):
         Registry([method, method])
@@ -193,10 +208,6 @@ def test_a_result_is_encoded_with_utc_times_and_without_nan() -> None:
         "at": "2026-01-02T03:04:05Z",
         "n": None,
     }
-
-
-def test_a_result_that_is_json_already_is_sent_as_it_is() -> None:
-    assert answered(lambda *_: EncodedJson(b'{"kept":1}'))["result"] == {"kept": 1}
 
 
 @pytest.mark.parametrize("result", ["\ud800", object()])

@@ -26,6 +26,7 @@ from tests.web.running import (
     Text,
     ask,
     closed_with,
+    described,
     hear,
     request,
     running,
@@ -33,7 +34,7 @@ from tests.web.running import (
 
 
 def method(name: str, handler: Callable[..., Any], params: Any = NoParams) -> Method:
-    return Method(name, params, ("chat",), handler)
+    return Method(name, params, ("chat",), described(handler))
 
 
 class Gate:

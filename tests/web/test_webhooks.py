@@ -57,6 +57,14 @@ async def test_a_call_is_handed_on_as_it_was_sent() -> None:
     assert ("x-sign", "a b") in call.headers
 
 
+async def test_a_method_that_no_platform_uses_is_refused_with_those_that_some_do() -> None:
+    webhooks = FakeWebhooks()
+    async with opened(webhooks) as site:
+        answer = await site.get("/webhooks/family", method="DELETE")
+
+    assert (answer.status, answer.headers["allow"], webhooks.calls) == (405, "get, post, put", [])
+
+
 async def test_repeated_headers_are_kept_apart() -> None:
     webhooks = FakeWebhooks()
 

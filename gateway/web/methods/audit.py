@@ -8,6 +8,8 @@ from pydantic_core import from_json
 
 from gateway.domain.accounts import Audit
 from gateway.domain.audit import AuditEntry
+from gateway.web.given import Place, Whole
+from gateway.web.published.money import AuditPage, AuditRow, AuditVerdict
 from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import stamp
@@ -16,8 +18,8 @@ from gateway.web.shapes import stamp
 class Tail(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    before: int | None = Field(default=None, ge=1)
-    limit: int = Field(default=50, ge=1, le=500)
+    before: Place | None = None
+    limit: Whole = Field(default=50, ge=1, le=500)
 
 
 class Verify(BaseModel):
@@ -37,14 +39,17 @@ class AuditMethods:
             Method("audit.verify", Verify, ("admin",), self.verify),
         )
 
-    async def tail(self, call: Call, params: Tail) -> object:
+    async def tail(self, call: Call, params: Tail) -> AuditPage:
+        """What changed authority or money, the newest first."""
         _require_all(call)
         found = await self.audit.newest(before=params.before, limit=params.limit + 1)
         shown = [_shown(entry) for entry in found[: params.limit]]
         return {"entries": shown, "more": len(found) > params.limit}
 
-    async def verify(self, call: Call, params: Verify) -> object:
-        """Reads all of it, a little at a time. `head` is a hash that was told earlier: an end that
+    async def verify(self, call: Call, params: Verify) -> AuditVerdict:
+        """Whether the audit is as it was written.
+
+        Reads all of it, a little at a time. `head` is a hash that was told earlier: an end that
         was cut off leaves a chain that is whole, but without that hash."""
         _require_all(call)
         last: AuditEntry | None = None
@@ -62,13 +67,13 @@ def _require_all(call: Call) -> None:
         raise Forbidden("the audit is about all agents, and your token reaches some only")
 
 
-def _verdict(last: AuditEntry | None, why: str | None) -> object:
+def _verdict(last: AuditEntry | None, why: str | None) -> AuditVerdict:
     """`entries` and `head` are of the part that is whole."""
     entries, head = (last.seq, last.hash) if last else (0, None)
     return {"ok": why is None, "entries": entries, "head": head, "why": why}
 
 
-def _shown(entry: AuditEntry) -> dict[str, object]:
+def _shown(entry: AuditEntry) -> AuditRow:
     return {
         "seq": entry.seq,
         "at": stamp(entry.at),

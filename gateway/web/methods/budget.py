@@ -2,13 +2,13 @@
 
 import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
 
 from gateway.domain.accounts import Spending
 from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of
@@ -16,18 +16,23 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
+from gateway.web.given import Moment, Place
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
+from gateway.web.published.money import BudgetRow, BudgetStatus, SpendingPage, SpendingRecord
+from gateway.web.published.operations import Answer, Described, Header, Operation
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Method, validate
-from gateway.web.shapes import RECORD_COLUMNS, budget, token_record
+from gateway.web.shapes import budget, token_record
 
+MORE = Header("X-Exogate-More", "Whether there are older ones.", "^(true|false)$", is_sure=True)
+COLUMNS = tuple(SpendingRecord.__annotations__)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-class Status(BaseModel):
+class BudgetsOf(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     session_key: Key | None = None
@@ -42,10 +47,29 @@ class Records(BaseModel):
     agent: Text | None = None
     provider: Text | None = None
     model: Text | None = None
-    since: AwareDatetime | None = Field(default=None, alias="from")
-    until: AwareDatetime | None = Field(default=None, alias="to")
-    before: int | None = Field(default=None, ge=1)
+    since: Moment | None = Field(default=None, alias="from")
+    until: Moment | None = Field(default=None, alias="to")
+    before: Place | None = None
     limit: int = Field(default=100, ge=1, le=1_000)
+
+
+class Table(Records):
+    format: Literal["json", "csv"] | None = None
+
+
+TABLE = Operation(
+    "GET",
+    "/api/records",
+    "What was spent, newest first: a record for each call of a model.",
+    (
+        Answer(200, "The records.", SpendingPage),
+        Answer(
+            200, "With `format=csv`, or if asked for: a table.", media="text/csv", headers=(MORE,)
+        ),
+    ),
+    query=Table,
+    refusals=(404, 422),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +81,18 @@ class BudgetMethods:
 
     def all(self) -> Sequence[Method]:
         return (
-            Method("budget.status", Status, ("read",), self.status),
+            Method("budget.status", BudgetsOf, ("read",), self.status),
             Method("budget.records", Records, ("read",), self.records),
         )
 
-    def routes(self) -> Sequence[BaseRoute]:
-        return (Route("/api/records", self.table, methods=["GET"]),)
+    def routes(self) -> Sequence[Described]:
+        return (Described(TABLE, self.table),)
 
-    async def periods(self) -> Sequence[object]:
+    async def periods(self) -> list[BudgetRow]:
         """The rows of the day and the month."""
         return await self._rows(self._scopes())
 
-    async def everything(self) -> Sequence[Mapping[str, object]]:
+    async def everything(self) -> list[BudgetRow]:
         """With those of each agent."""
         return await self._rows(self._scopes(self.front.agents))
 
@@ -77,19 +101,21 @@ class BudgetMethods:
         own = [Scope("agent", name) for name in sorted(agents)]
         return [Scope("day", day), Scope("month", day[:7]), *own]
 
-    async def _rows(self, scopes: Sequence[Scope]) -> Sequence[Mapping[str, object]]:
+    async def _rows(self, scopes: Sequence[Scope]) -> list[BudgetRow]:
         """A row for each scope and unit that has a limit; without one, its tokens."""
         tallies = await self.spending.tallies(scopes)
         return [row for tally in tallies for row in budget(tally, self.budgets.limit(tally.scope))]
 
-    async def status(self, call: Call, params: Status) -> object:
+    async def status(self, call: Call, params: BudgetsOf) -> BudgetStatus:
+        """What is spent and left, in every scope."""
         scopes = self._scopes(one for one in self.front.agents if may_use(call.principal, one))
         if params.session_key is not None:
             key = visible_key(call.principal, params.session_key)
             scopes.insert(0, Scope("session", str(key)))
         return {"budgets": await self._rows(scopes)}
 
-    async def records(self, call: Call, params: Records) -> object:
+    async def records(self, call: Call, params: Records) -> SpendingPage:
+        """Every call of a model, the newest first."""
         page = await self.spending.records(_query(call.principal, params))
         return {"records": [token_record(one) for one in page.records], "more": page.more}
 
@@ -97,16 +123,14 @@ class BudgetMethods:
         principal = principal_of(request)
         if not may(principal, "read"):
             raise Forbidden("looking at records needs the scope 'read'")
-        given: dict[str, object] = dict(request.query_params)
-        form = given.pop("format", "csv" if "text/csv" in request.headers.get("accept", "") else "")
-        if form not in {"", "json", "csv"}:
-            raise InvalidParams("format: json or csv")
-        params = validate(Records, given)
-        assert isinstance(params, Records)
+        params = validate(Table, dict(request.query_params))
+        assert isinstance(params, Table)
+        accepted = "csv" if "text/csv" in request.headers.get("accept", "") else "json"
         page = await self.spending.records(_query(principal, params))
         rows = [token_record(one) for one in page.records]
-        if form != "csv":
-            return json_response({"records": rows, "more": page.more})
+        if (params.format or accepted) == "json":
+            told: SpendingPage = {"records": rows, "more": page.more}
+            return json_response(told)
         headers = {"x-exogate-more": str(page.more).lower()}
         return Response(as_csv(rows), headers=headers, media_type="text/csv")
 
@@ -132,9 +156,9 @@ def _query(principal: Principal, params: Records) -> RecordQuery:
     )
 
 
-def as_csv(rows: Sequence[dict[str, object]]) -> str:
+def as_csv(rows: Sequence[SpendingRecord]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, RECORD_COLUMNS)
+    writer = csv.DictWriter(text, COLUMNS)
     writer.writeheader()
     writer.writerows({name: _no_formula(value) for name, value in row.items()} for row in rows)
     return text.getvalue()

@@ -1,6 +1,6 @@
 """channel.list, channel.dead_letters, channel.resubmit, channel.drop: how channels fare, and what did not arrive."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,7 +9,17 @@ from gateway.domain.channel_events import ChannelEvents, Heard
 from gateway.domain.channels import ChannelStatus, Progress
 from gateway.domain.outbox import DeadLetters, Delivery
 from gateway.domain.ports import Clock
+from gateway.web.given import Place, Whole
 from gateway.web.methods.chat import Text
+from gateway.web.published.channels import (
+    Channel,
+    ChannelList,
+    ChannelProgress,
+    DeadLetter,
+    DeadLetterPage,
+    LetterSettled,
+    UnreadMessage,
+)
 from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import stamp, stamp_or_none
@@ -24,8 +34,8 @@ class _Params(BaseModel):
 
 class Letters(_Params):
     channel: Text | None = None
-    before: int | None = Field(default=None, ge=1)
-    limit: int = Field(default=50, ge=1, le=500)
+    before: Place | None = None
+    limit: Whole = Field(default=50, ge=1, le=500)
 
 
 class Letter(_Params):
@@ -48,7 +58,8 @@ class ChannelMethods:
             Method("channel.drop", Letter, ("admin",), self.drop),
         )
 
-    async def list(self, call: Call, params: NoParams) -> object:
+    async def list(self, call: Call, params: NoParams) -> ChannelList:
+        """How the channels fare."""
         _require_all(call)
         tally = await self.letters.tally()
 
@@ -59,16 +70,17 @@ class ChannelMethods:
 
         return {
             "channels": [
-                {
-                    **_shown(one),
-                    "pending": held(one.name, "pending", "sending"),
-                    "dead": held(one.name, "unknown", "failed"),
-                }
+                _shown(
+                    one,
+                    held(one.name, "pending", "sending"),
+                    held(one.name, "unknown", "failed"),
+                )
                 for one in self.statuses()
             ]
         }
 
-    async def dead_letters(self, call: Call, params: Letters) -> object:
+    async def dead_letters(self, call: Call, params: Letters) -> DeadLetterPage:
+        """What did not arrive, and what could not be read."""
         _require_all(call)
         more = params.limit + 1
         found = await self.letters.list(params.channel, before=params.before, limit=more)
@@ -81,13 +93,15 @@ class ChannelMethods:
             "unread": [_unread(one) for one in unread],
         }
 
-    async def resubmit(self, call: Call, params: Letter) -> object:
+    async def resubmit(self, call: Call, params: Letter) -> LetterSettled:
+        """Sends a dead letter again."""
         _require_all(call)
         await self.letters.resubmit(params.id, now=self.clock.now())
         self.nudge()
         return {"id": params.id, "state": "pending"}
 
-    async def drop(self, call: Call, params: Letter) -> object:
+    async def drop(self, call: Call, params: Letter) -> LetterSettled:
+        """Gives a dead letter up."""
         _require_all(call)
         await self.letters.drop(params.id)
         return {"id": params.id, "state": "dropped"}
@@ -98,7 +112,7 @@ def _require_all(call: Call) -> None:
         raise Forbidden("channels serve all agents, and your token reaches some only")
 
 
-def _shown(one: ChannelStatus) -> Mapping[str, object]:
+def _shown(one: ChannelStatus, pending: int, dead: int) -> Channel:
     return {
         "name": one.name,
         "plugin": one.plugin,
@@ -108,11 +122,13 @@ def _shown(one: ChannelStatus) -> Mapping[str, object]:
         "why": one.why,
         "receiving": _progress(one.receiving),
         "sending": _progress(one.sending),
-        "refused": one.refused,
+        "refused": dict(one.refused),
+        "pending": pending,
+        "dead": dead,
     }
 
 
-def _progress(one: Progress) -> Mapping[str, object]:
+def _progress(one: Progress) -> ChannelProgress:
     return {
         "last_at": stamp_or_none(one.last_at),
         "count": one.count,
@@ -121,7 +137,7 @@ def _progress(one: Progress) -> Mapping[str, object]:
     }
 
 
-def _unread(one: Heard) -> Mapping[str, object]:
+def _unread(one: Heard) -> UnreadMessage:
     return {
         "id": one.platform_id,
         "channel": one.channel,
@@ -131,7 +147,7 @@ def _unread(one: Heard) -> Mapping[str, object]:
     }
 
 
-def _letter(one: Delivery) -> Mapping[str, object]:
+def _letter(one: Delivery) -> DeadLetter:
     new = one.new
     return {
         "id": new.id,

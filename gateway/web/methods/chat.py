@@ -8,7 +8,7 @@ from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.domain.bindings import Address, Route
-from gateway.domain.errors import NotFound
+from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import RunRecord
@@ -17,13 +17,19 @@ from gateway.domain.ports import Encode
 from gateway.domain.sessions import Path
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
+from gateway.web.given import WHOLE, Whole
 from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
+from gateway.web.published.conversations import HistoryPage
+from gateway.web.published.runs import Aborted, Resumed, Sent
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Call, Method, Peer
 from gateway.web.shapes import TOLD, message
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000)]
+# More than what str.strip takes away, which is looked for by hand: with errors of its own.
+_BLANKS = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+SPOKEN = Field(json_schema_extra={"pattern": f"[^{_BLANKS}]"})
+Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000), SPOKEN]
 PAGE_CHARACTERS = 150_000  # of a history page: at six bytes each, still one frame
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 
@@ -32,7 +38,7 @@ class _Params(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-Tighter = Annotated[int, Field(ge=1)] | None
+Tighter = Annotated[int, Field(ge=1), WHOLE] | None
 
 
 class OwnLimits(_Params):
@@ -69,12 +75,12 @@ class Abort(_Params):
 class History(_Params):
     session_key: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     before: Text | None = None
-    limit: int = Field(default=50, ge=1, le=500)
+    limit: Whole = Field(default=50, ge=1, le=500)
 
 
 class Resume(_Params):
     run_id: Text
-    after_seq: int = Field(default=0, ge=0)
+    after_seq: Whole = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +96,8 @@ class ChatMethods:
             Method("chat.resume", Resume, READS, self.resume),
         )
 
-    async def send(self, call: Call, params: Send) -> object:
+    async def send(self, call: Call, params: Send) -> Sent:
+        """Says something; the run's events follow."""
         principal = call.principal
         account = params.account or principal.name
         if not speaks_as(principal, params.channel, account):
@@ -141,19 +148,23 @@ class ChatMethods:
             limits=given(params.limits),
         )
 
-    async def abort(self, call: Call, params: Abort) -> object:
+    async def abort(self, call: Call, params: Abort) -> Aborted:
+        """Stops a run."""
         run = await find_run(self.front, call.principal, params.run_id)
         require_own(call.principal, key_of(run))
         if isinstance(run, LiveRun):
             self.front.abort(run, at_once=params.mode == "immediate")
         return {"run_id": params.run_id, "aborted": isinstance(run, LiveRun)}
 
-    async def history(self, call: Call, params: History) -> object:
+    async def history(self, call: Call, params: History) -> HistoryPage:
+        """A page of a conversation, up to its HEAD."""
         key = visible_key(call.principal, params.session_key)
         return await history_page(self.front, key, params.before, params.limit)
 
-    async def resume(self, call: Call, params: Resume) -> object:
-        """Missed events come first, then the answer, then what is still to come."""
+    async def resume(self, call: Call, params: Resume) -> Resumed:
+        """The events of a run that were missed, then those to come.
+
+        Missed events come first, then the answer, then what is still to come."""
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, RunRecord):
             await _replay_ended(run, call.peer, params.after_seq)
@@ -170,7 +181,7 @@ class ChatMethods:
 
 async def history_page(
     front: Front, key: SessionKey, before: str | None, limit: int
-) -> dict[str, object]:
+) -> HistoryPage:
     """Raises NotFound for a `before` that is not there."""
     start = None if before is None else NodeId(before)
     if start is not None:
@@ -266,6 +277,14 @@ def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
         if size > most:
             return nodes[min(place + 1, len(nodes) - 1) :]
     return nodes
+
+
+def key_in_path(principal: Principal, text: str) -> SessionKey:
+    """As `visible_key`, but what is no key at all is not there either; raises NotFound."""
+    try:
+        return visible_key(principal, text)
+    except BadSessionKey as error:
+        raise NotFound(f"session {text[:200]!r}") from error
 
 
 def visible_key(principal: Principal, text: str) -> SessionKey:

@@ -14,17 +14,20 @@ from gateway.domain.ids import SessionKey
 from gateway.web.identity import READS, Principal, may, sees_session
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
+from gateway.web.published.about import Happening, Subscribed
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method, Peer, did_you_mean
 from gateway.web.shapes import stamp
 
 _NAMES = tuple(name for kind in KINDS for name in (kind.type, kind.constant, kind.hook) if name)
+# In whatever spelling; what is none is told what was meant.
+Name = Annotated[Text, Field(json_schema_extra={"enum": list(_NAMES)})]
 
 
 class Subscribe(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    types: Annotated[list[Text], Field(min_length=1, max_length=len(_NAMES))] | None = None
+    types: Annotated[list[Name], Field(min_length=1, max_length=len(_NAMES))] | None = None
     session_key: Key | None = None
 
 
@@ -36,7 +39,8 @@ class EventMethods:
     def all(self) -> Sequence[Method]:
         return (Method("events.subscribe", Subscribe, READS, self.subscribe),)
 
-    def subscribe(self, call: Call, params: Subscribe) -> object:
+    def subscribe(self, call: Call, params: Subscribe) -> Subscribed:
+        """Hears what happens, until the connection ends."""
         types = None if params.types is None else frozenset(map(_type_named, params.types))
         text = params.session_key
         key = None if text is None else visible_key(call.principal, text)
@@ -78,7 +82,7 @@ def _sees(principal: Principal, key: SessionKey | None) -> bool:
     return sees_session(principal, key)
 
 
-def _shown(event: Event) -> dict[str, object]:
+def _shown(event: Event) -> Happening:
     return {
         "type": event.type,
         "severity": event.severity,

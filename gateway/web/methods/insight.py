@@ -1,7 +1,8 @@
 """ping, status, agent.list, plugin.*, route.explain, run.inspect, context.explain: what the gateway tells of itself."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
@@ -10,6 +11,7 @@ from gateway.domain.bindings import Address
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
+from gateway.domain.mcp import McpStatus
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
 from gateway.domain.subagents import SubagentDef
@@ -19,6 +21,19 @@ from gateway.sessions.runs import AT_REST, LiveRun
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import READS, may, may_use
 from gateway.web.methods.chat import Text, find_run
+from gateway.web.published.about import (
+    Agent,
+    AgentList,
+    AgentSoul,
+    McpServer,
+    MemoryBacklog,
+    RouteExplained,
+    Status,
+    Subagent,
+)
+from gateway.web.published.money import BudgetRow
+from gateway.web.published.plugins import Plugin, PluginInspected
+from gateway.web.published.runs import ContextExplained, RunInspected
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import account, plugin, stamp
 
@@ -63,8 +78,8 @@ class InsightMethods:
     gate: ToolGate
     plugins: Callable[[], Sequence[PluginInfo]]
     account: Callable[[str], PluginAccount | None]
-    budget: Callable[[], Awaitable[Sequence[object]]]
-    backlog: Callable[[], Mapping[str, int]]
+    budget: Callable[[], Awaitable[list[BudgetRow]]]
+    backlog: Callable[[], MemoryBacklog]
     channels: Callable[[], Sequence[ChannelStatus]]
     subagents: Sequence[SubagentDef] = ()
 
@@ -80,14 +95,17 @@ class InsightMethods:
             Method("context.explain", Inspect, READS, self.explain_context),
         )
 
-    def ping(self, call: Call, params: NoParams) -> object:
+    def ping(self, call: Call, params: NoParams) -> Literal["pong"]:
+        """Whether anybody is there."""
         return "pong"
 
-    async def status(self, call: Call, params: NoParams) -> object:
-        """What others do is shown to those who may read everything."""
+    async def status(self, call: Call, params: NoParams) -> Status:
+        """How the gateway fares.
+
+        What others do is shown to those who may read everything."""
         front, about = self.front, self.about
         reasons = list(self.reasons())
-        shown: dict[str, object] = {
+        shown: Status = {
             "version": about.version,
             "uptime_s": round(front.clock.monotonic() - about.started, 3),
             "ready": not reasons,
@@ -102,14 +120,14 @@ class InsightMethods:
             shown["sessions"] = await front.sessions.count()
             shown["pending"] = front.reception.pending
             shown["running"] = front.reception.lanes.working
-            shown["memory"] = dict(self.backlog())
-            shown["mcp"] = [asdict(one) for one in self.gate.foreign.statuses()]
+            shown["memory"] = self.backlog()
+            shown["mcp"] = [_mcp(one) for one in self.gate.foreign.statuses()]
             shown["pid"] = about.pid
             shown["config"] = about.origin
             shown["problems"] = [*front.souls.problems, *front.plans.problems, *self._problems()]
         return shown
 
-    def _problems(self) -> Sequence[str]:
+    def _problems(self) -> list[str]:
         """What was asked for and is not there."""
         plugins = [f"plugin {one.name} is refused: {one.why}" for one in self.plugins() if one.why]
         tools = [f"tool {one.name[:64]!r} is refused: {one.why}" for one in self.gate.refused]
@@ -118,21 +136,25 @@ class InsightMethods:
         ]
         return plugins + tools + channels
 
-    def list_plugins(self, call: Call, params: NoParams) -> object:
+    def list_plugins(self, call: Call, params: NoParams) -> list[Plugin]:
+        """All plugins and their tools."""
         return [self._plugin(info) for info in self.plugins()]
 
-    def _plugin(self, info: PluginInfo) -> dict[str, object]:
+    def _plugin(self, info: PluginInfo) -> Plugin:
         why = {(one.family, one.name): one.why for one in self.gate.refused}
         return plugin(info, why, self.decode)
 
-    def inspect_plugin(self, call: Call, params: InspectPlugin) -> object:
-        """With the imports, the capability that each needs, and what it did with those it has."""
+    def inspect_plugin(self, call: Call, params: InspectPlugin) -> PluginInspected:
+        """A plugin, what it can touch, and what it did.
+
+        With the imports, the capability that each needs, and what it did with those it has."""
         told = self.account(params.name)
         if told is None:
             raise NotFound(f"plugin {params.name[:64]!r}")
         return {**self._plugin(told.info), **account(told)}
 
-    def agents(self, call: Call, params: NoParams) -> object:
+    def agents(self, call: Call, params: NoParams) -> AgentList:
+        """The agents that one can talk to."""
         agents = self.front.agents
         mine = [agents[name] for name in sorted(agents) if may_use(call.principal, name)]
         own = {tool for agent in mine for tool in agent.tools}
@@ -141,12 +163,19 @@ class InsightMethods:
         subagents = [self._subagent(one) for one in self.subagents if one.tool in reached]
         return {"agents": [self._agent(agent) for agent in mine], "subagents": subagents}
 
-    def _subagent(self, one: SubagentDef) -> Mapping[str, object]:
-        names = ("name", "description", "provider", "model", "max_turns", "timeout_seconds")
-        told = {name: getattr(one, name) for name in names}
-        return {**told, "tools": list(one.tools), "soul": self._soul(AgentId(one.name))}
+    def _subagent(self, one: SubagentDef) -> Subagent:
+        return {
+            "name": one.name,
+            "description": one.description,
+            "provider": one.provider,
+            "model": one.model,
+            "max_turns": one.max_turns,
+            "timeout_seconds": one.timeout_seconds,
+            "tools": list(one.tools),
+            "soul": self._soul(AgentId(one.name)),
+        }
 
-    def _agent(self, agent: AgentDef) -> Mapping[str, object]:
+    def _agent(self, agent: AgentDef) -> Agent:
         return {
             "id": agent.id,
             "provider": agent.provider,
@@ -158,7 +187,7 @@ class InsightMethods:
             "soul": self._soul(agent.id),
         }
 
-    def _soul(self, agent: AgentId) -> Mapping[str, object] | None:
+    def _soul(self, agent: AgentId) -> AgentSoul | None:
         soul = self.front.souls.of(agent)
         if soul is None:
             return None
@@ -169,7 +198,8 @@ class InsightMethods:
             "loaded_at": stamp(soul.loaded_at),
         }
 
-    def explain(self, call: Call, params: Explain) -> object:
+    def explain(self, call: Call, params: Explain) -> RouteExplained:
+        """Which agent answers an address, and why."""
         address = Address(
             params.channel, params.account, params.peer, guild=params.guild, team=params.team
         )
@@ -184,15 +214,19 @@ class InsightMethods:
             ],
         }
 
-    async def inspect(self, call: Call, params: Inspect) -> object:
+    async def inspect(self, call: Call, params: Inspect) -> RunInspected:
+        """How far a run is, or how it ended."""
         shown = await self._summary(call, params)
-        return {name: value for name, value in shown.items() if name != "context"}
+        return cast(RunInspected, {name: shown[name] for name in shown if name != "context"})
 
-    async def explain_context(self, call: Call, params: Inspect) -> object:
+    async def explain_context(self, call: Call, params: Inspect) -> ContextExplained:
+        """What a run's model was shown, part by part."""
         kept = (await self._summary(call, params)).get("context")
-        return told_in_full(params.run_id, kept if isinstance(kept, dict) else None)
+        told = told_in_full(params.run_id, kept if isinstance(kept, dict) else None)
+        return cast(ContextExplained, told)
 
     async def _summary(self, call: Call, params: Inspect) -> Mapping[str, object]:
+        """Plain data, as a run tells it or has left it."""
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, LiveRun):
             return run.summary(self.front.clock)
@@ -211,6 +245,16 @@ class InsightMethods:
             "timings": {"accepted_at": stamp(new.accepted_at)},
             "termination_reason": run.outcome,
         }
+
+
+def _mcp(one: McpStatus) -> McpServer:
+    return {
+        "name": one.name,
+        "state": one.state,
+        "version": one.version,
+        "tools": one.tools,
+        "why": one.why,
+    }
 
 
 def _fallbacks(agent: AgentDef) -> Sequence[AgentDef]:

@@ -34,6 +34,7 @@ from gateway.sessions.upkeep import Upkeep
 from gateway.web.identity import CHAT, READS, Principal, sees_session
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Key
+from gateway.web.published.memory import FactOrigin, Forgotten, KnownFacts, MemoryFound
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import fact, recalled, source
@@ -111,7 +112,7 @@ class NewFact(_Params):
     object: Annotated[str, Field(min_length=1, max_length=LONGEST_OBJECT)]
     entity_type: EntityType = "fact"
     functional: StrictBool = False
-    confidence: float = 1.0
+    confidence: float = Field(default=1.0, json_schema_extra={"minimum": 0, "maximum": 1})
     valid_from: When | None = None
     valid_to: When | None = None
 
@@ -144,7 +145,8 @@ class MemoryMethods:
             Method("memory.add", Add, ("admin",), self.add),
         )
 
-    async def search(self, call: Call, params: Search) -> object:
+    async def search(self, call: Call, params: Search) -> MemoryFound:
+        """Facts and messages that fit a question."""
         key, seen = await self._asked(call, params)
         kinds = params.kinds
         found = await self.find.of(params.query, key, seen, kinds=kinds, limit=params.limit)
@@ -153,7 +155,8 @@ class MemoryMethods:
         in_turn = [one for both in zip_longest(facts, turns) for one in both if one]
         return {"results": [recalled(one) for one in in_turn[: params.limit]]}
 
-    async def why(self, call: Call, params: Why) -> object:
+    async def why(self, call: Call, params: Why) -> FactOrigin:
+        """Where a fact was said."""
         origin = await self._origin(call.principal, params.fact_id)
         return {
             "fact": fact(origin.fact),
@@ -162,7 +165,8 @@ class MemoryMethods:
             "superseded_by": origin.fact.superseded_by,
         }
 
-    async def history(self, call: Call, params: History) -> object:
+    async def history(self, call: Call, params: History) -> KnownFacts:
+        """Facts in the order in which they became true."""
         _, seen = await self._asked(call, params)
         query = FactQuery(
             seen,
@@ -173,7 +177,8 @@ class MemoryMethods:
         )
         return {"facts": [fact(one) for one in (await self.facts.select(query))[params.skip :]]}
 
-    async def as_of(self, call: Call, params: AsOf) -> object:
+    async def as_of(self, call: Call, params: AsOf) -> KnownFacts:
+        """What was true at a time, as it was known at another."""
         _, seen = await self._asked(call, params)
         query = FactQuery(
             seen,
@@ -184,17 +189,23 @@ class MemoryMethods:
         )
         return {"facts": [fact(one) for one in await self.facts.select(query)]}
 
-    async def neighbours(self, call: Call, params: Neighbours) -> object:
+    async def neighbours(self, call: Call, params: Neighbours) -> KnownFacts:
+        """Facts that hang together with a name."""
         _, seen = await self._asked(call, params)
         name, hops, limit = params.subject, params.hops, params.limit
         near = await neighbours(self.facts, seen, name, hops=hops, limit=limit)
         return {"facts": [fact(one) for one in near]}
 
-    async def forget(self, call: Call, params: Forget) -> object:
+    async def forget(self, call: Call, params: Forget) -> Forgotten:
+        """Erases facts, or all that was said in a session."""
         what = await self._doomed(call.principal, params)
         if params.session_key is not None and (gone := await self._erased(what, params)):
-            counts = {"count": gone.facts, "messages": gone.messages}
-            return {**counts, "dry_run": params.dry_run, "tombstone": gone.tombstone}
+            return {
+                "count": gone.facts,
+                "messages": gone.messages,
+                "dry_run": params.dry_run,
+                "tombstone": gone.tombstone,
+            }
         now = self.clock.now()
         count = await self.facts.erase(what, dry_run=params.dry_run, now=now)
         tombstone = None if params.dry_run else tombstone_of(what, now)
@@ -207,7 +218,8 @@ class MemoryMethods:
             return None
         return await self.upkeep.erase(key, by=what.by, dry_run=params.dry_run)
 
-    async def add(self, call: Call, params: Add) -> object:
+    async def add(self, call: Call, params: Add) -> KnownFacts:
+        """Adds facts."""
         key, now = _key(call.principal, params), self.clock.now()
         if any(one.valid_from and one.valid_from > now + timedelta(days=1) for one in params.facts):
             raise InvalidParams("valid_from is still to come: what is not true yet is no fact")

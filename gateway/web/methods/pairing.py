@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.domain.pairing import Approvals, Pairing
+from gateway.web.given import Whole
 from gateway.web.methods.chat import Text
+from gateway.web.published.channels import Paired, PairingList, PairingRevoked
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import stamp
@@ -18,7 +20,7 @@ class _Params(BaseModel):
 
 class List(_Params):
     channel: Text | None = None
-    limit: int = Field(default=100, ge=1, le=500)
+    limit: Whole = Field(default=100, ge=1, le=500)
 
 
 class Approve(_Params):
@@ -44,26 +46,29 @@ class PairMethods:
             Method("pair.deny", Deny, ("admin",), self.deny),
         )
 
-    async def list(self, call: Call, params: List) -> object:
+    async def list(self, call: Call, params: List) -> PairingList:
+        """Who may talk in direct chats, and who waits for it."""
         _require_all(call)
         found = await self.approvals.listed(channel=params.channel, limit=params.limit)
         return {"pairings": [_shown(one) for one in found]}
 
-    async def approve(self, call: Call, params: Approve) -> object:
+    async def approve(self, call: Call, params: Approve) -> Paired:
+        """Lets in whoever has a code."""
         _require_all(call)
         by = call.principal.name
         return _shown(await self.approvals.approve(params.code, by=by, is_owner=params.owner))
 
-    async def deny(self, call: Call, params: Deny) -> object:
+    async def deny(self, call: Call, params: Deny) -> Paired | PairingRevoked:
+        """Turns away whoever has a code, or was let in."""
         _require_all(call)
         by = call.principal.name
         if params.code is not None and params.channel is None and params.person is None:
             return _shown(await self.approvals.deny(params.code, by=by))
         if params.code is not None or params.channel is None or params.person is None:
             raise InvalidParams("give either code, or channel and person")
-        who = (params.channel, params.account, params.person)
-        await self.approvals.revoke(*who, by=by)
-        return {**dict(zip(("channel", "account", "person"), who, strict=True)), "state": "revoked"}
+        channel, account, person = params.channel, params.account, params.person
+        await self.approvals.revoke(channel, account, person, by=by)
+        return {"channel": channel, "account": account, "person": person, "state": "revoked"}
 
 
 def _require_all(call: Call) -> None:
@@ -71,7 +76,7 @@ def _require_all(call: Call) -> None:
         raise Forbidden("who is paired may talk to any agent, and your token reaches some only")
 
 
-def _shown(one: Pairing) -> dict[str, object]:
+def _shown(one: Pairing) -> Paired:
     return {
         "channel": one.channel,
         "account": one.account,

@@ -1,17 +1,19 @@
 """run.replay: a run that has ended, told once more what it was told."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.errors import Conflict
+from gateway.sessions.asked import Difference
 from gateway.sessions.comparing import compare
 from gateway.sessions.front import Front
 from gateway.sessions.replaying import Replayed, Replays
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import READS, may
 from gateway.web.methods.chat import Text, find_run
+from gateway.web.published.runs import Divergence, RunReplay
 from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method
 
@@ -31,7 +33,8 @@ class ReplayMethods:
     def all(self) -> Sequence[Method]:
         return (Method("run.replay", Replay, READS, self.replay),)
 
-    async def replay(self, call: Call, params: Replay) -> object:
+    async def replay(self, call: Call, params: Replay) -> RunReplay:
+        """Tells a run once more what it was told."""
         run = await find_run(self.front, call.principal, params.run_id)
         if isinstance(run, LiveRun):
             raise Conflict("the run has not ended yet")
@@ -41,15 +44,25 @@ class ReplayMethods:
             raise Forbidden("to ask another model takes the scope 'admin'")
         return self._shown(params, await compare(self.replays, run, params.model))
 
-    def _shown(self, params: Replay, replayed: Replayed) -> dict[str, object]:
+    def _shown(self, params: Replay, replayed: Replayed) -> RunReplay:
         parted = replayed.divergence
-        shown: dict[str, object] = {
+        shown: RunReplay = {
             "run_id": params.run_id,
             "identical": parted is None,
-            "divergence": None if parted is None else asdict(parted),
+            "divergence": None if parted is None else _divergence(parted),
             "chunks": replayed.chunks,
             "calls": replayed.calls,
         }
         if params.model is not None:
-            shown |= {"response": replayed.response, "tokens_used": replayed.tokens_used}
+            shown["response"] = replayed.response
+            shown["tokens_used"] = replayed.tokens_used
         return shown
+
+
+def _divergence(parted: Difference) -> Divergence:
+    return {
+        "at": parted.at,
+        "recorded": parted.recorded,
+        "now": parted.now,
+        "seq": parted.seq,
+    }

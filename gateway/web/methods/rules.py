@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gateway.control.rules.engine import RuleSet
+from gateway.web.published.about import RuleList
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import rules
 
@@ -15,5 +16,6 @@ class RuleMethods:
     def all(self) -> Sequence[Method]:
         return (Method("rule.list", NoParams, ("read",), self.list),)
 
-    def list(self, call: Call, params: NoParams) -> object:
+    def list(self, call: Call, params: NoParams) -> RuleList:
+        """The rules in force, and how they fare."""
         return rules(self.current())

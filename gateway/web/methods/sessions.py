@@ -1,23 +1,42 @@
-"""session.list, session.get, session.tree, session.branch, session.checkout."""
+"""session.list, session.get, session.tree, session.branch, session.checkout; GET /api/sessions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from starlette.requests import Request
+from starlette.responses import Response
 
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
+from gateway.web.asgi import principal_of
+from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal, may
-from gateway.web.methods.chat import Text, require_own, visible_key
-from gateway.web.refusals import InvalidParams
-from gateway.web.rpc import Call, Method
+from gateway.web.methods.chat import Text, key_in_path, require_own, visible_key
+from gateway.web.published.conversations import (
+    Branched,
+    HeadMoved,
+    Session,
+    SessionPage,
+    SessionTree,
+)
+from gateway.web.published.operations import Answer, Described, Operation
+from gateway.web.refusals import Forbidden, InvalidParams
+from gateway.web.responses import json_response
+from gateway.web.rpc import Call, Method, validate
 from gateway.web.shapes import session, tree_node
 
-Key = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
+# What SessionKey.parse takes: escapes stand for what they have to, and for nothing else.
+_PART = r"([^%:\x00-\x1f\x7f-\x9f]|%(25|3A|[01][0-9A-F]|7F|C2%[89][0-9A-F]))*"
+Key = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=4096),
+    Field(json_schema_extra={"pattern": f"^{_PART}:{_PART}:{_PART}:{_PART}$"}),
+]
 MOST_TREE_NODES = 3_000  # the newest ones: they fit into one frame
 
 
@@ -29,7 +48,7 @@ class List(_Params):
     agent: Text | None = None
     channel: Text | None = None
     query: Text | None = None
-    before: AwareDatetime | None = None
+    before: Moment | None = None
     limit: int = Field(default=50, ge=1, le=500)
 
 
@@ -54,6 +73,23 @@ class Checkout(_Params):
     label: Text | None = None
 
 
+SESSIONS = Operation(
+    "GET",
+    "/api/sessions",
+    "The sessions that you may see, the one used last first.",
+    (Answer(200, "A page of them.", SessionPage),),
+    query=List,
+    refusals=(422,),
+)
+SESSION = Operation(
+    "GET",
+    "/api/sessions/{key:path}",
+    "One session, by its key.",
+    (Answer(200, "It.", Session),),
+    refusals=(404,),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SessionMethods:
     front: Front
@@ -67,8 +103,25 @@ class SessionMethods:
             Method("session.checkout", Checkout, CHAT, self.checkout),
         )
 
-    async def list(self, call: Call, params: List) -> object:
-        agents, channels, account = _reach(call.principal)
+    def routes(self) -> Sequence[Described]:
+        return Described(SESSIONS, self.listed), Described(SESSION, self.one)
+
+    async def listed(self, request: Request) -> Response:
+        principal, params = _reader(request), validate(List, dict(request.query_params))
+        assert isinstance(params, List)
+        return json_response(await self._page(principal, params))
+
+    async def one(self, request: Request) -> Response:
+        principal, text = _reader(request), str(request.path_params["key"])
+        key_in_path(principal, text)
+        return json_response(session(await self._record(principal, text)))
+
+    async def list(self, call: Call, params: List) -> SessionPage:
+        """Sessions, those that were used last first."""
+        return await self._page(call.principal, params)
+
+    async def _page(self, principal: Principal, params: List) -> SessionPage:
+        agents, channels, account = _reach(principal)
         query = SessionQuery(
             agents=_both(agents, params.agent),
             channels=_both(channels, params.channel),
@@ -80,22 +133,26 @@ class SessionMethods:
         page = await self.front.sessions.list(query)
         return {"sessions": [session(record) for record in page.sessions], "more": page.more}
 
-    async def get(self, call: Call, params: Get) -> object:
+    async def get(self, call: Call, params: Get) -> Session:
+        """One session."""
         return session(await self._record(call.principal, params.session_key))
 
-    async def tree(self, call: Call, params: Tree) -> object:
+    async def tree(self, call: Call, params: Tree) -> SessionTree:
+        """The messages of a session with their branches."""
         record = await self._record(call.principal, params.session_key)
         nodes = await self.front.transcript.tree(
             record.key, limit=MOST_TREE_NODES, archived=params.archived
         )
         return {"nodes": [tree_node(node) for node in nodes], "head": record.head}
 
-    async def branch(self, call: Call, params: Branch) -> object:
+    async def branch(self, call: Call, params: Branch) -> Branched:
+        """Lets the next message grow from another one."""
         key = await self._own(call.principal, params.session_key)
         head = await self.front.move_head(key, params.node_id, label=params.label)
         return {"head": head, "label": params.label}
 
-    async def checkout(self, call: Call, params: Checkout) -> object:
+    async def checkout(self, call: Call, params: Checkout) -> HeadMoved:
+        """Goes to a message, or to a label."""
         to = params.node_id or params.label
         if to is None or (params.node_id is not None and params.label is not None):
             raise InvalidParams("give either node_id or label")
@@ -113,6 +170,13 @@ class SessionMethods:
         if record is None:
             raise NotFound(f"session {text[:200]!r}")
         return record
+
+
+def _reader(request: Request) -> Principal:
+    principal = principal_of(request)
+    if not any(may(principal, scope) for scope in READS):
+        raise Forbidden("looking at sessions needs the scope 'chat' or 'read'")
+    return principal
 
 
 Names = tuple[str, ...] | None

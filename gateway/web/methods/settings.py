@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import encode_part
-from gateway.domain.settings import problem_with
+from gateway.domain.settings import UserSettings, problem_with
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import CHAT, Principal, may
 from gateway.web.methods.chat import Text
+from gateway.web.published.about import Settings
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 
@@ -40,15 +42,18 @@ class SettingsMethods:
             Method("settings.set", Set, CHAT, self.set),
         )
 
-    async def get(self, call: Call, params: Get) -> object:
-        settings = await self.book.of(_user(call.principal, params.user))
-        return settings.shown(self.usual)
+    async def get(self, call: Call, params: Get) -> Settings:
+        """What a user has set."""
+        return self._shown(await self.book.of(_user(call.principal, params.user)))
 
-    async def set(self, call: Call, params: Set) -> object:
+    async def set(self, call: Call, params: Set) -> Settings:
+        """Changes what a user has set."""
         user = _user(call.principal, params.user)
         _require_settable(params.patch)
-        settings = await self.book.change(user, params.patch)
-        return settings.shown(self.usual)
+        return self._shown(await self.book.change(user, params.patch))
+
+    def _shown(self, settings: UserSettings) -> Settings:
+        return cast(Settings, settings.shown(self.usual))
 
 
 def _user(principal: Principal, asked: str | None) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from gateway.domain.conversations import IMPORTED, ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
@@ -13,10 +13,19 @@ from gateway.domain.messages import Message, Node, NodeStatus, ToolCall, ToolRes
 from gateway.memory.compaction import summary_message, summary_of
 from gateway.memory.window import message_tokens
 from gateway.sessions.front import Front
+from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Get, Key
 from gateway.web.oracle import OracleContext, said_in, summary_in, viewed
+from gateway.web.published.conversations import (
+    Checkpointed,
+    Closed,
+    Created,
+    Imported,
+    Labelled,
+    OracleExport,
+)
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 
@@ -42,37 +51,37 @@ class Checkpoint(_Params):
     checkpoint: bool = True
 
 
-class _Function(BaseModel):
+class ImportedFunction(BaseModel):
     name: Text
     arguments: Said = "{}"
 
 
-class _Called(BaseModel):
+class ImportedCall(BaseModel):
     id: Id
-    function: _Function
+    function: ImportedFunction
 
 
-class Exported(BaseModel):
+class ImportedMessage(BaseModel):
     """A message as `chat.history` shows it; what is derived from others is not looked at."""
 
     id: Id
     parent_id: Id | None = None
     role: Literal["user", "assistant", "tool"]
     content: Said
-    tool_calls: Annotated[list[_Called], Field(max_length=100)] | None = None
+    tool_calls: Annotated[list[ImportedCall], Field(max_length=100)] | None = None
     tool_call_id: Id | None = None
     name: Annotated[str, StringConstraints(max_length=256)] = ""
     is_error: bool = False
     duration_ms: float = Field(default=0.0, ge=0, le=1e12, allow_inf_nan=False)
     status: NodeStatus = "complete"
-    created_at: AwareDatetime
+    created_at: Moment
     token_count: int | None = Field(default=None, ge=1, le=100_000_000)
     model: Text | None = None
 
 
 class Import(_Params):
     session_key: Key
-    messages: Annotated[list[Exported], Field(max_length=MOST_AT_ONCE)] | None = None
+    messages: Annotated[list[ImportedMessage], Field(max_length=MOST_AT_ONCE)] | None = None
     context: OracleContext | None = None
 
 
@@ -90,18 +99,21 @@ class UpkeepMethods:
             Method("session.export", Get, READS, self.export),
         )
 
-    async def create(self, call: Call, params: Get) -> object:
+    async def create(self, call: Call, params: Get) -> Created:
+        """Begins a new tree; what was said before stays."""
         key = self._own_place(call.principal, params.session_key)
         await self.front.upkeep.begin(key)
         return {"session_key": str(key), "head": None}
 
-    async def label(self, call: Call, params: Label) -> object:
+    async def label(self, call: Call, params: Label) -> Labelled:
+        """Gives a message a name, or takes it away."""
         key = _own(call.principal, params.session_key)
         node = await self.front.node(key, params.node_id)
         await self.front.upkeep.conversations.label(key, node.id, params.label)
         return {"node_id": node.id, "label": params.label}
 
-    async def checkpoint(self, call: Call, params: Checkpoint) -> object:
+    async def checkpoint(self, call: Call, params: Checkpoint) -> Checkpointed:
+        """Keeps a message and the path to it from the archive."""
         key = _own(call.principal, params.session_key)
         record = await self.front.sessions.find(key)
         head = None if record is None else record.head
@@ -109,12 +121,14 @@ class UpkeepMethods:
         await self.front.upkeep.conversations.checkpoint(key, node.id, is_kept=params.checkpoint)
         return {"node_id": node.id, "label": node.label, "checkpoint": params.checkpoint}
 
-    async def close(self, call: Call, params: Get) -> object:
+    async def close(self, call: Call, params: Get) -> Closed:
+        """Closes a session until its next message."""
         key = _own(call.principal, params.session_key)
         await self.front.sessions.close(key)
         return {"session_key": str(key), "state": "closed"}
 
-    async def take_in(self, call: Call, params: Import) -> object:
+    async def take_in(self, call: Call, params: Import) -> Imported:
+        """Takes in messages of another conversation."""
         key = self._own_place(call.principal, params.session_key)
         if (params.messages is None) == (params.context is None):
             raise InvalidParams("give either messages or context")
@@ -127,7 +141,8 @@ class UpkeepMethods:
                 await self.front.sessions.close(key)
         return {"session_key": str(key), "imported": taken.added, "head": taken.head}
 
-    async def export(self, call: Call, params: Get) -> object:
+    async def export(self, call: Call, params: Get) -> OracleExport:
+        """The end of a conversation as one OracleContext."""
         key = visible_key(call.principal, params.session_key)
         record, agent = await self.front.sessions.find(key), self.front.agents.get(key.agent)
         if record is None:
@@ -139,7 +154,7 @@ class UpkeepMethods:
         context = viewed(
             record, path.nodes, summary, agent, user=key.account, project=agent.project
         )
-        return {"context": context.model_dump(mode="json")}
+        return {"context": context}
 
     def _own_place(self, principal: Principal, text: str) -> SessionKey:
         """Where the principal may talk, also for the first time."""
@@ -155,7 +170,7 @@ def _own(principal: Principal, text: str) -> SessionKey:
     return key
 
 
-def _nodes(messages: Sequence[Exported]) -> list[Node]:
+def _nodes(messages: Sequence[ImportedMessage]) -> list[Node]:
     """Without a `parent_id` a message follows the one before it. Raises ImportRefused."""
     nodes: list[Node] = []
     for place, one in enumerate(messages):
@@ -170,14 +185,14 @@ def _nodes(messages: Sequence[Exported]) -> list[Node]:
     return nodes
 
 
-def _require_whole(one: Exported, where: str) -> None:
+def _require_whole(one: ImportedMessage, where: str) -> None:
     if one.role == "tool" and one.tool_call_id is None:
         raise ImportRefused(f"{where}.tool_call_id: a tool's message needs it")
     if one.role != "tool" and not (one.content.strip() or one.tool_calls):
         raise ImportRefused(f"{where}.content: it is empty")
 
 
-def _message(one: Exported) -> Message:
+def _message(one: ImportedMessage) -> Message:
     if one.tool_call_id is not None and one.role == "tool":
         told = (one.tool_call_id, one.name, one.content, one.is_error, one.duration_ms)
         return Message("tool", result=ToolResult(*told))

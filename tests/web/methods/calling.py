@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.web.identity import Principal
-from gateway.web.rpc import Call, Method, validate
+from gateway.web.rpc import Call, Method, encode_notification, encode_result, validate
+from tests.fakes.promises import require_promised, require_promised_answer
 
 LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))
 
@@ -21,8 +22,10 @@ class FakePeer:
     is_open: bool = True
 
     def notify(self, method: str, params_json: bytes) -> None:
+        frame = json.loads(encode_notification(method, params_json))
+        require_promised(method, frame)
         heard = {"chat.event": self.events, "event": self.told}[method]
-        heard.append(json.loads(params_json))
+        heard.append(frame["params"])
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         self.callbacks.append(callback)
@@ -45,10 +48,13 @@ async def call(
     by: Principal = LOCAL,
     **params: Any,
 ) -> Any:
-    """The result of a method, its callbacks run as after the answer. Raises what it raises."""
+    """The result of a method as its caller reads it, the callbacks run as after the answer. Raises
+    what it raises."""
     method = methods[name]
     made = Call(by, on or FakePeer(), name)
     answer = method.handler(made, validate(method.params, params))
     result = await answer if method.waits else answer
     made.answered()
-    return result
+    frame = json.loads(encode_result(1, result))
+    require_promised_answer(name, frame)
+    return frame["result"]

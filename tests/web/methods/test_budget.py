@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.web.methods.budget import as_csv
-from gateway.web.shapes import RECORD_COLUMNS, token_record
+from gateway.web.methods.budget import COLUMNS, as_csv
+from gateway.web.shapes import token_record
 from tests.fakes.ledger import a_record, a_reservation
 
 RECORD = a_record(a_reservation())
@@ -24,4 +24,4 @@ def test_a_name_that_would_be_a_formula_is_text(name: str) -> None:
 
 
 def test_a_table_without_rows_has_its_head() -> None:
-    assert as_csv([]) == ",".join(RECORD_COLUMNS) + "\r\n"
+    assert as_csv([]) == ",".join(COLUMNS) + "\r\n"

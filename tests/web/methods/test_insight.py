@@ -18,6 +18,7 @@ from gateway.store.memory import open_memory
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.published.money import BudgetRow
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.tools import FakeTool, NoSchemas
@@ -52,7 +53,7 @@ CHANNELS = (ChannelStatus("shop", "fake", "default", None, "refused", "no secret
 PLUGINS = (LOADED, REFUSED, PluginInfo("idle", "disabled"))
 
 
-async def no_budget() -> list[object]:
+async def no_budget() -> list[BudgetRow]:
     return []
 
 
@@ -76,7 +77,7 @@ def insight(stage: Stage, *reasons: str) -> dict[str, Method]:
         plugins=lambda: PLUGINS,
         account={"tally": ACCOUNT}.get,
         budget=no_budget,
-        backlog=lambda: {"backlog": 3},
+        backlog=lambda: {"backlog": 3, "unindexed": 1},
         channels=lambda: CHANNELS,
         subagents=SUBAGENTS,
     ).all()
@@ -90,7 +91,7 @@ async def test_status_tells_others_business_only_to_those_who_may_read_it() -> N
 
     assert (mine["ready"], mine["reasons"]) == (False, ["disk full"])
     assert mine["sessions"] == 0
-    assert mine["memory"] == {"backlog": 3}
+    assert mine["memory"] == {"backlog": 3, "unindexed": 1}
     assert (bobs["ready"], bobs["version"]) == (True, "1.2.3")
     assert not {"sessions", "pid", "config", "pending", "memory"} & bobs.keys()
 

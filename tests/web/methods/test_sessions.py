@@ -12,9 +12,12 @@ from gateway.web.identity import Principal
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
+from gateway.web.settings import TokenDef, WebSettings
+from tests.fakes.client import http
 from tests.fakes.model import ScriptedModel, says
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.methods.calling import call
+from tests.web.running import running
 
 KEY = "a:websocket:p:main"
 BOB = Principal("bob", frozenset({"chat"}))
@@ -134,3 +137,31 @@ async def test_sessions_of_agents_out_of_reach_take_no_place_on_a_page() -> None
 
     assert [one["session_key"] for one in page["sessions"]] == [KEY]
     assert page["more"] is False
+
+
+async def test_sessions_are_told_over_http_to_whoever_may_see_them() -> None:
+    tokens = [
+        TokenDef(name, f"the-token-of-{name}", frozenset({scope}))
+        for name, scope in (("p", "chat"), ("bob", "chat"), ("max", "metrics"))
+    ]
+    async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
+        await stage.say("hi")
+        await stage.lanes.rest()
+        routes = SessionMethods(stage.front).routes()
+        async with running(WebSettings(port=0, tokens=tuple(tokens)), routes=routes) as site:
+            url = f"http://{site.address}/api/sessions"
+            mine, bobs, nobodys = [await http(url, token=token.secret) for token in tokens]
+            one = await http(f"{url}/{KEY}", token=tokens[0].secret)
+            nowhere = [
+                await http(f"{url}/{KEY}", token=tokens[1].secret),
+                await http(f"{url}/no-key-at-all", token=tokens[0].secret),
+            ]
+            none = await http(f"{url}?channel=api&limit=1", token=tokens[0].secret)
+            wrong = await http(f"{url}?before=0.5", token=tokens[0].secret)
+
+    assert mine.json == {"sessions": [one.json], "more": False}
+    assert one.json["session_key"] == KEY
+    assert bobs.json == none.json == {"sessions": [], "more": False}
+    assert nobodys.status == 403
+    assert [answer.status for answer in nowhere] == [404, 404]
+    assert wrong.status == 422

@@ -1,0 +1,82 @@
+"""What is known about people, and what is found again of what was said."""
+
+from typing import Literal, NotRequired
+
+from typing_extensions import TypedDict
+
+from gateway.domain.facts import EntityType
+from gateway.web.published.values import Time
+
+
+class KnownFact(TypedDict):
+    id: str
+    entity_type: EntityType
+    subject: str
+    predicate: str
+    object: str
+    functional: bool
+    confidence: float
+    scope: str
+    session_key: str
+    learned_at: Time
+    valid_from: Time
+    valid_to: Time | None
+    superseded_at: Time | None
+    superseded_by: str | None
+    source_message_ids: list[str]
+
+
+class KnownFacts(TypedDict):
+    facts: list[KnownFact]
+
+
+class FactSource(TypedDict):
+    """Where a fact was said; `quote` occurs there letter for letter."""
+
+    message_id: str
+    session_key: str
+    at: Time
+    quote: str
+    said_by: str
+
+
+class FactOrigin(TypedDict):
+    fact: KnownFact
+    sources: list[FactSource]
+    supersedes: list[str]
+    superseded_by: str | None
+
+
+class Found(TypedDict):
+    id: str
+    text: str
+    score: float
+    why: str
+    session_key: str
+    message_id: str | None
+    at: Time
+
+
+class FoundFact(Found):
+    kind: Literal["fact"]
+    fact: KnownFact
+
+
+class FoundTurn(Found):
+    kind: Literal["turn"]
+    said_by: str
+
+
+class MemoryFound(TypedDict):
+    """Facts and messages in turn, the best of each first."""
+
+    results: list[FoundFact | FoundTurn]
+
+
+class Forgotten(TypedDict):
+    """`count` facts, and of a session all `messages` as well."""
+
+    count: int
+    dry_run: bool
+    tombstone: str | None
+    messages: NotRequired[int]

@@ -1,0 +1,48 @@
+"""Types become schemas: what may be absent, where a type stands, and two of one name."""
+
+from typing import NotRequired
+
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from gateway.web.published.schemas import schemas_of
+
+
+class Asked(BaseModel, extra="forbid"):
+    limit: int = 50
+
+
+class Told(TypedDict):
+    """A word for it."""
+
+    name: str
+    more: NotRequired[bool]
+
+
+class Elsewhere:
+    class Told(TypedDict):
+        other: int
+
+
+def test_only_what_may_be_absent_is_not_required() -> None:
+    schemas = schemas_of(told=[Told], read=[Asked])
+
+    assert schemas.components["Told"]["required"] == ["name"]
+    assert "required" not in schemas.components["Asked"]
+    assert schemas.components["Asked"]["additionalProperties"] is False
+
+
+def test_a_type_is_described_once_and_referred_to_wherever_it_stands() -> None:
+    schemas = schemas_of(told=[Told, list[Told]])
+
+    place = {"$ref": "#/components/schemas/Told"}
+    assert schemas.told(Told) == place
+    assert schemas.told(list[Told]) == {"type": "array", "items": place}
+    assert schemas.components["Told"]["description"] == "A word for it."
+
+
+def test_two_types_of_one_name_keep_apart() -> None:
+    schemas = schemas_of(told=[Told, Elsewhere.Told])
+
+    assert len(schemas.components) == 2
+    assert schemas.told(Told) != schemas.told(Elsewhere.Told)
