@@ -2,7 +2,7 @@
 
 import re
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,7 @@ async def test_many_ask_over_one_connection_and_each_gets_its_own_answer(tmp_pat
     assert answers == {name: f"to {name}" for name in names}
 
 
-async def at_once(act: Callable[[str], Awaitable[None]], names: Sequence[str]) -> None:
+async def at_once(act: Callable[[str], Coroutine[Any, Any, None]], names: Sequence[str]) -> None:
     with anyio.fail_after(10):
         async with anyio.create_task_group() as group:
             for name in names:
