@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
@@ -20,7 +20,7 @@ from gateway.sessions.runs import LiveRun
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may
-from gateway.web.methods.chat import OwnLimits, Text, given, reachable_route
+from gateway.web.methods.chat import SPOKEN, OwnLimits, Text, given, reachable_route
 from gateway.web.published.answers import CallMade, ChatAnswer, FailedChat, LateChat, RunError
 from gateway.web.published.chunks import RunEvent, WhyFailed
 from gateway.web.published.conversations import TokenUsage
@@ -46,11 +46,6 @@ STATUS = {
     "internal_error": 500,
     "config_error": 500,
 }
-
-
-# More than what str.strip takes away, which is looked for by hand: a pattern would make it 422.
-_BLANKS = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
-SPOKEN = Field(json_schema_extra={"pattern": f"[^{_BLANKS}]"})
 
 
 class ChatBody(BaseModel):

@@ -1,16 +1,10 @@
-"""What callers write: times, numbers, and parameters in an address."""
+"""Times and numbers as callers write them."""
 
 import re
 from datetime import datetime
-from typing import Annotated, TypeVar
+from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, Field
-from starlette.requests import Request
-
-from gateway.web.refusals import InvalidParams
-from gateway.web.rpc import validate
-
-T = TypeVar("T", bound=BaseModel)
+from pydantic import AwareDatetime, BeforeValidator, Field
 
 _RFC_3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
@@ -27,18 +21,8 @@ def _as_whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# A row's number: no store has larger ones, or takes them.
-Place = Annotated[int, Field(ge=1, lt=2**63)]
 WHOLE = BeforeValidator(_as_whole)
+Whole = Annotated[int, WHOLE]
+# A row's number: no store has larger ones, or takes them.
+Place = Annotated[int, Field(ge=1, lt=2**63), WHOLE]
 Moment = Annotated[AwareDatetime, BeforeValidator(_written_out)]
-
-
-def query(request: Request, model: type[T]) -> T:
-    """Raises InvalidParams, also for what is said twice: nobody could know which of them counts."""
-    given = request.query_params.multi_items()
-    once = dict(given)
-    if len(once) < len(given):
-        raise InvalidParams("a parameter stands twice in the address")
-    params = validate(model, {**once})
-    assert isinstance(params, model)
-    return params

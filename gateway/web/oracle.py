@@ -18,6 +18,7 @@ from gateway.domain.tokens import estimate_tokens
 from gateway.memory.compaction import CLOSING, OPENING, told_summary
 from gateway.memory.identifiers import files_and_symbols
 from gateway.memory.window import Exchange, exchanges_of
+from gateway.web.given import WHOLE
 
 OVERFLOW = 1.1  # times the budget
 LEAST_BUDGET, MOST_BUDGET = 4_000, 128_000
@@ -32,7 +33,7 @@ def _utc(at: datetime) -> datetime:
 
 Time = Annotated[datetime, AfterValidator(_utc)]
 Name = Annotated[str, Field(min_length=1)]
-Count = Annotated[int, Field(ge=0, strict=True)]
+Count = Annotated[int, Field(ge=0, strict=True), WHOLE]
 Status = Literal["active", "suspended", "closed"]
 
 
@@ -58,7 +59,7 @@ class OracleExchange(_Form):
     tool_calls: tuple[OracleCall, ...] | None = None
     tool_call_id: Name | None = Field(default=None, validate_default=True)
     timestamp: Time
-    token_count: Annotated[int, Field(ge=1, strict=True)]
+    token_count: Annotated[int, Field(ge=1, strict=True), WHOLE]
     key_insight: str | None = None
     mentioned_symbols: tuple[str, ...] = ()
     mentioned_files: tuple[str, ...] = ()
@@ -85,7 +86,9 @@ class OracleContext(_Form):
     session_start: Time
     last_activity: Time | None = None
     last_model: str | None = None
-    token_budget: Annotated[int, Field(ge=LEAST_BUDGET, le=MOST_BUDGET, strict=True)] = 16_000
+    token_budget: Annotated[int, Field(ge=LEAST_BUDGET, le=MOST_BUDGET, strict=True), WHOLE] = (
+        16_000
+    )
     tokens_used: Count = 0
     compressed_summary: str | None = None
     recent_exchanges: tuple[OracleExchange, ...] = ()

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from gateway.domain.accounts import Audit
 from gateway.domain.audit import AuditEntry
-from gateway.web.given import Place
+from gateway.web.given import Place, Whole
 from gateway.web.published.money import AuditPage, AuditRow, AuditVerdict
 from gateway.web.refusals import Forbidden
 from gateway.web.rpc import Call, Method
@@ -19,7 +19,7 @@ class Tail(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     before: Place | None = None
-    limit: int = Field(default=50, ge=1, le=500)
+    limit: Whole = Field(default=50, ge=1, le=500)
 
 
 class Verify(BaseModel):

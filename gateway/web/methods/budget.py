@@ -15,8 +15,8 @@ from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock
 from gateway.sessions.front import Front
-from gateway.web.asgi import principal_of
-from gateway.web.given import Moment, Place, query
+from gateway.web.asgi import principal_of, query_of
+from gateway.web.given import Moment, Place
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
@@ -123,7 +123,7 @@ class BudgetMethods:
         principal = principal_of(request)
         if not may(principal, "read"):
             raise Forbidden("looking at records needs the scope 'read'")
-        params = query(request, Table)
+        params = query_of(request, Table)
         accepted = "csv" if "text/csv" in request.headers.get("accept", "") else "json"
         page = await self.spending.records(_query(principal, params))
         rows = [token_record(one) for one in page.records]

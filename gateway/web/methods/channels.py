@@ -9,7 +9,7 @@ from gateway.domain.channel_events import ChannelEvents, Heard
 from gateway.domain.channels import ChannelStatus, Progress
 from gateway.domain.outbox import DeadLetters, Delivery
 from gateway.domain.ports import Clock
-from gateway.web.given import Place
+from gateway.web.given import Place, Whole
 from gateway.web.methods.chat import Text
 from gateway.web.published.channels import (
     Channel,
@@ -35,7 +35,7 @@ class _Params(BaseModel):
 class Letters(_Params):
     channel: Text | None = None
     before: Place | None = None
-    limit: int = Field(default=50, ge=1, le=500)
+    limit: Whole = Field(default=50, ge=1, le=500)
 
 
 class Letter(_Params):

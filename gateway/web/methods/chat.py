@@ -17,7 +17,7 @@ from gateway.domain.ports import Encode
 from gateway.domain.sessions import Path
 from gateway.sessions.front import Front
 from gateway.sessions.runs import LiveRun
-from gateway.web.given import WHOLE
+from gateway.web.given import WHOLE, Whole
 from gateway.web.identity import CHAT, READS, Principal, may_use, sees_session, speaks_as
 from gateway.web.published.conversations import HistoryPage
 from gateway.web.published.runs import Aborted, Resumed, Sent
@@ -26,7 +26,10 @@ from gateway.web.rpc import Call, Method, Peer
 from gateway.web.shapes import TOLD, message
 
 Text = Annotated[str, StringConstraints(min_length=1, max_length=256)]
-Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000)]
+# More than what str.strip takes away, which is looked for by hand: with errors of its own.
+_BLANKS = r"\t-\r\x1c- \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+SPOKEN = Field(json_schema_extra={"pattern": f"[^{_BLANKS}]"})
+Content = Annotated[str, StringConstraints(min_length=1, max_length=400_000), SPOKEN]
 PAGE_CHARACTERS = 150_000  # of a history page: at six bytes each, still one frame
 REPLAYED_AT_ONCE = 200  # events, between which other work and the socket get their turn
 
@@ -72,12 +75,12 @@ class Abort(_Params):
 class History(_Params):
     session_key: Annotated[str, StringConstraints(min_length=1, max_length=4096)]
     before: Text | None = None
-    limit: int = Field(default=50, ge=1, le=500)
+    limit: Whole = Field(default=50, ge=1, le=500)
 
 
 class Resume(_Params):
     run_id: Text
-    after_seq: int = Field(default=0, ge=0)
+    after_seq: Whole = Field(default=0, ge=0)
 
 
 @dataclass(frozen=True, slots=True)

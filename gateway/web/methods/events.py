@@ -20,12 +20,14 @@ from gateway.web.rpc import Call, Method, Peer, did_you_mean
 from gateway.web.shapes import stamp
 
 _NAMES = tuple(name for kind in KINDS for name in (kind.type, kind.constant, kind.hook) if name)
+# In whatever spelling; what is none is told what was meant.
+Name = Annotated[Text, Field(json_schema_extra={"enum": list(_NAMES)})]
 
 
 class Subscribe(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    types: Annotated[list[Text], Field(min_length=1, max_length=len(_NAMES))] | None = None
+    types: Annotated[list[Name], Field(min_length=1, max_length=len(_NAMES))] | None = None
     session_key: Key | None = None
 
 

@@ -112,7 +112,7 @@ class NewFact(_Params):
     object: Annotated[str, Field(min_length=1, max_length=LONGEST_OBJECT)]
     entity_type: EntityType = "fact"
     functional: StrictBool = False
-    confidence: float = 1.0
+    confidence: float = Field(default=1.0, json_schema_extra={"minimum": 0, "maximum": 1})
     valid_from: When | None = None
     valid_to: When | None = None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.domain.pairing import Approvals, Pairing
+from gateway.web.given import Whole
 from gateway.web.methods.chat import Text
 from gateway.web.published.channels import Paired, PairingList, PairingRevoked
 from gateway.web.refusals import Forbidden, InvalidParams
@@ -19,7 +20,7 @@ class _Params(BaseModel):
 
 class List(_Params):
     channel: Text | None = None
-    limit: int = Field(default=100, ge=1, le=500)
+    limit: Whole = Field(default=100, ge=1, le=500)
 
 
 class Approve(_Params):

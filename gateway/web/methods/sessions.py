@@ -13,8 +13,8 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
-from gateway.web.asgi import principal_of
-from gateway.web.given import Moment, query
+from gateway.web.asgi import principal_of, query_of
+from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal, may
 from gateway.web.methods.chat import Text, key_in_path, require_own, visible_key
 from gateway.web.published.conversations import (
@@ -108,7 +108,7 @@ class SessionMethods:
 
     async def listed(self, request: Request) -> Response:
         principal = _reader(request)
-        return json_response(await self._page(principal, query(request, List)))
+        return json_response(await self._page(principal, query_of(request, List)))
 
     async def one(self, request: Request) -> Response:
         principal, text = _reader(request), str(request.path_params["key"])
