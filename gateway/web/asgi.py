@@ -2,8 +2,9 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
+from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -18,9 +19,9 @@ from gateway.web.guards import BodyLimit, Doorway, SecurityHeaders
 from gateway.web.health import Ready, alive, readiness
 from gateway.web.identity import Identities, Principal
 from gateway.web.openai_shapes import Failed
-from gateway.web.refusals import MethodNotAllowed, NotHere, Unauthorized
+from gateway.web.refusals import InvalidParams, MethodNotAllowed, NotHere, Unauthorized
 from gateway.web.responses import INTERNAL, error_response, failure_of
-from gateway.web.rpc import Method, Registry
+from gateway.web.rpc import Method, Registry, validate
 from gateway.web.settings import WebSettings
 from gateway.web.socket import Sockets
 from gateway.web.visitors import Reception
@@ -29,6 +30,7 @@ from gateway.web.webhooks import WebhookRoutes, is_webhook
 log = logging.getLogger(__name__)
 
 READ_METHODS = ("GET", "HEAD")
+T = TypeVar("T", bound=BaseModel)
 Raised = Callable[[Request, Exception], Awaitable[Response]]
 
 
@@ -107,6 +109,17 @@ def principal_of(request: Request) -> Principal:
     """Whose request it is; every route has one."""
     found: Principal = request.state.principal
     return found
+
+
+def query_of(request: Request, model: type[T]) -> T:
+    """Raises InvalidParams, also for what is said twice: nobody could know which of them counts."""
+    given = request.query_params.multi_items()
+    once: dict[str, object] = dict(given)
+    if len(once) < len(given):
+        raise InvalidParams("a parameter stands twice in the address")
+    params = validate(model, once)
+    assert isinstance(params, model)
+    return params
 
 
 async def _refused(request: Request, error: Exception) -> Response:

@@ -22,7 +22,7 @@ from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may
 from gateway.web.methods.chat import SPOKEN, OwnLimits, Text, given, reachable_route
 from gateway.web.published.answers import CallMade, ChatAnswer, FailedChat, LateChat, RunError
-from gateway.web.published.chunks import RunEvent
+from gateway.web.published.chunks import RunEvent, WhyFailed
 from gateway.web.published.conversations import TokenUsage
 from gateway.web.published.errors import ErrorAnswer
 from gateway.web.published.operations import (
@@ -46,10 +46,6 @@ STATUS = {
     "internal_error": 500,
     "config_error": 500,
 }
-_BESIDES = (
-    *("provider", "provider_status", "retry_after_s"),
-    *("scope", "used", "limit", "unit", "resets_at"),
-)
 
 
 class ChatBody(BaseModel):
@@ -233,5 +229,5 @@ def _error(kind: str, facts: Mapping[str, Any]) -> RunError:
         "retryable": facts["retryable"],
         "timestamp": facts["timestamp"],
     }
-    error.update({name: facts[name] for name in _BESIDES if name in facts})  # type: ignore[typeddict-item]  # each of them is one of its
+    error.update({name: facts[name] for name in WhyFailed.__annotations__ if name in facts})  # type: ignore[typeddict-item]  # each of them is one of its
     return error

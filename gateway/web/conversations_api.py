@@ -10,7 +10,7 @@ from starlette.responses import Response
 from gateway.domain.ids import SessionKey, encode_part
 from gateway.domain.sessions import SessionQuery
 from gateway.sessions.front import Front
-from gateway.web.asgi import principal_of
+from gateway.web.asgi import principal_of, query_of
 from gateway.web.chat_api import CHANNEL
 from gateway.web.identity import READS, Principal, may, may_use
 from gateway.web.methods.chat import Text, history_page, key_in_path, require_own
@@ -18,7 +18,6 @@ from gateway.web.published.answers import ConversationPage, ErasedConversation, 
 from gateway.web.published.operations import Answer, Described, Operation
 from gateway.web.refusals import Forbidden
 from gateway.web.responses import json_response
-from gateway.web.rpc import validate
 
 
 class Page(BaseModel):
@@ -59,8 +58,7 @@ class ConversationsApi:
         principal, name = principal_of(request), str(request.path_params["id"])
         if not any(may(principal, scope) for scope in READS):
             raise Forbidden("reading a conversation needs the scope 'chat' or 'read'")
-        page = validate(Page, dict(request.query_params))
-        assert isinstance(page, Page)
+        page = query_of(request, Page)
         key = (await self._meant(principal, name))[0]
         shown = await history_page(self.front, key, page.before, page.limit)
         said: ConversationPage = {"conversation_id": name, "session_key": str(key), **shown}

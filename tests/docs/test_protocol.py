@@ -6,21 +6,18 @@ from pathlib import Path
 from typing import cast, get_args
 
 import pytest
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from gateway.agent.words import STOPS, WARNINGS, Reading, Stopping, stop_text
 from gateway.domain import chunks
 from gateway.domain.agents import Limits
-from gateway.domain.budgets import Budgets
 from gateway.domain.chunks import DoneReason
 from gateway.domain.events import KINDS, Event
 from gateway.domain.ids import RunId
 from gateway.store.memory import open_memory
 from gateway.web.asyncapi import asyncapi
-from gateway.web.chat_api import ChatApi
-from gateway.web.methods.budget import BudgetMethods
-from gateway.web.openai_api import OpenAiApi
-from tests.fakes.clock import CountingIds
+from gateway.web.published.openapi import openapi
+from tests.fakes.described import OPERATIONS
 from tests.fakes.methods import METHODS
 from tests.fakes.model import ScriptedModel, says
 from tests.sessions.stage import staged
@@ -51,8 +48,10 @@ def test_every_method_is_documented_with_every_parameter_and_no_other() -> None:
         assert not missing, f"{name} does not document {missing}"
 
 
-def test_every_field_of_a_result_or_an_event_is_documented() -> None:
-    told = asyncapi(METHODS, "0")["components"]["schemas"]
+def test_every_field_of_an_answer_or_an_event_is_documented() -> None:
+    ours = [one for one in OPERATIONS if not one.path.startswith(("/v1", "/mcp"))]
+    documents = (asyncapi(METHODS, "0"), openapi(ours, "0"))
+    told = {name: it for one in documents for name, it in one["components"]["schemas"].items()}
     guides = [(ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8") for name in GUIDES]
     words = set(re.findall(r"\w+", "".join([PROTOCOL, *guides])))
 
@@ -155,18 +154,17 @@ async def test_every_field_of_a_run_is_documented_and_no_other() -> None:
     assert sorted(documented.split(", ")) == sorted(shown)
 
 
-async def test_every_route_is_documented() -> None:
-    async with open_memory() as stores, staged(ScriptedModel(says("")), stores) as stage:
-        chat = ChatApi(stage.front, to_json, from_json, CountingIds()).routes()
-        budget = BudgetMethods(stage.front, stores.spending, Budgets(), stage.clock).routes()
-        openai = OpenAiApi(stage.front, stage.stateless, to_json, from_json, 0).routes()
+def test_every_route_is_documented_and_no_other() -> None:
+    documented = {
+        (method, path.replace("NAME", "{channel}"))
+        for cells in re.findall(r"^\| (`.*) \|", PROTOCOL.split("\n## HTTP", 1)[1], re.MULTILINE)
+        for path in re.findall(r"(/[^` ]*)`", cells.partition(" |")[0])
+        for method in re.findall(r"[A-Z]{3,}", cells.partition(" /")[0])
+    }
+    socket = {("GET", "/ws")}  # that is no HTTP for long
 
-    for method, routes in (
-        ("POST", chat),
-        ("GET", budget),
-        ("GET", openai[:2]),
-        ("POST", openai[2:]),
-    ):
-        for route in routes:
-            path = getattr(route, "path", "").replace(":path", "")
-            assert f"`{method} {path}`" in PROTOCOL
+    assert documented - socket == {
+        (one.method, one.path.replace(":path", ""))
+        for one in OPERATIONS
+        if not one.path.endswith("/{rest:path}")
+    }

@@ -83,14 +83,17 @@ async def test_ones_own_messages_are_read_page_by_page_and_anothers_are_not_ther
             await http(f"{url}/api/conversations/a:websocket:p:main/messages", token=ANN),
             await http(f"{where}?before=nothing", token=ANN),
         ]
-        wrong = [await http(f"{where}?{one}", token=ANN) for one in ("limit=0", "limt=3")]
+        wrong = [
+            await http(f"{where}?{one}", token=ANN)
+            for one in ("limit=0", "limt=3", "limit=3&limit=4")
+        ]
 
     texts = [[one["content"] for one in got.json["messages"]] for got in (page, rest, by_key)]
     assert texts == [["ok", "two", "ok"], ["one"], ["one", "ok", "two", "ok"]]
     assert (page.json["conversation_id"], page.json["session_key"]) == ("a/b", "a:api:ann:a/b")
     assert [got.json["more"] for got in (page, rest)] == [True, False]
     assert [answer.status for answer in foreign] == [404] * 4
-    assert [answer.status for answer in wrong] == [422] * 2
+    assert [answer.status for answer in wrong] == [422] * 3
 
 
 async def test_a_conversation_at_work_is_not_erased() -> None:

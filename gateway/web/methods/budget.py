@@ -15,7 +15,7 @@ from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock
 from gateway.sessions.front import Front
-from gateway.web.asgi import principal_of
+from gateway.web.asgi import principal_of, query_of
 from gateway.web.given import Moment, Place
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.methods.chat import Text, visible_key
@@ -24,7 +24,7 @@ from gateway.web.published.money import BudgetRow, BudgetStatus, SpendingPage, S
 from gateway.web.published.operations import Answer, Described, Header, Operation
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
-from gateway.web.rpc import Call, Method, validate
+from gateway.web.rpc import Call, Method
 from gateway.web.shapes import budget, token_record
 
 MORE = Header("X-Exogate-More", "Whether there are older ones.", "^(true|false)$", is_sure=True)
@@ -123,8 +123,7 @@ class BudgetMethods:
         principal = principal_of(request)
         if not may(principal, "read"):
             raise Forbidden("looking at records needs the scope 'read'")
-        params = validate(Table, dict(request.query_params))
-        assert isinstance(params, Table)
+        params = query_of(request, Table)
         accepted = "csv" if "text/csv" in request.headers.get("accept", "") else "json"
         page = await self.spending.records(_query(principal, params))
         rows = [token_record(one) for one in page.records]

@@ -13,7 +13,7 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
 from gateway.sessions.front import Front
-from gateway.web.asgi import principal_of
+from gateway.web.asgi import principal_of, query_of
 from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal, may
 from gateway.web.methods.chat import Text, key_in_path, require_own, visible_key
@@ -27,7 +27,7 @@ from gateway.web.published.conversations import (
 from gateway.web.published.operations import Answer, Described, Operation
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
-from gateway.web.rpc import Call, Method, validate
+from gateway.web.rpc import Call, Method
 from gateway.web.shapes import session, tree_node
 
 # What SessionKey.parse takes: escapes stand for what they have to, and for nothing else.
@@ -107,9 +107,8 @@ class SessionMethods:
         return Described(SESSIONS, self.listed), Described(SESSION, self.one)
 
     async def listed(self, request: Request) -> Response:
-        principal, params = _reader(request), validate(List, dict(request.query_params))
-        assert isinstance(params, List)
-        return json_response(await self._page(principal, params))
+        principal = _reader(request)
+        return json_response(await self._page(principal, query_of(request, List)))
 
     async def one(self, request: Request) -> Response:
         principal, text = _reader(request), str(request.path_params["key"])

@@ -4,8 +4,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from gateway.domain.budgets import Unit
 from gateway.domain.chunks import DoneReason
+from gateway.web.published.chunks import WhyFailed
 from gateway.web.published.conversations import HistoryPage, TokenUsage
 from gateway.web.published.values import Time
 
@@ -54,7 +54,7 @@ class ChatAnswer(_Ids):
     tool_calls_made: list[CallMade]
 
 
-class RunError(TypedDict):
+class RunError(WhyFailed):
     """With what a run ended. `code` and `error_type` are its `type`, `user_facing_message` is its
     `message`: a sentence of ours, never a provider's words."""
 
@@ -65,14 +65,6 @@ class RunError(TypedDict):
     user_facing_message: str
     retryable: bool
     timestamp: Time
-    provider: NotRequired[str]
-    provider_status: NotRequired[int]
-    retry_after_s: NotRequired[float]
-    scope: NotRequired[str]
-    used: NotRequired[float]
-    limit: NotRequired[float]
-    unit: NotRequired[Unit]
-    resets_at: NotRequired[Time | None]
 
 
 class FailedChat(_Ids):

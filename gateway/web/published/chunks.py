@@ -142,7 +142,20 @@ class Done(_OfRun):
     merged_into: NotRequired[str]
 
 
-class Failed(_OfRun):
+class WhyFailed(TypedDict, total=False):
+    """Of a model service that failed, or of a budget that is spent."""
+
+    provider: str
+    provider_status: int
+    retry_after_s: float
+    scope: str
+    used: float
+    limit: float
+    unit: Unit
+    resets_at: Time | None
+
+
+class Failed(_OfRun, WhyFailed):
     """The end of a run that has no answer."""
 
     type: Literal["error"]
@@ -151,14 +164,6 @@ class Failed(_OfRun):
     retryable: bool
     context_id: str
     timestamp: Time
-    provider: NotRequired[str]
-    provider_status: NotRequired[int]
-    retry_after_s: NotRequired[float]
-    scope: NotRequired[str]
-    used: NotRequired[float]
-    limit: NotRequired[float]
-    unit: NotRequired[Unit]
-    resets_at: NotRequired[Time | None]
 
 
 RunEvent = Annotated[

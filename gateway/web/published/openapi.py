@@ -22,12 +22,10 @@ _REFUSED: Mapping[int, str] = {
     401: "No credential that counts.",
     403: "Not allowed; or a foreign Host or Origin.",
     404: "Not there, or not yours.",
-    406: "Accept lacks what is answered.",
     408: "Did not arrive in time.",
     409: "The same key was used with another request, or something moved meanwhile.",
     413: "Too large.",
     414: "The address is too long.",
-    415: "Content-Type is not what is read.",
     422: "A field is wrong; `problems` says which.",
     429: "A budget is spent, or your address failed too often to say who it is.",
     431: "Too many or too large headers.",
@@ -95,7 +93,10 @@ def _operation(one: Operation, schemas: Schemas) -> Json:
     ]
     in_query = [] if one.query is None else _query(one.query)
     in_head = [_parameter(header) for header in one.headers]
-    shown: Json = {"summary": one.says, "responses": _responses(one, schemas)}
+    path = _IN_PATH.sub(r"\1", one.path)
+    words = re.findall(r"\w+", f"{one.method.lower()} {path}")
+    named = {"operationId": "_".join(words), "summary": one.says}
+    shown: Json = {**named, "responses": _responses(one, schemas)}
     if parameters := [*in_path, *in_query, *in_head]:
         shown["parameters"] = parameters
     if one.body is not None:

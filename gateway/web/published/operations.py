@@ -27,7 +27,8 @@ class Header:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`type` is what the body holds, or the data of each event of a stream; None: it is text, or
-    whatever `media` has. A status may have several, each in a medium of its own."""
+    whatever `media` has. A status may have several, each in a medium of its own; 0 stands for all
+    others."""
 
     status: int
     says: str

@@ -51,6 +51,7 @@ def test_the_parts_of_an_address_and_the_headers_are_parameters() -> None:
     document = described(path="/one/{id:path}/two", query=Query, headers=(key,))
 
     assert list(document["paths"]) == ["/one/{id}/two"]
+    assert only(document)["operationId"] == "post_one_id_two"
     told = {one["name"]: (one["in"], one["required"]) for one in only(document)["parameters"]}
     assert told == {
         "id": ("path", True),
