@@ -63,11 +63,16 @@ class McpServers:
         as_written = section.model_dump(
             include={"url", "command", "timeout_s", "retry_attempts", "user_header"}
         )
+        env = self._secrets((*path, "env"), section.env)
+        headers = self._secrets((*path, "headers"), section.headers)
+        texts, values = {**section.env, **section.headers}, {**env, **headers}
+        hidden = [one for name, one in values.items() if "${" in texts[name] or looks_secret(name)]
         return McpServerDef(
             name,
             args=tuple(section.args),
-            env=self._secrets((*path, "env"), section.env),
-            headers=self._secrets((*path, "headers"), section.headers),
+            env=env,
+            headers=headers,
+            hidden=tuple(hidden),
             **as_written,
         )
 

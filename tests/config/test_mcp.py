@@ -21,6 +21,7 @@ def test_a_server_is_read_with_its_secrets_followed(arena: Arena) -> None:
             "books",
             url="https://books.example/mcp",
             headers={"Authorization": Secret("Bearer s3cret")},
+            hidden=(Secret("Bearer s3cret"),),
         ),
         McpServerDef("files", command="npx", args=("-y",), env={"LOG_LEVEL": Secret("warn")}),
     )

@@ -6,7 +6,7 @@ import anyio, mcp_types as types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
-NAMES = ["env", "echo", "fork", "die", "pid", "wait"]
+NAMES = ["env", "echo", "fork", "die", "pid", "wait", "many"]
 
 def text(said):
     return types.CallToolResult(content=[types.TextContent(type="text", text=said)])
@@ -26,6 +26,8 @@ async def call_tool(ctx, params):
             os._exit(3)
         case "pid":
             return text(str(os.getpid()))
+        case "many":
+            return types.CallToolResult(content=[], structured_content={"a": [[]] * 100_000})
         case "wait":
             await anyio.sleep_forever()
     return text(str(params.meta))

@@ -126,6 +126,19 @@ async def test_what_is_no_message_among_the_answers_is_passed_over(tmp_path: Pat
         assert await stage.gate.prepare(stage.agent) == []
 
 
+async def test_an_answer_of_too_many_values_costs_its_call_and_not_the_program(
+    tmp_path: Path,
+) -> None:
+    async with staged(program(GOOD), tmp_path) as stage:
+        await stage.gate.prepare(stage.agent)
+        before = await stage.call("pid")
+        many = await stage.call("many")
+        after = await stage.call("pid")
+
+    assert many.content == "child__many: It answered with more than 50000 values."
+    assert before.content == after.content
+
+
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     server = McpServerDef("child", command="/there/is/none", retry_attempts=0)
     async with staged(server, tmp_path) as stage:
