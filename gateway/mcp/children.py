@@ -6,6 +6,7 @@ the server itself ends in good order, and gives its errors to a file.
 
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -29,6 +30,7 @@ LONGEST_SAID = 500  # characters of a line in the log
 MOST_SAID = 100  # lines a minute
 _ID = re.compile(rb'"id": ?([0-9]{1,15})[,}]')  # where every server writes it: first, or last
 _PATIENCE_S = 2.0  # for each step of its ending
+_WATCH = f'read _; sleep {_PATIENCE_S:g}; kill -9 "-$0"'  # its input ends with us; $0: whose group
 
 In = MemoryObjectSendStream[SessionMessage | Exception]
 Out = MemoryObjectReceiveStream[SessionMessage]
@@ -52,7 +54,7 @@ async def child(
     incoming, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     said, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     journal = _Said(server.name, clock, tuple(own.values()))
-    async with anyio.create_task_group() as group:
+    async with _leash(process), anyio.create_task_group() as group:
         group.start_soon(_hear, process, incoming, ended)
         group.start_soon(_tell, process, outgoing, ended)
         group.start_soon(journal.listen, process)
@@ -64,6 +66,25 @@ async def child(
                 said.close()
                 await _end(process)
             group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _leash(process: Process) -> AsyncIterator[None]:
+    """If the gateway itself is killed, so is what does not care for the end of its input."""
+    if sys.platform == "win32":
+        yield
+        return
+    nowhere = subprocess.DEVNULL
+    command = ["/bin/sh", "-c", _WATCH, str(process.pid)]
+    watch = await anyio.open_process(
+        command, env={}, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            watch.kill()
+            await watch.aclose()
 
 
 async def _hear(process: Process, incoming: In, ended: Callable[[str], None]) -> None:

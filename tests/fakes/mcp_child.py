@@ -40,6 +40,12 @@ async def main():
 
 anyio.run(main)
 """
+STUBBORN = f"""
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{GOOD}
+time.sleep(600)
+"""
 SILENT = "import sys\nfor line in sys.stdin: pass\n"
 LONG_LINE = "import sys\nwhile True: sys.stdout.write('x' * 1_000_000)\n"
 NOISY = "print('Welcome!', flush=True)\n" + GOOD
