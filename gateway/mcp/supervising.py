@@ -1,6 +1,7 @@
 """One configured server: connected when an agent wants it, watched, and its tools kept in the gate."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,11 +76,12 @@ class Server:
         count = len(self._tools) if self._line else 0
         return McpStatus(self.server.name, state, self._version, count, self._why)
 
-    async def ready(self) -> Lacking | None:
+    async def ready(self, within_s: float = math.inf) -> Lacking | None:
         """Connects it, unless it failed too often; None: it is there."""
         self._wanted_at = self.means.clock.monotonic()
         self._wanted.set()
-        with anyio.move_on_after(self.server.timeout_s):
+        wait_s = min(within_s, self.server.timeout_s)
+        with anyio.move_on_after(wait_s):
             while self._up is None and self._failures < min(
                 1 + self.server.retry_attempts, MOST_FAILURES
             ):
@@ -88,7 +90,7 @@ class Server:
             if self.means.clock.monotonic() - self._listed_at > LISTED_S:
                 self.look.set()
             return None
-        why = self._why or f"it was not there within {self.server.timeout_s:g} s"
+        why = self._why or f"it was not there within {wait_s:g} s"
         told = f"The tools of {self.server.name!r} are not available: {why}."
         return Lacking(self.server.name, told)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from anyio.abc import SocketAttribute
 
 from tests.fakes.client import Event, connected, post_chat
 from tests.fakes.gateway import Setup, command, running
@@ -20,9 +21,14 @@ CALL = Reply(calls=[("c1", "books__echo", '{"text":"hello"}')])
 
 
 def setup_of(
-    model_url: str, line: str, listed: Sequence[str] = ("mcp:books",), more: str = ""
+    model_url: str,
+    line: str,
+    listed: Sequence[str] = ("mcp:books",),
+    *,
+    more: str = "",
+    timeout_s: int = 2,
 ) -> Setup:
-    rest = f"[mcp.servers.books]\n{line}\ntimeout_s = 2\nretry_attempts = 0\n{more}"
+    rest = f"[mcp.servers.books]\n{line}\ntimeout_s = {timeout_s}\nretry_attempts = 0\n{more}"
     return Setup(model_url, tools=tuple(listed), rest=rest)
 
 
@@ -94,6 +100,22 @@ async def test_a_turn_answers_without_a_dead_server_and_its_tools_come_back_with
     assert "'books' are not available" in json.dumps(model.requests[0].body)
     assert (results(with_it), with_it[-1]["response"]) == (["echo hello"], "Three.")
     assert notices(with_it) == []
+
+
+async def test_a_run_that_is_stopped_waits_for_no_server(tmp_path: Path) -> None:
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as silent,
+        scripted_server([Reply("One.")]) as model,
+    ):
+        port = silent.extra(SocketAttribute.local_port)
+        setup = setup_of(model.url, f'url = "http://127.0.0.1:{port}/mcp"', timeout_s=600)
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            run = await client.send("Anybody?")
+            await client.call("chat.abort", run_id=run["run_id"])
+            events = await client.ended(run["run_id"])
+
+    assert events[-1]["reason"] == "cancelled"
+    assert model.requests == []
 
 
 @pytest.mark.requirement("S-004-MCP-04")

@@ -1,11 +1,14 @@
 """One server under watch: what it is told, what it may repeat, and what cannot end the gateway."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import mcp_types as types
 import pytest
+from anyio.abc import SocketAttribute
 from starlette.types import Send
 
 from gateway.domain.errors import StoreUnavailable
@@ -118,3 +121,15 @@ async def test_a_call_that_never_left_is_sent_when_its_server_is_back(tmp_path: 
     assert away.is_error
     assert back.content == "echo again"
     assert len(fake.calls) == 1
+
+
+async def test_a_server_is_not_waited_for_longer_than_a_run_may_take(tmp_path: Path) -> None:
+    async with await anyio.create_tcp_listener(local_host="127.0.0.1") as silent:
+        fake = FakeMcp()
+        fake.url = f"http://127.0.0.1:{silent.extra(SocketAttribute.local_port)}/mcp"
+        async with staged(at(fake, timeout_s=600.0), tmp_path) as stage:
+            limits = replace(stage.agent.limits, timeout_seconds=1)
+            with anyio.fail_after(5):
+                (lacking,) = await stage.gate.prepare(replace(stage.agent, limits=limits))
+
+    assert "within 1 s" in lacking.why
