@@ -118,6 +118,7 @@ async def _life(fake: FakeMcp, port: int, *, task_status: TaskStatus[None]) -> N
 
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen()
     fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
