@@ -54,12 +54,13 @@ async def child(
     incoming, heard = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     said, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
     journal = _Said(server.name, clock, tuple(own.values()))
-    async with _leash(process), anyio.create_task_group() as group:
+    async with anyio.create_task_group() as group:
         group.start_soon(_hear, process, incoming, ended)
         group.start_soon(_tell, process, outgoing, ended)
         group.start_soon(journal.listen, process)
         try:
-            yield heard, said
+            async with _leash(process):
+                yield heard, said
         finally:
             with anyio.CancelScope(shield=True):
                 heard.close()
