@@ -90,7 +90,8 @@ class Server:
             if self.means.clock.monotonic() - self._listed_at > LISTED_S:
                 self.look.set()
             return None
-        why = self._why or f"it was not there within {wait_s:g} s"
+        # No word of the server's, and no address: it is shown to everybody, as the gateway's own.
+        why = "it is away" if self._why else f"it was not there within {wait_s:g} s"
         told = f"The tools of {self.server.name!r} are not available: {why}."
         return Lacking(self.server.name, told)
 
@@ -131,10 +132,10 @@ class Server:
         self, tool: str, arguments: Mapping[str, object], person: str
     ) -> types.CallToolResult:
         """Raises NotThere and what Line.call raises."""
-        lacking = await self.ready()
+        await self.ready()
         line = self._up
         if line is None:
-            raise NotThere(self._why or (lacking.why if lacking else "it is away"))
+            raise NotThere("it cannot be connected")
         if self.server.url is None or not line.is_stateful:
             line.used_at = self.means.clock.monotonic()
             return await line.call(tool, arguments, person)

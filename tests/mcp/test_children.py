@@ -116,9 +116,11 @@ async def test_a_program_that_does_not_speak_mcp_is_away(
     async with staged(program(source, 0.5 if source == SILENT else 5), tmp_path) as stage:
         (lacking,) = await stage.gate.prepare(stage.agent)
         names = stage.names()
+        await stage.until(lambda: stage.server.status.why is not None)
 
+    assert lacking.server == "child"
     assert names == []
-    assert said in lacking.why
+    assert said in str(stage.server.status.why)
 
 
 async def test_what_is_no_message_among_the_answers_is_passed_over(tmp_path: Path) -> None:
@@ -144,6 +146,5 @@ async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     async with staged(server, tmp_path) as stage:
         (lacking,) = await stage.gate.prepare(stage.agent)
 
-    assert lacking.why == (
-        "The tools of 'child' are not available: there is no program '/there/is/none'."
-    )
+    assert lacking.why == "The tools of 'child' are not available: it is away."
+    assert stage.server.status.why == "there is no program '/there/is/none'"
