@@ -70,6 +70,16 @@ def test_a_bound_of_a_server_is_not_passed(arena: Arena, line: str) -> None:
             "mcp.servers.books.headers.x-user-id",
             "cannot be the same for all",
         ),
+        (
+            BOOKS + "headers = { Content-Length = '1' }",
+            "mcp.servers.books.headers.Content-Length",
+            "the gateway itself sets",
+        ),
+        (
+            BOOKS + "user_header = 'Mcp-Session-Id'",
+            "mcp.servers.books.user_header",
+            "the gateway itself sets",
+        ),
         ("[agent]\ntools = ['mcp:book']\n" + BOOKS, "agent.tools.0", "no MCP server"),
         ("[agent]\ntools = ['mcp:books/']\n" + BOOKS, "agent.tools.0", "names no tool"),
         ("[agent]\ntools = ['mcp:books', 'mcp:books']\n" + BOOKS, "agent.tools.1", "twice"),
