@@ -28,6 +28,7 @@ class Site:
     token: str
     model: ModelServer
     script: Callable[[Asked], Reply] = echo
+    pid: int = 0
 
 
 OpenSite = Callable[..., AbstractContextManager[Site]]
@@ -49,7 +50,7 @@ def opened(folder: Path, token: str = TOKEN, **more: object) -> Iterator[Site]:
         try:
             if not portal.call(command.ready):
                 raise AssertionError(portal.call(command.said).decode(errors="replace")[-2000:])
-            site.url = command.url
+            site.url, site.pid = command.url, command.process.pid
             yield site
         finally:
             command.kill()

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Emit, Gate, Job
 from gateway.agent.plans import Plans
+from gateway.agent.preparing import prepared
 from gateway.agent.reins import Reins
 from gateway.agent.story import Story
 from gateway.control.notices import notice_of
@@ -53,7 +54,8 @@ class Aside:
     ) -> Answer:
         """Whoever cancels this cancels the turn."""
         agent = errand.agent
-        lacking = await self.gate.prepare(agent)
+        reins = reins or Reins()
+        lacking = await prepared(self.gate, agent, reins)
         tools = self.gate.offered(agent)
         question = Message("user", errand.question)
         plan = self.plans.of(errand.plan_of)
@@ -80,6 +82,6 @@ class Aside:
             story=story,
             clock=self.clock,
             emit=emit,
-            reins=reins or Reins(),
+            reins=reins,
         )
         return await driver.drive()

@@ -17,10 +17,15 @@ from gateway.config.masking import looks_secret
 from gateway.config.mcp_serving import McpServeSection
 from gateway.config.problems import Code, KeyPath, Report, quoted
 from gateway.config.secrets import SecretSource
-from gateway.domain.mcp import McpServerDef
+from gateway.domain.mcp import DEPTH_HEADER, McpServerDef
 from gateway.domain.secrets import Secret
 
 _SERVER = McpServerDef("")
+_OURS = {
+    *("accept", "accept-encoding", "connection", "content-length", "content-type", "host"),
+    *("last-event-id", "mcp-method", "mcp-name", "mcp-protocol-version", "mcp-session-id"),
+    *("transfer-encoding", DEPTH_HEADER),
+}
 
 
 class McpServerSection(Section):
@@ -63,11 +68,16 @@ class McpServers:
         as_written = section.model_dump(
             include={"url", "command", "timeout_s", "retry_attempts", "user_header"}
         )
+        env = self._secrets((*path, "env"), section.env)
+        headers = self._secrets((*path, "headers"), section.headers)
+        texts, values = {**section.env, **section.headers}, {**env, **headers}
+        hidden = [one for name, one in values.items() if "${" in texts[name] or looks_secret(name)]
         return McpServerDef(
             name,
             args=tuple(section.args),
-            env=self._secrets((*path, "env"), section.env),
-            headers=self._secrets((*path, "headers"), section.headers),
+            env=env,
+            headers=headers,
+            hidden=tuple(hidden),
             **as_written,
         )
 
@@ -83,6 +93,14 @@ class McpServers:
         for key_ in section.model_fields_set.intersection(alien):
             message = f"the MCP server {name} has a {kind}: {key_} says nothing to it"
             self.report.wrong(Code.MALFORMED, (*path, key_), message, "remove it", at="key")
+        self._check_headers(path, section)
+
+    def _check_headers(self, path: KeyPath, section: McpServerSection) -> None:
+        named = [((*path, "headers", name), name) for name in section.headers]
+        for at, header in [*named, ((*path, "user_header"), section.user_header)]:
+            if header.lower() in _OURS:
+                message = f"{quoted(header)} is a header that the gateway itself sets"
+                self.report.wrong(Code.MALFORMED, at, message, "take another name")
         for header in section.headers:
             if header.lower() == section.user_header.lower():
                 message = f"{quoted(header)} says who the user is: it cannot be the same for all"

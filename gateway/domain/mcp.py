@@ -12,6 +12,7 @@ from gateway.domain.secrets import Secret
 
 FAMILY = "mcp:"  # in an agent's list: mcp:SERVER, or mcp:SERVER/TOOL
 DEPTH_HEADER = "x-exogate-depth"  # sent by agents that use tools of others: they ask no agent
+SHORTEST_SECRET = 6  # what is shorter stands in other text by chance
 CLIENT = "mcp_client"  # under which a front door tells who calls, in the state of a request
 
 Door = Callable[[Any, Any, Any], Awaitable[None]]  # an ASGI application
@@ -28,7 +29,8 @@ class McpNotInstalled(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class McpServerDef:
-    """One server: `url`, or a `command` with its arguments. `user_header` carries the principal."""
+    """One server: `url`, or a `command` with its arguments. `user_header` carries the principal.
+    `hidden`: what of `env` and `headers` nobody else may see."""
 
     name: str
     url: str | None = None
@@ -39,6 +41,16 @@ class McpServerDef:
     timeout_s: float = 10.0  # until it is connected and has listed its tools
     retry_attempts: int = 3
     user_header: str = "X-User-ID"
+    hidden: tuple[Secret, ...] = ()
+
+    def hushed(self, text: str) -> str:
+        """Without what it was given in secret: many a server repeats it in what it says."""
+        values = [one.reveal() for one in self.hidden]
+        words = {word for value in values for word in (value, *value.split()[-1:])}  # Bearer WORD
+        for word in sorted(words, key=len, reverse=True):
+            if len(word) >= SHORTEST_SECRET:
+                text = text.replace(word, "***")
+        return text
 
 
 McpState = Literal["idle", "connected", "failing"]

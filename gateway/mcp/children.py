@@ -5,6 +5,8 @@ the server itself ends in good order, and gives its errors to a file.
 """
 
 import logging
+import re
+import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,13 +22,15 @@ from mcp.shared.message import SessionMessage
 
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.ports import Clock
+from gateway.mcp.bounds import TooMuch, check_marks, check_size, marks_in
 
 log = logging.getLogger(__name__)
 
-MOST_LINE = 16 * 1024 * 1024
 LONGEST_SAID = 500  # characters of a line in the log
 MOST_SAID = 100  # lines a minute
+_ID = re.compile(rb'"id": ?([0-9]{1,15})[,}]')  # where every server writes it: first, or last
 _PATIENCE_S = 2.0  # for each step of its ending
+_WATCH = f'read _; sleep {_PATIENCE_S:g}; kill -9 "-$0"'  # its input ends with us; $0: whose group
 
 In = MemoryObjectSendStream[SessionMessage | Exception]
 Out = MemoryObjectReceiveStream[SessionMessage]
@@ -55,13 +59,33 @@ async def child(
         group.start_soon(_tell, process, outgoing, ended)
         group.start_soon(journal.listen, process)
         try:
-            yield heard, said
+            async with _leash(process):
+                yield heard, said
         finally:
             with anyio.CancelScope(shield=True):
                 heard.close()
                 said.close()
                 await _end(process)
             group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _leash(process: Process) -> AsyncIterator[None]:
+    """If the gateway itself is killed, so is what does not care for the end of its input."""
+    if sys.platform == "win32":
+        yield
+        return
+    nowhere = subprocess.DEVNULL
+    command = ["/bin/sh", "-c", _WATCH, str(process.pid)]
+    watch = await anyio.open_process(
+        command, env={}, stdout=nowhere, stderr=nowhere, start_new_session=True
+    )
+    try:
+        yield
+    finally:
+        with anyio.CancelScope(shield=True):
+            watch.kill()
+            await watch.aclose()
 
 
 async def _hear(process: Process, incoming: In, ended: Callable[[str], None]) -> None:
@@ -71,15 +95,11 @@ async def _hear(process: Process, incoming: In, ended: Callable[[str], None]) ->
         try:
             async for line in _lines(process.stdout):
                 await _pass_on(line, incoming)
-        except _TooLong:
-            why = f"it wrote a line of more than {MOST_LINE} bytes"
+        except TooMuch as error:
+            why = f"it wrote a line of {error}"
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             pass  # whoever listened is gone
         ended(why)
-
-
-class _TooLong(Exception):
-    pass
 
 
 async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
@@ -90,14 +110,19 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
             *lines, rest = rest.split(b"\n")
             for line in lines:
                 yield bytes(line)
-        if len(rest) > MOST_LINE:
-            raise _TooLong
+        check_size(len(rest))
 
 
 async def _pass_on(line: bytes, incoming: In) -> None:
     """What is no message is left out: programs write to their output whatever they like."""
     try:
+        check_marks(marks_in(line))
         message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+    except TooMuch as error:
+        if (found := _ID.search(line, 0, 64) or _ID.search(line, max(0, len(line) - 64))) is None:
+            return
+        told = types.ErrorData(code=types.INTERNAL_ERROR, message=f"It answered with {error}.")
+        message = types.JSONRPCError(jsonrpc="2.0", id=int(found[1]), error=told)
     except ValueError:
         return
     await incoming.send(SessionMessage(message))

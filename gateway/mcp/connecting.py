@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import anyio
 import httpx2
@@ -14,15 +14,18 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+from pydantic import Field
 
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.ports import Clock, Http
 from gateway.domain.version import VERSION
-from gateway.mcp.carrying import Carrier
+from gateway.mcp.bounds import MOST_BYTES
+from gateway.mcp.carrying import Carrier, Fate, fate
 from gateway.mcp.children import child
 
 MOST_TOOLS = 128
 MOST_PAGES = 20
+MOST_PARTS = 1_000  # of a result
 LONGEST_WHY = 300
 
 for _name in ("mcp.client", "httpx2"):  # they tell addresses with their queries, and traces
@@ -35,6 +38,12 @@ class Broke(Exception):
     def __init__(self, *, is_done: bool | None = None) -> None:
         super().__init__("the connection broke")
         self.is_done = is_done
+
+
+class _Result(types.CallToolResult):
+    """Each wrong part costs more to say than a right one to read: the first ends it."""
+
+    content: Annotated[list[types.ContentBlock], Field(max_length=MOST_PARTS, fail_fast=True)]
 
 
 class Ended(Exception):
@@ -50,7 +59,7 @@ class Line:
     over: anyio.Event = field(default_factory=anyio.Event)
     why: str = "the connection ended"
     at_work: int = 0
-    is_forgotten: bool = False  # by the server
+    given_up: int = 0  # calls whose answers may still be on their way
 
     @property
     def version(self) -> str:
@@ -83,24 +92,39 @@ class Line:
         meta: Any = {"exogate/user": person}
         params = types.CallToolRequestParams(name=tool, arguments=dict(arguments), _meta=meta)
         request = types.CallToolRequest(params=params)
+        known = Fate()
+        told = fate.set(known)
         self.at_work += 1
         try:
             # Client.call_tool checks results with patterns that may hold up everybody
-            return await self.client.session.send_request(request, types.CallToolResult)
+            return await self.client.session.send_request(request, _Result)
         except MCPError as error:
-            is_closed = error.code == types.CONNECTION_CLOSED
-            if self.is_forgotten and not is_closed:
-                self.end("the server has forgotten the session")
-                raise Broke(is_done=False) from error
-            if is_closed or self.over.is_set():
-                self.end("the connection broke")
-                raise Broke from error
+            self._judge(error, known)
             raise
         except (anyio.ClosedResourceError, anyio.BrokenResourceError) as error:
             self.end("the connection broke")
             raise Broke from error
+        except anyio.get_cancelled_exc_class():
+            self.given_up += 1
+            raise
         finally:
             self.at_work -= 1
+            fate.reset(told)
+
+    def _judge(self, error: MCPError, known: Fate) -> None:
+        """Raises Broke unless it is the server's own word. The SDK has one code for its troubles,
+        and many a server the same for others."""
+        if known.too_much:
+            told = f"It answered with {known.too_much}."
+            raise MCPError(code=types.INTERNAL_ERROR, message=told) from error
+        is_vague = error.code == types.CONNECTION_CLOSED
+        if known.has_no_session(is_vague=is_vague):
+            self.end("the server has forgotten the session")
+        elif is_vague and error.message == "Connection closed":
+            self.end("the connection broke")
+        is_cut = known.is_lost or (is_vague and error.message.startswith("SSE stream "))
+        if is_cut or self.over.is_set():
+            raise Broke(is_done=known.is_done) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +146,8 @@ class Dialling:
             for one in line:
                 one.end(why)
 
-        def lost() -> None:
-            for one in line:
-                one.is_forgotten = True
-
         async with AsyncExitStack() as stack:
-            transport = await self._transport(server, stack, ended, lost)
+            transport = await self._transport(server, stack, ended)
             about = types.Implementation(name="exogate", version=VERSION)
             client = Client(transport, mode="auto", cache=None, client_info=about)
             try:
@@ -144,17 +164,16 @@ class Dialling:
         server: McpServerDef,
         stack: AsyncExitStack,
         ended: Callable[[str], None],
-        lost: Callable[[], None],
     ) -> Any:
         if server.url is None:
             own = self.folder / server.name
             await anyio.Path(own).mkdir(mode=0o700, parents=True, exist_ok=True)
             return child(server, own, self.clock, ended)
         headers = {name: value.reveal() for name, value in server.headers.items()}
-        carrier = Carrier(self.http, server.url, headers, server.user_header, lost)
+        carrier = Carrier(self.http, server.url, headers, server.user_header)
         http = httpx2.AsyncClient(transport=carrier, trust_env=False, timeout=None)
         await stack.enter_async_context(http)
-        return streamable_http_client(server.url, http_client=http)
+        return streamable_http_client(server.url, http_client=http, max_sse_event_size=MOST_BYTES)
 
 
 def why_not(error: BaseException) -> str:

@@ -2,17 +2,20 @@
 
 import json
 import logging
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
+
+import mcp_types as types
 
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace, PluginStore
 
 log = logging.getLogger(__name__)
 
-Seen = Literal["as before", "changed before", "changed now"]
+MOST_NAMES = 1_024  # of one server while we run: some have new ones all the time
+
+Seen = Literal["as before", "changed before", "changed now", "one too many"]
 
 
 @dataclass(slots=True)
@@ -26,9 +29,11 @@ class Pins:
     async def seen(self, name: str, digest: str) -> Seen:
         if name in self._now:
             return "as before" if self._now[name] == digest else "changed now"
-        self._now[name] = digest
+        if len(self._now) >= MOST_NAMES:
+            return "one too many"
         space = PluginSpace(f"mcp:{self.server}", "pins")
         kept = await self.store.get(space, name)
+        self._now[name] = digest
         if kept == digest:
             return "as before"
         try:
@@ -38,11 +43,7 @@ class Pins:
         return "as before" if kept is None else "changed before"
 
 
-def digest_of(
-    name: str,
-    description: str | None,
-    takes: Mapping[str, object],
-    gives: Mapping[str, object] | None,
-) -> str:
-    text = json.dumps([name, description, takes, gives], sort_keys=True)
+def digest_of(tool: types.Tool) -> str:
+    parts = [tool.name, tool.description, tool.input_schema, tool.output_schema]
+    text = json.dumps(parts, sort_keys=True)
     return sha256(text.encode()).hexdigest()

@@ -15,6 +15,7 @@ from gateway.mcp.connecting import Line, why_not
 log = logging.getLogger(__name__)
 
 MOST_LINES = 64
+MOST_GIVEN_UP = 8  # on one: a server may keep their answers open for as long as it lasts
 
 Dial = Callable[[McpServerDef], AbstractAsyncContextManager[Line]]
 
@@ -25,12 +26,13 @@ class NotThere(Exception):
 
 @dataclass(slots=True)
 class Pool:
-    """`group` holds the task of each connection."""
+    """`group` holds the task of each connection; whoever calls over one of a person holds `room`."""
 
     server: McpServerDef
     dial: Dial
     clock: Clock
     group: TaskGroup
+    room: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(MOST_LINES))
     _lines: dict[str, Line] = field(default_factory=dict)
     _opening: dict[str, anyio.Event] = field(default_factory=dict)
 
@@ -39,6 +41,8 @@ class Pool:
         while person in self._opening:
             await self._opening[person].wait()
         line = self._lines.get(person)
+        if line is not None and line.given_up >= MOST_GIVEN_UP and not line.at_work:
+            line.end("too many calls were given up")
         if line is None or line.over.is_set():
             done = self._opening[person] = anyio.Event()
             try:
@@ -68,7 +72,7 @@ class Pool:
                 task_status.started(line)
                 await line.over.wait()
         except Exception as error:
-            why = why_not(error)
+            why = self.server.hushed(why_not(error))
             if line is None:
                 raise NotThere(why) from error
             line.end(why)
@@ -79,13 +83,10 @@ class Pool:
                 line.end("the connection is closed")
 
     def _make_room(self) -> None:
-        """Raises NotThere if everybody is busy."""
         self._lines = {name: one for name, one in self._lines.items() if not one.over.is_set()}
         if len(self._lines) + len(self._opening) <= MOST_LINES:
             return
-        idle = [name for name, one in self._lines.items() if not one.at_work]
-        if not idle:
-            raise NotThere("too many people use it at once")
+        idle = [name for name, one in self._lines.items() if not one.at_work]  # thanks to `room`
         oldest = min(idle, key=lambda name: self._lines[name].used_at)
         self._lines.pop(oldest).end("another person needs its place")
 

@@ -17,11 +17,11 @@ class Servers:
     by_name: Mapping[str, Server]
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
-        """Side by side, each within its own time."""
+        """Side by side, each within its own time, and none for longer than a run may take."""
         lacking: list[Lacking] = []
 
         async def ready(server: Server) -> None:
-            if (away := await server.ready()) is not None:
+            if (away := await server.ready(agent.limits.timeout_seconds)) is not None:
                 lacking.append(away)
 
         async with anyio.create_task_group() as group:

@@ -1,6 +1,7 @@
 """One configured server: connected when an agent wants it, watched, and its tools kept in the gate."""
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,14 +10,14 @@ import anyio
 import mcp_types as types
 from anyio.abc import TaskGroup
 
-from gateway.domain.errors import ToolFailed
+from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus
 from gateway.domain.ports import Clock, PluginStore, SchemaCheck, Tool
 from gateway.mcp.carrying import user
 from gateway.mcp.connecting import Broke, Line, why_not
-from gateway.mcp.pinning import Pins
+from gateway.mcp.listing import Listing
 from gateway.mcp.pool import Dial, NotThere, Pool
-from gateway.mcp.tools import McpTool, tool_of
+from gateway.mcp.tools import McpTool
 
 log = logging.getLogger(__name__)
 
@@ -53,13 +54,12 @@ class Server:
     outcomes: Counter[str] = field(default_factory=Counter)
     look: anyio.Event = field(default_factory=anyio.Event)
     _pool: Pool = field(init=False)
-    _pins: Pins = field(init=False)
+    _listing: Listing = field(init=False)
     _line: Line | None = None
     _tools: tuple[McpTool, ...] = ()
     _failures: int = 0
     _why: str | None = None
     _version: str | None = None
-    _told: set[str] = field(default_factory=set)  # digests of tools that have changed
     _wanted_at: float = 0.0
     _listed_at: float = 0.0
     _wanted: anyio.Event = field(default_factory=anyio.Event)
@@ -67,7 +67,8 @@ class Server:
 
     def __post_init__(self) -> None:
         self._pool = Pool(self.server, self.means.dial, self.means.clock, self.group)
-        self._pins = Pins(self.server.name, self.means.store)
+        means = self.means
+        self._listing = Listing(self.server, self, means.schemas, means.store, means.told_changed)
 
     @property
     def status(self) -> McpStatus:
@@ -75,11 +76,12 @@ class Server:
         count = len(self._tools) if self._line else 0
         return McpStatus(self.server.name, state, self._version, count, self._why)
 
-    async def ready(self) -> Lacking | None:
+    async def ready(self, within_s: float = math.inf) -> Lacking | None:
         """Connects it, unless it failed too often; None: it is there."""
         self._wanted_at = self.means.clock.monotonic()
         self._wanted.set()
-        with anyio.move_on_after(self.server.timeout_s):
+        wait_s = min(within_s, self.server.timeout_s)
+        with anyio.move_on_after(wait_s):
             while self._up is None and self._failures < min(
                 1 + self.server.retry_attempts, MOST_FAILURES
             ):
@@ -88,7 +90,8 @@ class Server:
             if self.means.clock.monotonic() - self._listed_at > LISTED_S:
                 self.look.set()
             return None
-        why = self._why or f"it was not there within {self.server.timeout_s:g} s"
+        # No word of the server's, and no address: it is shown to everybody, as the gateway's own.
+        why = "it is away" if self._why else f"it was not there within {wait_s:g} s"
         told = f"The tools of {self.server.name!r} are not available: {why}."
         return Lacking(self.server.name, told)
 
@@ -102,20 +105,22 @@ class Server:
         self, tool: McpTool, arguments: Mapping[str, object], person: str
     ) -> types.CallToolResult:
         user.set(person)
-        left = self.server.retry_attempts
+        tries = 0
         while True:
             try:
-                line = await self._line_for(person)
-                result = await line.call(tool.its_name, arguments, person)
+                result = await self._answered(tool.its_name, arguments, person)
             except NotThere as error:
                 self.outcomes["unreachable"] += 1
                 raise ToolFailed(f"The server of {tool.spec.name} is away: {error}.") from error
             except Broke as error:
+                self.look.set()  # whether it is there at all
                 is_safe = tool.may_repeat or error.is_done is False
-                if not is_safe or left <= 0:
+                if not is_safe or tries >= self.server.retry_attempts:
                     self.outcomes["broken"] += 1
                     raise ToolFailed(_broken(tool.spec.name, is_safe=is_safe)) from error
-                left -= 1
+                if tries:  # at once the first time: it may have forgotten a session, no more
+                    await self.means.clock.sleep(_pause(tries) * self.means.random())
+                tries += 1
             except BaseException:
                 self.outcomes["failed"] += 1
                 raise
@@ -123,20 +128,24 @@ class Server:
                 self.outcomes["error" if result.is_error else "done"] += 1
                 return result
 
-    async def _line_for(self, person: str) -> Line:
-        """Raises NotThere, or Broke if nothing was sent."""
-        lacking = await self.ready()
+    async def _answered(
+        self, tool: str, arguments: Mapping[str, object], person: str
+    ) -> types.CallToolResult:
+        """Raises NotThere and what Line.call raises."""
+        await self.ready()
         line = self._up
         if line is None:
-            raise NotThere(self._why or (lacking.why if lacking else "it is away"))
+            raise NotThere("it cannot be connected")
         if self.server.url is None or not line.is_stateful:
             line.used_at = self.means.clock.monotonic()
-            return line
-        try:
-            return await self._pool.of(person)
-        except NotThere as error:
-            line.end(str(error))  # the same server: it is found out whether it is there at all
-            raise Broke(is_done=False) from error
+            return await line.call(tool, arguments, person)
+        async with self._pool.room:
+            try:
+                own = await self._pool.of(person)
+            except NotThere as error:
+                line.end(str(error))  # the same server: it is found out whether it is there at all
+                raise Broke(is_done=False) from error
+            return await own.call(tool, arguments, person)
 
     # -- the connection
 
@@ -150,7 +159,7 @@ class Server:
                 line = await self._pool.open()
                 await self._list(line)
             except NotThere as error:
-                self._failed(str(error))
+                self._failed(self.server.hushed(str(error)))
             else:
                 await self._watch(line)
                 losses = 0 if clock.monotonic() - began >= STEADY_S else losses + 1
@@ -172,10 +181,13 @@ class Server:
 
     async def _list(self, line: Line) -> None:
         """Takes its tools; then it is there. Raises NotThere."""
+        name = self.server.name
         listed = await _tools_of(line, self.server.timeout_s)
-        name, schemas = self.server.name, self.means.schemas
-        found = {one.spec.name: one for one in (tool_of(name, self, t, schemas) for t in listed)}
-        tools = tuple([one for one in found.values() if await self._is_welcome(one)])
+        try:
+            tools = await self._listing.taken(listed, self._tools)
+        except StoreUnavailable as error:
+            line.end("what its tools were cannot be read")
+            raise NotThere(line.why) from error
         is_new = self._line is None
         self._listed_at = self.means.clock.monotonic()
         if is_new or [one.digest for one in tools] != [one.digest for one in self._tools]:
@@ -186,15 +198,6 @@ class Server:
             log.info("an MCP server is there", extra={"server": name, "tools": len(tools)})
             self.means.tell("mcp.connected", {"server": name, "tools": len(tools)})
         self._has_changed()
-
-    async def _is_welcome(self, tool: McpTool) -> bool:
-        seen = await self._pins.seen(tool.spec.name, tool.digest)
-        if seen != "as before" and tool.digest not in self._told:
-            self._told.add(tool.digest)
-            withheld = seen == "changed now"
-            facts = {"server": self.server.name, "tool": tool.spec.name, "withheld": withheld}
-            await self.means.told_changed(facts)
-        return seen != "changed now"
 
     async def _watch(self, line: Line) -> None:
         """Until it breaks, or nobody has wanted it for long."""
@@ -222,10 +225,10 @@ class Server:
 
     def _down(self, line: Line) -> None:
         name = self.server.name
-        self._line = None
+        self._line, why = None, self.server.hushed(line.why)
         self.means.renew(f"{FAMILY}{name}", ())
-        log.info("an MCP server is left", extra={"server": name, "why": line.why})
-        self.means.tell("mcp.disconnected", {"server": name, "why": line.why})
+        log.info("an MCP server is left", extra={"server": name, "why": why})
+        self.means.tell("mcp.disconnected", {"server": name, "why": why})
         self._has_changed()
 
 

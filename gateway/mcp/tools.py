@@ -10,7 +10,7 @@ import mcp_types as types
 from mcp.shared.exceptions import MCPError
 
 from gateway.domain.errors import ToolFailed
-from gateway.domain.mcp import FAMILY
+from gateway.domain.mcp import FAMILY, McpServerDef
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import SchemaCheck, ToolScope
 from gateway.mcp.cleaning import described
@@ -35,7 +35,8 @@ class Caller(Protocol):
 class McpTool:
     """`may_repeat`: the server says that a second call changes nothing."""
 
-    server: Caller
+    server: McpServerDef
+    caller: Caller
     its_name: str
     spec: ToolSpec
     digest: str
@@ -44,24 +45,34 @@ class McpTool:
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
         try:
-            return told(await self.server.call(self, arguments, scope.principal), self.problem)
+            result = await self.caller.call(self, arguments, scope.principal)
+            return self.server.hushed(told(result, self.problem))
+        except ToolFailed as error:
+            raise ToolFailed(self.server.hushed(str(error))) from error
         except MCPError as error:
-            raise ToolFailed(f"{self.spec.name}: {str(error)[:LONGEST_WHY]}") from error
+            why = self.server.hushed(str(error))[:LONGEST_WHY]
+            raise ToolFailed(f"{self.spec.name}: {why}") from error
         except ValueError as error:
             log.info("an MCP answer is unreadable", extra={"tool": self.spec.name})
             why = "gave an answer that cannot be read; it may have asked for what is not offered"
             raise ToolFailed(f"{self.spec.name} {why}.") from error
 
 
-def tool_of(server: str, caller: Caller, tool: types.Tool, schemas: SchemaCheck) -> McpTool:
-    name, hints = exposed(server, tool.name), tool.annotations
+def size_of(tool: types.Tool) -> int:
+    """Characters of its schemas."""
+    return len(json.dumps([tool.input_schema, tool.output_schema]))
+
+
+def tool_of(
+    server: McpServerDef, caller: Caller, tool: types.Tool, schemas: SchemaCheck
+) -> McpTool:
+    name, hints = exposed(server.name, tool.name), tool.annotations
     takes = json.dumps(tool.input_schema)
-    spec = ToolSpec(
-        name, described(server, tool.description), takes, family=f"{FAMILY}{server}/{tool.name}"
-    )
-    digest = digest_of(tool.name, tool.description, tool.input_schema, tool.output_schema)
+    family = f"{FAMILY}{server.name}/{tool.name}"
+    spec = ToolSpec(name, described(server.name, tool.description), takes, family=family)
     may_repeat = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
-    return McpTool(caller, tool.name, spec, digest, may_repeat, _promised(tool, schemas))
+    promised = _promised(tool, schemas)
+    return McpTool(server, caller, tool.name, spec, digest_of(tool), may_repeat, promised)
 
 
 def _promised(tool: types.Tool, schemas: SchemaCheck) -> Problem | None:

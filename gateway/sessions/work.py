@@ -13,6 +13,7 @@ from gateway.agent.job import Answer, Gate, Job
 from gateway.agent.pace import Pace
 from gateway.agent.patience import until_stored
 from gateway.agent.plans import Plans
+from gateway.agent.preparing import prepared
 from gateway.agent.sight import LIMITS
 from gateway.agent.story import Json, Story
 from gateway.control.bus import Bus
@@ -236,7 +237,7 @@ class Work:
             means.clock,
             lambda: means.notices.claim(person, key, new.run_id, now=means.clock.now()),
         )
-        lacking = await means.gate.prepare(agent)
+        lacking = await prepared(means.gate, agent, run.reins)
         tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)

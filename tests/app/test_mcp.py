@@ -1,22 +1,34 @@
 """MCP servers in a whole gateway: their tools in turns, and turns without them."""
 
 import json
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
+from anyio.abc import SocketAttribute
 
-from tests.fakes.client import Event, connected
-from tests.fakes.gateway import Setup, running
+from tests.fakes.client import Event, connected, post_chat
+from tests.fakes.gateway import Setup, command, running
+from tests.fakes.mcp_child import STUBBORN
 from tests.fakes.mcp_server import FakeMcp, serving
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
 CALL = Reply(calls=[("c1", "books__echo", '{"text":"hello"}')])
 
 
-def setup_of(model_url: str, line: str, listed: Sequence[str] = ("mcp:books",)) -> Setup:
-    rest = f"[mcp.servers.books]\n{line}\ntimeout_s = 2\nretry_attempts = 0\n"
+def setup_of(
+    model_url: str,
+    line: str,
+    listed: Sequence[str] = ("mcp:books",),
+    *,
+    more: str = "",
+    timeout_s: int = 2,
+) -> Setup:
+    rest = f"[mcp.servers.books]\n{line}\ntimeout_s = {timeout_s}\nretry_attempts = 0\n{more}"
     return Setup(model_url, tools=tuple(listed), rest=rest)
 
 
@@ -90,6 +102,22 @@ async def test_a_turn_answers_without_a_dead_server_and_its_tools_come_back_with
     assert notices(with_it) == []
 
 
+async def test_a_run_that_is_stopped_waits_for_no_server(tmp_path: Path) -> None:
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as silent,
+        scripted_server([Reply("One.")]) as model,
+    ):
+        port = silent.extra(SocketAttribute.local_port)
+        setup = setup_of(model.url, f'url = "http://127.0.0.1:{port}/mcp"', timeout_s=600)
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            run = await client.send("Anybody?")
+            await client.call("chat.abort", run_id=run["run_id"])
+            events = await client.ended(run["run_id"])
+
+    assert events[-1]["reason"] == "cancelled"
+    assert model.requests == []
+
+
 @pytest.mark.requirement("S-004-MCP-04")
 async def test_a_run_without_its_server_is_replayed_as_it_was(tmp_path: Path) -> None:
     async with scripted_server([Reply("One.")]) as model:
@@ -118,3 +146,61 @@ async def test_a_run_that_called_a_foreign_tool_is_replayed_without_calling_it(
 
     assert told["identical"] is True
     assert len(books.calls) == 1
+
+
+async def test_nothing_of_a_program_outlives_a_gateway_that_is_killed(tmp_path: Path) -> None:
+    line = f"command = {json.dumps(sys.executable)}\nargs = ['-c', {json.dumps(STUBBORN)}]"
+    calls = [Reply(calls=[("c1", f"books__{tool}", "{}")]) for tool in ("pid", "fork")]
+    async with scripted_server([*calls, Reply("Done.")]) as model:
+        setup = setup_of(model.url, f"{line}\nenv = {{}}")
+        async with command(await setup.written(tmp_path)) as gateway:
+            answer = (await post_chat(gateway.url, "Fork.", wait_s=20)).json
+            pids = [int(made["result"]) for made in answer["tool_calls_made"]]
+            watched = [os.pidfd_open(pid) for pid in pids]
+            gateway.kill()
+        for one in watched:
+            with anyio.fail_after(10):
+                await anyio.wait_readable(one)
+            os.close(one)
+
+    assert len(pids) == 2
+
+
+@pytest.mark.requirement("S-004-MCP-02")
+@pytest.mark.parametrize("is_legacy", [False, True])
+async def test_of_twenty_who_ask_at_once_nobody_is_taken_for_another(
+    tmp_path: Path, is_legacy: bool
+) -> None:
+    people = [f"person-{number}" for number in range(20)]
+
+    def script(asked: Asked) -> Reply:
+        if asked.body["messages"][-1]["role"] == "tool":
+            return Reply(asked.last_text)
+        return Reply(calls=[("c1", "books__echo", json.dumps({"text": asked.last_text}))])
+
+    tokens = "".join(f'[[tokens]]\nname = "{name}"\ntoken = "token-of-{name}"\n' for name in people)
+    async with (
+        scripted_server(script) as model,
+        serving(FakeMcp(is_legacy=is_legacy)) as books,
+        running(setup_of(model.url, f'url = "{books.url}"', more=tokens), tmp_path) as site,
+    ):
+        said: list[tuple[str, str]] = []
+
+        async def ask(name: str) -> None:
+            for _ in range(3):
+                answer = await post_chat(site.url, name, token=f"token-of-{name}", wait_s=20)
+                said.append((name, answer.json["response"]))
+
+        async with anyio.create_task_group() as group:
+            for name in people:
+                group.start_soon(ask, name)
+
+    assert sorted(said) == sorted((name, f"echo {name}") for name in people for _ in range(3))
+    assert len(books.calls) == 60
+    for call in books.calls:
+        assert call.headers["x-user-id"] == call.meta["exogate/user"] == call.arguments["text"]
+    sessions = {
+        (call.headers.get("mcp-session-id"), call.arguments["text"]) for call in books.calls
+    }
+    assert len(sessions) == 20
+    assert len({session for session, _ in sessions}) == (20 if is_legacy else 1)

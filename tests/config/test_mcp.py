@@ -21,6 +21,7 @@ def test_a_server_is_read_with_its_secrets_followed(arena: Arena) -> None:
             "books",
             url="https://books.example/mcp",
             headers={"Authorization": Secret("Bearer s3cret")},
+            hidden=(Secret("Bearer s3cret"),),
         ),
         McpServerDef("files", command="npx", args=("-y",), env={"LOG_LEVEL": Secret("warn")}),
     )
@@ -68,6 +69,16 @@ def test_a_bound_of_a_server_is_not_passed(arena: Arena, line: str) -> None:
             BOOKS + "headers = { x-user-id = 'ann' }",
             "mcp.servers.books.headers.x-user-id",
             "cannot be the same for all",
+        ),
+        (
+            BOOKS + "headers = { Content-Length = '1' }",
+            "mcp.servers.books.headers.Content-Length",
+            "the gateway itself sets",
+        ),
+        (
+            BOOKS + "user_header = 'Mcp-Session-Id'",
+            "mcp.servers.books.user_header",
+            "the gateway itself sets",
         ),
         ("[agent]\ntools = ['mcp:book']\n" + BOOKS, "agent.tools.0", "no MCP server"),
         ("[agent]\ntools = ['mcp:books/']\n" + BOOKS, "agent.tools.0", "names no tool"),

@@ -6,7 +6,7 @@ import anyio, mcp_types as types
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
-NAMES = ["env", "echo", "fork", "die", "pid", "wait"]
+NAMES = ["env", "echo", "fork", "die", "pid", "wait", "many"]
 
 def text(said):
     return types.CallToolResult(content=[types.TextContent(type="text", text=said)])
@@ -26,6 +26,8 @@ async def call_tool(ctx, params):
             os._exit(3)
         case "pid":
             return text(str(os.getpid()))
+        case "many":
+            return types.CallToolResult(content=[], structured_content={"a": [[]] * 100_000})
         case "wait":
             await anyio.sleep_forever()
     return text(str(params.meta))
@@ -37,6 +39,12 @@ async def main():
         await server.run(read, write, server.create_initialization_options())
 
 anyio.run(main)
+"""
+STUBBORN = f"""
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+{GOOD}
+time.sleep(600)
 """
 SILENT = "import sys\nfor line in sys.stdin: pass\n"
 LONG_LINE = "import sys\nwhile True: sys.stdout.write('x' * 1_000_000)\n"

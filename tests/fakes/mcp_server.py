@@ -1,6 +1,7 @@
 """MCP servers for tests: the SDK's own, over a loopback listener, that do what a test tells them."""
 
 import asyncio
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -15,7 +16,9 @@ from mcp.server.lowlevel import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from starlette.types import Message, Receive, Scope, Send
 
+Instead = Callable[[bytes, Send], Awaitable[bool]]
 Act = Callable[[Mapping[str, Any]], Awaitable[types.CallToolResult]]
+JSON = ("content-type", "application/json")
 ANYTHING = {"type": "object", "properties": {}}
 
 
@@ -51,6 +54,9 @@ class FakeMcp:
     calls: list[Called] = field(default_factory=list)
     requests: list[Mapping[str, str]] = field(default_factory=list)  # their headers
     redirect_to: str | None = None
+    get_status: int = 405
+    gets: list[int] = field(default_factory=list)
+    instead: Instead | None = None  # answers a request itself, or gives False
     came: anyio.Event = field(default_factory=anyio.Event)
     stop: Callable[[], Awaitable[None]] = anyio.sleep_forever  # as if it were killed
     restart: Callable[[], Awaitable[None]] = anyio.sleep_forever
@@ -96,20 +102,23 @@ async def _life(fake: FakeMcp, port: int, *, task_status: TaskStatus[None]) -> N
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         fake.requests.append({k.decode(): v.decode() for k, v in scope["headers"]})
         if fake.redirect_to is not None:
-            await _answer(send, 307, b"", ("location", fake.redirect_to))
+            await answer(send, 307, b"", ("location", fake.redirect_to))
             return
         if scope["method"] == "GET":  # there is nothing to listen to
-            await _answer(send, 405, b"", ("allow", "POST, DELETE"))
+            fake.gets.append(fake.get_status)
+            await answer(send, fake.get_status, b"", ("allow", "POST, DELETE"))
             return
         body, receive = await _peeked(receive)
+        if fake.instead is not None and await fake.instead(body, send):
+            return
         if fake.is_legacy and b"server/discover" in body:
-            refusal = b'{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"unknown"}}'
-            await _answer(send, 400, refusal, ("content-type", "application/json"))
+            await answer(send, 400, refusal(-32601, "unknown"))
             return
         await manager.handle_request(scope, receive, send)
 
     listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     listener.bind(("127.0.0.1", port))
     listener.listen()
     fake.url = f"http://127.0.0.1:{listener.getsockname()[1]}/mcp"
@@ -149,7 +158,12 @@ async def _killed(server: uvicorn.Server) -> None:
         await server.shutdown()
 
 
-async def _answer(send: Send, status: int, body: bytes, header: tuple[str, str]) -> None:
+def refusal(code: int, said: str, id_: object = 1) -> bytes:
+    error = {"code": code, "message": said}
+    return json.dumps({"jsonrpc": "2.0", "id": id_, "error": error}).encode()
+
+
+async def answer(send: Send, status: int, body: bytes, header: tuple[str, str] = JSON) -> None:
     headers = [(header[0].encode(), header[1].encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

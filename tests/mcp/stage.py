@@ -1,6 +1,6 @@
 """One server with all that it needs but a gateway."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,8 +49,11 @@ class Stage:
     async def until_listed_again(self) -> None:
         """What it offers is looked at now, although it was a moment ago."""
         self.server.look.set()
+        await self.until(lambda: bool(self.changed))
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
         with anyio.fail_after(5):
-            while not self.changed:
+            while not is_so():
                 await anyio.lowlevel.checkpoint()
 
     async def call(self, tool: str, arguments: str = "{}", person: str = "ann") -> ToolResult:

@@ -116,9 +116,11 @@ async def test_a_program_that_does_not_speak_mcp_is_away(
     async with staged(program(source, 0.5 if source == SILENT else 5), tmp_path) as stage:
         (lacking,) = await stage.gate.prepare(stage.agent)
         names = stage.names()
+        await stage.until(lambda: stage.server.status.why is not None)
 
+    assert lacking.server == "child"
     assert names == []
-    assert said in lacking.why
+    assert said in str(stage.server.status.why)
 
 
 async def test_what_is_no_message_among_the_answers_is_passed_over(tmp_path: Path) -> None:
@@ -126,11 +128,23 @@ async def test_what_is_no_message_among_the_answers_is_passed_over(tmp_path: Pat
         assert await stage.gate.prepare(stage.agent) == []
 
 
+async def test_an_answer_of_too_many_values_costs_its_call_and_not_the_program(
+    tmp_path: Path,
+) -> None:
+    async with staged(program(GOOD), tmp_path) as stage:
+        await stage.gate.prepare(stage.agent)
+        before = await stage.call("pid")
+        many = await stage.call("many")
+        after = await stage.call("pid")
+
+    assert many.content == "child__many: It answered with more than 50000 values."
+    assert before.content == after.content
+
+
 async def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
     server = McpServerDef("child", command="/there/is/none", retry_attempts=0)
     async with staged(server, tmp_path) as stage:
         (lacking,) = await stage.gate.prepare(stage.agent)
 
-    assert lacking.why == (
-        "The tools of 'child' are not available: there is no program '/there/is/none'."
-    )
+    assert lacking.why == "The tools of 'child' are not available: it is away."
+    assert stage.server.status.why == "there is no program '/there/is/none'"

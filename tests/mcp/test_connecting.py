@@ -160,7 +160,7 @@ async def test_a_redirect_to_another_server_is_not_followed(tmp_path: Path) -> N
             (lacking,) = await stage.gate.prepare(stage.agent)
 
     assert other.requests == []
-    assert "books" in lacking.why
+    assert "'books' are not available" in lacking.why
 
 
 async def test_a_name_of_ours_stays_ours(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ def nested(depth: int) -> dict[str, Any]:
     return schema
 
 
-async def test_of_ten_thousand_tools_the_first_are_taken(tmp_path: Path) -> None:
-    fake = FakeMcp(tools=[tool(f"t{number}") for number in range(10_000)])
+async def test_of_five_thousand_tools_the_first_are_taken(tmp_path: Path) -> None:
+    fake = FakeMcp(tools=[tool(f"t{number}") for number in range(5_000)])
     async with serving(fake), staged(at(fake), tmp_path) as stage:
         assert await stage.gate.prepare(stage.agent) == []
         names = stage.names()
@@ -153,5 +153,23 @@ async def test_a_server_that_never_answers_is_not_waited_for_longer_than_its_tim
         async with staged(at(fake, timeout_s=0.3), tmp_path) as stage:
             with anyio.fail_after(2):
                 (lacking,) = await stage.gate.prepare(stage.agent)
+            await stage.until(lambda: stage.server.status.why is not None)
 
-    assert "within 0.3 s" in lacking.why
+    assert lacking.server == "books"
+    assert "within 0.3 s" in str(stage.server.status.why)
+
+
+async def test_a_result_of_ten_thousand_parts_is_refused(
+    tmp_path: Path,
+) -> None:
+    fake = FakeMcp()
+
+    async def act(arguments: Mapping[str, Any]) -> types.CallToolResult:
+        return types.CallToolResult(content=[types.TextContent(type="text", text="")] * 10_000)
+
+    fake.acts["echo"] = act
+    async with serving(fake), staged(at(fake), tmp_path) as stage:
+        await stage.gate.prepare(stage.agent)
+        result = await stage.call("echo")
+
+    assert "cannot be read" in result.content

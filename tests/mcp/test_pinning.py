@@ -1,0 +1,15 @@
+"""What is remembered of tools, within bounds."""
+
+from gateway.mcp.pinning import MOST_NAMES, Pins
+from gateway.store.memory import open_memory
+
+
+async def test_a_server_that_always_has_other_names_is_not_followed_for_ever() -> None:
+    async with open_memory() as stores:
+        pins = Pins("books", stores.plugins)
+        seen = {await pins.seen(f"tool-{number}", "digest") for number in range(MOST_NAMES)}
+
+        assert seen == {"as before"}
+        assert await pins.seen("one-more", "digest") == "one too many"
+        assert await pins.seen("tool-0", "digest") == "as before"
+        assert await pins.seen("tool-0", "another") == "changed now"
