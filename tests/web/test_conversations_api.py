@@ -93,6 +93,17 @@ async def test_ones_own_messages_are_read_page_by_page_and_anothers_are_not_ther
     assert [answer.status for answer in wrong] == [422] * 2
 
 
+async def test_an_id_with_which_many_others_begin_is_found_all_the_same() -> None:
+    async with api(ScriptedModel(says("ok"))) as (url, _):
+        await post_chat(url, "the oldest", token=ANN, conversation_id="c")
+        for number in range(500):
+            await post_chat(url, "hi", token=ANN, conversation_id=f"c{number}")
+
+        erased = await erase(f"{url}/api/conversations/c", ANN)
+
+    assert [one["session_key"] for one in erased.json["erased"]] == ["a:api:ann:c"]
+
+
 async def test_a_conversation_at_work_is_not_erased() -> None:
     model = GatedModel(TextDelta("ok"))
     async with api(model) as (url, _):
