@@ -134,7 +134,7 @@ def with_last_word(
 ) -> tuple[Message, ...]:
     """The answer stands at the end, once; an empty reply gives way to what the user was told."""
     *before, last = said or [Message("assistant")]
-    if last.role != "assistant" or last.text not in {"", text}:
+    if last.role != "assistant" or (last.text.strip() and last.text != text):
         before, last = [*before, last], Message("assistant")
     if (last.text, last.notices) != (text, notices):
         last = replace(last, text=text, notices=notices)

@@ -261,11 +261,13 @@ def test_the_model_is_told_once_between_the_lines(
 # -- how it ends
 
 
+@pytest.mark.requirement("S-004-Result-01")
 @pytest.mark.parametrize(
     ("play", "end"),
     [
         (lambda paper: paper.reply("hello"), Finish("answered", "hello")),
         (lambda paper: paper.reply(""), Finish("answered", EMPTY)),
+        (lambda paper: paper.reply(" \n"), Finish("answered", EMPTY)),
         (
             lambda paper: paper.hear("half").stop(),
             Finish("cancelled", "half", partial=True),
