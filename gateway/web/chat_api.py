@@ -34,6 +34,7 @@ STATUS = {
     "internal_error": 500,
     "config_error": 500,
 }
+TOO_LATE = "the run reached its time limit; what there is comes with this error"
 _TOLD = (
     *("message", "retryable", "timestamp", "provider", "provider_status", "retry_after_s"),
     *("scope", "used", "limit", "unit", "resets_at"),
@@ -112,8 +113,7 @@ class ChatApi:
             "tool_calls_made": _tool_calls(events),
         }
         if end["reason"] == "timeout":
-            told = "the run reached its time limit; what there is comes with this error"
-            facts = {"message": told, "retryable": True, "timestamp": end["timestamp"]}
+            facts = {"message": TOO_LATE, "retryable": True, "timestamp": end["timestamp"]}
             return json_response({"error": _error("timeout", facts), **answer}, 504, headers)
         return json_response(answer, 200, headers)
 

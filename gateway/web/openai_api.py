@@ -21,7 +21,7 @@ from gateway.sessions.listening import events_of
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.stateless import CHANNEL, Question, Stateless
 from gateway.web.asgi import principal_of
-from gateway.web.chat_api import JSON_DEPTH, STATUS, checked_key
+from gateway.web.chat_api import JSON_DEPTH, STATUS, TOO_LATE, checked_key
 from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.openai_shapes import (
@@ -179,24 +179,26 @@ class _Answering:
             raise
         headers = {"x-exogate-run": self._run_id}
         if not self.is_begun and (failed := self._failure()):
-            return json_response(
-                {"error": failed.error}, failed.status, {**headers, **failed.headers}
-            )
+            there_is = self._whole() if self.telling.is_too_late else {}
+            body = {"error": failed.error, **there_is}
+            return json_response(body, failed.status, {**headers, **failed.headers})
         if self.asked.stream:
             stream = self._stream(events)
             return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
+        return json_response(self._whole(), 200, headers)
+
+    def _whole(self) -> Mapping[str, object]:
         message = {"role": "assistant", "content": self.telling.text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None}
         choices = [{**choice, "finish_reason": self.telling.finish}]
-        whole = {**self._head("chat.completion"), "choices": choices, "usage": self.telling.usage}
-        return json_response(whole, 200, headers)
+        return {**self._head("chat.completion"), "choices": choices, "usage": self.telling.usage}
 
     async def _begin(self, events: AsyncIterator[Mapping[str, Any]]) -> None:
         """All of it; of a stream until it is known that there is one."""
         async for event in events:
             self.deltas += self.telling.take(event)
             if self.asked.stream and event["type"] in TELLING:
-                self.is_begun = event["type"] != "error"
+                self.is_begun = event["type"] not in {"done", "error"}
                 return
 
     async def _stream(self, events: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
@@ -228,6 +230,8 @@ class _Answering:
         end = self.telling.end
         if end is None:
             return Failed.by(Stopping())
+        if self.telling.is_too_late and not self.is_begun:
+            return Failed.of({"error_type": "timeout", "message": TOO_LATE}, 504)
         status = STATUS.get(end.get("error_type", ""), 500)
         return Failed.of(end, status) if end["type"] == "error" else None
 

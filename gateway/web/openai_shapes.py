@@ -217,6 +217,10 @@ class Telling:
         return "length" if end.get("cut") or end.get("reason") not in WHOLE_REASONS else "stop"
 
     @property
+    def is_too_late(self) -> bool:
+        return self.end is not None and self.end.get("reason") == "timeout"
+
+    @property
     def usage(self) -> Mapping[str, int]:
         return {
             "prompt_tokens": self.sent,

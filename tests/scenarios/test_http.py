@@ -1,18 +1,15 @@
 """POST /api/chat: whole and as a stream, and every way to be refused."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
-from gateway.config.values import GatewayConfig
-from gateway.domain.agents import Limits
 from tests.fakes.client import connected, http, post_chat, seqs_of, texts_of, types_of
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import clock_first, echo, history_of
+from tests.scenarios.scripts import clock_first, echo, history_of, in_a_second
 
 AS_JSON = {"Content-Type": "application/json"}
 
@@ -99,11 +96,6 @@ async def test_a_failing_model_is_502_and_the_conversation_can_go_on(tmp_path: P
     assert (error["type"], error["retryable"]) == ("provider_error", False)
     assert error["message"]
     assert better.json["response"] == "better"
-
-
-def in_a_second(config: GatewayConfig) -> GatewayConfig:
-    agents = tuple(replace(agent, limits=Limits(timeout_seconds=1)) for agent in config.agents)
-    return replace(config, agents=agents)
 
 
 async def test_a_run_out_of_time_is_504_with_what_there_is(tmp_path: Path) -> None:

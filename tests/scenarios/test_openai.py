@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.client import WAIT_S, Client, HttpAnswer, connected, http
 from tests.fakes.gateway import Command, Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import clock_first, echo
+from tests.scenarios.scripts import clock_first, echo, in_a_second
 
 NONE: Mapping[str, str] = {}
 HI = {"role": "user", "content": "hi"}
@@ -134,6 +134,30 @@ async def test_a_spent_budget_is_no_reason_to_try_again(tmp_path: Path) -> None:
     assert answer.headers["x-should-retry"] == "false"
     assert int(answer.headers["Retry-After"]) > 0
     assert not model.requests
+
+
+@pytest.mark.parametrize(
+    ("stream", "said", "told"),
+    [
+        (False, ["half of ", "it"], (504, "timeout", "false")),
+        (True, [], (504, "timeout", "false")),
+        (True, ["half of ", "it"], (200, None, None)),
+    ],
+)
+async def test_a_run_out_of_time_is_504_unless_its_stream_has_begun(
+    tmp_path: Path, stream: bool, said: list[str], told: tuple[int, str | None, str | None]
+) -> None:
+    reply = Reply(said, gates={len(said): anyio.Event()})
+    async with (
+        scripted_server([reply]) as model,
+        running(Setup(model.url), tmp_path, in_a_second) as site,
+    ):
+        answer = await complete(site.url, stream=stream)
+
+    error = None if answer.status == 200 else answer.json["error"]["code"]
+    assert (answer.status, error, answer.headers.get("x-should-retry")) == told
+    assert b"half of " in answer.body or not said
+    assert b'"finish_reason":"length"' in answer.body
 
 
 async def draining(client: Client) -> None:
