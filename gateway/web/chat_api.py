@@ -142,8 +142,11 @@ async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
 
 
 def _tool_calls(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, object]]:
+    """In the order of the calls, whichever ended first."""
     asked = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
     ended = [e["tool_call"] for e in events if e["type"] == "tool_result"]
+    places = {id: place for place, id in enumerate(asked)}
+    ended.sort(key=lambda call: places.get(call["id"], len(places)))
     return [{**asked.get(call["id"], {}), **call} for call in ended]
 
 
