@@ -152,11 +152,12 @@ async def test_a_run_out_of_time_is_504_unless_its_stream_has_begun(
         scripted_server([reply]) as model,
         running(Setup(model.url), tmp_path, in_a_second) as site,
     ):
-        answer = await complete(site.url, stream=stream)
+        answer = await complete(site.url, stream=stream, stream_options={"include_usage": True})
 
     error = None if answer.status == 200 else answer.json["error"]["code"]
     assert (answer.status, error, answer.headers.get("x-should-retry")) == told
     assert b"half of " in answer.body or not said
+    assert b'"total_tokens":0' not in answer.body
     assert b'"finish_reason":"length"' in answer.body
 
 
