@@ -64,6 +64,7 @@ async def test_an_erased_conversation_is_gone_and_its_id_begins_a_new_one() -> N
     assert [message.text for message in model.asked[-1].messages] == ["again"]
 
 
+@pytest.mark.requirement("S-004-Conv-04")
 async def test_ones_own_messages_are_read_page_by_page_and_anothers_are_not_there() -> None:
     async with api(ScriptedModel(says("ok"))) as (url, stage):
         for text in ("one", "two"):
