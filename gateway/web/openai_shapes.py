@@ -14,7 +14,7 @@ from gateway.web.responses import error_headers, error_object, failure_of
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-MOST_TEXT = 400_000  # characters of a question
+MOST_TEXT = 400_000  # characters of a question, and of instructions
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
 
@@ -124,8 +124,12 @@ def question_of(asked: Completion) -> str:
 
 
 def instructions_of(asked: Completion) -> str:
+    """Raises BadParam for more of them than a question may hold: they are never left out."""
     told = (said.text for said in asked.messages if said.role in {"system", "developer"})
-    return "\n\n".join(text for text in told if text)
+    together = "\n\n".join(text for text in told if text)
+    if len(together) > MOST_TEXT:
+        raise BadParam("messages", f"system messages hold at most {MOST_TEXT} characters together")
+    return together
 
 
 def earlier_of(asked: Completion) -> Sequence[Message]:

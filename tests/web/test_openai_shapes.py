@@ -132,6 +132,15 @@ def test_what_asks_for_nothing_special_is_taken() -> None:
     assert body.most_tokens == 5
 
 
+def test_instructions_without_an_end_are_refused() -> None:
+    half = {"role": "system", "content": "x" * 200_000}
+
+    with pytest.raises(BadParam) as caught:
+        instructions_of(asked(half, half))
+
+    assert caught.value.param == "messages"
+
+
 @pytest.mark.parametrize(
     ("last", "param"),
     [
