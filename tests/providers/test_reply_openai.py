@@ -299,6 +299,17 @@ def test_half_an_escaped_character_is_replaced_and_the_reply_goes_on() -> None:
     assert reply.text == heard.text == "a\ufffd\ufffdb"
 
 
+def test_half_an_escaped_character_deep_inside_is_a_failure_and_never_a_crash() -> None:
+    deep: object = "\ud83d"
+    for _ in range(300):
+        deep = {"a": deep}
+
+    with pytest.raises(ModelFailed) as failed:
+        read_stream("openai", [delta(reasoning_details=[deep]), delta("stop"), DONE])
+
+    assert failed.value.kind == "protocol"
+
+
 def test_a_refusal_is_text_that_ends_as_a_refusal() -> None:
     reply = read_stream("openai", [delta(refusal="I cannot."), delta("stop")])
 
