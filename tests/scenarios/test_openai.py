@@ -102,7 +102,7 @@ async def test_calls_of_a_caller_and_their_results_reach_the_model(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_call_of_the_provider_ends_when_the_caller_leaves(
+async def test_the_call_of_the_provider_ends_and_is_paid_for_when_the_caller_leaves(
     tmp_path: Path, stream: bool
 ) -> None:
     def stalling(_asked: Asked) -> Reply:
@@ -113,10 +113,19 @@ async def test_the_call_of_the_provider_ends_when_the_caller_leaves(
             group.start_soon(lambda: complete(site.url, stream=stream))
             asked = await model.wait_for(1)
             group.cancel_scope.cancel()
+        paid: list[dict[str, Any]] = []
         with anyio.fail_after(WAIT_S):
             await asked.disconnected.wait()
+            while not paid:
+                paid = (await http(f"{site.url}/api/records")).json["records"]
+        async with connected(site.url) as client:
+            budgets = (await client.call("budget.status"))["budgets"]
 
     assert not asked.answered.is_set()
+    (record,) = paid
+    assert (record["outcome"], record["estimated"]) == ("broken", True)
+    assert record["input_tokens"] > 0
+    assert [one["reserved"] for one in budgets] == [0] * len(budgets)
 
 
 async def test_a_spent_budget_is_no_reason_to_try_again(tmp_path: Path) -> None:
