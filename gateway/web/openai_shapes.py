@@ -16,6 +16,7 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 MOST_TEXT = 400_000  # characters of a question, and of instructions
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+BUDGET = ("scope", "used", "limit", "unit", "resets_at")  # of one that is spent
 WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
 
 
@@ -247,7 +248,8 @@ class Failed:
         code, after = end["error_type"], end.get("retry_after_s")
         headers = {} if after is None else {"retry-after": str(ceil(after))}
         kind = "insufficient_quota" if code == "budget_exceeded" else "server_error"
-        error = {"message": end["message"], "type": kind, "param": None, "code": code}
+        facts = {name: end[name] for name in BUDGET if name in end}
+        error = {"message": end["message"], "type": kind, "param": None, "code": code, **facts}
         return Failed(status, error, {**headers, "x-should-retry": "false"})
 
     @staticmethod

@@ -140,6 +140,8 @@ async def test_a_spent_budget_is_no_reason_to_try_again(tmp_path: Path) -> None:
         *(429, "insufficient_quota"),
         "budget_exceeded",
     )
+    assert (told["scope"], told["limit"]) == ("daily", 1)
+    assert told["resets_at"].endswith("T00:00:00Z")
     assert answer.headers["x-should-retry"] == "false"
     assert int(answer.headers["Retry-After"]) > 0
     assert not model.requests
