@@ -219,6 +219,8 @@ class Telling:
     @property
     def finish(self) -> str:
         end = self.end or {}
+        if end.get("filtered"):
+            return "content_filter"
         return "length" if end.get("cut") or end.get("reason") not in WHOLE_REASONS else "stop"
 
     @property

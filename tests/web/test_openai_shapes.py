@@ -209,6 +209,7 @@ def test_the_words_of_a_limit_are_told_as_well() -> None:
         ({"reason": "timeout"}, "length"),
         ({"reason": "token_budget"}, "length"),
         ({"cut": True}, "length"),
+        ({"filtered": True}, "content_filter"),
     ],
 )
 def test_the_reason_says_whether_a_limit_ended_it(end: dict[str, Any], finish: str) -> None:
