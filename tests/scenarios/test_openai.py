@@ -172,6 +172,21 @@ async def test_a_run_out_of_time_is_504_unless_its_stream_has_begun(
     assert b'"finish_reason":"length"' in answer.body
 
 
+async def test_a_run_out_of_time_is_tried_anew_under_its_key(tmp_path: Path) -> None:
+    def script(asked: Asked) -> Reply:
+        return Reply("so", gate=anyio.Event()) if asked.number == 1 else Reply("so it is")
+
+    async with (
+        scripted_server(script) as model,
+        running(Setup(model.url), tmp_path, in_a_second) as site,
+    ):
+        late = await complete(site.url, headers={"Idempotency-Key": "k"})
+        answer = await complete(site.url, headers={"Idempotency-Key": "k"})
+
+    assert (late.status, answer.status) == (504, 200)
+    assert answer.json["choices"][0]["message"]["content"] == "so it is"
+
+
 async def draining(client: Client) -> None:
     with anyio.fail_after(WAIT_S):
         while (await client.call("status"))["ready"]:
