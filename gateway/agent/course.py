@@ -34,7 +34,7 @@ class Course:
         self.refusal: BudgetExceeded | None = None  # nothing more may be spent
         self.asked = 0  # how often a model was asked
         self.stop_after: DoneReason | None = None  # once the turn that is at work is over
-        self._live = 0.0  # tokens of the reply that is being heard, about
+        self.live = 0.0  # tokens of the reply that is being heard, about
         self._calm = 0.0  # so many of them change nothing
         self._shown: int | None = None
         self._has_told_stop = False
@@ -46,20 +46,20 @@ class Course:
     # -- what is used
 
     def spend(self, usage: Usage) -> None:
-        self.usage, self._live = add_usage(self.usage, usage), 0.0
+        self.usage, self.live = add_usage(self.usage, usage), 0.0
         self.change(tokens_used=self.usage.total)
         self._watch_tokens()
 
     def hear(self, text: str) -> bool:
         """More of a reply; False if it is more than the budget allows."""
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-        self._live += size / BYTES_A_TOKEN
-        return self._live < self._calm or self._watch_tokens()
+        self.live += size / BYTES_A_TOKEN
+        return self.live < self._calm or self._watch_tokens()
 
     def _watch_tokens(self) -> bool:
         most, used = self.limits.token_budget, self.usage.total
         warns_at = warning_at(most, self.limits.token_warning_percent)
-        tokens = used + int(self._live)
+        tokens = used + int(self.live)
         if tokens >= warns_at:
             self.warn("token_budget")
         self._calm = (warns_at if tokens < warns_at else most) - used
@@ -83,7 +83,7 @@ class Course:
         if kind == "max_iterations":
             return Reading(kind, min(state.turn + 1, limits.max_iterations), limits.max_iterations)
         if kind == "token_budget":
-            run = Reading(kind, self.usage.total + int(self._live), limits.token_budget)
+            run = Reading(kind, self.usage.total + int(self.live), limits.token_budget)
             return run if self.refusal is None else spent_reading(self.refusal)
         if kind == "context_window":
             return Reading(kind, self.context_tokens, self._job.agent.context_window)

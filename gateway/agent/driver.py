@@ -104,7 +104,7 @@ class Driver:
             turn.farewell,
             self.job.rules.kept,
             turn.exchange.replies > 0 or bool(turn.exchange.heard) or turn.failure is not None,
-            turn.exchange.last is not None and turn.exchange.last.finish == "length",
+            turn.exchange.last.finish if turn.exchange.last else None,
         )
 
     def progress(self) -> Mapping[str, object]:

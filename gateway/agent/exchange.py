@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import ceil
 
 from gateway.agent.course import Course
 from gateway.agent.job import Job, usage_chunk, with_distinct_ids
@@ -15,8 +16,7 @@ from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec
-from gateway.domain.tokens import estimate_tokens
-from gateway.domain.usage import Usage
+from gateway.domain.usage import Spent, Usage
 from gateway.memory.window import message_tokens
 
 
@@ -126,8 +126,11 @@ class Exchange:
         """No reply will come. The prompt was sent and some may have been heard: an estimate is
         nearer than nothing."""
         if was_sent or self._has_begun:
-            heard = estimate_tokens("".join(self._heard))
-            self.course.spend(Usage(self.course.context_tokens, heard, estimated=True))
+            agent, heard = self.job.agent, ceil(self.course.live)
+            usage = Usage(self.course.context_tokens, heard, estimated=True)
+            spent = Spent(usage, agent.provider, self.voice.model or agent.model)
+            self.voice.chunk("usage", usage_chunk(spent).data)
+            self.course.spend(usage)
         self._has_begun = False
 
     def close_round(self) -> None:

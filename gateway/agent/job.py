@@ -14,7 +14,7 @@ from gateway.domain.events import Event
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import ModelReply, ToolSpec
+from gateway.domain.model import FinishReason, ModelReply, ToolSpec
 from gateway.domain.notices import Notice
 from gateway.domain.ports import Decode, ToolScope
 from gateway.domain.usage import Spent, Usage
@@ -70,8 +70,8 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Answer:
     """`said` are the messages of the run after the question, in order, the answer last. `taken` are
-    the runs whose messages were heard in it; `posts` are notices for other sessions. `is_cut`: the last
-    reply was longer than it might be."""
+    the runs whose messages were heard in it; `posts` are notices for other sessions. `finish`:
+    why the last reply ended."""
 
     end: End
     said: tuple[Message, ...]
@@ -83,7 +83,7 @@ class Answer:
     farewell: Event | None = None  # to be told once the end is durable
     kept: Mapping[str, object] | None = None  # by the rules
     has_told: bool = True  # a model what was waiting for it: that one said something, or refused
-    is_cut: bool = False
+    finish: FinishReason | None = None
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
@@ -134,7 +134,7 @@ def with_last_word(
 ) -> tuple[Message, ...]:
     """The answer stands at the end, once; an empty reply gives way to what the user was told."""
     *before, last = said or [Message("assistant")]
-    if last.role != "assistant" or last.text not in {"", text}:
+    if last.role != "assistant" or (last.text.strip() and last.text != text):
         before, last = [*before, last], Message("assistant")
     if (last.text, last.notices) != (text, notices):
         last = replace(last, text=text, notices=notices)

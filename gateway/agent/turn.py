@@ -296,7 +296,8 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
     if broke is not None:
         return _failed(exchange, broke.failure)
     if exchange.is_answered and outcome.reason == "done":
-        return Finish("answered", exchange.last_text or EMPTY)
+        said = exchange.last_text
+        return Finish("answered", said if said.strip() else EMPTY)
     return _without_end(exchange, outcome)
 
 

@@ -12,6 +12,7 @@ CONFIG = "EXOGATE_CONFIG"
 GEMINI_KEY = "AGENT_GEMINI_API_KEY"
 MCP_SERVER = "default"  # the one that variables stand for
 MCP_URL = "AGENT_MCP_SERVER_URL"
+ENCODING = "AGENT_ENCODING_NAME"  # of a tokenizer, which nobody has here
 DEMO = "demo"  # the provider in this process: no address, no key, nothing to configure
 
 # Variables that stand for a key of the default agent, or of the MCP server that it has by them, each

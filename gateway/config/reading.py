@@ -15,6 +15,7 @@ from gateway.config.document import Document, read_document
 from gateway.config.environment import (
     AGENT_KEYS,
     DEMO,
+    ENCODING,
     MCP_SERVER,
     MCP_URL,
     TOKEN,
@@ -262,6 +263,9 @@ def _put_variables(
     content: dict[str, Any], around: Surroundings, report: Report
 ) -> dict[KeyPath, str]:
     variables: dict[KeyPath, str] = {}
+    if value_of(around.environment, ENCODING):
+        message = f"{ENCODING} is set, but there is no tokenizer: tokens are estimated"
+        report.note("unused-variable", ("agent",), message, "unset it")
     for variable, (path, kind) in AGENT_KEYS.items():
         text, (needed, told) = value_of(around.environment, variable), _NEEDED[path[0]]
         if text and variable != MCP_URL and not _is_there(content, needed):

@@ -31,6 +31,7 @@ class SessionQuery:
     agents: tuple[str, ...] | None = None
     channels: tuple[str, ...] | None = None
     account: str | None = None
+    peer: str | None = None
     text: str | None = None  # occurs in the key
     before: datetime | None = None  # updated before
     limit: int = 50

@@ -31,6 +31,8 @@ LEAST_CAP = 1024 * 1024
 # What a call, or any other part, takes of that besides its text: a million empty ones end too.
 CALL_COST = 1024
 PART_COST = 16
+# Servers take tools' names of 64. In an id some hide a signature; one that is longer we replace.
+LONGEST_NAME, LONGEST_ID = 256, 16_384
 # So many deltas a reply are heard as they come. After that it is a flood, heard in larger pieces.
 DELTAS_A_TOKEN = 4
 LEAST_DELTAS = 1000
@@ -188,6 +190,7 @@ class Assembly:
         elif finish == "tool_calls" and not calls:
             finish = "stop"
         kept = extras(calls)
+        self.grow(len(kept or ""))  # it is stored, and sent again with every request
         return ModelReply(
             provider=self.provider,
             model=self.request.model,
@@ -223,10 +226,12 @@ class Assembly:
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]  # else cut off
         calls: dict[str, ToolCall] = {}
         for place, draft in enumerate(drafts):
-            if not draft.name:
-                raise self.failed("protocol", "a tool call came without a name")
+            if not 0 < len(draft.name) <= LONGEST_NAME:
+                raise self.failed(
+                    "protocol", "a tool call came without a name, or with an endless one"
+                )
             arguments = "".join(draft.arguments).strip() or "{}"
-            if not draft.id or draft.id in calls:
+            if not 0 < len(draft.id) <= LONGEST_ID or draft.id in calls:
                 draft.id = _made_up_id(reply_id, place, draft.name, arguments)
             calls[draft.id] = ToolCall(draft.id, draft.name, arguments)
         return tuple(calls.values())

@@ -86,7 +86,7 @@ class _Line:
         self._http, self._clock = http, clock
         self._timeouts_s = definition.connect_timeout_s, definition.idle_timeout_s
         self._recovers = definition.tool_markup == "recover"
-        self._unknown_model = quirks_of(definition).unknown_model
+        self._quirks = quirks_of(definition)
         key = definition.api_key.reveal().strip() if definition.api_key else None
         self._key_problem = missing_key(definition) or _unsendable(key)
         self._encoder: Encoder
@@ -121,8 +121,9 @@ class _Line:
         try:
             return await self._exchange(assembly, body)
         except HttpFailed as error:
-            kind = _kind(error, "network")
-            raise assembly.failed(kind, str(error), sent=error.sent) from error
+            kind, advice = _kind(error, "network"), "" if error.sent else self._quirks.unreachable
+            told = f"{error} ({advice})" if advice else str(error)
+            raise assembly.failed(kind, told, sent=error.sent) from error
 
     async def _exchange(self, assembly: Assembly, body: bytes) -> ModelReply:
         connect_s, idle_s = self._timeouts_s
@@ -152,9 +153,10 @@ class _Line:
             return await _read_whole(answer, reading, assembly)
 
     def _advised(self, failed: ModelFailed, model: str) -> ModelFailed:
-        if failed.kind != "not_found" or not self._unknown_model:
+        advice = self._quirks.unknown_model
+        if failed.kind != "not_found" or not advice:
             return failed
-        told = f"{failed.detail} ({self._unknown_model.format(model=model)})"
+        told = f"{failed.detail} ({advice.format(model=model)})"
         return ModelFailed(failed.provider, failed.kind, told, status=failed.status)
 
 

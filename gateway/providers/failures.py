@@ -13,6 +13,7 @@ from pydantic_core import from_json
 from gateway.domain.errors import FailureKind, ModelFailed
 
 DETAIL_CAP = 300
+LONGEST_WAIT_S = 30 * 86_400.0  # nobody means more, and what is told is passed on
 
 _OVERFLOW = re.compile(
     r"context_length_exceeded|maximum context|context (?:length|window|size)|prompt is too long"
@@ -161,11 +162,11 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
         except ValueError:
             continue
         if isfinite(seconds):
-            return max(0.0, seconds)
+            return min(max(0.0, seconds), LONGEST_WAIT_S)
     try:
         until = parsedate_to_datetime(headers.get("retry-after", ""))
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=now.tzinfo)
-    return max(0.0, (until - now).total_seconds())
+    return min(max(0.0, (until - now).total_seconds()), LONGEST_WAIT_S)

@@ -17,6 +17,7 @@ class Quirks:
     thinking_by: ThinkingBy = "nothing"
     foreign_signature: str | None = None  # for calls of another model, where each needs a signature
     unknown_model: str = ""  # what an operator can do about a {model} that is not there
+    unreachable: str = ""  # and about a server that is not there
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,10 @@ _OPENAI = Quirks(max_tokens_key="max_completion_tokens", thinking_by="reasoning_
 _GEMINI = Quirks(
     thinking_by="reasoning_effort", foreign_signature="skip_thought_signature_validator"
 )
-_OLLAMA = Quirks(unknown_model="run `ollama pull {model}` where Ollama runs")
+_OLLAMA = Quirks(
+    unknown_model="run `ollama pull {model}` where Ollama runs",
+    unreachable="`ollama serve` starts Ollama",
+)
 _OPENROUTER = Quirks(thinking_by="reasoning_enabled")
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
 

@@ -38,7 +38,10 @@ class PriceTable:
 
     def warm(self) -> None:
         """Loads the table, which takes a moment: call it in a thread, before it is needed."""
-        import genai_prices  # noqa: F401, PLC0415  # slow to import, and the demo needs no prices
+        from genai_prices import Usage, calc_price  # noqa: PLC0415  # slow; the demo needs no prices
+
+        with suppress(LookupError):  # the import alone leaves the table to whoever asks first
+            calc_price(Usage(input_tokens=1), "gpt-4o", provider_id="openai")
 
 
 def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> Decimal | None:

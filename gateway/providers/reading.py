@@ -7,7 +7,7 @@ from pydantic_core import from_json
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.model import ModelReply
-from gateway.providers.assembly import Assembly, mended
+from gateway.providers.assembly import Assembly, json_bytes
 from gateway.providers.failures import kind_of, read_refusal
 from gateway.providers.sse import Event, SseDecoder, SseTooLong
 
@@ -96,7 +96,7 @@ def _parsed(assembly: Assembly, data: bytes) -> Any:
     if b"\\ud" in data or b"\\uD" in data:
         # Some servers cut an escaped pair of surrogates in two: each half becomes a replacement.
         try:
-            return mended(json.loads(data))
+            return from_json(json_bytes(json.loads(data)))  # which is no deeper than any other
         except (ValueError, RecursionError) as error:
             problem = error
     raise assembly.failed("protocol", f"malformed JSON in a stream: {problem}") from problem

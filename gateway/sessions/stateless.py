@@ -192,7 +192,7 @@ class Stateless:
                 run.abandon()
             else:
                 self._tell(run, end)
-            is_answered = end is not None and end.terminal.type == "done"
+            is_answered = end is not None and end.outcome not in {"failed", "timeout"}
             now = self._means.clock.monotonic()
             self._answers.end(question, now, is_answered=is_answered)
             if not self._working:

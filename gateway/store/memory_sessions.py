@@ -122,7 +122,7 @@ class MemorySessions:
         return None if session is None else session.record
 
     async def list(self, query: SessionQuery) -> SessionPage:
-        require_text("the query", query.account, query.text)
+        require_text("the query", query.account, query.peer, query.text)
         require_text("the query", *(query.agents or ()), *(query.channels or ()))
         await self._shelf.ready()
         records = [session.record for session in self._shelf.sessions.values()]
@@ -150,6 +150,7 @@ def _is_wanted(record: SessionRecord, query: SessionQuery) -> bool:
         (query.agents is None or key.agent in query.agents)
         and (query.channels is None or key.channel in query.channels)
         and query.account in {None, key.account}
+        and query.peer in {None, key.peer}
         and (query.text is None or query.text in str(key))
         and (query.before is None or record.updated_at < query.before)
     )

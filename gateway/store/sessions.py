@@ -25,7 +25,7 @@ class SqliteSessions:
 
     async def list(self, query: SessionQuery) -> SessionPage:
         """`updated_at` is never the same twice, so `before` = the last one's loses nobody."""
-        require_text("the query", query.account, query.text)
+        require_text("the query", query.account, query.peer, query.text)
         require_text("the query", *(query.agents or ()), *(query.channels or ()))
         await self._writer.caught_up()
         return await self._readers.read(partial(_list, query))
@@ -48,6 +48,7 @@ def _list(query: SessionQuery, db: sqlite3.Connection) -> SessionPage:
         _one_of("s.agent", query.agents): query.agents,
         _one_of("s.channel", query.channels): query.channels,
         "s.account = ?": None if query.account is None else [query.account],
+        "s.peer = ?": None if query.peer is None else [query.peer],
         "instr(s.key, ?) > 0": None if query.text is None else [query.text],
         "s.updated_at < ?": None if query.before is None else [to_micros(query.before)],
     }

@@ -46,6 +46,7 @@ STATUS = {
     "internal_error": 500,
     "config_error": 500,
 }
+TOO_LATE = "the run reached its time limit; what there is comes with this error"
 
 
 class ChatBody(BaseModel):
@@ -162,8 +163,7 @@ class ChatApi:
         if "merged_into" in end:
             answer["merged_into"] = end["merged_into"]
         if end["reason"] == "timeout":
-            told = "the run reached its time limit; what there is comes with this error"
-            facts = {"message": told, "retryable": True, "timestamp": end["timestamp"]}
+            facts = {"message": TOO_LATE, "retryable": True, "timestamp": end["timestamp"]}
             late: LateChat = {"error": _error("timeout", facts), **answer}
             return json_response(late, 504, headers)
         return json_response(answer, 200, headers)
@@ -193,7 +193,11 @@ async def _stream(run: LiveRun | RunRecord) -> AsyncIterator[bytes]:
 
 
 def _tool_calls(events: Sequence[Mapping[str, Any]]) -> list[CallMade]:
+    """In the order of the calls, whichever ended first."""
     asked = {e["tool_call"]["id"]: e["tool_call"] for e in events if e["type"] == "tool_call"}
+    ended = [e["tool_call"] for e in events if e["type"] == "tool_result"]
+    places = {id: place for place, id in enumerate(asked)}
+    ended.sort(key=lambda call: places.get(call["id"], len(places)))
     return [
         {
             "id": call["id"],
@@ -203,7 +207,7 @@ def _tool_calls(events: Sequence[Mapping[str, Any]]) -> list[CallMade]:
             "result": call["result"],
             "duration_ms": call["duration_ms"],
         }
-        for call in (event["tool_call"] for event in events if event["type"] == "tool_result")
+        for call in ended
     ]
 
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.domain.ids import SessionKey, encode_part
+from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of, query_of
@@ -88,11 +88,8 @@ class ConversationsApi:
     async def _meant(self, principal: Principal, name: str) -> Sequence[SessionKey]:
         """The principal's own conversation of that id, with whichever agents; or a session by its
         key. Raises NotFound."""
-        query = SessionQuery(
-            channels=(CHANNEL,), account=principal.name, text=f":{encode_part(name)}", limit=500
-        )
+        query = SessionQuery(channels=(CHANNEL,), account=principal.name, peer=name, limit=500)
         page = await self.front.sessions.list(query)
-        keys = [one.key for one in page.sessions if one.key.peer == name]
-        if own := [key for key in keys if may_use(principal, key.agent)]:
+        if own := [one.key for one in page.sessions if may_use(principal, one.key.agent)]:
             return own
         return (key_in_path(principal, name),)

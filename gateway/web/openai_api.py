@@ -20,7 +20,7 @@ from gateway.sessions.listening import events_of
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.stateless import CHANNEL, Question, Stateless
 from gateway.web.asgi import principal_of
-from gateway.web.chat_api import JSON_DEPTH, STATUS, checked_key
+from gateway.web.chat_api import JSON_DEPTH, STATUS, TOO_LATE, checked_key
 from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.openai_shapes import (
@@ -39,6 +39,7 @@ from gateway.web.published.openai import (
     CompletionPart,
     Delta,
     FinishReason,
+    LateCompletion,
     Model,
     ModelList,
     PartChoice,
@@ -90,6 +91,7 @@ COMPLETIONS = Operation(
     "An answer of an agent, as OpenAI tells it.",
     (
         Answer(200, "The answer.", ChatCompletion, headers=(RUN,)),
+        Answer(504, "The run reached its time limit.", LateCompletion, headers=(RUN,)),
         Answer(
             200,
             "With `stream`: the answer in pieces, or what ended it.",
@@ -101,7 +103,7 @@ COMPLETIONS = Operation(
     ),
     body=Completion,
     headers=(IDEMPOTENCY_KEY, SESSION),
-    refusals=(404, 409, 502, 504),
+    refusals=(404, 409, 502),
     error=OpenAiErrorAnswer,
 )
 
@@ -239,7 +241,10 @@ class _Answering:
             raise
         headers = {"x-exogate-run": self._run_id}
         if not self.is_begun and (failed := self._failure()):
-            return failed.response(headers)
+            if not self.telling.is_too_late:
+                return failed.response(headers)
+            late: LateCompletion = {"error": failed.error, **self._whole()}
+            return json_response(late, failed.status, {**headers, **failed.headers})
         if self.asked.stream:
             stream = self._stream(events)
             return StreamingResponse(stream, headers=headers, media_type="text/event-stream")
@@ -271,7 +276,7 @@ class _Answering:
         async for event in events:
             self.deltas += self.telling.take(event)
             if self.asked.stream and event["type"] in TELLING:
-                self.is_begun = event["type"] != "error"
+                self.is_begun = event["type"] not in {"done", "error"}
                 return
 
     async def _stream(self, events: AsyncIterator[Mapping[str, Any]]) -> AsyncIterator[bytes]:
@@ -302,6 +307,8 @@ class _Answering:
         end = self.telling.end
         if end is None:
             return Failed.by(Stopping())
+        if self.telling.is_too_late and not self.is_begun:
+            return Failed.of({"error_type": "timeout", "message": TOO_LATE}, 504)
         status = STATUS.get(end.get("error_type", ""), 500)
         return Failed.of(end, status) if end["type"] == "error" else None
 

@@ -12,16 +12,17 @@ from starlette.responses import Response
 from gateway.domain.errors import Conflict
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.web.given import WHOLE
-from gateway.web.published.errors import OpenAiError, OpenAiErrorAnswer
+from gateway.web.published.errors import OpenAiError, OpenAiErrorAnswer, Spent
 from gateway.web.published.openai import CompletionUsage, Delta, FinishReason
 from gateway.web.refusals import InvalidParams, InvalidRequest
 from gateway.web.responses import error_headers, error_object, failure_of, json_response
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
-MOST_TEXT = 400_000  # characters of a question
+MOST_TEXT = 400_000  # characters of a question, and of instructions
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 NOTHING: Mapping[str, str] = {}
+BUDGET = ("scope", "used", "limit", "unit", "resets_at")  # of one that is spent
 WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
 
 
@@ -143,8 +144,12 @@ def question_of(asked: Completion) -> str:
 
 
 def instructions_of(asked: Completion) -> str:
+    """Raises BadParam for more of them than a question may hold: they are never left out."""
     told = (said.text for said in asked.messages if said.role in {"system", "developer"})
-    return "\n\n".join(text for text in told if text)
+    together = "\n\n".join(text for text in told if text)
+    if len(together) > MOST_TEXT:
+        raise BadParam("messages", f"system messages hold at most {MOST_TEXT} characters together")
+    return together
 
 
 def earlier_of(asked: Completion) -> Sequence[Message]:
@@ -233,7 +238,13 @@ class Telling:
     @property
     def finish(self) -> FinishReason:
         end = self.end or {}
+        if end.get("filtered"):
+            return "content_filter"
         return "length" if end.get("cut") or end.get("reason") not in WHOLE_REASONS else "stop"
+
+    @property
+    def is_too_late(self) -> bool:
+        return self.end is not None and self.end.get("reason") == "timeout"
 
     @property
     def usage(self) -> CompletionUsage:
@@ -262,11 +273,14 @@ class Failed:
         code, after = end["error_type"], end.get("retry_after_s")
         headers = {} if after is None else {"retry-after": str(ceil(after))}
         kind = "insufficient_quota" if code == "budget_exceeded" else "server_error"
+        facts: Any = {name: end[name] for name in BUDGET if name in end}
+        spent: Spent = facts
         error: OpenAiError = {
             "message": end["message"],
             "type": kind,
             "param": None,
             "code": code,
+            **spent,
         }
         return Failed(status, error, {**headers, "x-should-retry": "false"})
 

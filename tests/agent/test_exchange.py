@@ -226,8 +226,11 @@ def test_a_reply_that_breaks_off_is_counted_if_it_was_made(
 
     paper.break_off(kind, started=started)
 
-    assert (paper.turn.course.usage.total > 0) == started
-    assert paper.turn.course.usage.estimated == started
+    used, told = paper.turn.course.usage, paper.of("usage")
+    assert (used.total > 0) == started
+    assert used.estimated == started
+    assert used.total == sum(one["input_tokens"] + one["output_tokens"] for one in told)
+    assert [(one["estimated"], one["model"]) for one in told] == [(True, "fake-1")] * started
 
 
 def test_thinking_that_was_heard_is_counted_when_it_breaks_off() -> None:
@@ -236,7 +239,7 @@ def test_thinking_that_was_heard_is_counted_when_it_breaks_off() -> None:
 
     paper.break_off()
 
-    assert paper.turn.course.usage.total > 0
+    assert paper.turn.course.usage.output_tokens == 1
     assert paper.of("thinking") == [{"content": "hm"}]
     assert paper.of("content") == []
 

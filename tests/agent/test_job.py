@@ -39,4 +39,5 @@ def test_the_last_word_stands_at_the_end_once() -> None:
     assert with_last_word([question], "x") == (question, Message("assistant", "x"))
     assert with_last_word([question, empty], "x") == (question, Message("assistant", "x"))
     assert with_last_word([Message("assistant", "x")], "x") == (Message("assistant", "x"),)
+    assert with_last_word([Message("assistant", " \n")], "x") == (Message("assistant", "x"),)
     assert len(with_last_word([Message("assistant", "y")], "x")) == 2

@@ -117,14 +117,14 @@ SCENES = {
         lambda paper: paper.hear("x" * 260).hear("y" * 100),
         "token_budget",
         f"{BEGIN} content limit_warning !budget.token.warning content "
-        "limit_reached !budget.token.exceeded ?cancel",
+        "usage limit_reached !budget.token.exceeded ?cancel",
         Limits(token_budget=100),
         (warned("token budget", 81, 100), "Token budget reached. Saving partial response."),
     ),
     "timeout": Scene(
         lambda paper: paper.stop("timeout"),
         "timeout",
-        f"{BEGIN} limit_reached ?cancel",
+        f"{BEGIN} usage limit_reached ?cancel",
         system=("Time limit reached. Saving partial response.",),
     ),
     "no_progress": Scene(
@@ -144,7 +144,7 @@ SCENES = {
     "cancelled": Scene(
         lambda paper: paper.stop(),
         "cancelled",
-        f"{BEGIN} notice ?cancel",
+        f"{BEGIN} usage notice ?cancel",
         system=("Cancelled by user",),
     ),
     "cancelled after the turn": Scene(
@@ -156,7 +156,7 @@ SCENES = {
     "superseded": Scene(
         lambda paper: paper.stop("superseded"),
         "superseded",
-        f"{BEGIN} notice ?cancel",
+        f"{BEGIN} usage notice ?cancel",
         system=("A newer message took the place of this one.",),
     ),
     "failed": Scene(
@@ -261,11 +261,13 @@ def test_the_model_is_told_once_between_the_lines(
 # -- how it ends
 
 
+@pytest.mark.requirement("S-004-Result-01")
 @pytest.mark.parametrize(
     ("play", "end"),
     [
         (lambda paper: paper.reply("hello"), Finish("answered", "hello")),
         (lambda paper: paper.reply(""), Finish("answered", EMPTY)),
+        (lambda paper: paper.reply(" \n"), Finish("answered", EMPTY)),
         (
             lambda paper: paper.hear("half").stop(),
             Finish("cancelled", "half", partial=True),

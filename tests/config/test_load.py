@@ -172,6 +172,16 @@ def test_variables_stand_for_the_server_of_the_default_agent(arena: Arena) -> No
     assert listed.agents[0].tools == ()
 
 
+@pytest.mark.requirement("S-004-Cfg-08")
+def test_whoever_names_a_tokenizer_is_told_that_tokens_are_estimated(arena: Arena) -> None:
+    arena = replace(arena, environment={"AGENT_ENCODING_NAME": "cl100k_base"})
+
+    (notice,) = arena.load("[agent]").notices
+
+    assert notice.code == "unused-variable"
+    assert "tokens are estimated" in notice.message
+
+
 @pytest.mark.parametrize("file", ["", "mcp = 3", "[mcp]\nservers = []"])
 def test_a_variable_of_a_server_that_is_not_there_is_noted(arena: Arena, file: str) -> None:
     arena = replace(arena, environment={"AGENT_MCP_TIMEOUT": "5"})

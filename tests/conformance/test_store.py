@@ -681,6 +681,8 @@ async def test_a_filter_has_to_match_in_every_field(opened: Open) -> None:
 
         assert await peers(SessionQuery(agents=("other",))) == {"two"}
         assert await peers(SessionQuery(account="bob")) == {"three"}
+        assert await peers(SessionQuery(peer="100%")) == {"100%"}
+        assert await peers(SessionQuery(peer="o")) == set()
         assert await peers(SessionQuery(channels=("websocket",), account="local", text="o")) == {
             "one",
             "two",

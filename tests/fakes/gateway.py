@@ -35,6 +35,7 @@ class Setup:
 
     model_url: str
     wire: str = "openai"
+    name: str = "fake"  # of the provider
     gateway: str = ""
     provider: str = ""
     agent: str = ""
@@ -50,7 +51,7 @@ port = 0
 data_dir = "{folder / "data"}"
 {self.gateway}
 
-[providers.fake]
+[providers.{self.name}]
 wire = "{self.wire}"
 base_url = "{self.model_url}"
 api_key = "{self.key}"
@@ -58,7 +59,7 @@ api_key = "{self.key}"
 
 [agent]
 id = "main"
-provider = "fake"
+provider = "{self.name}"
 model = "m"
 soul_path = "{folder / "soul.md"}"
 tools = {json.dumps(self.tools)}

@@ -395,6 +395,19 @@ async def test_a_model_that_is_not_pulled_is_told_with_the_command_that_pulls_it
     assert "authorization" not in http.calls[0].headers
 
 
+@pytest.mark.parametrize(("name", "is_advised"), [("ollama", True), ("custom", False)])
+async def test_a_server_that_does_not_run_is_told_with_the_command_that_starts_it(
+    name: str, is_advised: bool
+) -> None:
+    http = ScriptedHttp(HttpFailed("network", "127.0.0.1:11434 cannot be reached", sent=False))
+    definition = ProviderDef(name, "openai", "http://127.0.0.1:11434/v1", max_retries=0)
+
+    with pytest.raises(ModelFailed, match="cannot be reached") as failed:
+        await ProviderClient(definition, http, FakeClock(), lambda: 0.5).reply(a_request(), Heard())
+
+    assert ("`ollama serve`" in failed.value.detail) is is_advised
+
+
 @pytest.mark.parametrize("key", ["", "two words", "line\nbreak", "é"])
 async def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key: str) -> None:
     http = ScriptedHttp(ScriptedAnswer())

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.failures import DETAIL_CAP, Scrub, refused, retry_after_s
+from gateway.providers.failures import DETAIL_CAP, LONGEST_WAIT_S, Scrub, refused, retry_after_s
 from tests.providers.asking import KEY
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
@@ -149,6 +149,10 @@ def test_a_scrub_never_prints_what_it_hides() -> None:
         ({"retry-after": "soon"}, None),
         ({"retry-after": "nan"}, None),
         ({"retry-after": "inf"}, None),
+        ({"retry-after": "1e308"}, LONGEST_WAIT_S),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, LONGEST_WAIT_S),
+        ({"retry-after": f"Thu, {'1' * 500} Jan 2026 12:00:30 GMT"}, None),
+        ({"retry-after": f"Thu, 01 Jan 2026 12:00:30 +{'9' * 400}"}, None),
     ],
 )
 def test_a_wait_is_read_in_every_form(headers: dict[str, str], seconds: float | None) -> None:

@@ -1,5 +1,7 @@
 """What calls cost: own prices, then public ones, and never an exception."""
 
+import subprocess
+import sys
 from datetime import UTC, datetime
 
 import pytest
@@ -28,6 +30,25 @@ def test_public_prices_are_known_without_a_network() -> None:
     assert table().cost("openai", "gpt-4o", MILLION, AT) == (round(12.5 * NANO), "table")
     cached = Usage(1_000_000, 0, cached_tokens=1_000_000)
     assert table().cost("openai", "gpt-4o", cached, AT) == (round(1.25 * NANO), "table")
+
+
+ASKED_FIRST = """
+import sys
+from tests.providers.test_prices import AT, MILLION, table
+prices = table()
+prices.warm()
+known = set(sys.modules)
+assert prices.cost("openai", "gpt-4o", MILLION, AT) is not None
+assert prices.cost("openai", "nothing", MILLION, AT) is None
+print(sorted(set(sys.modules) - known))
+"""
+
+
+def test_whoever_asks_first_after_it_was_warmed_loads_nothing() -> None:
+    command = [sys.executable, "-c", ASKED_FIRST]
+    ran = subprocess.run(command, capture_output=True, timeout=60, check=True)
+
+    assert ran.stdout.split() == [b"[]"]
 
 
 def test_what_is_written_into_a_cache_has_its_own_price() -> None:

@@ -172,9 +172,19 @@ def test_ids_that_are_missing_or_said_twice_become_unique_and_stay_the_same() ->
     assert len({found.id for found in once}) == 2
 
 
-def test_a_call_without_a_name_is_refused() -> None:
+@pytest.mark.parametrize("name", [None, "f" * 257])
+def test_a_call_without_a_name_or_with_an_endless_one_is_refused(name: str | None) -> None:
     with pytest.raises(ModelFailed, match="without a name"):
-        calls_of(delta(tool_calls=[call("x", None, "{}", index=0)]))
+        calls_of(delta(tool_calls=[call("x", name, "{}", index=0)]))
+
+
+def test_an_endless_id_is_replaced_and_one_that_carries_a_signature_stays() -> None:
+    ids = ["x" * 16_384, "x" * 16_385]
+
+    first, second = calls_of(delta(tool_calls=[call(id, "f", "{}") for id in ids]))
+
+    assert first.id == ids[0]
+    assert len(second.id) < 64
 
 
 @pytest.mark.requirement("S-002-LLM-08")
@@ -289,6 +299,17 @@ def test_half_an_escaped_character_is_replaced_and_the_reply_goes_on() -> None:
     assert reply.text == heard.text == "a\ufffd\ufffdb"
 
 
+def test_half_an_escaped_character_deep_inside_is_a_failure_and_never_a_crash() -> None:
+    deep: object = "\ud83d"
+    for _ in range(300):
+        deep = {"a": deep}
+
+    with pytest.raises(ModelFailed) as failed:
+        read_stream("openai", [delta(reasoning_details=[deep]), delta("stop"), DONE])
+
+    assert failed.value.kind == "protocol"
+
+
 def test_a_refusal_is_text_that_ends_as_a_refusal() -> None:
     reply = read_stream("openai", [delta(refusal="I cannot."), delta("stop")])
 
@@ -364,9 +385,13 @@ def test_a_flood_of_small_deltas_is_heard_in_larger_pieces_and_nothing_is_lost(a
         delta(tool_calls=[call(index=n) for n in range(2000)]),
         delta(tool_calls=[call(str(n), "f") for n in range(2000)]),
         delta(reasoning_details=[{}] * 70_000),
+        b"".join(delta(reasoning_details=[{"kept": "x" * 600_000}]) for _ in range(2)),
+        b"".join(
+            delta(tool_calls=[call(id, "f", extra_content="x" * 600_000)]) for id in ("a", "b")
+        ),
     ],
 )
-def test_a_flood_of_empty_parts_is_cut_off_too(flood: bytes) -> None:
+def test_a_flood_of_parts_that_are_no_text_is_cut_off_too(flood: bytes) -> None:
     with pytest.raises(ModelFailed, match="longer than"):
         read_stream("openai", [flood, delta("stop"), DONE])
 

@@ -1,9 +1,12 @@
-"""What model servers are told to do in more than one walk."""
+"""What model servers are told to do in more than one walk, and a bound that no file may set."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from bench.model_server import Call
+from gateway.config.values import GatewayConfig
+from gateway.domain.agents import Limits
 from gateway.domain.recall import OPENING
 from tests.fakes.model_server import Asked, Reply
 
@@ -21,6 +24,12 @@ def clock_first(asked: Asked) -> Reply:
 
 
 CLOCK: Call = ("call_1", "time", '{"utc_offset_hours":2}')
+
+
+def in_a_second(config: GatewayConfig) -> GatewayConfig:
+    """So much time has each run."""
+    agents = tuple(replace(agent, limits=Limits(timeout_seconds=1)) for agent in config.agents)
+    return replace(config, agents=agents)
 
 
 def history_of(asked: Asked) -> list[tuple[str, Any]]:

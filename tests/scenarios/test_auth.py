@@ -212,6 +212,34 @@ async def test_what_belongs_to_another_is_answered_like_what_does_not_exist(
     assert inspected["session_key"] == ended["session_key"]
 
 
+@pytest.mark.requirement("S-004-Conv-01", "S-004-Conv-02", "S-004-Conv-04")
+async def test_a_conversation_is_that_of_whoever_authenticated_and_has_its_times(
+    tmp_path: Path,
+) -> None:
+    async with (
+        scripted_server(echo) as model,
+        running(guarded(model), tmp_path) as site,
+        connected(site.url, READER) as reader,
+    ):
+        where = f"{site.url}/api/conversations/c/messages"
+        await post_chat(site.url, "my name is Alice", token=ALICE, conversation_id="c")
+        foreign = await http(where, token=BOB)
+        (begun,) = (await reader.call("session.list"))["sessions"]
+        await post_chat(site.url, "who am I?", token=BOB, conversation_id="c")
+        await post_chat(site.url, "who am I?", token=ALICE, conversation_id="c")
+        pages = [await http(where, token=token) for token in (ALICE, BOB)]
+        newest, other = (await reader.call("session.list"))["sessions"]
+
+    assert foreign.status == 404
+    assert (begun["channel"], begun["account"], begun["peer"]) == ("api", "alice", "c")
+    assert begun["session_key"] == newest["session_key"] == "main:api:alice:c"
+    assert other["session_key"] == "team:api:bob:c"
+    assert newest["created_at"] == begun["created_at"] <= begun["updated_at"]
+    assert begun["updated_at"] < newest["updated_at"]
+    assert [len(page.json["messages"]) for page in pages] == [4, 2]
+    assert "Alice" not in str(model.requests[1].body)
+
+
 async def _is_absent_for(client: Client, name: str, theirs: str, nobodys: str) -> None:
     for method in ("chat.resume", "chat.abort", "run.inspect"):
         more = {"after_seq": 0} if method == "chat.resume" else {}

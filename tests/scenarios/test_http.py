@@ -7,14 +7,13 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.config.values import GatewayConfig
-from gateway.domain.agents import Limits
-from tests.fakes.client import connected, http, post_chat, seqs_of, texts_of, types_of
+from tests.fakes.client import HttpAnswer, connected, http, post_chat, seqs_of, texts_of, types_of
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import clock_first, echo, history_of
+from tests.scenarios.scripts import clock_first, echo, history_of, in_a_second
 
 AS_JSON = {"Content-Type": "application/json"}
+STREAMED = {f"q{number}" for number in range(0, 40, 2)}
 
 
 @pytest.mark.requirement(
@@ -58,6 +57,31 @@ async def test_a_conversation_goes_on_under_its_id_and_a_new_one_knows_nothing(
     assert [len(history_of(asked)) for asked in model.requests] == [1, 3, 1, 1]
 
 
+@pytest.mark.requirement("S-004-Flow-06")
+async def test_answers_to_requests_at_the_same_time_are_not_mixed_up(tmp_path: Path) -> None:
+    answers, all_here = dict[str, HttpAnswer](), anyio.Event()
+
+    def script(asked: Asked) -> Reply:
+        return replace(echo(asked), gate=all_here)
+
+    async with scripted_server(script) as model, running(Setup(model.url), tmp_path) as site:
+
+        async def ask(text: str) -> None:
+            answers[text] = await post_chat(site.url, text, stream=text in STREAMED)
+
+        async with anyio.create_task_group() as group:
+            for number in range(40):
+                group.start_soon(ask, f"q{number}")
+            await model.wait_for(40)
+            all_here.set()
+
+    ends = {text: one.sse[-1] if text in STREAMED else one.json for text, one in answers.items()}
+    assert {text: end["response"] for text, end in ends.items()} == {
+        f"q{number}": f"answer to q{number}" for number in range(40)
+    }
+    assert [len(history_of(asked)) for asked in model.requests] == [1] * 40
+
+
 @pytest.mark.parametrize("by", ["body", "header"])
 async def test_a_stream_holds_the_chunks_of_the_run(tmp_path: Path, by: str) -> None:
     async with (
@@ -99,11 +123,6 @@ async def test_a_failing_model_is_502_and_the_conversation_can_go_on(tmp_path: P
     assert (error["type"], error["retryable"]) == ("provider_error", False)
     assert error["message"]
     assert better.json["response"] == "better"
-
-
-def in_a_second(config: GatewayConfig) -> GatewayConfig:
-    agents = tuple(replace(agent, limits=Limits(timeout_seconds=1)) for agent in config.agents)
-    return replace(config, agents=agents)
 
 
 async def test_a_run_out_of_time_is_504_with_what_there_is(tmp_path: Path) -> None:

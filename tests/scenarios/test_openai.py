@@ -16,7 +16,7 @@ import pytest
 from tests.fakes.client import WAIT_S, Client, HttpAnswer, connected, http
 from tests.fakes.gateway import Command, Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
-from tests.scenarios.scripts import clock_first, echo
+from tests.scenarios.scripts import clock_first, echo, in_a_second
 
 NONE: Mapping[str, str] = {}
 HI = {"role": "user", "content": "hi"}
@@ -102,7 +102,7 @@ async def test_calls_of_a_caller_and_their_results_reach_the_model(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_call_of_the_provider_ends_when_the_caller_leaves(
+async def test_the_call_of_the_provider_ends_and_is_paid_for_when_the_caller_leaves(
     tmp_path: Path, stream: bool
 ) -> None:
     def stalling(_asked: Asked) -> Reply:
@@ -113,10 +113,19 @@ async def test_the_call_of_the_provider_ends_when_the_caller_leaves(
             group.start_soon(lambda: complete(site.url, stream=stream))
             asked = await model.wait_for(1)
             group.cancel_scope.cancel()
+        paid: list[dict[str, Any]] = []
         with anyio.fail_after(WAIT_S):
             await asked.disconnected.wait()
+            while not paid:
+                paid = (await http(f"{site.url}/api/records")).json["records"]
+        async with connected(site.url) as client:
+            budgets = (await client.call("budget.status"))["budgets"]
 
     assert not asked.answered.is_set()
+    (record,) = paid
+    assert (record["outcome"], record["estimated"]) == ("broken", True)
+    assert record["input_tokens"] > 0
+    assert [one["reserved"] for one in budgets] == [0] * len(budgets)
 
 
 async def test_a_spent_budget_is_no_reason_to_try_again(tmp_path: Path) -> None:
@@ -131,9 +140,51 @@ async def test_a_spent_budget_is_no_reason_to_try_again(tmp_path: Path) -> None:
         *(429, "insufficient_quota"),
         "budget_exceeded",
     )
+    assert (told["scope"], told["limit"]) == ("daily", 1)
+    assert told["resets_at"].endswith("T00:00:00Z")
     assert answer.headers["x-should-retry"] == "false"
     assert int(answer.headers["Retry-After"]) > 0
     assert not model.requests
+
+
+@pytest.mark.parametrize(
+    ("stream", "said", "told"),
+    [
+        (False, ["half of ", "it"], (504, "timeout", "false")),
+        (True, [], (504, "timeout", "false")),
+        (True, ["half of ", "it"], (200, None, None)),
+    ],
+)
+async def test_a_run_out_of_time_is_504_unless_its_stream_has_begun(
+    tmp_path: Path, stream: bool, said: list[str], told: tuple[int, str | None, str | None]
+) -> None:
+    reply = Reply(said, gates={len(said): anyio.Event()})
+    async with (
+        scripted_server([reply]) as model,
+        running(Setup(model.url), tmp_path, in_a_second) as site,
+    ):
+        answer = await complete(site.url, stream=stream, stream_options={"include_usage": True})
+
+    error = None if answer.status == 200 else answer.json["error"]["code"]
+    assert (answer.status, error, answer.headers.get("x-should-retry")) == told
+    assert b"half of " in answer.body or not said
+    assert b'"total_tokens":0' not in answer.body
+    assert b'"finish_reason":"length"' in answer.body
+
+
+async def test_a_run_out_of_time_is_tried_anew_under_its_key(tmp_path: Path) -> None:
+    def script(asked: Asked) -> Reply:
+        return Reply("so", gate=anyio.Event()) if asked.number == 1 else Reply("so it is")
+
+    async with (
+        scripted_server(script) as model,
+        running(Setup(model.url), tmp_path, in_a_second) as site,
+    ):
+        late = await complete(site.url, headers={"Idempotency-Key": "k"})
+        answer = await complete(site.url, headers={"Idempotency-Key": "k"})
+
+    assert (late.status, answer.status) == (504, 200)
+    assert answer.json["choices"][0]["message"]["content"] == "so it is"
 
 
 async def draining(client: Client) -> None:

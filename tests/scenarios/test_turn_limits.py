@@ -282,7 +282,7 @@ async def test_what_a_model_said_before_it_broke_off_is_kept(stage: Stage) -> No
 
     chunks = scene.chunks()
     assert is_whole(chunks)
-    assert outline(chunks) == ["content It ", "content is ", "error provider_error"]
+    assert outline(chunks) == ["content It ", "content is ", "usage", "error provider_error"]
     assert scene.inspected[0]["tokens_used"] > 0  # what was sent and heard counts
     assert shown(scene.pages[0]) == [("user", "Is it so?"), ("assistant", "It is ")]
     assert talk_to(scene.model.requests[-1]) == [

@@ -28,6 +28,7 @@ async def test_stopped_in_mid_stream_the_part_is_kept_and_the_next_message_works
     assert is_whole(scene.chunks())
     assert outline(scene.chunks()) == [
         "content half of ",
+        "usage",
         "notice: Cancelled by user",
         "done cancelled partial",
     ]

@@ -10,6 +10,7 @@ from gateway.agent.wishes import Fail, Finish
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult
+from gateway.domain.model import FinishReason
 from gateway.domain.usage import Usage
 from gateway.sessions.endings import SHOWN_TEXT, Asked, Timing, answered, merged, refused
 
@@ -65,13 +66,16 @@ def test_a_refusal_keeps_the_question_and_says_why() -> None:
     assert (end.terminal.type, end.terminal.data["message"]) == ("error", "gone")
 
 
-def test_a_model_that_had_more_to_say_is_told_of() -> None:
-    told = answer(Finish("answered", "so"))
+@pytest.mark.parametrize(
+    ("finish", "marks"),
+    [("stop", set()), ("length", {"cut"}), ("content_filter", {"filtered"})],
+)
+def test_a_model_that_had_more_to_say_is_told_of(finish: FinishReason, marks: set[str]) -> None:
+    told = replace(answer(Finish("answered", "so")), finish=finish)
 
-    whole = answered(ASKED, told, None, TIMING).terminal.data
-    cut = answered(ASKED, replace(told, is_cut=True), None, TIMING).terminal.data
+    end = answered(ASKED, told, None, TIMING).terminal.data
 
-    assert ("cut" in whole, cut["cut"]) == (False, True)
+    assert {"cut", "filtered"} & end.keys() == marks
 
 
 def test_a_very_long_answer_is_cut_in_the_last_event_only() -> None:

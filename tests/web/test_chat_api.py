@@ -14,6 +14,7 @@ from pydantic_core import from_json, to_json
 from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import SessionKey
+from gateway.domain.inbox import RunRecord
 from gateway.domain.messages import ToolCall
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.usage import Usage
@@ -26,6 +27,7 @@ from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
 from tests.fakes.counted import NODES, counted
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
+from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.running import running
 
@@ -178,6 +180,29 @@ async def test_an_error_tells_a_program_what_failed_and_a_user_no_word_of_the_pr
     assert "had an internal error" in error["message"]
     assert datetime.fromisoformat(error["timestamp"]).utcoffset() == timedelta(0)
     assert not any(word in str(answer.json) for word in ("sk-1", "org-77", "10.0.0.7"))
+
+
+@pytest.mark.requirement("S-004-Result-02")
+async def test_calls_are_listed_as_they_were_made_whichever_ended_first() -> None:
+    async def late(_arguments: object) -> str:
+        await anyio.wait_all_tasks_blocked()
+        return "here"
+
+    calls = (ToolCall("1", "echo", "{}"), ToolCall("2", "nothing", "{}"))
+    model, tool = ScriptedModel(says("", *calls), says("done")), FakeTool("echo", late)
+    async with open_memory() as stores, staged(model, stores, tool=tool) as stage:
+        routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
+        async with running(WebSettings(port=0), routes=routes) as site:
+            url = f"http://{site.address}"
+            answer = await post_chat(url, "hi")
+            ended = await stage.front.run(answer.json["run_id"])
+
+    assert isinstance(ended, RunRecord)
+    told = [from_json(event) for event in ended.log.split(b"\n")]
+    results = [one["tool_call"]["id"] for one in told if one["type"] == "tool_result"]
+    assert results == ["2", "1"]
+    made = [(one["id"], one["status"]) for one in answer.json["tool_calls_made"]]
+    assert made == [("1", "success"), ("2", "error")]
 
 
 @asynccontextmanager

@@ -64,6 +64,7 @@ async def test_an_erased_conversation_is_gone_and_its_id_begins_a_new_one() -> N
     assert [message.text for message in model.asked[-1].messages] == ["again"]
 
 
+@pytest.mark.requirement("S-004-Conv-04")
 async def test_ones_own_messages_are_read_page_by_page_and_anothers_are_not_there() -> None:
     async with api(ScriptedModel(says("ok"))) as (url, stage):
         for text in ("one", "two"):
@@ -94,6 +95,17 @@ async def test_ones_own_messages_are_read_page_by_page_and_anothers_are_not_ther
     assert [got.json["more"] for got in (page, rest)] == [True, False]
     assert [answer.status for answer in foreign] == [404] * 4
     assert [answer.status for answer in wrong] == [422] * 3
+
+
+async def test_an_id_with_which_many_others_begin_is_found_all_the_same() -> None:
+    async with api(ScriptedModel(says("ok"))) as (url, _):
+        await post_chat(url, "the oldest", token=ANN, conversation_id="c")
+        for number in range(500):
+            await post_chat(url, "hi", token=ANN, conversation_id=f"c{number}")
+
+        erased = await erase(f"{url}/api/conversations/c", ANN)
+
+    assert [one["session_key"] for one in erased.json["erased"]] == ["a:api:ann:c"]
 
 
 async def test_a_conversation_at_work_is_not_erased() -> None:

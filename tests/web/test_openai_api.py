@@ -13,7 +13,7 @@ from pydantic_core import from_json, to_json
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import AgentId
 from gateway.domain.messages import ToolCall
-from gateway.domain.model import TextDelta
+from gateway.domain.model import FinishReason, TextDelta
 from gateway.domain.ports import Model
 from gateway.domain.usage import Spent, Usage
 from gateway.sessions.lines import Manner
@@ -204,11 +204,12 @@ async def test_a_stream_tells_its_usage_last_if_asked() -> None:
     assert {one["usage"] for one in before} == {None}
 
 
-async def test_a_reply_that_had_to_be_cut_says_so() -> None:
-    async with site(ScriptedModel(replace(says("ho"), finish="length"))) as it:
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+async def test_a_reply_that_did_not_come_to_its_own_end_says_so(finish: FinishReason) -> None:
+    async with site(ScriptedModel(replace(says("ho"), finish=finish))) as it:
         answer = await it.complete(max_tokens=1)
 
-    assert answer.json["choices"][0]["finish_reason"] == "length"
+    assert answer.json["choices"][0]["finish_reason"] == finish
 
 
 @pytest.mark.parametrize("stream", [False, True])

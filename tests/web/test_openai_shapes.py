@@ -137,6 +137,15 @@ def test_what_asks_for_nothing_special_is_taken() -> None:
     assert body.most_tokens == 5
 
 
+def test_instructions_without_an_end_are_refused() -> None:
+    half = {"role": "system", "content": "x" * 200_000}
+
+    with pytest.raises(BadParam) as caught:
+        instructions_of(asked(half, half))
+
+    assert caught.value.param == "messages"
+
+
 @pytest.mark.parametrize(
     ("last", "param"),
     [
@@ -205,6 +214,7 @@ def test_the_words_of_a_limit_are_told_as_well() -> None:
         ({"reason": "timeout"}, "length"),
         ({"reason": "token_budget"}, "length"),
         ({"cut": True}, "length"),
+        ({"filtered": True}, "content_filter"),
     ],
 )
 def test_the_reason_says_whether_a_limit_ended_it(end: dict[str, Any], finish: str) -> None:

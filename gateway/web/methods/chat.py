@@ -247,10 +247,8 @@ def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Rou
     """To whoever does not reach every agent, one that is out of reach and one that is not there are
     alike: NotFound. Raises NotOfProject, Forbidden, and what `resolve` raises."""
     asked = inbound.requested_agent
-    if asked is not None:
-        front.router.require_user(asked, inbound.address)
-        if not may_use(principal, asked):
-            raise NotFound(f"agent {asked[:64]!r}")
+    if asked is not None and not may_use(principal, asked):
+        raise NotFound(f"agent {asked[:64]!r}")
     route = front.router.resolve(inbound.address, requested=asked)
     if not may_use(principal, route.agent_id):
         raise Forbidden("your token does not reach the agent that answers there")

@@ -139,6 +139,7 @@ class Done(_OfRun):
     timestamp: Time
     truncated: NotRequired[Literal[True]]  # `response` is
     cut: NotRequired[Literal[True]]  # the model had more to say than `max_tokens` allows
+    filtered: NotRequired[Literal[True]]  # the model's service held the rest back
     merged_into: NotRequired[str]
 
 

@@ -13,7 +13,17 @@ class Problem(TypedDict):
     message: str
 
 
-class ErrorObject(TypedDict):
+class Spent(TypedDict, total=False):
+    """Facts of a budget that is spent."""
+
+    scope: str
+    used: int | float
+    limit: int | float
+    unit: Literal["tokens", "usd"]
+    resets_at: datetime | None
+
+
+class ErrorObject(Spent):
     """`type` is one of few, `code` says more; `message` may be shown. The fields of a spent budget
     are there if it was one."""
 
@@ -23,11 +33,6 @@ class ErrorObject(TypedDict):
     retryable: bool
     retry_after_s: NotRequired[float]
     problems: NotRequired[list[Problem]]
-    scope: NotRequired[str]
-    used: NotRequired[int | float]
-    limit: NotRequired[int | float]
-    unit: NotRequired[Literal["tokens", "usd"]]
-    resets_at: NotRequired[datetime | None]
 
 
 class ErrorAnswer(TypedDict):
@@ -36,7 +41,7 @@ class ErrorAnswer(TypedDict):
     error: ErrorObject
 
 
-class OpenAiError(TypedDict):
+class OpenAiError(Spent):
     """As OpenAI's clients expect it."""
 
     message: str

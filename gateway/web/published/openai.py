@@ -4,6 +4,8 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
+from gateway.web.published.errors import OpenAiError
+
 
 class Model(TypedDict):
     """An agent, as a model."""
@@ -33,7 +35,7 @@ class AnswerMessage(TypedDict):
     refusal: None
 
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "content_filter"]
 
 
 class Choice(TypedDict):
@@ -50,6 +52,12 @@ class ChatCompletion(TypedDict):
     model: str
     choices: list[Choice]
     usage: CompletionUsage
+
+
+class LateCompletion(ChatCompletion):
+    """The run reached its time limit: the error, and what there is."""
+
+    error: OpenAiError
 
 
 class Delta(TypedDict, total=False):

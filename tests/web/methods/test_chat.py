@@ -295,6 +295,8 @@ async def test_an_agent_of_anothers_project_accepts_nothing() -> None:
                 403,
                 -32002,
             )
+        with pytest.raises(NotFound):  # as one that is not there, for a token of another agent
+            await call(chat(stage), "chat.send", by=ONLY_Z, content="hi", agent=AGENT.id)
         nothing = await stores.sessions.count()
         sent = await call(chat(stage), "chat.send", content="hi", account="ann")
         await stage.until_idle()
