@@ -9,7 +9,7 @@ import httpx2
 
 from gateway.domain.mcp import DEPTH_HEADER
 from gateway.domain.ports import Http, HttpAnswer, HttpCall, HttpFailed
-from gateway.mcp.bounds import TooMuch, check_marks, check_size, marks_in
+from gateway.mcp.bounds import TooMuch, Weight
 
 IDLE_S = 300.0
 NOTICE_S = 2.0  # for what nobody waits for: the SDK sends nothing else meanwhile
@@ -93,14 +93,12 @@ class _Body(httpx2.AsyncByteStream):
         self._is_events = is_events
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = marks = 0
+        weight = Weight()
         try:
             while data := await self._answer.read_some():
-                size, marks = size + len(data), marks + marks_in(data)
-                check_size(size)
-                check_marks(marks)
+                weight.add(data)
                 if self._is_events and (b"\n\n" in data or b"\r\n\r\n" in data):
-                    size = marks = 0  # another message begins
+                    weight = Weight()  # another message begins
                 yield data
         except (HttpFailed, TooMuch) as error:
             if self._known is not None:

@@ -22,7 +22,7 @@ from mcp.shared.message import SessionMessage
 
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.ports import Clock
-from gateway.mcp.bounds import TooMuch, check_marks, check_size, marks_in
+from gateway.mcp.bounds import TooMuch, Weight, check_size
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +116,7 @@ async def _lines(stream: ByteReceiveStream) -> AsyncIterator[bytes]:
 async def _pass_on(line: bytes, incoming: In) -> None:
     """What is no message is left out: programs write to their output whatever they like."""
     try:
-        check_marks(marks_in(line))
+        Weight().add(line)
         message = types.jsonrpc_message_adapter.validate_json(line, by_name=False)
     except TooMuch as error:
         if (found := _ID.search(line, 0, 64) or _ID.search(line, max(0, len(line) - 64))) is None:
