@@ -167,13 +167,15 @@ class Identities:
 
         Raises Unauthorized for a wrong token, TooManyFailures.
         """
-        if visitor.authorization is not None:
-            scheme, _, token = visitor.authorization.partition(" ")
-            is_bearer = scheme.lower() == "bearer" and "authorization" not in visitor.repeated
-            return self.of_token(token.strip() if is_bearer else "", visitor)
-        if self._near_is_local and visitor.is_near:
-            return Identity(LOCAL)
-        return None
+        is_local = self._near_is_local and visitor.is_near
+        if visitor.authorization is None:
+            return Identity(LOCAL) if is_local else None
+        scheme, _, token = visitor.authorization.partition(" ")
+        is_bearer = scheme.lower() == "bearer" and "authorization" not in visitor.repeated
+        token = token.strip() if is_bearer else ""
+        if is_local and len(token.split()) == 1 and self._principal(_proof(token)) is None:
+            return Identity(LOCAL)  # there is none to be right: some clients cannot send nothing
+        return self.of_token(token, visitor)
 
     def of_token(self, token: str, visitor: Visitor) -> Identity:
         """Our own command line is known even at an address where somebody guessed.
