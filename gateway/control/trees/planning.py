@@ -252,8 +252,6 @@ def _offered(node: NodePlan, values: Values, named_at: int) -> Offered | None:
         source.error("BT021", at, f'unknown function "{short(wanted)}"{near}')
         return None
     _check_keys(offered, values, at)
-    if node.kind == "decorator" and offered.is_async:
-        source.error("BT021", at, f"{offered.name} takes time, and a decorator asks at each tick")
     for option in node.options.keys() - KINDS[node.kind].options.keys() - offered.options:
         message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
         source.error("BT014", node.options[option].at, message)

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from inspect import iscoroutinefunction
 
 from gateway.control.trees.types import KeyType, read_type
 
-# Takes a Call; gives a bool, a Status, None (done) or a Pending. An async one gives these later.
+# Takes a Call; gives a bool, a Status, None (done), or a Pending for what takes time.
 Act = Callable[..., object]
 Keys = Mapping[str, str]  # key of the blackboard -> type as text
 
@@ -20,7 +19,6 @@ class Offered:
     reads: Mapping[str, KeyType]
     writes: Mapping[str, KeyType]
     options: frozenset[str]
-    is_async: bool
 
 
 @dataclass(slots=True)
@@ -42,7 +40,7 @@ class Registry:
         writes: Keys | None = None,
         options: Collection[str] = (),
     ) -> Callable[[Act], Act]:
-        """Offers the decorated function, plain or async, to `:fn "name"` and to nodes called so."""
+        """Offers the decorated function to `:fn "name"` and to nodes called so."""
 
         def offer(act: Act) -> Act:
             self.offered[name] = Offered(
@@ -51,7 +49,6 @@ class Registry:
                 {key: read_type(text, self.models) for key, text in (reads or {}).items()},
                 {key: read_type(text, self.models) for key, text in (writes or {}).items()},
                 frozenset(options),
-                iscoroutinefunction(act),
             )
             return act
 

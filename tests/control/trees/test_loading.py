@@ -27,10 +27,6 @@ def registry() -> Registry:
     made.action("oracle.reset_state", reads={"query": "string"}, writes={"turn": "int"})(print)
     made.action("has-tool-calls?")(print)
     made.action("notify.drain", options=["point"])(print)
-
-    async def slow(_call: object) -> None: ...
-
-    made.action("slow")(slow)
     return made
 
 
@@ -165,7 +161,6 @@ def test_what_is_wrong_is_refused(text: str, code: str) -> None:
         (tree("(condition has-tool-call?)"), "BT021"),
         (tree("(decorator has-tool-call? (succeed))"), "BT021"),
         (tree("(llm-call)"), "BT021"),
-        (tree("(decorator slow (succeed))"), "BT021"),
         (tree('(action d :fn "notify.drain" :pint "x")'), "BT014"),
         (tree('(action r :fn "oracle.reset_state")', "{:query 3 :turn 0}"), "BT033"),
     ],
