@@ -260,6 +260,7 @@ class Driver:
         scope = replace(
             self.job.scope,
             agent=self.job.agent,
+            question=self.job.context.question.text,
             part=part_of(self.story.part, call, wish.step),
             carve=partial(self._carving.share, wish.ticket, self.turn, seconds),
             spend=spent.append,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, Source, listed
+from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, MOST_VALUES, Source, listed
 
 
 def found(*sources: object) -> tuple[Source, ...]:
@@ -136,3 +136,8 @@ def test_only_numbers_that_can_be_compared_are_scores(
     entries = ",".join(f'{{"score": {score}}}' for score in scores)
 
     assert listed(f"[{entries}]", from_json).spread == (spread and pytest.approx(spread))
+
+
+def test_a_result_of_very_many_values_is_not_looked_into() -> None:
+    assert listed(f"[{'1,' * MOST_VALUES}1]", from_json).items is None
+    assert listed(f"[{'1,' * (MOST_VALUES - 1)}1]", from_json).items == MOST_VALUES
