@@ -93,9 +93,9 @@ def _places(content: str, sought: str) -> Iterator[int]:
     pieces, between which others have their turn."""
     at, count = 0, 0
     while at < len(content) and count <= MOST_HITS:
-        piece, wanted = content[at : at + PIECE + len(sought)], sought
+        piece, wanted = content[at : at + PIECE + 2 * len(sought)], sought
         lower = piece.lower()
-        if len(lower) == len(piece):  # some letters have a longer small form
+        if len(lower) == len(piece):  # one letter has a longer small form
             piece, wanted = lower, sought.lower()
         found = piece.find(wanted)
         if found < 0:
