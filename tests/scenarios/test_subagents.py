@@ -138,6 +138,27 @@ async def test_a_client_that_stops_the_run_stops_the_subagent_within_a_moment(
     assert events[-1]["reason"] == "cancelled"
 
 
+async def test_what_a_subagent_had_used_counts_when_its_run_is_stopped(tmp_path: Path) -> None:
+    def slow(asked: Asked) -> Reply:
+        is_last = is_its(asked) and is_told(asked)
+        return Reply("never", gate=anyio.Event()) if is_last else usual(asked)
+
+    async with (
+        scripted_server(slow) as model,
+        running(setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = await client.send("Note it.")
+        await model.wait_for(3)
+        await client.call("chat.abort", run_id=sent["run_id"])
+        events = await client.ended(sent["run_id"])
+        replay = await client.call("run.replay", run_id=sent["run_id"])
+
+    assert events[-1]["tokens_used"] == 2 * 120
+    assert [one["model"] for one in events if one["type"] == "usage"] == ["m", "small"]
+    assert replay["divergence"] is None
+
+
 async def test_after_kill_9_in_a_subagent_its_tool_is_not_called_again(tmp_path: Path) -> None:
     def stage(asked: Asked) -> Reply:
         if asked.number == 3:
