@@ -8,9 +8,9 @@ from itertools import count
 from gateway.agent.aside import Aside, Errand
 from gateway.agent.job import Answer, add_usage
 from gateway.agent.patience import until_stored
-from gateway.agent.story import Json, Story
+from gateway.agent.story import Json, NoJournal, Story
 from gateway.agent.wishes import Fail
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import MEMORY, AgentDef
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ToolFailed
 from gateway.domain.events import Event
@@ -104,7 +104,8 @@ class Subagents:
             left = scope.carve()
             tokens, seconds = min(tokens, left.tokens), min(seconds, int(left.seconds))
         limits = replace(child.limits, token_budget=tokens, timeout_seconds=seconds)
-        return replace(child, limits=limits)
+        tools = tuple(tool for tool in child.tools if scope.is_kept or tool != MEMORY)
+        return replace(child, limits=limits, tools=tools)
 
     async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> Answer:
         limits, soul = child.limits, self.souls.of(child.id)
@@ -121,7 +122,8 @@ class Subagents:
             child.id,
             soul,
         )
-        story = Story(scope.run_id, self.journal, self.aside.clock, self.json, scope.part)
+        journal = self.journal if scope.is_kept else NoJournal()
+        story = Story(scope.run_id, journal, self.aside.clock, self.json, scope.part)
         bill = _Bill(scope.spend)
         answer = await replace(self.aside, publish=tell).answer(errand, story, bill.hear)
         bill.settle(answer)
