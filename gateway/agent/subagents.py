@@ -10,6 +10,7 @@ from gateway.agent.job import Answer, add_usage
 from gateway.agent.patience import until_stored
 from gateway.agent.story import Json, NoJournal, Story
 from gateway.agent.wishes import Fail
+from gateway.agent.words import EMPTY
 from gateway.domain.agents import MEMORY, AgentDef
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ToolFailed
@@ -26,7 +27,9 @@ from gateway.memory.souls import Souls
 ENDING_S = 10.0  # that the gate grants beyond its time: then it can still tell what it has
 MOST_TASK = 20_000  # characters
 NEVER = 200  # percent of the turns: who has one need not be told that it is the last
-READ_SHARE = 0.8  # of its window and of its tokens, for a text that it condenses
+REPLY_SHARE = 0.25  # of its window at most, for what it makes of a text that it condenses
+READ_SHARE = 0.8  # of the rest and of its tokens, for the text itself
+_CUT = "\n[It is cut here: it was longer than a reply may be.]"
 _TASK = (
     f'{{"type":"object","properties":{{"task":{{"type":"string","minLength":1,"maxLength":{MOST_TASK},'
     '"description":"What to do, with all that one has to know for it."}},'
@@ -71,7 +74,7 @@ class Subagents:
             raise ToolFailed(f"{name} could not do it: {end.told}")
         if end.partial:
             return f"[{name} was stopped before it was done ({end.reason}). It has so far:]\n{end.text}"
-        return end.text
+        return _whole(answer)
 
     async def condense(
         self, name: str, question: str, text: str, scope: ToolScope, *, least: int
@@ -81,17 +84,21 @@ class Subagents:
         left that it could not read the least."""
         child = await self._child(name, scope)
         once = replace(child.limits, max_iterations=1, soft_warning_percent=NEVER)
-        alone = replace(child, tools=(), limits=once)
-        room = min(child.context_window, child.limits.token_budget)
+        reply = min(child.max_tokens, int(REPLY_SHARE * child.context_window))
+        alone = replace(child, tools=(), limits=once, max_tokens=reply)
+        room = min(child.context_window - reply, child.limits.token_budget)
         most = int(READ_SHARE * room) - estimate_tokens(question)
         if most < min(least, estimate_tokens(text)):
             raise ToolFailed(f"{name} could not read enough of it: too few tokens are left.")
         asked = f"{question}\n\n{within(text, most)}"
-        end = (await self._answer(alone, asked, scope)).end
+        answer = await self._answer(alone, asked, scope)
+        end = answer.end
         if isinstance(end, Fail) or end.partial:
             why = end.told if isinstance(end, Fail) else end.reason
             raise ToolFailed(f"{name} could not sum it up: {why}")
-        return end.text
+        if end.text == EMPTY:
+            raise ToolFailed(f"{name} said nothing about it.")
+        return _whole(answer)
 
     async def _child(self, name: str, scope: ToolScope) -> AgentDef:
         parent = scope.agent
@@ -226,6 +233,10 @@ def within(text: str, tokens: int) -> str:
     half = max(0, len(text) * tokens // (2 * estimate_tokens(text)))
     out = f"[{len(text) - 2 * half} characters are left out here]"
     return f"{text[:half]}\n{out}\n{text[len(text) - half :]}"
+
+
+def _whole(answer: Answer) -> str:
+    return answer.end.text + (_CUT if answer.is_cut else "")
 
 
 def _published(

@@ -428,6 +428,40 @@ async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
     assert asked.system == "You keep books."
 
 
+async def test_a_text_and_what_is_made_of_it_fit_into_a_small_window_together() -> None:
+    stage = world(says("in short"))
+    small = replace(BESIDE, agent=replace(PARENT, context_window=8_192))
+    ample = replace(small, carve=lambda: Allowance(100_000, 60.0))
+
+    subagents = await stage.subagents()
+    with anyio.fail_after(5):
+        await subagents.condense("librarian", "What matters?", "x" * 99_999, ample, least=4_000)
+
+    (asked,) = stage.small.asked
+    assert estimate_tokens(asked.messages[-1].text) > 4_000
+    assert estimate_tokens(asked.messages[-1].text) + asked.max_tokens < 8_192
+
+
+async def test_a_reply_that_was_cut_says_so() -> None:
+    cut = replace(says("half of it"), finish="length")
+    stage = world(cut)
+
+    await stage.run()
+    subagents = await stage.subagents()
+    with anyio.fail_after(5):
+        short = await subagents.condense("librarian", "What?", "a long text", BESIDE, least=2)
+
+    assert stage.told() == [short]
+    assert short.startswith("half of it\n[It is cut here")
+
+
+async def test_one_who_says_nothing_has_condensed_nothing() -> None:
+    subagents = await world(says("")).subagents()
+
+    with anyio.fail_after(5), pytest.raises(ToolFailed, match="said nothing"):
+        await subagents.condense("librarian", "What matters?", "a long text", BESIDE, least=2)
+
+
 async def test_one_who_wants_tools_to_condense_has_failed() -> None:
     stage = world(says("wait", ToolCall("1", "read")), tools=(FakeTool("read"),))
 
