@@ -20,7 +20,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Journal, Tool, ToolScope
 from gateway.domain.settings import UserSettings
 from gateway.domain.subagents import MOST_DEPTH, SubagentDef
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
 from gateway.domain.usage import Spent, Usage
 from gateway.memory.souls import Souls
 
@@ -227,12 +227,15 @@ def _chain(agent: AgentDef | None) -> Iterator[AgentDef]:
 
 
 def within(text: str, tokens: int) -> str:
-    """Without its middle, if it is longer."""
-    if estimate_tokens(text) <= tokens:
+    """Without its middle, if it is longer. By bytes, as tokens are estimated: characters may be
+    dense where it begins and ends."""
+    whole, half = text.encode(), max(0, int(tokens * BYTES_A_TOKEN / 2))
+    if len(whole) <= 2 * half:
         return text
-    half = max(0, len(text) * tokens // (2 * estimate_tokens(text)))
-    out = f"[{len(text) - 2 * half} characters are left out here]"
-    return f"{text[:half]}\n{out}\n{text[len(text) - half :]}"
+    begin = whole[:half].decode(errors="ignore")
+    end = whole[len(whole) - half :].decode(errors="ignore")
+    out = f"[{len(text) - len(begin) - len(end)} characters are left out here]"
+    return f"{begin}\n{out}\n{end}"
 
 
 def _whole(answer: Answer) -> str:

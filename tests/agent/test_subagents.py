@@ -1,12 +1,15 @@
 """A subagent works with its own prompt, tools and model, out of what its parent's run has left."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gateway.agent.aside import Aside, Errand
 from gateway.agent.job import Answer
@@ -470,6 +473,22 @@ async def test_one_who_wants_tools_to_condense_has_failed() -> None:
         await subagents.condense("librarian", "What matters?", "a long text", BESIDE, least=2)
 
     assert len(stage.small.asked) == 1
+
+
+@example("😀" * 100, "😀" * 100, 100)
+@given(st.text(), st.text(), st.integers(0, 200))
+def test_what_is_left_of_a_text_is_never_more_than_it_may_be(
+    begin: str, end: str, tokens: int
+) -> None:
+    text = f"{begin}{'a' * 2_000}{end}"
+
+    shown = within(text, tokens)
+
+    first, mark, last = re.split(r"\n(\[\d+ characters are left out here\])\n", shown)
+    assert text.startswith(first)
+    assert text.endswith(last)
+    assert mark == f"[{len(text) - len(first) - len(last)} characters are left out here]"
+    assert estimate_tokens(first + last) <= tokens
 
 
 @pytest.mark.parametrize("size", [0, 1, 320, 321, 5_000])
