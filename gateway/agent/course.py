@@ -60,7 +60,7 @@ class Course:
         most, used = self.limits.token_budget, self.usage.total
         warns_at = warning_at(most, self.limits.token_warning_percent)
         tokens = used + int(self.live)
-        if tokens >= warns_at:
+        if tokens >= warns_at and not self._has_told_stop:
             self.warn("token_budget")
         self._calm = (warns_at if tokens < warns_at else most) - used
         return tokens < most

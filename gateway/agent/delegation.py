@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 MOST_KEPT = 4_194_304  # characters of a result
 TIME_SHARE = 0.5  # of what the run has left; the other half is for whoever asked
 MOST_TOLD = 2_000  # characters of the question, and of the call's arguments
-KNOWN_BY_HEART = 256  # summaries; the same result again in a run is the same summary
+KNOWN_BY_HEART = 256  # results as they were shown
 EQUAL = 1e-9  # for scores that lie as far apart as they may
 _HOW = (
     "An agent asked the tool {tool} with {arguments}. It works on this:\n{question}\n\n"
@@ -52,7 +52,7 @@ class Delegating:
     delegation: Delegation
     originals: Originals
     json: Json
-    _known: OrderedDict[tuple[RunId, str], ToolResult] = field(default_factory=OrderedDict)
+    _known: OrderedDict[tuple[RunId, str, int], str] = field(default_factory=OrderedDict)
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
         return await self.gate.prepare(agent)
@@ -70,19 +70,29 @@ class Delegating:
         kept = await until_stored(clock, lambda: self.originals.read(scope.session_key, reference))
         began = clock.monotonic()
         if kept is None:
-            result = await self.gate.whole(agent, call, scope)
+            whole = await self.gate.whole(agent, call, scope)
+            result = gates.within(whole, MOST_KEPT)
             if not self.is_too_much(result):
-                return gates.within(result, MOST_RESULT)
-            result = gates.within(result, MOST_KEPT)
+                return gates.within(whole, MOST_RESULT)
+        else:  # the attempt before had got so far
+            result = ToolResult(call.id, call.name, kept.content)
+        took = clock.monotonic() - began
+        # The same whole again is shown as before, so that a run that gets nowhere is seen.
+        place = (scope.run_id, call.name, hash(result.content))
+        content = self._known.get(place)
+        if content is not None:
+            return replace(result, content=content)
+        if kept is None:
             now = clock.now()
             original = Original(
                 reference, scope.session_key, scope.run_id, call.name, result.content, now
             )
             await until_stored(clock, lambda: self.originals.keep(original))
-        else:  # the attempt before had got so far
-            result = ToolResult(call.id, call.name, kept.content)
-        took = clock.monotonic() - began
-        return await self._shortened(call, result, reference, _left(scope, took))
+        result = await self._shortened(call, result, reference, _left(scope, took))
+        self._known[place] = result.content
+        if len(self._known) > KNOWN_BY_HEART:
+            self._known.popitem(last=False)
+        return result
 
     def is_too_much(self, result: ToolResult) -> bool:
         its, listed = self.delegation, self.gate.listed(result)
@@ -98,12 +108,7 @@ class Delegating:
     async def _shortened(
         self, call: ToolCall, result: ToolResult, reference: str, scope: ToolScope
     ) -> ToolResult:
-        """The same whole again gives the same, so that a run that gets nowhere is seen."""
-        place = (scope.run_id, _digest(f"{call.name} {result.content}"))
-        known = self._known.get(place)
-        if known is not None:
-            return replace(known, call_id=call.id, duration_ms=result.duration_ms, spent=())
-        spent = list(result.spent)
+        spent, most = list(result.spent), self.delegation.token_estimate
 
         def spend(one: Spent) -> None:
             spent.append(one)
@@ -114,23 +119,20 @@ class Delegating:
         except ToolFailed as error:
             why = {"tool": call.name, "run": scope.run_id, "why": str(error)}
             log.warning("a result was not summed up", extra=why)
-            short = {"excerpt": within(result.content, self.delegation.token_estimate)}
+            if estimate_tokens(result.content) <= most:  # it has many entries, and short ones
+                return replace(result, spent=tuple(spent))
+            short = {"excerpt": within(result.content, most)}
         else:
             short = {"summary": told, "by": self.delegation.subagent}
-        content = self.json.encode({**short, **self._beside(result, reference)}).decode()
-        result = replace(result, content=content, spent=tuple(spent))
-        if "summary" in short:
-            self._known[place] = result
-            if len(self._known) > KNOWN_BY_HEART:
-                self._known.popitem(last=False)
-        return result
+        content = self.json.encode(self._shown(short, result, reference)).decode()
+        return replace(result, content=content, spent=tuple(spent))
 
     async def _summary(self, call: ToolCall, result: ToolResult, scope: ToolScope) -> str:
         most = self.delegation.token_estimate
         asked = _HOW.format(
             tool=call.name,
             arguments=call.arguments[:MOST_TOLD] or "{}",
-            question=scope.asked.quote[:MOST_TOLD] if scope.asked else "what it was asked",
+            question=scope.question[:MOST_TOLD],
             size=len(result.content),
             words=max(50, most // 8),
         )
@@ -139,13 +141,17 @@ class Delegating:
         )
         return within(told, most)
 
-    def _beside(self, result: ToolResult, reference: str) -> Mapping[str, object]:
+    def _shown(
+        self, short: Mapping[str, str], result: ToolResult, reference: str
+    ) -> Mapping[str, object]:
+        """The reference comes first: of an old result only begin and end are shown."""
         listed = self.gate.listed(result)
         sources = [{"id": one.id, "title": one.title, "url": one.url} for one in listed.sources]
         return {
             "reference": f"{SCHEME}{reference}",
             "characters": len(result.content),
             **({} if listed.items is None else {"entries": listed.items}),
+            **short,
             **({"sources": sources} if sources else {}),
             "note": _NOTE,
         }
@@ -165,8 +171,5 @@ def _left(scope: ToolScope, took_s: float) -> ToolScope:
 
 
 def _reference(run_id: RunId, call: ToolCall) -> str:
-    return f"{run_id}/{_digest(call.id)}"
-
-
-def _digest(text: str) -> str:
-    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    name = blake2b(call.id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{run_id}/{name}"

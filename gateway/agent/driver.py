@@ -59,6 +59,7 @@ class Driver:
     turn: Turn = field(init=False)
     _news: News = field(default_factory=News)
     _granting: dict[int, anyio.TaskHandle[None]] = field(default_factory=dict)
+    _spent: dict[int, list[Spent]] = field(default_factory=dict)  # behind tools, as it goes
     _slots: anyio.CapacityLimiter = field(init=False)
     _carving: Carving = field(default_factory=Carving)
     _last: tuple[str, str] = ("", "")  # provider and model of the last reply
@@ -175,6 +176,7 @@ class Driver:
         for wish in self.turn.tickets.take_new():
             if isinstance(wish, Cancel):
                 self._granting.pop(wish.ticket).cancel()
+                self.turn.exchange.take_spent(self._spent.pop(wish.ticket, ()))
             else:
                 work = self._ask(wish) if isinstance(wish, AskModel) else self._call(wish)
                 self._granting[wish.ticket] = group.create_task(work)
@@ -254,12 +256,13 @@ class Driver:
         self._tell(ToolReturned(wish.ticket, result, listed.sources, listed.items))
 
     async def _result(self, wish: CallTool) -> ToolResult:
-        call, spent = wish.call, list[Spent]()
+        call, spent = wish.call, self._spent.setdefault(wish.ticket, [])
         seconds = self._deadline - self.turn.moment.at  # no look at the clock: a tape keeps each
         seconds = min(seconds, seconds if wish.timeout_s is None else wish.timeout_s)
         scope = replace(
             self.job.scope,
             agent=self.job.agent,
+            question=self.job.context.question.text,
             part=part_of(self.story.part, call, wish.step),
             carve=partial(self._carving.share, wish.ticket, self.turn, seconds),
             spend=spent.append,

@@ -1,6 +1,6 @@
 """What passes between a turn, its model and its tools: messages, replies, and what people add."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
@@ -118,9 +118,13 @@ class Exchange:
 
     def take_result(self, call: ToolCall, told: ToolReturned) -> None:
         self.round.take(call, told)
-        for spent in told.result.spent:
-            self.voice.chunk("usage", usage_chunk(spent).data)
-            self.course.spend(spent.usage)
+        self.take_spent(told.result.spent)
+
+    def take_spent(self, spent: Sequence[Spent]) -> None:
+        """What models used that worked for a tool, also if nobody waits for its result any more."""
+        for one in spent:
+            self.voice.chunk("usage", usage_chunk(one).data)
+            self.course.spend(one.usage)
 
     def cut(self, *, was_sent: bool = True) -> None:
         """No reply will come. The prompt was sent and some may have been heard: an estimate is

@@ -23,6 +23,19 @@ class Json:
     decode: Decode
 
 
+class NoJournal:
+    """Of a run that nobody takes up again."""
+
+    async def note(self, run_id: RunId, note: JournalNote) -> None:
+        pass
+
+    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
+        return ()
+
+    async def forgive(self, run_id: RunId) -> None:
+        pass
+
+
 _PART = "@"  # no kind of note begins so
 
 

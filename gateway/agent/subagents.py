@@ -8,9 +8,10 @@ from itertools import count
 from gateway.agent.aside import Aside, Errand
 from gateway.agent.job import Answer, add_usage
 from gateway.agent.patience import until_stored
-from gateway.agent.story import Json, Story
+from gateway.agent.story import Json, NoJournal, Story
 from gateway.agent.wishes import Fail
-from gateway.domain.agents import AgentDef
+from gateway.agent.words import EMPTY
+from gateway.domain.agents import MEMORY, AgentDef
 from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ToolFailed
 from gateway.domain.events import Event
@@ -19,14 +20,16 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Journal, Tool, ToolScope
 from gateway.domain.settings import UserSettings
 from gateway.domain.subagents import MOST_DEPTH, SubagentDef
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
 from gateway.domain.usage import Spent, Usage
 from gateway.memory.souls import Souls
 
 ENDING_S = 10.0  # that the gate grants beyond its time: then it can still tell what it has
 MOST_TASK = 20_000  # characters
 NEVER = 200  # percent of the turns: who has one need not be told that it is the last
-READ_SHARE = 0.8  # of its window and of its tokens, for a text that it condenses
+REPLY_SHARE = 0.25  # of its window at most, for what it makes of a text that it condenses
+READ_SHARE = 0.8  # of the rest and of its tokens, for the text itself
+_CUT = "\n[It is cut here: it was longer than a reply may be.]"
 _TASK = (
     f'{{"type":"object","properties":{{"task":{{"type":"string","minLength":1,"maxLength":{MOST_TASK},'
     '"description":"What to do, with all that one has to know for it."}},'
@@ -71,7 +74,7 @@ class Subagents:
             raise ToolFailed(f"{name} could not do it: {end.told}")
         if end.partial:
             return f"[{name} was stopped before it was done ({end.reason}). It has so far:]\n{end.text}"
-        return end.text
+        return _whole(answer)
 
     async def condense(
         self, name: str, question: str, text: str, scope: ToolScope, *, least: int
@@ -81,17 +84,21 @@ class Subagents:
         left that it could not read the least."""
         child = await self._child(name, scope)
         once = replace(child.limits, max_iterations=1, soft_warning_percent=NEVER)
-        alone = replace(child, tools=(), limits=once)
-        room = min(child.context_window, child.limits.token_budget)
+        reply = min(child.max_tokens, int(REPLY_SHARE * child.context_window))
+        alone = replace(child, tools=(), limits=once, max_tokens=reply)
+        room = min(child.context_window - reply, child.limits.token_budget)
         most = int(READ_SHARE * room) - estimate_tokens(question)
         if most < min(least, estimate_tokens(text)):
             raise ToolFailed(f"{name} could not read enough of it: too few tokens are left.")
         asked = f"{question}\n\n{within(text, most)}"
-        end = (await self._answer(alone, asked, scope)).end
+        answer = await self._answer(alone, asked, scope)
+        end = answer.end
         if isinstance(end, Fail) or end.partial:
             why = end.told if isinstance(end, Fail) else end.reason
             raise ToolFailed(f"{name} could not sum it up: {why}")
-        return end.text
+        if end.text == EMPTY:
+            raise ToolFailed(f"{name} said nothing about it.")
+        return _whole(answer)
 
     async def _child(self, name: str, scope: ToolScope) -> AgentDef:
         parent = scope.agent
@@ -104,7 +111,8 @@ class Subagents:
             left = scope.carve()
             tokens, seconds = min(tokens, left.tokens), min(seconds, int(left.seconds))
         limits = replace(child.limits, token_budget=tokens, timeout_seconds=seconds)
-        return replace(child, limits=limits)
+        tools = tuple(tool for tool in child.tools if scope.is_kept or tool != MEMORY)
+        return replace(child, limits=limits, tools=tools)
 
     async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> Answer:
         limits, soul = child.limits, self.souls.of(child.id)
@@ -121,7 +129,8 @@ class Subagents:
             child.id,
             soul,
         )
-        story = Story(scope.run_id, self.journal, self.aside.clock, self.json, scope.part)
+        journal = self.journal if scope.is_kept else NoJournal()
+        story = Story(scope.run_id, journal, self.aside.clock, self.json, scope.part)
         bill = _Bill(scope.spend)
         answer = await replace(self.aside, publish=tell).answer(errand, story, bill.hear)
         bill.settle(answer)
@@ -218,12 +227,19 @@ def _chain(agent: AgentDef | None) -> Iterator[AgentDef]:
 
 
 def within(text: str, tokens: int) -> str:
-    """Without its middle, if it is longer."""
-    if estimate_tokens(text) <= tokens:
+    """Without its middle, if it is longer. By bytes, as tokens are estimated: characters may be
+    dense where it begins and ends."""
+    whole, half = text.encode(), max(0, int(tokens * BYTES_A_TOKEN / 2))
+    if len(whole) <= 2 * half:
         return text
-    half = max(0, len(text) * tokens // (2 * estimate_tokens(text)))
-    out = f"[{len(text) - 2 * half} characters are left out here]"
-    return f"{text[:half]}\n{out}\n{text[len(text) - half :]}"
+    begin = whole[:half].decode(errors="ignore")
+    end = whole[len(whole) - half :].decode(errors="ignore")
+    out = f"[{len(text) - len(begin) - len(end)} characters are left out here]"
+    return f"{begin}\n{out}\n{end}"
+
+
+def _whole(answer: Answer) -> str:
+    return answer.end.text + (_CUT if answer.finish == "length" else "")
 
 
 def _published(

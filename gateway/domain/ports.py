@@ -78,6 +78,8 @@ class ToolScope:
     principal: str
     call_id: str = ""
     asked: Source | None = None  # the message that the run answers
+    question: str = ""  # what the run is to answer, as its model was told
+    is_kept: bool = True  # False: nothing of the run is to be written down
     depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
     agent: AgentDef | None = None  # whose model asked for it, as it is in this run
     part: str = ""  # of the run's story, for whoever works on this call

@@ -25,7 +25,7 @@ MarkKind = Literal[
     "refused",  # a budget was spent: scope, unit, used and limit
     "metered",  # before a reply: what it cost, and the warnings that came with it
     "result",  # of a tool: the id, name and arguments of the call; content, is_error, duration_ms
-    "spent",  # before a result: the id of its call, and what models used for it
+    "spent",  # the id of a call at work, and what models used for it
     "slow",  # a tool that was given up: the id of its call, and the result that stands for its own
     "noted",  # the journal has it
     "stop",  # somebody stopped it: the reason, and whether at once

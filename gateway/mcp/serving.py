@@ -20,6 +20,7 @@ from gateway.domain.version import VERSION
 log = logging.getLogger(__name__)
 
 ASK = "ask_agent"
+MOST_MESSAGE = 400_000  # characters
 IN_A_CIRCLE = (
     "An agent may not ask the agents of its own gateway, or of another, over MCP: they could ask each "
     "other for ever. Do it without asking."
@@ -85,7 +86,7 @@ class Handlers:
         agents = self.desk.agents(client)
         if not agents:
             return Served("There is no agent that you may ask.", is_error=True)
-        problem = self.schemas.compile(json.dumps(_question(agents)))(dict(arguments))
+        problem = self.schemas.compile(json.dumps(_question(agents)))(_briefly(arguments))
         if problem is not None:
             return Served(f"The arguments of {ASK} are not valid: {problem}.", is_error=True)
         return await self.desk.ask(
@@ -122,6 +123,14 @@ def _client(context: Context) -> Client:
     return client
 
 
+def _briefly(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A message may be longer than what is checked against schemas: whether it is one shows in less."""
+    message = arguments.get("message")
+    if not isinstance(message, str) or len(message) > MOST_MESSAGE:
+        return dict(arguments)
+    return {**arguments, "message": message.strip()[:1]}
+
+
 def _ask_agent(agents: Sequence[str]) -> types.Tool:
     return types.Tool(
         name=ASK,
@@ -143,7 +152,7 @@ def _question(agents: Sequence[str]) -> dict[str, Any]:
         "conversation_id": "Goes on with a conversation; without it a new one begins.",
     }
     kinds: dict[str, dict[str, Any]] = {
-        "message": {"type": "string", "pattern": r"\S", "maxLength": 400_000},
+        "message": {"type": "string", "pattern": r"\S", "maxLength": MOST_MESSAGE},
         "agent": {"type": "string", "enum": list(agents)},
         "conversation_id": _TEXT,
     }

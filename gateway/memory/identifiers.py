@@ -9,7 +9,7 @@ _LOOKED_AT = 20_000  # characters of a text
 # Without nested repetitions: what people paste must not stop us.
 _KINDS = (
     re.compile(r"`([^`\n]{1,120})`"),
-    re.compile(r"\b(?:https?|ftp|wss?|file)://[^\s<>\"'`)\]]{1,190}"),
+    re.compile(r"\b(?:https?|ftp|wss?|file|result)://[^\s<>\"'`)\]]{1,190}"),
     re.compile(r"\b[\w.+-]{1,64}@[\w-]{1,64}(?:\.[\w-]{1,32}){1,4}"),
     re.compile(r"(?<![\w/.])(?:~|\.{1,2})?(?:/[\w.@+-]{1,64}){2,12}"),
     re.compile(r"(?<![\w/.])[\w-]{1,64}(?:/[\w.@-]{1,64}){1,8}\.\w{1,8}\b"),

@@ -29,7 +29,8 @@ _LEFT: Mapping[str, frozenset[str]] = {
     "begin": frozenset({"kept", "remembered"}),
 }
 OTHERS = frozenset({"stop", "said", "unsaid"})  # what others did to the run
-_UNHEARD = _UNREAD | OTHERS | {"over"}
+# Whoever is stopped may go one step further.
+_UNHEARD = _UNREAD | OTHERS | {"sent", "spent", "over"}
 
 Part = Callable[[Difference | TapeUnreadable], None]
 

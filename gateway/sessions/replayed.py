@@ -27,7 +27,7 @@ from gateway.domain.model import (
 )
 from gateway.domain.notices import Batching, Notice
 from gateway.domain.ports import Decode, HttpAnswer, HttpCall, HttpFailed, Model, ToolScope
-from gateway.domain.tape import Mark
+from gateway.domain.tape import Mark, MarkKind
 from gateway.domain.times import to_time
 from gateway.domain.usage import Spent
 from gateway.sessions.asked import Difference, parts_of
@@ -226,18 +226,19 @@ class ReplayedGate:
             await self._player.leave(damaged(error))
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        mark = await self._player.reach("result", "slow", "spent", key=(call.id,))
+        spent: list[Spent] = []
+        kinds: tuple[MarkKind, ...] = ("result", "slow", "spent")
+        while (mark := await self._player.reach(*kinds, key=(call.id,))).kind == "spent":
+            for one in await self._spent(mark):
+                spent.append(one)
+                scope.spend(one)
         if mark.kind == "slow":
             return await self._given_up(mark.values[1])
-        spent: tuple[Spent, ...] = ()
-        if mark.kind == "spent":
-            spent = await self._spent(mark)
-            mark = await self._player.reach("result", key=(call.id,))
         _, name, arguments, content, is_error, took_ms = mark.values
         if (name, arguments) != (call.name, call.arguments):
             recorded, now = f"{name} {arguments}", f"{call.name} {call.arguments}"
             await self._player.leave(Difference(f"the tool call {call.id}", recorded, now))
-        return ToolResult(call.id, call.name, content, is_error, took_ms, spent)
+        return ToolResult(call.id, call.name, content, is_error, took_ms, tuple(spent))
 
     async def _spent(self, mark: Mark) -> tuple[Spent, ...]:
         try:

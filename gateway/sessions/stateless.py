@@ -10,12 +10,12 @@ from anyio.abc import TaskGroup
 
 from gateway.agent.aside import Aside, Errand
 from gateway.agent.patience import until_stored
-from gateway.agent.story import Json, Story
+from gateway.agent.story import Json, NoJournal, Story
 from gateway.domain.agents import MEMORY, AgentDef
 from gateway.domain.bindings import speaker
 from gateway.domain.errors import Busy, Conflict, GatewayError
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Entry, JournalNote, NewEntry
+from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.prompts import Template
@@ -55,19 +55,6 @@ class Question:
             max_tokens=most if self.max_tokens is None else min(most, self.max_tokens),
             fallback=agent.fallback and self.shaped(agent.fallback),
         )
-
-
-class NoJournal:
-    """Nobody takes the run up again."""
-
-    async def note(self, run_id: RunId, note: JournalNote) -> None:
-        pass
-
-    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
-        return ()
-
-    async def forgive(self, run_id: RunId) -> None:
-        pass
 
 
 @dataclass(slots=True)
@@ -250,7 +237,7 @@ class Stateless:
         return Errand(
             agent,
             question.text,
-            ToolScope(run.session_key, run.run_id, person),
+            ToolScope(run.session_key, run.run_id, person, is_kept=False),
             plan_of=agent.id,
             soul=means.souls.of(agent.id),
             earlier=_nodes(question.earlier, run),

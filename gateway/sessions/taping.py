@@ -33,6 +33,7 @@ from gateway.domain.ports import (
 )
 from gateway.domain.tape import Mark, MarkKind, Record, Tape, from_plain, to_plain
 from gateway.domain.times import to_micros
+from gateway.domain.usage import Spent
 from gateway.sessions.asked import Parts, parts_at, parts_of
 
 log = logging.getLogger(__name__)
@@ -233,10 +234,12 @@ class TapedGate:
         return lacking
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        result = await self._gate.call(agent, call, scope)
+        def spend(one: Spent) -> None:
+            self._record("spent", call.id, [asdict(one)])
+            scope.spend(one)
+
+        result = await self._gate.call(agent, call, replace(scope, spend=spend))
         self._record.results.add(call.id)
-        if result.spent:
-            self._record("spent", call.id, [asdict(one) for one in result.spent])
         told = (result.content, result.is_error, result.duration_ms)
         self._record("result", call.id, call.name, call.arguments, *told)
         return result

@@ -4,6 +4,8 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from anyio import to_thread
+
 from gateway.domain.agents import RESULT
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.model import ToolSpec
@@ -15,6 +17,7 @@ MOST_PART = 12_000  # characters at a time
 MOST_HITS = 40
 AROUND = 120  # characters shown on each side of a hit
 MOST_SOUGHT = 200
+PIECE = 65_536  # characters that are searched at once
 _PARAMETERS: Mapping[str, object] = {
     "type": "object",
     "properties": {
@@ -56,7 +59,7 @@ class ResultTool:
             )
         content, sought = original.content, arguments.get("grep")
         if sought is not None:
-            return _found(content, str(sought))
+            return await to_thread.run_sync(_found, content, str(sought))
         return _part(content, arguments.get("from", 0), arguments.get("to"))
 
 
@@ -86,11 +89,17 @@ def _found(content: str, sought: str) -> str:
 
 
 def _places(content: str, sought: str) -> Iterator[int]:
-    """At most one more than are shown, each beyond what the one before shows."""
-    lower, wanted = content.lower(), sought.lower()
-    if len(lower) != len(content):  # some letters have a longer small form
-        lower, wanted = content, sought
-    at, count = lower.find(wanted), 0
-    while at >= 0 and count <= MOST_HITS:
-        yield at
-        at, count = lower.find(wanted, at + len(wanted) + AROUND), count + 1
+    """At most one more than are shown, each beyond what the one before shows. Looked for in small
+    pieces, between which others have their turn."""
+    at, count = 0, 0
+    while at < len(content) and count <= MOST_HITS:
+        piece, wanted = content[at : at + PIECE + 2 * len(sought)], sought
+        lower = piece.lower()
+        if len(lower) == len(piece):  # one letter has a longer small form
+            piece, wanted = lower, sought.lower()
+        found = piece.find(wanted)
+        if found < 0:
+            at += PIECE
+            continue
+        yield at + found
+        at, count = at + found + len(sought) + AROUND, count + 1

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from gateway.domain.ports import Decode
 
 MOST_SOURCES = 50  # of one result
+MOST_VALUES = 50_000  # of a result that is looked into: nobody else has a turn meanwhile
 MOST_FIELD = 500  # characters of an id, a title or a URL
+MOST_SCORE = 1e300  # beyond it, as of what is no number, a difference is none that can be told
 # To click on: http, https, or a path without any scheme that a browser could find in it.
 _URL = re.compile(r"(?:https?://|(?!//)(?![a-z][a-z0-9+.-]*:))[^\s\\\x00-\x1f\x7f]+", re.IGNORECASE)
 
@@ -37,7 +39,7 @@ NOTHING = Listed()
 
 def listed(content: str, decode: Decode) -> Listed:
     """What a result names, each source once, in order; what is malformed is left out."""
-    if content.lstrip()[:1] not in {"{", "["}:
+    if content.lstrip()[:1] not in {"{", "["} or content.count(",") >= MOST_VALUES:
         return NOTHING
     try:
         value = decode(content)
@@ -67,7 +69,8 @@ def _of_object(value: Mapping[str, object]) -> Listed:
 
 def _spread(entries: Sequence[object]) -> float | None:
     told = (one.get("score") for one in entries if isinstance(one, dict))
-    scores = [one for one in told if isinstance(one, int | float) and not isinstance(one, bool)]
+    rated = (one for one in told if isinstance(one, int | float) and not isinstance(one, bool))
+    scores = [one for one in rated if -MOST_SCORE <= one <= MOST_SCORE]
     return (max(scores) - min(scores)) / max(1.0, *scores) if scores else None
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.agents import ContextRules, Limits
 from gateway.domain.messages import Message
-from gateway.domain.usage import Usage
+from gateway.domain.usage import Spent, Usage
 from tests.agent.paper import AGENT, SHIPPED, Paper, call
 
 SMALL = replace(AGENT, context_window=100)
@@ -42,6 +42,17 @@ def test_when_the_window_is_warned_of_is_configured(percent: int, *, is_warned: 
     paper = Paper(agent=agent).begin()
 
     assert bool(paper.told_of("context.approaching_limit")) == is_warned
+
+
+def test_what_is_told_of_after_the_end_counts_and_is_warned_of_no_more() -> None:
+    paper = Paper(limits=Limits(token_budget=100)).begin()
+    paper.stop()
+
+    paper.turn.exchange.take_spent([Spent(Usage(90, 5), "p", "small")])
+
+    assert paper.turn.course.usage.total >= 95
+    assert paper.told_of("budget.token.warning") == []
+    assert paper.of("usage")[-1]["model"] == "small"
 
 
 @pytest.mark.requirement("S-002-Budget-02", "S-001-System-06")

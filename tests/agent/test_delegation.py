@@ -20,6 +20,7 @@ from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.subagents import Delegation
 from gateway.domain.usage import Spent, Usage
+from gateway.memory.window import cut
 from gateway.store.memory_originals import MemoryOriginals
 from gateway.store.memory_shelf import Shelf
 from gateway.tools.originals import ResultTool
@@ -87,6 +88,7 @@ async def test_the_model_is_shown_a_summary_and_reads_the_rest_by_its_reference(
     (asked,) = stage.small.asked
     assert LARGE in asked.messages[-1].text
     assert '{"what":"facts"}' in asked.messages[-1].text
+    assert "what is there?" in asked.messages[-1].text
     assert asked.tools == ()
     (kept,) = stage.shelf.originals.values()
     assert (kept.content, kept.tool, kept.session_key) == (LARGE, "find", SCOPE.session_key)
@@ -259,15 +261,54 @@ async def test_a_summary_that_is_too_long_itself_is_cut() -> None:
     assert len(shown(stage)["summary"]) < 14_000
 
 
-async def test_the_same_again_is_summed_up_once_and_seen_as_the_same() -> None:
-    again = ToolCall("g", "find", FIND.arguments)
-    stage = study(says("short"), big=(says("", FIND), says("", again), says("done")))
+async def test_short_entries_that_nobody_sums_up_are_shown_whole() -> None:
+    its = replace(LISTS, tools=("vault_list", "result"))
+    listing = replace(FIND, name="vault_list")
+    stage = study(
+        ModelFailed("fake", "server", "gone"),
+        big=(says("", listing), says("done")),
+        tools=(tool(entries(11), "vault_list"),),
+        parent=its,
+    )
 
     await stage.run()
 
-    first, second = stage.told()
-    assert first == second
-    assert len(stage.small.asked) == 1
+    assert stage.told() == [entries(11)]
+
+
+async def test_of_an_old_result_the_reference_is_shown_still() -> None:
+    sources = [{"id": f"s{n}", "title": "S" * 400, "url": "https://s.example/"} for n in range(9)]
+    content = json.dumps({"text": LARGE, "sources": sources})
+    stage = study(says("short " * 500), content=content)
+
+    await stage.run()
+
+    (told,) = stage.told()
+    assert json.loads(told)["reference"] in cut(told)
+
+
+@pytest.mark.parametrize("small", [says("short"), ModelFailed("fake", "server", "gone")])
+async def test_the_same_again_is_read_and_kept_once_and_seen_as_the_same(small: Step) -> None:
+    calls = [says("", replace(FIND, id=f"f{n}")) for n in range(4)]
+    stage = study(small, big=(*calls, says("done")))
+
+    await stage.run()
+
+    *same, refused = stage.told()
+    assert len(set(same)) == 1
+    assert "not executed" in refused.lower()
+    assert (len(stage.small.asked), len(stage.shelf.originals)) == (1, 1)
+
+
+async def test_what_a_tool_used_counts_also_if_its_result_is_known() -> None:
+    its, again = Spent(Usage(7, 0), "p", "its-own"), replace(FIND, id="g")
+    calls = (says("", FIND), says("", again), says("done"))
+    stage = study(says("short"), big=calls, tools=(tool(LARGE, spends=its),))
+
+    await stage.run()
+
+    used = [chunk.data["input_tokens"] for chunk in stage.heard if chunk.type == "usage"]
+    assert used.count(7) == 2
 
 
 async def test_after_a_crash_in_the_middle_the_tool_is_not_called_again() -> None:

@@ -1,12 +1,15 @@
 """A subagent works with its own prompt, tools and model, out of what its parent's run has left."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from gateway.agent.aside import Aside, Errand
 from gateway.agent.job import Answer
@@ -428,6 +431,40 @@ async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
     assert asked.system == "You keep books."
 
 
+async def test_a_text_and_what_is_made_of_it_fit_into_a_small_window_together() -> None:
+    stage = world(says("in short"))
+    small = replace(BESIDE, agent=replace(PARENT, context_window=8_192))
+    ample = replace(small, carve=lambda: Allowance(100_000, 60.0))
+
+    subagents = await stage.subagents()
+    with anyio.fail_after(5):
+        await subagents.condense("librarian", "What matters?", "x" * 99_999, ample, least=4_000)
+
+    (asked,) = stage.small.asked
+    assert estimate_tokens(asked.messages[-1].text) > 4_000
+    assert estimate_tokens(asked.messages[-1].text) + asked.max_tokens < 8_192
+
+
+async def test_a_reply_that_was_cut_says_so() -> None:
+    cut = replace(says("half of it"), finish="length")
+    stage = world(cut)
+
+    await stage.run()
+    subagents = await stage.subagents()
+    with anyio.fail_after(5):
+        short = await subagents.condense("librarian", "What?", "a long text", BESIDE, least=2)
+
+    assert stage.told() == [short]
+    assert short.startswith("half of it\n[It is cut here")
+
+
+async def test_one_who_says_nothing_has_condensed_nothing() -> None:
+    subagents = await world(says("")).subagents()
+
+    with anyio.fail_after(5), pytest.raises(ToolFailed, match="said nothing"):
+        await subagents.condense("librarian", "What matters?", "a long text", BESIDE, least=2)
+
+
 async def test_one_who_wants_tools_to_condense_has_failed() -> None:
     stage = world(says("wait", ToolCall("1", "read")), tools=(FakeTool("read"),))
 
@@ -436,6 +473,22 @@ async def test_one_who_wants_tools_to_condense_has_failed() -> None:
         await subagents.condense("librarian", "What matters?", "a long text", BESIDE, least=2)
 
     assert len(stage.small.asked) == 1
+
+
+@example("😀" * 100, "😀" * 100, 100)
+@given(st.text(), st.text(), st.integers(0, 200))
+def test_what_is_left_of_a_text_is_never_more_than_it_may_be(
+    begin: str, end: str, tokens: int
+) -> None:
+    text = f"{begin}{'a' * 2_000}{end}"
+
+    shown = within(text, tokens)
+
+    first, mark, last = re.split(r"\n(\[\d+ characters are left out here\])\n", shown)
+    assert text.startswith(first)
+    assert text.endswith(last)
+    assert mark == f"[{len(text) - len(first) - len(last)} characters are left out here]"
+    assert estimate_tokens(first + last) <= tokens
 
 
 @pytest.mark.parametrize("size", [0, 1, 320, 321, 5_000])

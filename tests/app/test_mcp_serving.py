@@ -184,6 +184,8 @@ async def test_an_agent_of_ours_asks_no_agent_through_mcp(tmp_path: Path) -> Non
     [
         ({}, "message"),
         ({"message": "  "}, "message"),
+        ({"message": "\x85"}, "message"),
+        ({"message": "x" * 400_001}, "too large"),
         ({"message": "hi", "stream": True}, "stream"),
         ({"message": "hi", "conversation_id": ""}, "conversation_id"),
         ({"message": "hi", "agent": 7}, "agent"),
@@ -201,6 +203,20 @@ async def test_a_question_that_is_none_is_told_what_is_wrong(
 
     assert (result.is_error, model.requests) == (True, [])
     assert told in text_of(result)
+
+
+async def test_a_question_may_be_as_long_as_its_schema_says(tmp_path: Path) -> None:
+    async with (
+        scripted_server(echo) as model,
+        running(setup(model.url), tmp_path) as site,
+        mcp_client(site.url, ALICE) as client,
+    ):
+        ask = (await client.list_tools()).tools[-1]
+        most = ask.input_schema["properties"]["message"]["maxLength"]
+        result = await client.call_tool("ask_agent", {"message": "ü" * most})
+
+    assert not result.is_error
+    assert history_of(model.requests[0])[0] == ("user", "ü" * most)
 
 
 async def test_a_provider_that_fails_is_told_in_the_words_for_users(tmp_path: Path) -> None:

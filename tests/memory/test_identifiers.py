@@ -13,6 +13,7 @@ from gateway.memory.identifiers import files_and_symbols, identifiers, missing_f
     ("text", "found"),
     [
         ("see https://a.example/x?y=1.", ["https://a.example/x?y=1"]),
+        ("read result://r_06gv/2e960c8f on", ["result://r_06gv/2e960c8f"]),
         ("in /etc/nginx/nginx.conf and ~/notes/a.md", ["/etc/nginx/nginx.conf", "~/notes/a.md"]),
         ("src/app/main.py, Cargo.toml", ["src/app/main.py", "Cargo.toml"]),
         ("mail bob@x.example", ["bob@x.example"]),

@@ -1,6 +1,7 @@
 """Subagents over real sockets: made by configuration alone, paid by whom they work for."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -10,6 +11,8 @@ from gateway.host.shipped import shipped_folder
 from tests.fakes.client import Client, connected, types_of
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.scenarios.test_delegation import complete
+from tests.scenarios.test_openai import rows
 
 LIBRARIAN = f"""
 [[subagents]]
@@ -136,6 +139,42 @@ async def test_a_client_that_stops_the_run_stops_the_subagent_within_a_moment(
 
     assert took < 0.25
     assert events[-1]["reason"] == "cancelled"
+
+
+async def test_what_a_subagent_had_used_counts_when_its_run_is_stopped(tmp_path: Path) -> None:
+    def slow(asked: Asked) -> Reply:
+        is_last = is_its(asked) and is_told(asked)
+        return Reply("never", gate=anyio.Event()) if is_last else usual(asked)
+
+    async with (
+        scripted_server(slow) as model,
+        running(setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = await client.send("Note it.")
+        await model.wait_for(3)
+        await client.call("chat.abort", run_id=sent["run_id"])
+        events = await client.ended(sent["run_id"])
+        replay = await client.call("run.replay", run_id=sent["run_id"])
+
+    assert events[-1]["tokens_used"] == 2 * 120
+    assert [one["model"] for one in events if one["type"] == "usage"] == ["m", "small"]
+    assert replay["divergence"] is None
+
+
+async def test_of_a_caller_who_keeps_the_conversation_nothing_is_kept(tmp_path: Path) -> None:
+    remembers = replace(setup(""), rest=LIBRARIAN.replace('["notes/', '["memory", "notes/', 1))
+    async with (
+        scripted_server(usual) as model,
+        running(replace(remembers, model_url=model.url), tmp_path) as site,
+    ):
+        answer = await complete(site.url, "Note it.")
+        kept = await anyio.to_thread.run_sync(rows, tmp_path)
+
+    assert answer.json["usage"]["total_tokens"] == 4 * 120
+    assert kept["journal"] == 0
+    offered = [one["function"]["name"] for one in model.requests[1].body["tools"]]
+    assert (offered[0], "memory" in offered) == ("vault_read", False)
 
 
 async def test_after_kill_9_in_a_subagent_its_tool_is_not_called_again(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """The tool `result` reads what was kept, a bounded part at a time."""
 
 import json
+import threading
 from collections.abc import AsyncIterator
+from typing import ClassVar
 
 import jsonschema_rs
 import pytest
@@ -14,7 +16,18 @@ from gateway.domain.ids import AgentId, RunId
 from gateway.domain.ports import ToolScope
 from gateway.domain.subagents import Original
 from gateway.store.memory import open_memory
-from gateway.tools.originals import AROUND, MOST_HITS, MOST_PART, SPEC, ResultTool, _found, _part
+from gateway.store.memory_originals import MemoryOriginals
+from gateway.store.memory_shelf import Shelf
+from gateway.tools.originals import (
+    AROUND,
+    MOST_HITS,
+    MOST_PART,
+    PIECE,
+    SPEC,
+    ResultTool,
+    _found,
+    _part,
+)
 from tests.fakes.store import NOON, session_key
 
 KEY = session_key()
@@ -111,3 +124,28 @@ def test_a_place_holds_what_was_sought(content: str, sought: str) -> None:
         assert content[at : at + len(sought)].lower() == sought.lower()
         assert at <= content.index(sought)
     assert len(found) <= 500 + MOST_HITS * (2 * AROUND + len(sought) + 30)
+
+
+@pytest.mark.parametrize("place", [PIECE - 5, PIECE - 1, PIECE, 3 * PIECE + 5])
+def test_words_are_found_in_any_case_wherever_pieces_of_the_search_meet(place: int) -> None:
+    content = f"İ{'x' * (2 * PIECE + place)}needle{'x' * PIECE}"
+
+    at = _found(content, "NEEDLE").split("\nat ", 1)[1].partition(":")[0]
+
+    assert int(at) == content.index("needle")
+
+
+async def test_others_have_their_turn_while_words_are_sought() -> None:
+    class Content(str):
+        threads: ClassVar = set[int]()
+
+        def __getitem__(self, place: object) -> str:
+            self.threads.add(threading.get_ident())
+            return super().__getitem__(place)  # type: ignore[index]  # as a text takes it
+
+    originals = MemoryOriginals(Shelf())
+    await originals.keep(Original("r/1", KEY, RunId("r"), "search", Content(LONG), NOON))
+    await ResultTool(originals).call({"reference": "r/1", "grep": "many"}, SCOPE)
+
+    assert Content.threads
+    assert threading.get_ident() not in Content.threads

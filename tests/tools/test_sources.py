@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, Source, listed
+from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, MOST_VALUES, Source, listed
 
 
 def found(*sources: object) -> tuple[Source, ...]:
@@ -112,3 +112,32 @@ def test_whatever_stands_there_is_no_error(value: object) -> None:
 )
 def test_a_result_that_lists_something_says_how_much(content: str, items: int | None) -> None:
     assert listed(content, from_json).items == items
+
+
+HUGE, HUGER = "1" + "0" * 400, "1" + "0" * 800
+
+
+@pytest.mark.parametrize(
+    ("scores", "spread"),
+    [
+        (["0.9", "0.8"], 0.1),
+        (["200", "150"], 0.25),
+        (["-3", "-5"], 2.0),
+        (["0.5", "1e999", "-1e999", "NaN"], 0.0),
+        (["0.5", HUGE, f"-{HUGER}"], 0.0),
+        (["1e999", HUGE], None),
+        ([HUGE, f"-{HUGER}"], None),
+        (["true", '"0.9"', "null"], None),
+    ],
+)
+def test_only_numbers_that_can_be_compared_are_scores(
+    scores: list[str], spread: float | None
+) -> None:
+    entries = ",".join(f'{{"score": {score}}}' for score in scores)
+
+    assert listed(f"[{entries}]", from_json).spread == (spread and pytest.approx(spread))
+
+
+def test_a_result_of_very_many_values_is_not_looked_into() -> None:
+    assert listed(f"[{'1,' * MOST_VALUES}1]", from_json).items is None
+    assert listed(f"[{'1,' * (MOST_VALUES - 1)}1]", from_json).items == MOST_VALUES
