@@ -209,8 +209,10 @@ def test_the_sdk_for_node_hears_the_same(site: Site) -> None:
 
 
 def test_without_any_token_a_key_is_as_none(open_site: OpenSite) -> None:
-    with open_site(token="") as free:
-        sdk = openai.OpenAI(base_url=f"{free.url}/v1", api_key="unused")
-        answer = sdk.chat.completions.create(model="main", messages=[HI])
+    with (
+        open_site(token="") as free,
+        openai.OpenAI(base_url=f"{free.url}/v1", api_key="unused") as one,
+    ):
+        answer = one.chat.completions.create(model="main", messages=HI)
 
     assert answer.choices[0].message.content == "to hi"

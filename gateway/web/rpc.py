@@ -234,6 +234,19 @@ def validate(model: type[BaseModel], params: dict[str, object]) -> BaseModel:
         raise invalid_params(error, model) from None
 
 
+# Where pydantic's own words speak of Python, or of our classes.
+_WORDS = {
+    "model_type": "has to be an object",
+    "model_attributes_type": "has to be an object",
+    "dict_type": "has to be an object",
+    "list_type": "has to be a list",
+    "tuple_type": "has to be a list",
+    "string_type": "has to be a text",
+    "bool_type": "has to be true or false",
+    "none_required": "has to be null",
+}
+
+
 def invalid_params(error: ValidationError, model: type[BaseModel]) -> InvalidParams:
     """Only names and rules: the values are the caller's own and may be secret or huge."""
     if error.error_count() > MAX_PROBLEMS:
@@ -241,7 +254,7 @@ def invalid_params(error: ValidationError, model: type[BaseModel]) -> InvalidPar
     problems = []
     for problem in error.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(str(part)[:100] for part in problem["loc"])
-        what = problem["msg"]
+        what = _WORDS.get(problem["type"], problem["msg"])
         if problem["type"] == "extra_forbidden":
             last = str(problem["loc"][-1])
             known = model.model_fields if len(problem["loc"]) == 1 else ()

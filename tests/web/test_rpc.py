@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.domain.errors import Busy, GatewayError, NotFound
 from gateway.web import rpc
@@ -253,3 +253,32 @@ def test_a_notification_frame_is_json() -> None:
     frame = json.loads(rpc.encode_notification("chat.event", b'{"seq":1}'))
 
     assert frame == {"jsonrpc": "2.0", "method": "chat.event", "params": {"seq": 1}}
+
+
+class _Inner(BaseModel):
+    on: bool = False
+
+
+class _Outer(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    inner: _Inner | None = None
+    several: list[_Inner] = []
+    name: str = ""
+
+
+@pytest.mark.parametrize(
+    ("params", "told"),
+    [
+        ({"inner": 1}, "inner: has to be an object"),
+        ({"inner": {"on": []}}, "inner.on: has to be true or false"),
+        ({"several": [[]]}, "several.0: has to be an object"),
+        ({"several": {}}, "several: has to be a list"),
+        ({"name": None}, "name: has to be a text"),
+    ],
+)
+def test_what_is_wrong_is_said_in_the_words_of_json(params: dict[str, object], told: str) -> None:
+    with pytest.raises(InvalidParams, match=told) as refused:
+        rpc.validate(_Outer, params)
+
+    assert "_Inner" not in str(refused.value)
