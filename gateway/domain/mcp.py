@@ -24,7 +24,10 @@ class McpNotInstalled(GatewayError):
     code = "config_error"
 
     def __init__(self) -> None:
-        super().__init__("MCP is configured, and not installed: pip install 'exogate[mcp]'")
+        super().__init__(
+            "MCP is configured, and not installed: pip install 'exogate[mcp]', "
+            "or in a checkout pip install -r requirements-mcp.lock"
+        )
 
 
 @dataclass(frozen=True, slots=True)
