@@ -29,6 +29,8 @@ def status(context: CliContext) -> None:
         click.echo(f"  Agents     {', '.join(shown['agents'])}")
         click.echo(f"  Plugins    {', '.join(map(_plugin, shown['plugins'])) or 'none'}")
         click.echo(f"  Channels   {', '.join(map(_channel, shown['channels'])) or 'none'}")
+        if shown["mcp"]:
+            click.echo(f"  MCP        {', '.join(map(server, shown['mcp']))}")
         click.echo(f"  Sessions   {shown['sessions']}")
         click.echo(f"  Messages   {shown['running']} at work, {shown['pending']} not ended")
         click.echo(f"  Memory     {shown['memory']['backlog']} sessions to look at for facts")
@@ -42,3 +44,9 @@ def _channel(one: Mapping[str, str]) -> str:
 
 def _plugin(one: Mapping[str, str]) -> str:
     return one["name"] if one["state"] == "loaded" else f"{one['name']} ({one['state']})"
+
+
+def server(one: Mapping[str, object]) -> str:
+    """How an MCP server fares."""
+    more = f"{one['tools']} tools" if one["state"] == "connected" else one["why"]
+    return f"{one['name']} ({one['state']}{f', {more}' if more else ''})"
