@@ -29,6 +29,7 @@ from gateway.web.webhooks import WebhookRoutes, is_webhook
 
 log = logging.getLogger(__name__)
 
+OPENAI = "/v1/"
 READ_METHODS = ("GET", "HEAD")
 T = TypeVar("T", bound=BaseModel)
 Raised = Callable[[Request, Exception], Awaitable[Response]]
@@ -89,7 +90,7 @@ class WebApp:
         if path == "/healthz":
             _require(method, READ_METHODS)
             return alive()
-        identity = self._identities.of_visitor(visitor)
+        identity = self._identities.of_visitor(visitor, sends_any=path.startswith(OPENAI))
         if identity is None:
             raise Unauthorized
         if path == "/readyz":
@@ -144,7 +145,7 @@ async def _of_starlette(request: Request, error: Exception) -> Response:
 
 def _told(path: str, error: Exception) -> Response:
     """In the words that whoever asks there expects."""
-    if not path.startswith("/v1/"):
+    if not path.startswith(OPENAI):
         return error_response(error)
     return Failed.by(error).response()
 

@@ -162,8 +162,9 @@ class Identities:
     def on_change(self, changed: Callable[[], None]) -> None:
         self._changed.append(changed)
 
-    def of_visitor(self, visitor: Visitor) -> Identity | None:
-        """By its header, or as the local operator; None if it brought nothing.
+    def of_visitor(self, visitor: Visitor, *, sends_any: bool = False) -> Identity | None:
+        """By its header, or as the local operator; None if it brought nothing. `sends_any`: its kind
+        cannot but send a key, so where being near is enough, one that cannot be right is as none.
 
         Raises Unauthorized for a wrong token, TooManyFailures.
         """
@@ -173,8 +174,8 @@ class Identities:
         scheme, _, token = visitor.authorization.partition(" ")
         is_bearer = scheme.lower() == "bearer" and "authorization" not in visitor.repeated
         token = token.strip() if is_bearer else ""
-        if is_local and len(token.split()) == 1 and self._principal(_proof(token)) is None:
-            return Identity(LOCAL)  # there is none to be right: some clients cannot send nothing
+        if sends_any and is_local and token and self._principal(_proof(token)) is None:
+            return Identity(LOCAL)
         return self.of_token(token, visitor)
 
     def of_token(self, token: str, visitor: Visitor) -> Identity:

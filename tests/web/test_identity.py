@@ -50,27 +50,32 @@ def test_a_token_is_its_principal(token: str, who: Principal | str) -> None:
 
 
 @pytest.mark.parametrize(
-    "header", ["Bearer ", "Basic tok-op", "tok-op", "", "Bearer tok-op tok-op"]
+    "header", ["Bearer wrong", "Bearer ", "Basic tok-op", "tok-op", "", "Bearer tok-op tok-op"]
 )
 def test_a_wrong_header_is_refused_and_not_ignored(header: str) -> None:
     with pytest.raises(Unauthorized):
         identities(WebSettings(cli_secret="tok-cli")).of_visitor(visitor(header))
 
 
-def test_where_no_token_can_be_right_one_of_a_near_visitor_is_as_none() -> None:
+def test_a_key_that_a_near_client_cannot_but_send_is_as_none_where_none_can_be_right() -> None:
     free = identities(WebSettings(cli_secret="tok-cli"))
     far = Visitor(client=ip_address("192.0.2.1"), server="", authorization="Bearer any")
-
-    assert free.of_visitor(visitor("Bearer any")) == Identity(LOCAL)
-    for other in (
-        far,
+    page, proxied = (
         visitor("Bearer any", origin="http://localhost"),
         visitor("Bearer any", proxied=True),
+    )
+
+    assert free.of_visitor(visitor("Bearer any"), sends_any=True) == Identity(LOCAL)
+    for known, other in (
+        (free, far),
+        (free, page),
+        (free, proxied),
+        (identities(), visitor("Bearer any")),
     ):
         with pytest.raises(Unauthorized):
-            free.of_visitor(other)
+            known.of_visitor(other, sends_any=True)
     with pytest.raises(Unauthorized):
-        identities().of_visitor(visitor("Bearer any"))
+        free.of_visitor(visitor("Basic any"), sends_any=True)
 
 
 def test_two_authorization_headers_are_refused() -> None:
