@@ -6,10 +6,8 @@ Both call the same server, a process of its own, in rounds that alternate. The g
 arguments, finds the person's connection, says on whose behalf, and bounds and checks the result.
 """
 
-import argparse
 import json
 import sys
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -28,9 +26,10 @@ from mcp.client.streamable_http import streamable_http_client
 from pydantic_core import from_json
 
 from bench import targets
+from bench.command import run
 from bench.load import ask_once
-from bench.marks import Figure, marked, tell
-from bench.process import other_cores, rss_kb, started, tree
+from bench.marks import Figure, marked
+from bench.process import rss_kb, started, tree
 from bench.targets import ModelPlan
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
@@ -217,16 +216,5 @@ def measure(sizes: Sizes, home: Path) -> Iterator[Figure]:
     yield memory(home)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--json", type=Path, help="where to put the figures too")
-    args = parser.parse_args()
-    print(f"other load: {other_cores():.2f} cores; base: {BASE}", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="bench-") as home:
-        figures = list(measure(QUICK if args.quick else Sizes(), Path(home)))
-    tell(figures, args.json)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, BASE, lambda quick, home: measure(QUICK if quick else Sizes(), home))

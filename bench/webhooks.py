@@ -6,11 +6,9 @@ Each call is verified, read by the bundled adapter in its sandbox, and fsynced b
 Rounds alternate with plain `chat.send`, which is the base.
 """
 
-import argparse
 import json
 import subprocess
 import sys
-import tempfile
 from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,8 +18,9 @@ from typing import Any
 
 from bench import targets
 from bench.accepts import CHANNEL, SECRET
-from bench.marks import Figure, marked, tell
-from bench.process import Started, other_cores
+from bench.command import run
+from bench.marks import Figure, marked
+from bench.process import Started
 from bench.spine import Seen, compared, cpu_per_message, rate
 from bench.targets import ModelPlan
 
@@ -98,16 +97,5 @@ def measure(sizes: Sizes, home: Path) -> Iterator[Figure]:
     yield Figure("CPU of the load generator a call", "ms", client)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="less of everything")
-    parser.add_argument("--json", type=Path, help="where to put the figures too")
-    args = parser.parse_args()
-    print(f"other load: {other_cores():.2f} cores; base: {BASE}", file=sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="bench-") as home:
-        figures = list(measure(QUICK if args.quick else Sizes(), Path(home)))
-    tell(figures, args.json)
-
-
 if __name__ == "__main__":
-    main()
+    run(__doc__, BASE, lambda quick, home: measure(QUICK if quick else Sizes(), home))
