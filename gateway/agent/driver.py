@@ -29,6 +29,7 @@ from gateway.agent.wishes import (
     Told,
     ToolReturned,
 )
+from gateway.agent.words import CUT_OFF
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed
@@ -247,9 +248,13 @@ class Driver:
         )
 
     async def _call(self, wish: CallTool) -> None:
-        result = self.story.result(wish.step, wish.call)
+        result, call = self.story.result(wish.step, wish.call), wish.call
+        if result is None and self.story.has_begun(wish.step, call):
+            result = ToolResult(call.id, call.name, CUT_OFF, is_error=True)
         if result is None:
             async with self._slots:
+                if not all(one.may_repeat for one in self.job.tools if one.name == call.name):
+                    await self.story.note_begun(wish.step, call)
                 result = await self._result(wish)
             await self.story.note_result(wish.step, result)
         listed = self.gate.listed(result)

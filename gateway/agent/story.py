@@ -60,6 +60,7 @@ class Story:
         self._replies: dict[int, ModelReply] = {}
         self._results: dict[tuple[int, str], ToolResult] = {}
         self._said: dict[RunId, tuple[int, Said]] = {}
+        self._begun: set[tuple[int, str]] = set()
 
     async def recall(self) -> None:
         """Reads what an earlier attempt of this run left behind."""
@@ -71,6 +72,10 @@ class Story:
 
     def result(self, step: int, call: ToolCall) -> ToolResult | None:
         return self._results.get((step, call.id))
+
+    def has_begun(self, step: int, call: ToolCall) -> bool:
+        """Whether it was noted that it begins; if it has no result, it was cut off."""
+        return (step, call.id) in self._begun
 
     def said(self, step: int) -> Sequence[Said]:
         """What people had said when this step began, and it took."""
@@ -85,18 +90,28 @@ class Story:
         self._replies[step] = reply
         await self._note(step, "reply", reply)
 
+    async def note_begun(self, step: int, call: ToolCall) -> None:
+        """Of a call that must not be made twice."""
+        await self._write(JournalNote(step, f"{self.part}begun:{call.id}", "null"))
+
     async def note_result(self, step: int, result: ToolResult) -> None:
         self._results[step, result.call_id] = result
         await self._note(step, f"result:{result.call_id}", result)
 
     async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult | Said) -> None:
-        note = JournalNote(step, self.part + kind, self._json.encode(asdict(granted)).decode())
+        payload = self._json.encode(asdict(granted)).decode()
+        await self._write(JournalNote(step, self.part + kind, payload))
+
+    async def _write(self, note: JournalNote) -> None:
         await until_stored(self._clock, lambda: self._journal.note(self._run_id, note))
 
     def _take(self, notes: Sequence[JournalNote]) -> None:
         for note in notes:
             kind = note.kind.removeprefix(self.part)
             if kind[:1] == _PART or not note.kind.startswith(self.part):
+                continue
+            if kind.startswith("begun:"):
+                self._begun.add((note.step, kind.removeprefix("begun:")))
                 continue
             value = self._json.decode(note.payload)
             assert isinstance(value, dict)

@@ -16,6 +16,10 @@ NO_END = "The agent's tree ended without an answer; the operator finds out why i
 SKIPPED = "Skipped due to queued user message."
 TAKEN_AWAY = "Not executed: this tool is not available any more in this run."
 NOT_EXECUTED = "Not executed: the run went on without it."
+CUT_OFF = (
+    "Cut off when the gateway stopped: it may have been carried out all the same. Look before you "
+    "call it again."
+)
 INTERRUPTED = "Interrupted: whether it took effect is not known."
 
 # What the user reads when the model failed: never a provider's own words.

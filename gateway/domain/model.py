@@ -23,6 +23,7 @@ class ToolSpec:
     category: str | None = None
     agent_scope: tuple[str, ...] = ()  # agents that may have it; none named: any that lists it
     timeout_s: float | None = None  # of a call; None: the agent's
+    may_repeat: bool = True  # False: a call that may have been carried out is not made again
 
 
 @dataclass(slots=True)

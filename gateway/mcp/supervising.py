@@ -114,7 +114,7 @@ class Server:
                 raise ToolFailed(f"The server of {tool.spec.name} is away: {error}.") from error
             except Broke as error:
                 self.look.set()  # whether it is there at all
-                is_safe = tool.may_repeat or error.is_done is False
+                is_safe = tool.spec.may_repeat or error.is_done is False
                 if not is_safe or tries >= self.server.retry_attempts:
                     self.outcomes["broken"] += 1
                     raise ToolFailed(_broken(tool.spec.name, is_safe=is_safe)) from error

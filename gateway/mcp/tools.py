@@ -33,14 +33,11 @@ class Caller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class McpTool:
-    """`may_repeat`: the server says that a second call changes nothing."""
-
     server: McpServerDef
     caller: Caller
     its_name: str
     spec: ToolSpec
     digest: str
-    may_repeat: bool
     problem: Problem | None = None
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
@@ -69,10 +66,11 @@ def tool_of(
     name, hints = exposed(server.name, tool.name), tool.annotations
     takes = json.dumps(tool.input_schema)
     family = f"{FAMILY}{server.name}/{tool.name}"
-    spec = ToolSpec(name, described(server.name, tool.description), takes, family=family)
+    # The server says that a second call changes nothing.
     may_repeat = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
-    promised = _promised(tool, schemas)
-    return McpTool(server, caller, tool.name, spec, digest_of(tool), may_repeat, promised)
+    what = described(server.name, tool.description)
+    spec = ToolSpec(name, what, takes, family=family, may_repeat=may_repeat)
+    return McpTool(server, caller, tool.name, spec, digest_of(tool), _promised(tool, schemas))
 
 
 def _promised(tool: types.Tool, schemas: SchemaCheck) -> Problem | None:

@@ -39,3 +39,17 @@ async def test_replies_and_results_come_back_as_they_were() -> None:
     assert again.reply(1) is None
     assert again.result(0, REPLY.tool_calls[0]) == result
     assert again.result(0, REPLY.tool_calls[1]) is None
+
+
+async def test_a_call_that_has_begun_is_known_in_its_own_part_of_the_story_alone() -> None:
+    journal, run, call = FakeJournal(), RunId("r"), ToolCall("1", "pay")
+    await Story(run, journal, FakeClock(), JSON, "@0-x:").note_begun(2, call)
+
+    inside, outside = (Story(run, journal, FakeClock(), JSON, part) for part in ("@0-x:", ""))
+    await inside.recall()
+    await outside.recall()
+
+    assert inside.has_begun(2, call)
+    assert not inside.has_begun(1, call)
+    assert not outside.has_begun(2, call)
+    assert inside.result(2, call) is None

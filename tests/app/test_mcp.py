@@ -3,18 +3,20 @@
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import anyio
+import mcp_types as types
 import pytest
 from anyio.abc import SocketAttribute
 
+from gateway.agent.words import CUT_OFF
 from tests.fakes.client import Event, connected, post_chat
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.mcp_child import STUBBORN
-from tests.fakes.mcp_server import FakeMcp, serving
+from tests.fakes.mcp_server import ANYTHING, FakeMcp, serving, text_result
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
 CALL = Reply(calls=[("c1", "books__echo", '{"text":"hello"}')])
@@ -204,3 +206,37 @@ async def test_of_twenty_who_ask_at_once_nobody_is_taken_for_another(
     }
     assert len(sessions) == 20
     assert len({session for session, _ in sessions}) == (20 if is_legacy else 1)
+
+
+@pytest.mark.parametrize("may_repeat", [False, True])
+async def test_kill_9_in_a_call_repeats_only_one_that_may_be_repeated(
+    tmp_path: Path, *, may_repeat: bool
+) -> None:
+    async def stall(arguments: Mapping[str, Any]) -> types.CallToolResult:
+        if len(books.calls) == 1:
+            await anyio.sleep_forever()
+        return text_result("paid")
+
+    annotations = types.ToolAnnotations(idempotent_hint=may_repeat)
+    pay = types.Tool(name="echo", input_schema=ANYTHING, annotations=annotations)
+    async with (
+        scripted_server([CALL, Reply("Done.")]) as model,
+        serving(FakeMcp([pay], {"echo": stall})) as books,
+    ):
+        config = await setup_of(model.url, f'url = "{books.url}"').written(tmp_path)
+        async with command(config) as site, connected(site.url) as client:
+            run = await client.send("Pay.")
+            with anyio.fail_after(5):
+                await books.came.wait()
+            site.kill()
+            await site.exit_code()
+        async with command(config) as site, connected(site.url) as client:
+            await client.call("chat.resume", run_id=run["run_id"], after_seq=0)
+            events = await client.ended(run["run_id"])
+            replay = await client.call("run.replay", run_id=run["run_id"])
+
+    (told,) = results(events)
+    assert events[-1]["response"] == "Done."
+    assert replay["divergence"] is None
+    assert len(books.calls) == (2 if may_repeat else 1)
+    assert told == ("paid" if may_repeat else CUT_OFF)
