@@ -23,6 +23,7 @@ from gateway.domain.usage import Spent, Usage
 from gateway.memory.window import cut
 from gateway.store.memory_originals import MemoryOriginals
 from gateway.store.memory_shelf import Shelf
+from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
 from tests.agent.test_subagents import PARENT, SCOPE, World
 from tests.fakes.model import ScriptedModel, Step, says
@@ -49,10 +50,10 @@ class Study(World):
 
     async def gate(self) -> Delegating:
         subagents = await self.subagents()
-        gate = subagents.aside.gate
-        originals = MemoryOriginals(self.shelf)
-        gate.renew("own", [ResultTool(originals)])  # type: ignore[attr-defined]  # it is a ToolGate
-        return Delegating(gate, subagents, self.delegation, originals, subagents.json)  # type: ignore[arg-type]
+        gate, originals = subagents.aside.gate, MemoryOriginals(self.shelf)
+        assert isinstance(gate, ToolGate)
+        gate.renew("own", [ResultTool(originals)])
+        return Delegating(gate, subagents, self.delegation, originals, subagents.json)
 
     async def run(self, attempt: int = 1) -> Answer:
         gate = await self.gate()
