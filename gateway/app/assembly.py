@@ -35,7 +35,7 @@ from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
 from gateway.channels.pairing import PairingBook
 from gateway.config.keys import json_schema
-from gateway.config.values import GatewayConfig
+from gateway.config.values import GatewayConfig, QueueSettings
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
@@ -312,10 +312,10 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         work=Work(means, runs),
         clock=parts.clock,
         ids=parts.ids,
-        bounds=Bounds(config.queue.max_pending, config.queue.max_pending_total),
+        bounds=bounds_of(config.queue),
         manner=Manner(config.queue.mode, config.queue.debounce_ms / 1000),
     )
-    upheld = (parts.stores.conversations, parts.stores.erasures, parts.stores.sessions)
+    upheld = (parts.stores.conversations, parts.stores.erasures, parts.stores.sessions, episodes)
     front = Front(
         agents=agents,
         router=router,
@@ -328,7 +328,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         plans=parts.plans,
         clock=parts.clock,
-        upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note, memory.forget),
+        upkeep=Upkeep(*upheld, parts.clock, memory.indexer.note, memory.forget, reception.holding),
     )
     commands = chat_commands(config, parts.stores, front, memory, parts.pairing)
     return Gateway(
@@ -351,6 +351,16 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
         pairing=parts.pairing,
         stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
+    )
+
+
+def bounds_of(queue: QueueSettings) -> Bounds:
+    return Bounds(
+        queue.max_pending,
+        queue.max_pending_total,
+        queue.max_pending_mb,
+        queue.max_pending_total_mb,
+        queue.max_pending_per_principal,
     )
 
 

@@ -343,6 +343,11 @@ class QueueSection(Section):
     )
     max_pending: int = key(_QUEUE.max_pending, "Messages in one session.", ge=1, le=1_000_000)
     max_pending_total: int = key(_QUEUE.max_pending_total, "In all.", ge=1, le=100_000_000)
+    max_pending_mb: int = key(_QUEUE.max_pending_mb, "MB in one session.", ge=1, le=1_000_000)
+    max_pending_total_mb: int = key(_QUEUE.max_pending_total_mb, "MB in all.", ge=1, le=100_000_000)
+    max_pending_per_principal: int = key(
+        _QUEUE.max_pending_per_principal, "Messages of one token or person.", ge=1, le=100_000_000
+    )
     max_running: int = key(_QUEUE.max_running, "Turns at work at a time.", ge=1, le=100_000)
 
 
