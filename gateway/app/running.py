@@ -2,7 +2,7 @@
 
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
 import anyio
@@ -17,6 +17,7 @@ from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
 from gateway.host.garbage import settle
 from gateway.host.keyfile import make_key
+from gateway.host.streams import has_terminal
 from gateway.store.opening import note_owner
 from gateway.web.server import Address, WebServer
 
@@ -43,21 +44,23 @@ async def run(
     ready: Callable[[Running], None],
     accept_loss: bool = False,
 ) -> None:
-    """Runs a gateway until SIGTERM or SIGINT. `ready` is called once it can answer.
+    """Runs a gateway until SIGTERM, SIGINT or the end of its terminal. `ready` is called once it can
+    answer.
 
     Raises the GatewayError that kept it from starting.
     """
     # A signal that comes at any moment from here on ends it in good order.
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    by_hangup = has_terminal()
+    with anyio.open_signal_receiver(*_heeded()) as signals:
         async with (
             assembled(config, version=version, accept_loss=accept_loss) as rooms,
             anyio.create_task_group() as group,
         ):
             server = await open_doors(rooms, group, ready)
-            await anext(signals)
+            await _stop(signals, by_hangup=by_hangup)
 
             async def end_at_once() -> None:
-                await anext(signals)
+                await _stop(signals, by_hangup=False)
                 log.warning("told twice: stopping at once")
                 group.cancel_scope.cancel()
 
@@ -66,6 +69,24 @@ async def run(
             server.stop(GOODBYE_S)
             await server.stopped.wait()
             group.cancel_scope.cancel()
+
+
+def _heeded() -> Sequence[signal.Signals]:
+    """SIGHUP stays ignored if `nohup` said so."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return (signal.SIGTERM, signal.SIGINT)
+    return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+async def _stop(signals: AsyncIterator[signal.Signals], *, by_hangup: bool) -> None:
+    """Waits until a signal says that the gateway is to stop."""
+    async for number in signals:
+        if number != signal.SIGHUP:
+            return
+        if by_hangup:
+            log.info("the terminal closes: stopping")
+            return
+        log.warning("SIGHUP is ignored: restart the gateway to load a changed configuration")
 
 
 async def open_doors(

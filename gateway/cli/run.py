@@ -14,6 +14,7 @@ from gateway.domain.plugins import PluginInfo
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
+from gateway.host.streams import detach_streams, hold_hangup
 
 
 @click.command()
@@ -28,6 +29,8 @@ from gateway.host.logs import logging_to
 @click.pass_obj
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     """Run the gateway until Ctrl+C or SIGTERM."""
+    hold_hangup()
+    detach_streams()
     config = config_or_exit(context, port=port)
     allow_open_files()
     observability = config.observability
