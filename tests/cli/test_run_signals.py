@@ -133,7 +133,7 @@ def test_a_hangup_without_a_terminal_is_ignored_and_logged(config: Path) -> None
         code = site.code()
 
     assert code == 0
-    assert log.read_text(encoding="utf-8").count("SIGHUP is ignored") == 3
+    assert "SIGHUP is ignored" in log.read_text(encoding="utf-8")  # signals may come as one
 
 
 @contextmanager
