@@ -225,7 +225,7 @@ class Driver:
             try:
                 return await self.model.reply(self._request(agent, wish), hear)
             except ModelFailed as failure:
-                if failure.started or agent.fallback is None:
+                if failure.started or failure.kind == "unmetered" or agent.fallback is None:
                     raise
                 log.warning("falling back", extra={"from": agent.model, "why": str(failure)})
                 agent = agent.fallback

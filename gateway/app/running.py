@@ -16,8 +16,10 @@ from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
 from gateway.host.garbage import settle
+from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
 from gateway.host.streams import has_terminal
+from gateway.store.faults import file_faults
 from gateway.store.opening import note_owner
 from gateway.web.server import Address, WebServer
 
@@ -92,9 +94,11 @@ async def _stop(signals: AsyncIterator[signal.Signals], *, by_hangup: bool) -> N
 async def open_doors(
     rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
 ) -> WebServer:
-    """Comes back once it can answer. Raises AddressInUse, CannotListen."""
+    """Comes back once it can answer. Raises AddressInUse, CannotListen, StoreUnavailable."""
     data_dir = rooms.config.gateway.data_dir
-    settings = web_settings(rooms.config, await to_thread.run_sync(make_key, data_dir))
+    with file_faults(str(data_dir / KEY)):
+        key = await to_thread.run_sync(make_key, data_dir)
+    settings = web_settings(rooms.config, key)
     server = WebServer(rooms.web(settings), settings)
     address: Address = await group.start(server.serve)
     url = f"http://{address}"
