@@ -26,6 +26,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, ToolScope
 from gateway.domain.recall import Recalled, RecallKind
 from gateway.domain.settling import ClaimRefused, by_time
+from gateway.memory import dates
 from gateway.memory.neighbours import MOST_HOPS, neighbours
 from gateway.memory.predicates import is_functional, kept_under
 
@@ -183,11 +184,11 @@ class MemoryTool:
         return {"facts": [told(fact) for fact in await select(self.facts, query)]}
 
     async def _as_of(self, asked: _Asked) -> object:
-        known_at = asked.arguments.get("known_at")
+        known_at, now = asked.arguments.get("known_at"), self.clock.now()
         query = FactQuery(
             asked.whose,
-            at=_date(asked.text("at")),
-            known_at=_date(str(known_at)) if known_at else None,
+            at=_moment(asked.text("at"), now),
+            known_at=_moment(str(known_at), now) if known_at else None,
             limit=MOST_FACTS,
         )
         return {"facts": [told(fact) for fact in await select(self.facts, query)]}
@@ -278,6 +279,12 @@ def _since(asked: _Asked, now: datetime) -> datetime | None:
     if since and since > now + timedelta(days=1):
         raise ToolFailed("That is still to come. Keep it as a plan, with its date in the object.")
     return since
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    """Of a day its end."""
+    is_now = text.strip().lower() in dates.NOW
+    return now if is_now else dates.as_asked(dates.end_of(text) or _date(text), now)
 
 
 def _date(text: str) -> datetime:

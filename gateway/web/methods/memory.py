@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.conversations import Erased
@@ -30,6 +30,7 @@ from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.ports import Clock, Ids
 from gateway.domain.recall import Recalled, RecallKind
 from gateway.domain.settling import LONGEST_OBJECT, in_order
+from gateway.memory import dates
 from gateway.memory.neighbours import MOST_HOPS, neighbours
 from gateway.memory.predicates import is_functional, kept_under
 from gateway.memory.tool import Find, select
@@ -62,7 +63,12 @@ def _aware(at: datetime) -> datetime:
         raise ValueError("is before or after all years") from None
 
 
+def _whole_day(at: object) -> object:
+    return (dates.end_of(at) if isinstance(at, str) else None) or at
+
+
 When = Annotated[datetime, AfterValidator(_aware)]  # without an offset: UTC
+Moment = Annotated[datetime, BeforeValidator(_whole_day), AfterValidator(_aware)]  # a day: its end
 Limit = Annotated[int, Field(ge=1, le=MOST_FACTS)]
 
 
@@ -100,8 +106,8 @@ class History(_OfSomebody):
 
 
 class AsOf(_OfSomebody):
-    at: When
-    known_at: When | None = None
+    at: Moment | Literal["today", "now"]
+    known_at: Moment | Literal["today", "now"] | None = None
     subject: Text | None = None
     limit: Limit = 500
 
@@ -194,11 +200,12 @@ class MemoryMethods:
     async def as_of(self, call: Call, params: AsOf) -> KnownFacts:
         """What was true at a time, as it was known at another."""
         _, seen = await self._asked(call, params)
+        now = self.clock.now()
         query = FactQuery(
             seen,
             subject=params.subject,
-            at=params.at,
-            known_at=params.known_at,
+            at=dates.as_asked(params.at, now),
+            known_at=None if params.known_at is None else dates.as_asked(params.known_at, now),
             limit=params.limit,
         )
         return await self._told_all(call, await select(self.facts, query))
