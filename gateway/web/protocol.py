@@ -57,7 +57,7 @@ class GuardedHttp(LimitedHttp):
                 self._upgrade(data[int(upgrade.args[0]) :])
                 return
         except httptools.HttpParserError as error:
-            self._refuse(self.refusal or InvalidRequest(f"not HTTP: {str(error)[:100]}"))
+            self._refuse(self.reason(error))
         self._watch()
 
     def pause_writing(self) -> None:

@@ -56,6 +56,13 @@ class InvalidJson(InvalidRequest):
     code = "invalid_json"
 
 
+class VersionNotSupported(GatewayError):
+    code = "http_version_not_supported"
+
+    def __init__(self) -> None:
+        super().__init__("this gateway speaks HTTP/1.1 and HTTP/1.0")
+
+
 class NotUpgradable(InvalidRequest):
     """An upgrade that is not a WebSocket handshake of RFC 6455."""
 

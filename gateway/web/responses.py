@@ -39,6 +39,7 @@ from gateway.web.refusals import (
     TooSlow,
     Unauthorized,
     UnknownMethod,
+    VersionNotSupported,
 )
 
 
@@ -63,6 +64,7 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     InvalidJson: Failure(400, -32700, "invalid_request"),
     InvalidRequest: Failure(400, -32600, "invalid_request"),
     UnknownMethod: Failure(404, -32601, "unknown_method"),
+    VersionNotSupported: Failure(505, -32600, "invalid_request"),
     MethodNotAllowed: Failure(405, -32600, "invalid_request"),
     InvalidParams: Failure(422, -32602, "invalid_params"),
     ClaimRefused: Failure(422, -32602, "invalid_params"),
