@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
 from gateway.app.deliveries import delivering
-from gateway.app.health import Health
+from gateway.app.health import Health, StoreWatch
 from gateway.app.mcp import mcp_servers
 from gateway.app.mcp_serving import mcp_served
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
@@ -39,7 +39,6 @@ from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
-from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Clock, Ids, Stores
@@ -89,8 +88,6 @@ from gateway.web.settings import WebSettings
 
 log = logging.getLogger(__name__)
 
-PROBE_EVERY_S = 5.0
-
 
 @dataclass(slots=True)
 class Gateway:
@@ -115,7 +112,8 @@ class Gateway:
     channels: ChannelRoom
     pairing: PairingBook
     stateless: Stateless
-    health: Health = field(default_factory=Health)
+    health: Health
+    watch: StoreWatch
     mcp: Door | None = None
 
     def web(self, settings: WebSettings) -> WebApp:
@@ -170,7 +168,7 @@ class Gateway:
             settings,
             methods=methods,
             routes=documented(routes, self.version, documents),
-            ready=self.health.reasons,
+            ready=self.watch.reasons,
             clock=self.clock,
             identities=Identities(settings, self.clock, self.stores.audit),
         )
@@ -190,18 +188,6 @@ class Gateway:
         started = int(self.clock.now().timestamp())
         chat = ChatApi(self.front, to_json, from_json, self.ids)
         return chat, OpenAiApi(self.front, self.stateless, to_json, from_json, started)
-
-    async def watch_store(self) -> None:
-        """Readiness follows what the store can really do, until cancelled."""
-        while True:
-            await self.clock.sleep(PROBE_EVERY_S)
-            try:
-                await self.stores.care.probe()
-                self.health.store = None
-            except StoreLost:
-                raise  # accepted messages are safe; a new start finds out which answers are
-            except StoreUnavailable as error:
-                self.health.store = str(error)
 
     async def drain(self) -> None:
         """Takes nothing more in, and waits for the runs that are at work."""
@@ -271,7 +257,7 @@ async def assembled(
         await stack.enter_async_context(sent)
         rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))
         await rooms.memory.keeper.resume()
-        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh, rooms.watch_store)
+        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh, rooms.watch.run)
         for task in (*followed, partial(sweep, config, stores, clock), rooms.memory.indexer.run):
             group.start_soon(task)
         try:
@@ -330,6 +316,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         clock=parts.clock,
         upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note, memory.forget),
     )
+    health = Health()
     commands = chat_commands(config, parts.stores, front, memory, parts.pairing)
     return Gateway(
         config=config,
@@ -351,6 +338,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
         pairing=parts.pairing,
         stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
+        health=health,
+        watch=StoreWatch(parts.stores.care.probe, health, parts.clock),
     )
 
 

@@ -58,17 +58,18 @@ def guarded(model: ModelServer) -> Setup:
 async def test_without_a_valid_token_nothing_but_health_is_answered(tmp_path: Path) -> None:
     async with scripted_server(echo) as model, running(guarded(model), tmp_path) as site:
         healthy = await http(f"{site.url}/healthz")
+        ready = await http(f"{site.url}/readyz")
         refused = [
             await post_chat(site.url, "hi"),
             await post_chat(site.url, "hi", token="wrong"),
-            await http(f"{site.url}/readyz"),
+            await http(f"{site.url}/metrics"),
             await http(f"{site.url}/api/nothing", token="wrong"),
         ]
         with pytest.raises(InvalidStatus) as caught:
             async with connected(site.url, "wrong"):
                 raise AssertionError("a wrong token opened a socket")
 
-        assert healthy.status == 200
+        assert (healthy.status, ready.status) == (200, 200)
         assert [answer.status for answer in refused] == [401] * 4
         assert {answer.body for answer in refused} == {refused[0].body}
         assert caught.value.response.status_code == 401
