@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -112,9 +112,15 @@ class Gateway:
     channels: ChannelRoom
     pairing: PairingBook
     stateless: Stateless
-    health: Health
-    watch: StoreWatch
     mcp: Door | None = None
+    watch: StoreWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = StoreWatch(self.stores.care.probe, self.clock)
+
+    @property
+    def health(self) -> Health:
+        return self.watch.health
 
     def web(self, settings: WebSettings) -> WebApp:
         spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
@@ -316,7 +322,6 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         clock=parts.clock,
         upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note, memory.forget),
     )
-    health = Health()
     commands = chat_commands(config, parts.stores, front, memory, parts.pairing)
     return Gateway(
         config=config,
@@ -338,8 +343,6 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
         pairing=parts.pairing,
         stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
-        health=health,
-        watch=StoreWatch(parts.stores.care.probe, health, parts.clock),
     )
 
 

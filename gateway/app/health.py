@@ -38,8 +38,8 @@ class StoreWatch:
     when somebody asks for readiness."""
 
     probe: Callable[[], Awaitable[None]]
-    health: Health
     clock: Clock
+    health: Health = field(default_factory=Health)
     _probed_at: float = float("-inf")
     _asked: anyio.Event = field(default_factory=anyio.Event)
     _probed: anyio.Event = field(default_factory=anyio.Event)
