@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import anyio
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -19,7 +20,14 @@ from gateway.web.guards import BodyLimit, Doorway, SecurityHeaders
 from gateway.web.health import Readiness, Ready, alive
 from gateway.web.identity import Identities, Principal, may
 from gateway.web.openai_shapes import Failed
-from gateway.web.refusals import InvalidParams, MethodNotAllowed, NotHere, Unauthorized
+from gateway.web.refusals import (
+    InvalidParams,
+    MethodNotAllowed,
+    NotHere,
+    TooManyFailures,
+    Unauthorized,
+    delay_of,
+)
 from gateway.web.responses import INTERNAL, error_response, failure_of
 from gateway.web.rpc import Method, Registry, validate
 from gateway.web.settings import WebSettings
@@ -79,7 +87,7 @@ class WebApp:
                 await self._routes(scope, receive, send)
                 return
         except GatewayError as error:
-            response = _told(scope["path"], error)
+            response = await _refusal_at_the_door(scope["path"], error)
         await response(scope, receive, send)
 
     def _enter(self, scope: Scope) -> ASGIApp | None:
@@ -99,6 +107,16 @@ class WebApp:
             raise Unauthorized
         scope["state"]["principal"] = identity.principal
         return None
+
+
+async def _refusal_at_the_door(path: str, error: GatewayError) -> Response:
+    """Whoever guesses tokens hears of it late, or has to connect anew for the next one."""
+    response = _told(path, error)
+    if delay_s := delay_of(error):
+        await anyio.sleep(delay_s)
+    elif isinstance(error, TooManyFailures):
+        response.headers["connection"] = "close"
+    return response
 
 
 def _require(method: str, known: Sequence[str]) -> None:

@@ -21,6 +21,7 @@ class Wire(asyncio.Protocol):
 
     __slots__ = (
         "_discarded",
+        "_holds",
         "_in",
         "_linger",
         "_lobby",
@@ -41,6 +42,7 @@ class Wire(asyncio.Protocol):
         self._pulse = Pulse(self, self._in, self._out, settings.ping_interval_s)
         self._linger = Timer(loop, transport.abort)
         self._discarded = 0
+        self._holds: set[str] = set()
 
     # what the owner of the socket may do
 
@@ -65,15 +67,19 @@ class Wire(asyncio.Protocol):
         """Another limit from the next message on."""
         self._in.parser.max_message_size = max_frame
 
-    def hold(self) -> None:
-        """Reads no more until `go_on`."""
-        if not self._in.is_held and not self._in.is_over:
+    def hold(self, why: str) -> None:
+        """Reads no more until `go_on` for each reason."""
+        if self._in.is_over:
+            return
+        self._holds.add(why)
+        if not self._in.is_held:
             self._in.is_held = True
             if not self._transport.is_closing():
                 self._transport.pause_reading()
 
-    def go_on(self) -> None:
-        if not self._in.is_held:
+    def go_on(self, why: str) -> None:
+        self._holds.discard(why)
+        if not self._in.is_held or self._holds:
             return
         self._in.is_held = False
         self._in.read()
@@ -130,7 +136,8 @@ class Wire(asyncio.Protocol):
         self._pulse.stop()
         self._out.end(b"".join(self._in.parser.data_to_send()))
         self._linger.start(self._settings.close_linger_s)
-        self.go_on()
+        self._holds.clear()
+        self.go_on("")
         if self._in.listener is not None:
             self._in.listener.ended()
 

@@ -13,7 +13,7 @@ from gateway.web.frames import Wire
 from gateway.web.handshake import Door, Handshake, accept
 from gateway.web.lobby import Lobby
 from gateway.web.parsing import LimitedHttp
-from gateway.web.refusals import Full, HeadTooLarge, InvalidRequest, TooSlow
+from gateway.web.refusals import Full, HeadTooLarge, InvalidRequest, TooSlow, delay_of
 from gateway.web.settings import WebSettings
 from gateway.web.timers import Timer
 
@@ -33,6 +33,7 @@ class GuardedHttp(LimitedHttp):
         self.patience = Timer(self.loop, self._lose_patience)
         self._stall = Timer(self.loop, transport.abort)  # an answer that nobody takes
         self._linger = Timer(self.loop, transport.abort)
+        self._late = Timer(self.loop, self._refuse_late)
         if self._lobby.is_overrun:
             transport.abort()
         elif self._lobby.is_full:
@@ -41,7 +42,7 @@ class GuardedHttp(LimitedHttp):
             self.patience.start(self.settings.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self.patience, self._stall, self._linger):
+        for timer in (self.patience, self._stall, self._linger, self._late):
             timer.stop()
         super().connection_lost(exc)
         self._lobby.leave(self)
@@ -111,6 +112,10 @@ class GuardedHttp(LimitedHttp):
         else:
             cycle.keep_alive = False  # a later request of a pipeline: the earlier is answered
 
+    def _refuse_late(self) -> None:
+        assert self.refusal is not None
+        self._refuse(self.refusal)
+
     def _say_goodbye(self, answer: bytes) -> None:
         """And waits a moment: a peer that is cut off while it sends would never see the answer."""
         self.transport.write(answer)
@@ -132,7 +137,12 @@ class GuardedHttp(LimitedHttp):
                 Handshake(target, self.headers, self.client, self.server, answer)
             )
         except GatewayError as error:
-            self._refuse(error)
+            self.refusal = error
+            if delay_s := delay_of(error):
+                self._is_refused = True
+                self._late.start(delay_s)
+            else:
+                self._refuse(error)
             return
         self.patience.stop()
         self._stall.stop()

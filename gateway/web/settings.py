@@ -51,7 +51,12 @@ class WebSettings:
 
     auth_failures: int = 10
     auth_window_s: float = 60.0
-    auth_lockout_s: float = 300.0
+    auth_slowed_s: float = (
+        300.0  # an address that guesses is answered late; a valid token is let in
+    )
+    auth_delay_s: float = 1.0
+    auth_delayed_per_address: int = 4  # wait at the same time; beyond it the answer comes at once
+    auth_delayed: int = 64
 
     def __post_init__(self) -> None:
         names = [token.name for token in self.tokens]

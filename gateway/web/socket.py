@@ -19,6 +19,7 @@ from gateway.web.refusals import (
     NotHere,
     TooManyFailures,
     Unauthorized,
+    delay_of,
 )
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import Reception, Visitor
@@ -28,6 +29,7 @@ PATH = "/ws"
 UNAUTHORIZED = 4401
 TOO_MANY = 4429
 NOT_UTF8 = 1007
+CALLS, GUESS = "calls", "guess"  # why a socket is not read
 What = TypeVar("What")
 
 
@@ -91,6 +93,7 @@ class Connection:
         "_calls",
         "_deadline",
         "_identity",
+        "_late",
         "_seat",
         "_sockets",
         "_visitor",
@@ -105,6 +108,7 @@ class Connection:
         self._seat = Seat(wire, identity.principal) if identity else None
         self._calls = Calls(wire, sockets)
         self._deadline: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None  # until a refusal is told
         sockets.connections.add(self)
         if identity is None:
             self._deadline = asyncio.get_running_loop().call_later(
@@ -118,6 +122,8 @@ class Connection:
     # what the wire says
 
     def message(self, data: bytes) -> None:
+        if self._late is not None:
+            return
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -135,6 +141,8 @@ class Connection:
     def ended(self) -> None:
         self._sockets.connections.discard(self)
         self._stop_deadline()
+        if self._late is not None:
+            self._late.cancel()
         if self._seat is not None:
             self._seat.leave()
 
@@ -148,9 +156,7 @@ class Connection:
                 raise Unauthorized
             identity = self._identify(frame)
         except GatewayError as error:
-            self._wire.send(rpc.encode_error(id_, error))
-            shut_out = isinstance(error, TooManyFailures)
-            self._wire.close(TOO_MANY if shut_out else UNAUTHORIZED, "authenticate first")
+            self._refuse(rpc.encode_error(id_, error), error)
             return
         self._stop_deadline()
         self._wire.allow(self._sockets.settings.max_frame_bytes)
@@ -158,6 +164,20 @@ class Connection:
         if not frame.is_notification:
             call = rpc.Call(seat.principal, seat, frame.method)
             self._wire.send(rpc.encode_result(id_, introduce(call, None)))
+
+    def _refuse(self, answer: bytes, error: GatewayError) -> None:
+        """Whoever guesses tokens hears of it late."""
+        code = TOO_MANY if isinstance(error, TooManyFailures) else UNAUTHORIZED
+
+        def refuse() -> None:
+            self._wire.send(answer)
+            self._wire.close(code, "authenticate first")
+
+        if not (delay_s := delay_of(error)):
+            refuse()
+            return
+        self._wire.hold(GUESS)
+        self._late = asyncio.get_running_loop().call_later(delay_s, refuse)
 
     def _sit_down(self, identity: Identity) -> "Seat":
         self._identity = identity
@@ -280,7 +300,7 @@ class Calls:
         self._in_flight += 1
         self._unstarted += 1
         if self._in_flight >= self._sockets.settings.max_calls:
-            self._wire.hold()
+            self._wire.hold(CALLS)
         return True
 
     async def _answer(self, prepared: rpc.Prepared, seat: Seat) -> None:
@@ -334,7 +354,7 @@ class Calls:
     def _finish(self) -> None:
         self._in_flight -= 1
         if self._in_flight < self._sockets.settings.max_calls:
-            self._wire.go_on()
+            self._wire.go_on(CALLS)
 
 
 _BUSY = Busy("too many calls at work in the gateway; nothing was begun")

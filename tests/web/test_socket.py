@@ -478,26 +478,6 @@ async def test_the_local_operator_s_sockets_end_with_the_first_token() -> None:
         assert await closed_with(socket) == 4401
 
 
-async def test_guessing_shuts_its_own_address_out_and_no_other() -> None:
-    async with running(GUARDED) as site:
-        statuses = set()
-        for _ in range(12):
-            answer = await site.get(
-                "/whoami", {"Authorization": "Bearer guess"}, local_host="127.0.0.2"
-            )
-            statuses.add(answer.status)
-        assert statuses == {401, 429}
-        shut = await site.get("/whoami", BEARER, local_host="127.0.0.2")
-        assert (shut.status, shut.headers["retry-after"]) == (429, "300")
-
-        async with site.socket(BEARER, local_addr=("127.0.0.3", 0)) as socket:
-            assert (await ask(socket, "ping"))["result"] == "pong"
-        async with site.socket(local_addr=("127.0.0.2", 0)) as socket:
-            answer = await ask(socket, "auth", token=ALICE.secret)
-            assert answer["error"]["data"]["type"] == "rate_limited"
-            assert await closed_with(socket) == 4429
-
-
 @pytest.mark.parametrize(
     ("message", "code"), [(b"binary", 1003), ("x" * 20_001, 4409)], ids=["binary", "large"]
 )
