@@ -6,6 +6,8 @@ from typing import Protocol
 import anyio
 from uvicorn.server import ServerState
 
+from gateway.web.outgoing import Backlog
+
 _REFUSED_AT_ONCE = 256
 
 
@@ -27,6 +29,7 @@ class Lobby:
         self._guests: set[Guest] = self.state.connections  # type: ignore[assignment]  # ours too
         self._limit = limit
         self._left = anyio.Event()
+        self.backlog = Backlog()
 
     def __len__(self) -> int:
         return len(self._guests)

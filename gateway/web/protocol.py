@@ -15,7 +15,7 @@ from gateway.web.lobby import Lobby
 from gateway.web.parsing import LimitedHttp
 from gateway.web.refusals import Full, HeadTooLarge, InvalidRequest, TooSlow, delay_of
 from gateway.web.settings import WebSettings
-from gateway.web.timers import Timer
+from gateway.web.timers import StallTimer, Timer
 
 _LINGER_S = 1.0  # how long a refused peer may take to read why
 
@@ -31,7 +31,9 @@ class GuardedHttp(LimitedHttp):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         super().connection_made(transport)
         self.patience = Timer(self.loop, self._lose_patience)
-        self._stall = Timer(self.loop, transport.abort)  # an answer that nobody takes
+        self._stall = StallTimer(  # an answer that nobody takes
+            self.loop, transport, self.settings.write_deadline_s, transport.abort
+        )
         self._linger = Timer(self.loop, transport.abort)
         self._late = Timer(self.loop, self._refuse_late)
         if self._lobby.is_overrun:
@@ -63,7 +65,7 @@ class GuardedHttp(LimitedHttp):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall.start(self.settings.write_deadline_s)
+        self._stall.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()

@@ -41,8 +41,9 @@ class WebSettings:
     max_fragments: int = 1_024
     ping_interval_s: float = 20.0
     write_deadline_s: float = 10.0
-    send_queue_bytes: int = 1_048_576
-    send_queue_frames: int = 1_000
+    send_queue_bytes: int = 1_048_576  # beyond it nothing more is asked for; and the largest answer
+    push_queue_bytes: int = 8_388_608  # of events that cannot be had later
+    push_queues_bytes: int = 268_435_456  # of all connections; then those without room are closed
     close_linger_s: float = 10.0
     max_calls: int = 64  # answered side by side for one connection; then it is read no further
     max_calls_total: int = 8_192  # of the whole gateway; then calls are refused as busy

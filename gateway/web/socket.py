@@ -1,6 +1,7 @@
 """The `/ws` endpoint: who may talk, one JSON-RPC message a frame, calls side by side, pushes."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -25,10 +26,13 @@ from gateway.web.settings import WebSettings
 from gateway.web.visitors import Reception, Visitor
 from gateway.web.workers import Workers
 
+log = logging.getLogger(__name__)
+
 PATH = "/ws"
 UNAUTHORIZED = 4401
 TOO_MANY = 4429
 NOT_UTF8 = 1007
+BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
 What = TypeVar("What")
 
@@ -105,7 +109,7 @@ class Connection:
     ) -> None:
         self._sockets, self._wire, self._visitor = sockets, wire, visitor
         self._identity = identity
-        self._seat = Seat(wire, identity.principal) if identity else None
+        self._seat = Seat(wire, identity.principal, sockets.workers) if identity else None
         self._calls = Calls(wire, sockets)
         self._deadline: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None  # until a refusal is told
@@ -137,6 +141,10 @@ class Connection:
             self._calls.begin_batch(frame, self._seat)
         else:
             self._calls.begin(frame, self._seat)
+
+    def roomy(self) -> None:
+        if self._seat is not None:
+            self._seat.roomy()
 
     def ended(self) -> None:
         self._sockets.connections.discard(self)
@@ -185,7 +193,7 @@ class Connection:
             if self._seat.principal == identity.principal:
                 return self._seat
             self._seat.leave()
-        self._seat = Seat(self._wire, identity.principal)
+        self._seat = Seat(self._wire, identity.principal, self._sockets.workers)
         return self._seat
 
     def _identify(self, request: rpc.Request) -> Identity:
@@ -219,16 +227,58 @@ class Seat:
     """One principal on one socket: nothing that was meant for it is heard when the socket has ended
     or has become another's. What methods and listeners use of it never waits."""
 
-    __slots__ = ("_callbacks", "_wire", "is_open", "principal")
+    __slots__ = (
+        "_behind",
+        "_callbacks",
+        "_is_catching_up",
+        "_wire",
+        "_workers",
+        "is_open",
+        "principal",
+    )
 
-    def __init__(self, wire: Wire, principal: Principal) -> None:
-        self._wire, self.principal = wire, principal
+    def __init__(self, wire: Wire, principal: Principal, workers: Workers) -> None:
+        self._wire, self.principal, self._workers = wire, principal, workers
         self._callbacks: dict[int, Callable[[], None]] = {}
+        self._behind: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._is_catching_up = False
         self.is_open = True
 
     def notify(self, method: str, params_json: bytes) -> None:
         if self.is_open:
-            self._wire.send(rpc.encode_notification(method, params_json))
+            self._wire.push(rpc.encode_notification(method, params_json))
+
+    def offer(self, method: str, params_json: bytes) -> bool:
+        if not self.is_open:
+            return True
+        return self._wire.send(rpc.encode_notification(method, params_json), if_room=True)
+
+    async def room(self) -> None:
+        await self._wire.room()
+
+    def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None:
+        self._behind.pop(name, None)
+        if work is not None and self.is_open:
+            self._behind[name] = work
+
+    def roomy(self) -> None:
+        """One worker does all that waits for room, so that many of them starve no other socket."""
+        if not self._behind or self._is_catching_up or not self.is_open:
+            return
+        self._is_catching_up = self._workers.take(self._catch_up)
+        if not self._is_catching_up:
+            asyncio.get_running_loop().call_later(BUSY_S, self.roomy)
+
+    async def _catch_up(self) -> None:
+        try:
+            while self._behind and self.is_open:
+                await self._wire.room()
+                await self._behind.pop(next(iter(self._behind)))()
+        except GatewayError as error:
+            log.warning("a reader that lagged cannot be caught up", extra={"why": str(error)})
+            self._wire.close(LAGGING, "you read too slowly; resume from the last seq")
+        finally:
+            self._is_catching_up = False
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Runs it at the end, at once if that has been; gives back how to take it off again."""
@@ -245,6 +295,7 @@ class Seat:
 
     def leave(self) -> None:
         self.is_open = False
+        self._behind.clear()
         callbacks, self._callbacks = self._callbacks, {}
         rpc.run_all(callbacks.values())
 

@@ -12,6 +12,7 @@ WRONG = {"Authorization": "Bearer wrong"}
 HELD_S = 60.0  # longer than any test: what is late does not come
 SLOW = replace(GUARDED, auth_delay_s=HELD_S)
 QUICK = replace(GUARDED, auth_delay_s=0.05)
+LATE_S = 0.045  # clocks are not that exact
 
 
 async def guess(site: Site, times: int = 10) -> list[int]:
@@ -28,7 +29,7 @@ async def test_after_ten_wrong_tokens_each_further_one_is_answered_429_and_late(
     assert first == [401] * 10
     assert (late.status, late.json["error"]["code"]) == (429, "too_many_failures")
     assert int(late.headers["retry-after"]) > 0
-    assert took_s >= 0.05
+    assert took_s >= LATE_S
 
 
 async def test_a_valid_token_is_let_in_while_guesses_of_its_address_wait() -> None:
@@ -77,7 +78,7 @@ async def test_a_guess_in_a_frame_is_told_late_and_what_follows_it_is_not_read()
             assert await closed_with(socket) == 4429
 
     assert "too_many_failures" in str(answer)
-    assert took_s >= 0.05
+    assert took_s >= LATE_S
 
 
 async def test_a_guess_in_a_handshake_is_refused_late() -> None:
@@ -90,7 +91,7 @@ async def test_a_guess_in_a_handshake_is_refused_late() -> None:
         took_s = anyio.current_time() - begun
 
     assert refused.value.response.status_code == 429
-    assert took_s >= 0.05
+    assert took_s >= LATE_S
 
 
 @pytest.mark.parametrize(

@@ -439,6 +439,26 @@ async def test_an_answer_that_nobody_takes_is_given_up() -> None:
             await ended.wait()
 
 
+async def test_a_slow_reader_of_an_answer_gets_all_of_it() -> None:
+    async def large(_request: Request) -> Response:
+        return Response(b"x" * 20_000_000)  # more than client and kernel take
+
+    settings = replace(OPEN, write_deadline_s=0.4)
+    async with (
+        running(settings, routes=(Route("/large", large),)) as site,
+        await site.dial() as stream,
+    ):
+        head = f"GET /large HTTP/1.1\r\nHost: {site.address}\r\nConnection: close\r\n\r\n"
+        await stream.send(head.encode())
+        size = 0
+        for _ in range(20):
+            size += len(await stream.receive(200_000))
+            await anyio.sleep(0.05)  # in all longer than the deadline
+        size += len(await read_all(stream))
+
+    assert size > 20_000_000
+
+
 async def test_an_upgrade_that_we_do_not_know_is_answered_as_if_it_were_not_there() -> None:
     async with running() as site:
         head = "GET /healthz HTTP/1.1\n%\nConnection: Upgrade\nUpgrade: h2c"
