@@ -14,6 +14,7 @@ from gateway.web.settings import WebSettings
 from gateway.web.timers import Timer
 
 LAGGING = 4408
+TOO_MANY = 4429
 ROOM = "room"  # why a socket is not read
 SLOWEST = 10_000  # bytes a second that a reader may take before it answers a ping
 
@@ -28,6 +29,7 @@ class Wire(asyncio.Protocol):
         "_linger",
         "_lobby",
         "_out",
+        "_pongs",
         "_pulse",
         "_roomy",
         "_settings",
@@ -47,12 +49,16 @@ class Wire(asyncio.Protocol):
         self._pulse = Pulse(self, self._in, self._out, settings.ping_interval_s)
         self._linger = Timer(loop, transport.abort)
         self._discarded = 0
+        self._pongs = 0  # bytes, while the transport took nothing
 
     # what the owner of the socket may do
 
     def listen(self, listener: Listener) -> None:
         self._in.listener = listener
-        self._lobby.enter(self)
+
+    def trust(self) -> None:
+        """The peer has said who it is."""
+        self._lobby.know(self)
 
     def send(self, payload: bytes, *, if_room: bool = False) -> bool:
         """Sends a text message, never waits, and drops it once the socket is closing. False: it was not
@@ -106,6 +112,13 @@ class Wire(asyncio.Protocol):
         """The gateway restarts."""
         self.close(CloseCode.SERVICE_RESTART, self._lobby.farewell())
 
+    @property
+    def is_known(self) -> bool:
+        return False  # whoever is known is no stranger any more: `trust`
+
+    def make_room(self) -> None:
+        self.close(TOO_MANY, "too many connections without a token: authenticate at once")
+
     def cut(self) -> None:
         self._transport.abort()
 
@@ -120,7 +133,15 @@ class Wire(asyncio.Protocol):
                 return
         self._in.read(data)
         if answers := self._in.parser.data_to_send():
-            self._out.send(b"".join(answers))
+            self._answer_pings(b"".join(answers))
+
+    def _answer_pings(self, pongs: bytes) -> None:
+        """Nobody needs many of them; whoever asks for many and reads none has to go."""
+        self._pongs = self._pongs + len(pongs) if self._out.is_full else 0
+        if self._pongs > self._settings.send_queue_bytes // 4:
+            self.close(LAGGING, "you read too slowly")
+        else:
+            self._out.send(pongs)
 
     def pause_writing(self) -> None:
         self._out.fill()

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from ipaddress import IPv6Address, ip_network
 from typing import TypeVar
 
 from gateway.domain.accounts import Audit
@@ -16,7 +15,7 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock
 from gateway.web.refusals import TooManyFailures, Unauthorized
 from gateway.web.settings import WebSettings
-from gateway.web.visitors import IpAddress, Visitor
+from gateway.web.visitors import IpAddress, Visitor, place_of
 
 SCOPES = frozenset({"chat", "read", "admin", "impersonate", "metrics"})
 CHAT = ("chat",)
@@ -97,7 +96,7 @@ class FailedAttempts:
 
     def refusal(self, address: IpAddress | None) -> GatewayError:
         """What to tell whoever brought a wrong token: Unauthorized, or TooManyFailures."""
-        settings, now, peer = self._settings, self._clock.monotonic(), _peer(address)
+        settings, now, peer = self._settings, self._clock.monotonic(), place_of(address)
         self._note(peer)
         if self._slowed.get(peer, now) > now:
             _keep(self._slowed, peer, now + settings.auth_slowed_s, self._max_peers)
@@ -134,13 +133,6 @@ def _keep(kept: dict[str, T], peer: str, value: T, limit: int) -> None:
     kept[peer] = value
     if len(kept) > limit:
         del kept[next(iter(kept))]  # the oldest: memory is bounded whatever comes
-
-
-def _peer(address: IpAddress | None) -> str:
-    """One visitor holds a whole /64 of IPv6."""
-    if isinstance(address, IPv6Address):
-        return str(ip_network((address, 64), strict=False))
-    return str(address)
 
 
 class Identities:

@@ -144,6 +144,15 @@ class Full(Busy):
         super().__init__("too many connections", retry_after_s=5.0)
 
 
+class TooManyOfAddress(GatewayError):
+    code = "too_many_connections"
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("too many connections from your address")
+        self.retry_after_s = 5.0
+
+
 class NotHere(GatewayError):
     code = "not_found"
 

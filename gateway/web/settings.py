@@ -27,6 +27,9 @@ class WebSettings:
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks
 
     max_connections: int = 12_000  # of the whole gateway
+    max_connections_per_address: int = 1_000  # or IPv6 /64; loopback is exempt
+    max_unauthenticated: int = 256  # of the whole gateway
+    unauthenticated_grace_s: float = 1.0  # a connection counts as one of them then
     max_frame_bytes: int = 1_048_576  # a frame, and a message of several
     max_body_bytes: int = 4_194_304
     max_target_bytes: int = 8_192

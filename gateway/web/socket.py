@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from gateway.domain.errors import Busy, GatewayError
 from gateway.web import rpc
-from gateway.web.frames import LAGGING, Wire
+from gateway.web.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.guards import Doorway
 from gateway.web.handshake import Handshake
 from gateway.web.identity import Identities, Identity, Principal
@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 
 PATH = "/ws"
 UNAUTHORIZED = 4401
-TOO_MANY = 4429
 NOT_UTF8 = 1007
 BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
@@ -114,7 +113,9 @@ class Connection:
         self._deadline: asyncio.TimerHandle | None = None
         self._late: asyncio.TimerHandle | None = None  # until a refusal is told
         sockets.connections.add(self)
-        if identity is None:
+        if identity is not None:
+            wire.trust()
+        else:
             self._deadline = asyncio.get_running_loop().call_later(
                 sockets.settings.pre_auth_timeout_s, wire.close, LAGGING, "authenticate first"
             )
@@ -167,6 +168,7 @@ class Connection:
             self._refuse(rpc.encode_error(id_, error), error)
             return
         self._stop_deadline()
+        self._wire.trust()
         self._wire.allow(self._sockets.settings.max_frame_bytes)
         seat = self._sit_down(identity)
         if not frame.is_notification:

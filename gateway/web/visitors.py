@@ -105,6 +105,13 @@ class Visitor:
         )
 
 
+def place_of(address: IpAddress | None) -> str:
+    """One visitor holds a whole /64 of IPv6."""
+    if isinstance(address, IPv6Address):
+        return str(IPv6Network((address, 64), strict=False))
+    return str(address)
+
+
 class Reception:
     """Reads visitors out of requests."""
 
@@ -128,7 +135,7 @@ class Reception:
                 if name == _HOPS:
                     hops += value.decode("latin-1").split(",")
         address = parse_address(str(peer[0])) if peer else None
-        if self._is_trusted(address):
+        if self.is_trusted(address):
             address, proxied = self._behind(hops, address), True
         return Visitor(
             client=address,
@@ -141,10 +148,15 @@ class Reception:
             repeated=frozenset(repeated),
         )
 
-    def _is_trusted(self, address: IpAddress | None) -> bool:
+    def is_trusted(self, address: IpAddress | None) -> bool:
         return address is not None and any(
             address.version == network.version and address in network for network in self._trusted
         )
+
+    def client(self, headers: Headers, proxy: IpAddress | None) -> IpAddress | None:
+        """Whose request it is that a trusted proxy passes on."""
+        hops = [value.decode("latin-1") for name, value in headers if name == _HOPS]
+        return self._behind(",".join(hops).split(",") if hops else (), proxy)
 
     def _behind(self, hops: Sequence[str], proxy: IpAddress | None) -> IpAddress | None:
         """The last hop that is no proxy of ours: what stands before it anybody may have written. If it
@@ -154,6 +166,6 @@ class Reception:
             if address is None:
                 break
             proxy = address
-            if not self._is_trusted(address):
+            if not self.is_trusted(address):
                 break
         return proxy
