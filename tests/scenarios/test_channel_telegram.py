@@ -173,17 +173,20 @@ async def test_what_is_too_much_at_once_is_asked_for_again_until_there_is_room(
     def slow(asked: Asked) -> Reply:
         return Reply(f"answer to {asked.last_text}", gate=gate)
 
-    async with chat.open(), scripted_server(slow) as model:
-        rest = f"{chat.toml}\n[queue]\nmax_pending_per_principal = 1"
-        async with running(Setup(model.url, rest=rest), tmp_path):
-            with anyio.fail_after(LONG_S):
-                for text in said:
-                    await chat.say(text)
-                await model.wait_for(1)
-                await chat.asked(3)  # the first is at work, and the others are asked for again
-                asked_first = [asked.last_text for asked in model.requests]
-                gate.set()
-                await chat.sees(f"answer to {said[-1]}")
+    queue = "[queue]\nmax_pending_per_principal = 1"
+    async with (
+        chat.open(),
+        scripted_server(slow) as model,
+        running(Setup(model.url, rest=f"{chat.toml}\n{queue}"), tmp_path),
+    ):
+        with anyio.fail_after(LONG_S):
+            for text in said:
+                await chat.say(text)
+            await model.wait_for(1)
+            await chat.asked(3)  # the first is at work, and the others are asked for again
+            asked_first = [asked.last_text for asked in model.requests]
+            gate.set()
+            await chat.sees(f"answer to {said[-1]}")
 
     assert asked_first == said[:1]
     assert chat.texts() == [f"answer to {text}" for text in said]
