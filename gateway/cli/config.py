@@ -96,11 +96,9 @@ def schema() -> None:
 def path(context: CliContext) -> None:
     """Print the file that counts; fail if there is none."""
     found = config_path(context)
-    if context.json:
-        click.echo(json.dumps({"path": str(found) if found else None}))
-    elif found:
-        click.echo(str(found))
-    if not found:
+    if found:
+        click.echo(json.dumps({"path": str(found)}) if context.json else str(found))
+    else:
         home = Path.home() / ".config" / "exogate" / "config.toml"
         raise click.ClickException(f"there is no ./config.toml and no {home}: defaults are used")
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from gateway.cli.ending import BAD_CONFIG
+from gateway.cli.ending import BAD_CONFIG, failure
 from gateway.cli.known import known
 from gateway.config.environment import read_environment
 from gateway.config.load import find_file, load
@@ -74,5 +74,5 @@ def as_json(error: ConfigInvalid) -> dict[str, object]:
         }
         for problem in error.problems
     ]
-    failure = {"type": error.code, "message": str(error)}
-    return {"ok": False, "error": failure, "problems": problems, "left_out": error.left_out}
+    told = failure(error.code, str(error))
+    return {**told, "problems": problems, "left_out": error.left_out}

@@ -9,7 +9,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from gateway.cli.context import CliContext, config_or_exit
-from gateway.cli.ending import NotAllowed, Unreachable
+from gateway.cli.ending import NotAllowed, Refused, Unreachable
 from gateway.domain.errors import Busy, GatewayError
 from gateway.host.keyfile import read_key
 from gateway.store.opening import read_owner
@@ -79,8 +79,8 @@ class Link:
 
 
 def _error(error: Mapping[str, Any]) -> GatewayError:
-    kind = _KINDS.get(error["code"], GatewayError)
-    return kind(str(error["message"]))
+    kind, message = _KINDS.get(error["code"]), str(error["message"])
+    return kind(message) if kind else Refused(message, error.get("data") or {})
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import click
 
 from gateway.app.models import models
 from gateway.cli.context import CliContext, config_or_exit
-from gateway.cli.ending import FAILED
+from gateway.cli.ending import FAILED, failure
 from gateway.cli.known import DEFAULT_MODELS
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
@@ -94,7 +94,8 @@ def test(context: CliContext, name: str | None, model: str | None) -> None:
         reply = anyio.run(_ask, config, agent)
     except ModelFailed as error:
         if context.json:
-            click.echo(json.dumps({"ok": False, "kind": error.kind, "message": str(error)}))
+            told = {"kind": error.kind, "message": str(error)}
+            click.echo(json.dumps({**failure(error.code, str(error)), **told}))
         else:
             click.echo(f"exogate: {error}", err=True)
         sys.exit(FAILED)
