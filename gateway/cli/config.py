@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.cli.context import CliContext, as_json, config_path, refuse
+from gateway.cli.context import CliContext, as_json, config_path, refuse, surroundings
 from gateway.cli.ending import BAD_CONFIG
-from gateway.cli.known import known
-from gateway.config.environment import read_environment
 from gateway.config.problems import ConfigInvalid, nearest
-from gateway.config.values import Notice, Overrides, Surroundings
+from gateway.config.values import Notice
 
 if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
     from gateway.config.effective import Row
@@ -106,9 +104,7 @@ def path(context: CliContext) -> None:
 def _load(context: CliContext) -> "Loaded":
     from gateway.config.reading import read  # noqa: PLC0415  # pydantic is slow to import
 
-    overrides = Overrides(context.data_dir)
-    around = Surroundings(read_environment(), Path.home(), Path.cwd(), known(), overrides)
-    return read(config_path(context), around)
+    return read(config_path(context), surroundings(context))
 
 
 def _rows(context: CliContext) -> tuple["Loaded", tuple["Row", ...]]:

@@ -10,9 +10,9 @@ import click
 from gateway.cli.ending import BAD_CONFIG, failure
 from gateway.cli.known import known
 from gateway.config.environment import read_environment
-from gateway.config.load import find_file, load
+from gateway.config.load import find_data_dir, find_file, is_named_file, load
 from gateway.config.problems import ConfigInvalid
-from gateway.config.values import GatewayConfig, Overrides
+from gateway.config.values import GatewayConfig, Overrides, Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,30 @@ def config_path(context: CliContext) -> Path | None:
     return find_file(
         context.config_path, environment=read_environment(), home=Path.home(), cwd=Path.cwd()
     )
+
+
+def surroundings(context: CliContext) -> Surroundings:
+    environment = read_environment()
+    is_named = is_named_file(context.config_path, environment)
+    overrides = Overrides(context.data_dir)
+    return Surroundings(environment, Path.home(), Path.cwd(), known(), overrides, is_named)
+
+
+def data_dir(context: CliContext) -> Path:
+    """All that a verb needs to find the running gateway, whose configuration may be broken by now.
+
+    Ends with 78 if the file cannot be read.
+    """
+    try:
+        return find_data_dir(
+            context.config_path,
+            environment=read_environment(),
+            home=Path.home(),
+            cwd=Path.cwd(),
+            given=context.data_dir,
+        )
+    except ConfigInvalid as error:
+        refuse(context, error)
 
 
 def refuse(context: CliContext, error: ConfigInvalid) -> NoReturn:

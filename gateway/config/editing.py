@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import stat
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -150,8 +151,9 @@ def save(path: Path, before: str, after: str, around: Surroundings) -> None:
     """Writes all of it or nothing. Raises ConfigInvalid if the gateway could not start with it,
     CannotEdit if the file is not what it was or cannot be written."""
     name, source = around.name(path), after.encode()
-    mode = path.stat().st_mode & 0o777 if path.exists() else OWNERS_ALONE
-    interpreted(Document(path, name, source, parse(source, name), mode), around)
+    status = path.stat() if path.exists() else None
+    mode = stat.S_IMODE(status.st_mode) if status else OWNERS_ALONE
+    interpreted(Document(path, name, source, parse(source, name), status), around)
     if current(path, around) != before:
         raise CannotEdit(f"{name} has changed meanwhile; try again")
     try:

@@ -32,6 +32,7 @@ class Code(StrEnum):
     MISSING_FILE = "CFG012"
     OPEN_DOOR = "CFG013"
     NO_KEY = "CFG014"
+    UNTRUSTED_FILE = "CFG015"
 
 
 @dataclass(frozen=True, slots=True)

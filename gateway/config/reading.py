@@ -68,7 +68,8 @@ class Loaded:
 
 def read(path: Path | None, around: Surroundings) -> Loaded:
     """`path` None: no file. Raises ConfigInvalid with every problem at once."""
-    return interpreted(read_document(path, around.name(path)) if path else Document(), around)
+    document = read_document(path, around.name(path)) if path else Document()
+    return interpreted(document, around)
 
 
 def interpreted(document: Document, around: Surroundings) -> Loaded:
@@ -136,6 +137,7 @@ class _Reading:
         definitions = agents.resolve()
         subagents = resolve_subagents(sections.subagents, agents, names.agents)
         delegation = resolve_delegation(sections.delegation, sections.subagents, report)
+        self._check_trust(sections)
         given = Given(source, report)
         plugins = Plugins(around, given, folder, report).resolve(sections.plugins)
         channels = Channels(given, report, plugins, names.plugins).resolve(sections.channels)
@@ -148,7 +150,9 @@ class _Reading:
         access.check_door(gateway.bind, has_tokens=has_tokens)
         bindings = resolve_bindings(sections.bindings, names.agents, report)
         rules, rule_folder = self._rules(sections, folder)
-        if self.document.mode & 0o044 and any(n.code == "literal-secret" for n in report.notices):
+        if self.document.can_others_read and any(
+            n.code == "literal-secret" for n in report.notices
+        ):
             message = f"others can read {self.document.name}, and it holds secrets"
             report.note("readable-file", (), message, f"chmod 600 {path}")
         return GatewayConfig(
@@ -176,6 +180,18 @@ class _Reading:
             observability=ObservabilitySettings(**dict(sections.observability)),
             notices=tuple(report.notices),
         )
+
+    def _check_trust(self, sections: ConfigFile) -> None:
+        """A file that only lies in the current folder starts no program for whoever else wrote it."""
+        programs = [name for name, one in sections.mcp.servers.items() if one.command is not None]
+        why = self.document.why_untrusted() if programs and not self.around.is_named else None
+        if why is None:
+            return
+        message = f"{self.document.name} was found, not named, and starts a program, but {why}"
+        fix = f"read it, then chown or chmod 600 it, or name it: --config {self.document.name}"
+        for name in programs:
+            where = ("mcp", "servers", name, "command")
+            self.report.wrong(Code.UNTRUSTED_FILE, where, message, fix)
 
     def _rules(
         self, sections: ConfigFile, folder: Path
