@@ -16,7 +16,7 @@ def route() -> None:
 
 @route.command()
 @click.option("--channel", required=True)
-@click.option("--account", default="default", show_default=True)
+@click.option("--account", help="If not said, as `exogate chat`: local; of a platform: default.")
 @click.option("--peer", default="main", show_default=True)
 @click.option("--guild")
 @click.option("--team")
