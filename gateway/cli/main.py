@@ -66,6 +66,12 @@ def exogate(
     ctx: click.Context, config: Path | None, data_dir: Path | None, *, as_json: bool, debug: bool
 ) -> None:
     """A multi-channel gateway for AI agents."""
+    key, is_pair, _ = str(config or "").partition("=")
+    if config is not None and is_pair and not config.exists():
+        raise click.UsageError(
+            f"--config names the configuration file, and no file is called {key}=...; "
+            f"to set a key of a channel, write --set {key}=..."
+        )
     ctx.obj = CliContext(config, data_dir, as_json, debug)
 
 

@@ -14,6 +14,7 @@ from pydantic_core import from_json, to_json
 from gateway.app.plugins import Nowhere
 from gateway.channels.crossing import read_description
 from gateway.cli.plugin_files import BadPlugin, Given
+from gateway.domain.adapters import Description
 from gateway.domain.errors import PluginRefused
 from gateway.domain.plugins import PluginAccount, PluginDef
 from gateway.host.clock import SystemClock
@@ -36,6 +37,7 @@ class Examined:
     told: PluginAccount
     size: int = 0
     problems: tuple[str, ...] = ()
+    adapter: Description | None = None  # what a channel adapter says of itself
 
     @property
     def sha256(self) -> str:
@@ -103,9 +105,10 @@ async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Ex
     inspection, needs = compiled.inspection, needed(compiled.inspection)
     told = replace(info(definition, None), kind=inspection.kind, sha256=compiled.sha256)
     problems: list[str] = []
+    adapter = None
     try:  # whatever it imports: what it is not granted is another question
         loaded = await sandbox.load(replace(definition, deny_unused=True))
-        told = info(definition, loaded)
+        told, adapter = info(definition, loaded), loaded.described.adapter
         gate = ToolGate(
             sandbox.tools(loaded), schemas=SchemaChecks(), decode=from_json, clock=SystemClock()
         )
@@ -116,7 +119,7 @@ async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Ex
     imports = {name: needs.get(name) for name in inspection.imports}
     touches = PluginAccount(told, inspection.guest, imports, lacking)
     size = (await to_thread.run_sync(given.file.stat)).st_size
-    return Examined(given, touches, size, (*_unlike(given, touches), *problems))
+    return Examined(given, touches, size, (*_unlike(given, touches), *problems), adapter)
 
 
 def _unlike(given: Given, found: PluginAccount) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -80,9 +80,10 @@ class Positions:
         before = self.source[:offset].decode(errors="replace").removeprefix("\ufeff")
         return before.count("\n") + 1, len(before) - before.rfind("\n")
 
-    def add_table(self, node: Node) -> None:
+    def add_table(self, node: Node) -> KeyPath:
+        """The path of the table, which is empty for what is none."""
         if not node.named_children or node.named_children[0].type not in _KEYS:
-            return
+            return ()
         opening = Span(node.start_byte, node.start_byte + 1)  # its first bracket
         path: KeyPath = ()
         parts = _parts(node.named_children[0])
@@ -96,6 +97,7 @@ class Positions:
         for child in node.named_children:
             if child.type == "pair":
                 self.add_pair(path, child)
+        return path
 
     def add_pair(self, path: KeyPath, pair: Node) -> None:
         if len(pair.named_children) < 2 or pair.named_children[0].type not in _KEYS:
@@ -134,6 +136,33 @@ def locate(source: bytes) -> Positions:
         else:
             positions.add_table(node)
     return positions
+
+
+def written(source: bytes, gone: Callable[[KeyPath], bool]) -> list[Span]:
+    """Whole lines of the tables and pairs whose path is `gone`, in order; comments behind a table's
+    last pair belong to what follows."""
+    positions = Positions(source)
+    root = Parser(Language(tree_sitter_toml.language())).parse(source).root_node
+    found: list[Span] = []
+    for node in root.named_children:
+        path = () if node.type == "pair" else positions.add_table(node)
+        pairs = [one for one in (node, *node.named_children) if one.type == "pair"]
+        if path and gone(path):
+            found.append(Span(node.start_byte, (pairs or [node])[-1].end_byte))
+        else:
+            found += [
+                Span(one.start_byte, one.end_byte) for one in pairs if gone((*path, *_names(one)))
+            ]
+    return [_lines(source, span) for span in found]
+
+
+def _names(pair: Node) -> KeyPath:
+    return tuple(name for name, _ in _parts(pair.named_children[0]))
+
+
+def _lines(source: bytes, span: Span) -> Span:
+    start, end = source.rfind(b"\n", 0, span.start) + 1, source.find(b"\n", max(span.end - 1, 0))
+    return Span(start, len(source) if end < 0 else end + 1)
 
 
 def _parts(key: Node) -> list[tuple[str, Span]]:
