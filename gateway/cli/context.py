@@ -11,7 +11,7 @@ from gateway.cli.ending import BAD_CONFIG, failure
 from gateway.cli.known import known
 from gateway.config.environment import read_environment
 from gateway.config.load import find_data_dir, find_file, is_named_file, load
-from gateway.config.problems import ConfigInvalid
+from gateway.config.problems import ConfigInvalid, Problem
 from gateway.config.values import GatewayConfig, Overrides, Surroundings
 
 
@@ -86,17 +86,18 @@ def refuse(context: CliContext, error: ConfigInvalid) -> NoReturn:
 
 def as_json(error: ConfigInvalid) -> dict[str, object]:
     """The failure as programs read it."""
-    problems = [
-        {
-            "code": problem.code,
-            "source": problem.source,
-            "line": problem.line or None,
-            "column": problem.column or None,
-            "key": problem.key,
-            "message": problem.message,
-            "fix": problem.fix,
-        }
-        for problem in error.problems
-    ]
+    problems = [problem_as_json(problem) for problem in error.problems]
     told = failure(error.code, str(error))
     return {**told, "problems": problems, "left_out": error.left_out}
+
+
+def problem_as_json(problem: Problem) -> dict[str, object]:
+    return {
+        "code": problem.code,
+        "source": problem.source,
+        "line": problem.line or None,
+        "column": problem.column or None,
+        "key": problem.key,
+        "message": problem.message,
+        "fix": problem.fix,
+    }

@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tree_sitter_toml
 from tree_sitter import Language, Node, Parser
@@ -23,6 +23,7 @@ from gateway.config.problems import (
     printable,
 )
 from gateway.config.secrets import REFERENCE
+from gateway.config.values import Notice
 
 DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
 KINDS: tuple[At, ...] = ("value", "key", "table")
@@ -176,29 +177,59 @@ def _name(part: str) -> str:
     return next(iter(tomllib.loads(f"{part} = 0"))) if part[0] in "\"'" else part
 
 
-def placed(findings: Sequence[Finding], document: Document, *, left_out: int) -> ConfigInvalid:
+def placed(
+    findings: Sequence[Finding],
+    document: Document,
+    *,
+    left_out: int = 0,
+    notices: Sequence[Notice] = (),
+) -> ConfigInvalid:
     """In the order of the file, behind what did not come from it."""
-    positions = locate(document.source)
-    unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
-    hidden, secrets = _hiding(positions, unknown)
+    places = _Places(document, findings)
+    problems = places.problems(findings)
+    more = left_out + len(findings) - len(problems)
+    return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
 
-    def start(finding: Finding) -> int:
+
+def warned(notices: Sequence[Notice], document: Document) -> tuple[Problem, ...]:
+    """Notices with their places, in the order of the file."""
+    found = [Finding(one.code, one.place, one.message, one.fix) for one in notices]
+    return _Places(document, ()).problems(found, severity="warning")
+
+
+class _Places:
+    """Where findings stand in one file, and what of it may be shown."""
+
+    def __init__(self, document: Document, findings: Sequence[Finding]) -> None:
+        self._document, self._positions = document, locate(document.source)
+        unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
+        self._hidden, self._secrets = _hiding(self._positions, unknown)
+
+    def problems(
+        self, findings: Sequence[Finding], severity: Literal["error", "warning"] = "error"
+    ) -> tuple[Problem, ...]:
+        return tuple(
+            self._problem(one, severity) for one in sorted(findings, key=self._start)[:SHOWN]
+        )
+
+    def _start(self, finding: Finding) -> int:
         if finding.variable:
             return -1
-        span = positions.span(finding.path, finding.at)
-        return span.start + _into(document.source[span.start : span.end], finding.column)
+        span = self._positions.span(finding.path, finding.at)
+        source = self._document.source[span.start : span.end]
+        return span.start + _into(source, finding.column)
 
-    problems = []
-    for finding in sorted(findings, key=start)[:SHOWN]:
+    def _problem(self, finding: Finding, severity: Literal["error", "warning"]) -> Problem:
+        document, secrets = self._document, self._secrets
         line, column, text, caret = 0, 0, "", 0
         if not finding.variable and document.path:
-            line, column = positions.line_column(start(finding))
-            text, caret = fitted(*excerpt(document.source, start(finding), hidden), secrets)
+            start = self._start(finding)
+            line, column = self._positions.line_column(start)
+            text, caret = fitted(*excerpt(document.source, start, self._hidden), secrets)
         source = finding.variable or document.name or "configuration"
         key = struck(dotted(finding.path), secrets)
-        message, fix = struck(finding.message, secrets), struck(finding.fix, secrets)
-        problems.append(Problem(finding.code, source, line, column, key, message, fix, text, caret))
-    return ConfigInvalid(tuple(problems), left_out=left_out + len(findings) - len(problems))
+        said = struck(finding.message, secrets), struck(finding.fix, secrets)
+        return Problem(finding.code, source, line, column, key, *said, text, caret, severity)
 
 
 def _into(text: bytes, column: int | None) -> int:

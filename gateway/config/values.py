@@ -86,6 +86,7 @@ class Notice:
     path: str
     message: str
     fix: str
+    place: tuple[str | int, ...] = ()  # the same path, part by part
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ class BundledPlugin:
     file: Path
     needs: tuple[str, ...] = ()  # capabilities without which it cannot work
     is_usual: bool = False
+    mention_key: str | None = None  # of `config`, without which it knows no mention in a room
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class Known:
     decisions: tuple[str, ...] = ("default",)
     core_rules: Path | None = None  # a file of rules that nobody can change
     rule_problems: Callable[[RuleDef], Sequence[RuleProblem]] = lambda rule: ()
+    has_mcp: bool = True  # the SDK is an extra
 
 
 @dataclass(frozen=True, slots=True)
