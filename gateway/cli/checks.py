@@ -194,11 +194,11 @@ def texts(config: GatewayConfig) -> Iterator[Finding]:
     decisions = decision_trees({one.decision for one in config.agents})
     found = anyio.run(_read_texts, places, trees, decisions)
     yield from found
-    for agent, path in soul_paths(config.agents).items():
+    for id_, path in soul_paths(config.agents).items():
         with suppress(OSError, UnicodeDecodeError):
             tokens = estimate_tokens(Path(path).read_text(encoding="utf-8"))
             if tokens > LONG_SOUL_TOKENS:
-                text = f"the soul of {agent} has about {tokens} tokens, and is sent with every call"
+                text = f"the soul of {id_} has about {tokens} tokens, and is sent with every call"
                 yield Finding("soul.long", "warning", path, text, "shorten it")
 
 
