@@ -56,9 +56,11 @@ def ending_well(*, debug: bool, as_json: bool = False) -> Iterator[None]:
         _end_of_click(error, as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
         _end(Interrupted("interrupted"), as_json=as_json)
-    except (GatewayError, BaseExceptionGroup, OSError) as error:
+    except Exception as error:
         known = _known(error)
-        if known is None or debug:
+        if known is None or debug:  # a defect is not hidden
+            if as_json:
+                _show(failure(known.code if known else GatewayError.code, str(error)))
             raise
         _end(known, as_json=as_json)
 
