@@ -56,7 +56,7 @@ def ending_well(*, debug: bool, as_json: bool = False) -> Iterator[None]:
         _end_of_click(error, as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
         _end(Interrupted("interrupted"), as_json=as_json)
-    except Exception as error:
+    except (Exception, BaseExceptionGroup) as error:
         known = _known(error)
         if known is None or debug:  # a defect is not hidden
             if as_json:
