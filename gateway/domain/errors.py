@@ -243,6 +243,14 @@ class ModelFailed(GatewayError):
         self.retryable = kind in RETRYABLE
 
 
+class MalformedReply(ModelFailed):
+    """Bytes that are no JSON: damaged on the way, and worth another try like a broken connection."""
+
+    def __init__(self, provider: str, detail: str, *, started: bool) -> None:
+        super().__init__(provider, "protocol", detail, started=started)
+        self.retryable = True
+
+
 class NeverSent(ModelFailed):
     """Nothing of the call reached the provider."""
 

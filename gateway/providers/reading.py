@@ -99,7 +99,7 @@ def _parsed(assembly: Assembly, data: bytes) -> Any:
             return from_json(json_bytes(json.loads(data)))  # which is no deeper than any other
         except (ValueError, RecursionError) as error:
             problem = error
-    raise assembly.failed("protocol", f"malformed JSON in a stream: {problem}") from problem
+    raise assembly.malformed(f"malformed JSON in a stream: {problem}") from problem
 
 
 def _is_json(data: bytes) -> bool:
@@ -117,7 +117,7 @@ def read_whole(body: bytes, reading: Reading, assembly: Assembly) -> ModelReply:
     try:
         parsed = from_json(body)
     except ValueError as error:
-        raise assembly.failed("protocol", f"malformed JSON: {error}") from error
+        raise assembly.malformed(f"malformed JSON: {error}") from error
     refuse_error(assembly, parsed, is_error=False)
     try:
         reading.take_whole(parsed)

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest
 from gateway.domain.providers import ProviderDef
-from gateway.providers.assembly import json_bytes, object_of, without_messages
+from gateway.providers.assembly import json_bytes, object_of, sendable_name, without_messages
 
 PATH = "/messages"
 VERSION = "2023-06-01"
@@ -128,7 +128,8 @@ def _said(message: Message) -> list[dict[str, Any]]:
     blocks = [_text(message.text)] if message.text.strip() else []
     for call in message.tool_calls:
         given = object_of(call.arguments)
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+        name = sendable_name(call.name)
+        blocks.append({"type": "tool_use", "id": call.id, "name": name, "input": given})
     return blocks
 
 

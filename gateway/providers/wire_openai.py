@@ -10,7 +10,13 @@ from pydantic_core import from_json
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest
 from gateway.domain.providers import ProviderDef
-from gateway.providers.assembly import json_bytes, object_of, parsed_object, without_messages
+from gateway.providers.assembly import (
+    json_bytes,
+    object_of,
+    parsed_object,
+    sendable_name,
+    without_messages,
+)
 from gateway.providers.presets import Quirks, quirks_of
 
 PATH = "/chat/completions"
@@ -132,7 +138,7 @@ def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
         plain: dict[str, Any] = {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.name, "arguments": arguments},
+            "function": {"name": sendable_name(call.name), "arguments": arguments},
         }
         if call.id in extras:
             plain["extra_content"] = extras[call.id]
