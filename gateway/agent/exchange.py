@@ -17,7 +17,7 @@ from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec
 from gateway.domain.usage import Spent, Usage
-from gateway.memory.window import message_tokens
+from gateway.memory.window import message_tokens, paired
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Exchange:
             ticket,
             self.replies,
             self.system,
-            tuple(self.messages),
+            paired(tuple(self.messages)),  # whatever the tree put between them
             self._tools(options.get("tools")),
             model,
             budget,

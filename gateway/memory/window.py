@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import is_
 from zlib import crc32
 
 from gateway.domain.ids import NodeId
@@ -92,19 +93,28 @@ def cut(content: str, head: int = HEAD, tail: int = TAIL) -> str:
 
 
 def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Every call has its result: a conversation may go on from the middle of an exchange, and a
-    model refuses a history with a call that nobody answered."""
+    """Every call is followed by its result at once, in the order of the calls: a model refuses any
+    other history. What stands between them comes behind them; a call that nobody answered gets a
+    result that says so, and a result without its call is left out."""
     mended: list[Message] = []
-    waiting: dict[str, ToolCall] = {}
+    waiting: dict[str, Message] = {}  # by call, of the last message that asked for tools
+    between: list[Message] = []
     for message in messages:
-        if message.result is not None:
-            waiting.pop(message.result.call_id, None)
-        else:
-            mended.extend(_unanswered(call) for call in waiting.values())
-            waiting = {call.id: call for call in message.tool_calls}
-        mended.append(message)
-    mended.extend(_unanswered(call) for call in waiting.values())
-    return messages if len(mended) == len(messages) else tuple(mended)
+        result = message.result
+        if result is None and waiting and message.role != "assistant":
+            between.append(message)
+        elif result is None:
+            mended += (*waiting.values(), *between)
+            mended.append(message)
+            waiting, between = {call.id: _unanswered(call) for call in message.tool_calls}, []
+        elif result.call_id in waiting:
+            waiting[result.call_id] = message
+    mended += (*waiting.values(), *between)
+    return messages if _is_same(mended, messages) else tuple(mended)
+
+
+def _is_same(mended: Sequence[Message], messages: Sequence[Message]) -> bool:
+    return len(mended) == len(messages) and all(map(is_, mended, messages))
 
 
 def _unanswered(call: ToolCall) -> Message:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from gateway.domain.errors import FailureKind, MalformedReply, ModelFailed, NeverSent
+from gateway.domain.errors import FailureKind, ModelFailed, NeverSent
 from gateway.domain.messages import Extras, ToolCall
 from gateway.domain.model import (
     FinishReason,
@@ -170,11 +170,6 @@ class Assembly:
         if not sent:
             return NeverSent(self.provider, kind, detail)
         return ModelFailed(self.provider, kind, detail, started=self.started)
-
-    def malformed(self, detail: str) -> ModelFailed:
-        """The failure to raise for bytes that are no JSON."""
-        failed = self.failed("protocol", detail)
-        return MalformedReply(failed.provider, failed.detail, started=failed.started)
 
     def reply(
         self,

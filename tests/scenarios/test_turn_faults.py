@@ -1,13 +1,15 @@
 """What a model or its line gets wrong costs one call or one try, never the run."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
-from tests.fakes.model_server import Asked, Reply, Script
-from tests.scenarios.stage import Stage, is_told, line_of, shown_to
+from tests.fakes.model_server import Asked, Reply, Script, Wire
+from tests.scenarios.stage import WIRES, Stage, is_told, line_of, shown_to
 
 SENDABLE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -85,3 +87,60 @@ async def test_broken_json_after_text_is_not_asked_for_again(tmp_path: Path) -> 
 
     assert line_of(chunks[-1]) == "error provider_error"
     assert len(scene.model.requests) == 1
+
+
+TREE = """
+(tree "mine"
+  :blackboard-schema {{:messages [] :tools [] :tool_calls []}}
+  (sequence
+    (action system :fn "oracle.build_system_prompt")
+    (action history :fn "oracle.add_tree_history")
+    (action question :fn "oracle.add_user_question")
+    (llm-call :messages $messages :tools $tools)
+    {before}
+    (for-each $tool_calls :as call :on-child-fail continue (sequence (tool-call $call) {during}))
+    {after}
+    (action results :fn "oracle.append_tool_results")
+    (llm-call :messages $messages :tools $tools)
+    (action keep :fn "oracle.save_exchange")))
+"""
+MIDDLE = '(action again :fn "oracle.add_user_question")'
+OLD = '(action old :fn "oracle.add_tree_history")'
+CLEAR = '(action clear :fn "oracle.reset_state")'
+ODD = {
+    "a question before the calls": {"before": MIDDLE},
+    "a question between the results": {"during": MIDDLE},
+    "the history in the middle": {"before": OLD, "after": MIDDLE},
+    "a reset in the middle": {"before": CLEAR, "after": MIDDLE},
+}
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("odd", ODD)
+async def test_no_tree_comes_between_calls_and_their_results(
+    odd: str, wire: Wire, tmp_path: Path
+) -> None:
+    steps = {name: ODD[odd].get(name, "") for name in ("before", "during", "after")}
+    file = tmp_path / "mine.bt"
+    await anyio.Path(file).write_text(TREE.format(**steps), encoding="utf-8")
+    calls = [(f"c{n}", "echo", json.dumps({"text": str(n)})) for n in range(3)]
+
+    def reply(asked: Asked) -> Reply:
+        return Reply("I see.") if asked.number % 2 == 0 else Reply("", calls=calls)
+
+    async with Stage(wire, str(file), tmp_path).open(reply, tools=("echo",)) as scene:
+        ends = [line_of((await scene.ask(text))[-1]) for text in ("one", "two")]
+
+    assert ends == ["done answered"] * 2
+    assert all(is_in_order(asked) for asked in scene.model.requests)
+    assert "two" in [text for _, text in shown_to(scene.model.requests[3])]
+
+
+def is_in_order(asked: Asked) -> bool:
+    """Each answer's calls are followed by their results at once."""
+    kinds = "".join({"call": "c", "result": "r"}.get(kind, "-") for kind, _ in shown_to(asked))
+    rounds = [match.span() for match in re.finditer("c+r+", kinds)]
+    outside = re.sub("c+r+", "", kinds)
+    return not {"c", "r"} & set(outside) and all(
+        kinds[start:end].count("c") == kinds[start:end].count("r") for start, end in rounds
+    )
