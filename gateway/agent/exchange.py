@@ -18,6 +18,7 @@ from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec
 from gateway.domain.usage import Spent, Usage
 from gateway.memory.window import message_tokens, paired
+from gateway.tools.originals import SPEC
 
 
 @dataclass(slots=True)
@@ -74,10 +75,18 @@ class Exchange:
         )
 
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
-        """Of the agent's, those that the leaf names and no rule has taken away."""
+        """Of the agent's, those that the leaf names and no rule has taken away; and the one that reads
+        on where a result is shown in part."""
         wanted = named if isinstance(named, list) else [tool.name for tool in self.job.tools]
-        tools = (tool for tool in self.job.tools if tool.name in wanted)
+        tools = [tool for tool in self.job.tools if tool.name in wanted]
+        if self._shows_excerpt() and all(tool.name != SPEC.name for tool in tools):
+            tools.append(SPEC)
         return tuple(tool for tool in tools if self.voice.allows(tool.name))
+
+    def _shows_excerpt(self) -> bool:
+        """Whether a result is in sight of which more could be read."""
+        results = (message.result for message in self.messages)
+        return any(one and one.excerpt and one.excerpt.reference for one in results)
 
     def hear(self, delta: Delta) -> bool:
         """A piece of a reply; False if that is more than the budget allows."""

@@ -16,6 +16,7 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId
+from gateway.domain.messages import ToolResult, within_boundary
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Journal, Tool, ToolScope
 from gateway.domain.settings import UserSettings
@@ -77,10 +78,10 @@ class Subagents:
         return _whole(answer)
 
     async def condense(
-        self, name: str, question: str, text: str, scope: ToolScope, *, least: int
+        self, name: str, question: str, result: ToolResult, scope: ToolScope, *, least: int
     ) -> str:
-        """What it makes of a text for whoever asked the question: in one turn and without tools,
-        because a text of others must not get hands. Raises ToolFailed, also where so few tokens are
+        """What it makes of a result for whoever asked the question: in one turn and without tools,
+        because what others say must not get hands. Raises ToolFailed, also where so few tokens are
         left that it could not read the least."""
         child = await self._child(name, scope)
         once = replace(child.limits, max_iterations=1, soft_warning_percent=NEVER)
@@ -88,9 +89,10 @@ class Subagents:
         alone = replace(child, tools=(), limits=once, max_tokens=reply)
         room = min(child.context_window - reply, child.limits.token_budget)
         most = int(READ_SHARE * room) - estimate_tokens(question)
-        if most < min(least, estimate_tokens(text)):
+        if most < min(least, estimate_tokens(result.content)):
             raise ToolFailed(f"{name} could not read enough of it: too few tokens are left.")
-        asked = f"{question}\n\n{within(text, most)}"
+        shown = within_boundary(within(result.content, most), result.boundary)
+        asked = f"{question}\n\n{shown}"
         answer = await self._answer(alone, asked, scope)
         end = answer.end
         if isinstance(end, Fail) or end.partial:

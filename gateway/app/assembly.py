@@ -252,12 +252,13 @@ async def assembled(
         gate = ToolGate(
             (
                 memory_tool(stores, config.agents, clock, ids),
-                ResultTool(stores.originals),
+                ResultTool(stores.originals, stores.transcript),
                 *plugins.tools,
             ),
             schemas=SchemaChecks(),
             decode=strict_json,
             clock=clock,
+            originals=stores.originals,
         )
         await stack.enter_async_context(mcp_servers(config, gate, stores, bus, clock))
         await note_start(stores.audit, config, plugins.infos, version, clock.now())

@@ -35,10 +35,10 @@ def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) ->
 
 def gate_of(
     config: GatewayConfig, parts: Parts, subagents: Subagents
-) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]] | None]:
+) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]]]:
     """What agents have that people talk to, and how to forget what it keeps of a session."""
     if not config.delegation.is_enabled:
-        return parts.gate, None
+        return parts.gate, parts.gate.excerpts.forget
     kept = parts.stores.originals
     gate = Delegating(parts.gate, subagents, config.delegation, kept, subagents.json)
     return gate, kept.forget

@@ -7,7 +7,7 @@ from operator import is_
 from zlib import crc32
 
 from gateway.domain.ids import NodeId
-from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.messages import Excerpt, Message, Node, ToolCall, ToolResult
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
 
 Exchange = tuple[Node, ...]
@@ -23,7 +23,7 @@ def message_tokens(message: Message) -> int:
     for call in message.tool_calls:
         tokens += estimate_tokens(call.name) + estimate_tokens(call.arguments) + MESSAGE_OVERHEAD
     if message.result is not None:
-        tokens += estimate_tokens(message.result.content) + MESSAGE_OVERHEAD
+        tokens += estimate_tokens(message.result.told) + MESSAGE_OVERHEAD
     return tokens
 
 
@@ -79,8 +79,11 @@ def _short(node: Node) -> Node:
     result = node.message.result
     if result is None or len(result.content) <= HEAD + TAIL + 100:
         return node
-    content = cut(result.content)
-    message = replace(node.message, result=replace(result, content=content), kept={})
+    size, reference = len(result.content), str(node.id)
+    if result.excerpt is not None:
+        size, reference = result.excerpt.size, result.excerpt.reference or reference
+    excerpt = Excerpt(HEAD, TAIL, size, reference)
+    message = replace(node.message, result=replace(result, excerpt=excerpt), kept={})
     return replace(node, message=message, token_count=message_tokens(message))
 
 

@@ -114,7 +114,7 @@ def _plain_blocks(message: Message, *, extras_too: bool) -> list[dict[str, Any]]
         block: dict[str, Any] = {
             "type": "tool_result",
             "tool_use_id": message.result.call_id,
-            "content": message.result.content,
+            "content": message.result.told,
         }
         return [block | {"is_error": True}] if message.result.is_error else [block]
     if message.role == "user":

@@ -112,7 +112,7 @@ def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
 def _plain(message: Message, signature: str | None, *, extras_too: bool) -> dict[str, Any]:
     if message.result is not None:
         result = message.result
-        return {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+        return {"role": "tool", "tool_call_id": result.call_id, "content": result.told}
     if message.role == "user":
         return {"role": "user", "content": message.text}
     plain: dict[str, Any] = {"role": "assistant", "content": message.text}

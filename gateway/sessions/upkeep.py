@@ -2,13 +2,15 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.domain.conversations import Conversations, Erased, Erasures, TakenIn
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.ports import Clock, Sessions
 from gateway.memory.episodes import Episodes
+from gateway.memory.window import message_tokens
+from gateway.tools.gate import new_boundary
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +35,8 @@ class Upkeep:
 
     async def take_in(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
         """Raises ImportRefused."""
-        taken = await self.conversations.take_in(key, nodes, now=self.clock.now())
+        bounded = [_bounded(node) for node in nodes]
+        taken = await self.conversations.take_in(key, bounded, now=self.clock.now())
         self.episodes.forget(key)
         self.said(key)
         return taken
@@ -47,3 +50,13 @@ class Upkeep:
             self.forgotten(key)
             log.info("conversation erased", extra={"by": by, "tombstone": erased.tombstone})
         return erased
+
+
+def _bounded(node: Node) -> Node:
+    """With a boundary around the result that it holds, as if a tool of ours had given it."""
+    result = node.message.result
+    if result is None:
+        return node
+    message = replace(node.message, result=replace(result, boundary=new_boundary()), kept={})
+    more = message_tokens(message) - message_tokens(node.message)
+    return replace(node, message=message, token_count=node.token_count + more)

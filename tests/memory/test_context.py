@@ -18,7 +18,7 @@ from gateway.domain.recall import Recalled
 from gateway.domain.souls import Soul
 from gateway.domain.summaries import Summary
 from gateway.domain.tokens import estimate_tokens
-from gateway.memory.context import RECALL_TOKENS, Besides, Context, pack
+from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, pack
 from gateway.memory.window import message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -246,7 +246,9 @@ def test_a_template_says_where_everything_stands() -> None:
     context = pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
 
     items = {part.kind: [item.id for item in part.items] for part in context.parts}
-    assert context.system.splitlines() == [
+    own, about = context.system.rsplit("\n\n", 1)
+    assert about == RESULTS
+    assert own.splitlines() == [
         "# Who",
         "I am.",
         "Be kind.",
@@ -269,7 +271,7 @@ def test_a_template_says_where_everything_stands() -> None:
     assert "thing_1" not in context.messages[-2].text
     assert len(context.messages) == 4
     assert items["soul"] == ["soul.md"]
-    assert items["system"] == ["template", "system_prompt", "notes", "threads", "tools"]
+    assert items["system"] == ["template", "system_prompt", "notes", "threads", "tools", "results"]
     assert (items["facts"], items["recall"]) == (["f1"], ["t1"])
 
 
@@ -342,7 +344,7 @@ def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_ar
     roomy = pack(replace(agent, context=ContextRules(16_000, 12)), SOUL, nodes, QUESTION, ())
 
     def results(context: Context) -> list[str]:
-        return [one.result.content for one in context.messages if one.result]
+        return [one.result.told for one in context.messages if one.result]
 
     assert [len(text) < 1_000 for text in results(context)] == [True, True, True, False, False]
     assert results(context)[0].startswith("begin")
