@@ -14,6 +14,7 @@ from gateway.domain.summaries import Summary
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
 from gateway.memory.compaction import told_summary
 from gateway.memory.window import (
+    SHOWN_WHOLE,
     Exchange,
     exchanges_of,
     fitting,
@@ -248,6 +249,8 @@ def _window(
     size = size_of(recent)
     if size > limit:
         recent = shortened(recent)
+        if size_of(recent[-SHOWN_WHOLE:]) > room:  # else what was said last is lost to its results
+            recent = shortened(recent, whole=0)
         size = size_of(recent)
     shown = fitting(recent, room, summary.covers if summary else None)
     return shown, size > limit

@@ -69,10 +69,10 @@ def fitting(exchanges: Sequence[Exchange], room: int, first: NodeId | None) -> S
     return shown[start:]
 
 
-def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
+def shortened(exchanges: Sequence[Exchange], whole: int = SHOWN_WHOLE) -> Sequence[Exchange]:
     """With the long results of all but the newest cut down; the store keeps the whole."""
-    old = [tuple(map(_short, exchange)) for exchange in exchanges[:-SHOWN_WHOLE]]
-    return [*old, *exchanges[-SHOWN_WHOLE:]]
+    first = max(0, len(exchanges) - whole)
+    return [*(tuple(map(_short, one)) for one in exchanges[:first]), *exchanges[first:]]
 
 
 def _short(node: Node) -> Node:

@@ -330,6 +330,22 @@ def test_the_next_request_begins_like_this_one_while_all_is_shown(
     assert all(len(one) // exchange_size >= min(turns, recent // 2) for one in shown)
 
 
+def test_many_long_results_at_once_do_not_hide_what_was_said_with_them() -> None:
+    agent = replace(AGENT, context=ContextRules(5_000, 12))
+    long = Message("tool", result=ToolResult("0", "echo", "r" * 3_200))
+    question, call, _, answer = talk(1, result=1)
+    results = [
+        replace(question, id=NodeId(f"r{n}"), message=long, token_count=message_tokens(long))
+        for n in range(5)
+    ]
+    nodes = (question, call, *results, answer)
+
+    messages = pack(agent, SOUL, nodes, QUESTION, ()).messages
+
+    assert messages[0] == question.message
+    assert messages[-2] == answer.message
+
+
 def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_are_not() -> None:
     agent = replace(AGENT, context=ContextRules(5_000, 12))
     long = Message("tool", result=ToolResult("0", "echo", "begin" + "r" * 3_000 + "end"))
