@@ -42,7 +42,7 @@ from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
 from gateway.domain.agents import Limits
 from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.errors import ModelFailed
+from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Delta
@@ -307,6 +307,8 @@ def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
         told = str(failure)
         return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
     told = BROKEN[failure.kind].format(provider=failure.provider)
+    if isinstance(failure, TooLarge):
+        told = f"This does not fit the model: {failure.detail}."
     return Fail(
         told,
         exchange.heard or told,

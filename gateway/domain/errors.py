@@ -255,3 +255,10 @@ class NeverSent(ModelFailed):
     """Nothing of the call reached the provider."""
 
     sent = False
+
+
+class TooLarge(NeverSent):
+    """It does not fit the model's window, so nobody was asked; `detail` says what is too large."""
+
+    def __init__(self, provider: str, detail: str) -> None:
+        super().__init__(provider, "context_overflow", detail)

@@ -103,7 +103,13 @@ NOTHING = Besides()
 
 
 def allowance(agent: AgentDef) -> int:
-    return min(agent.context.token_budget, agent.context_window - agent.max_tokens)
+    window = agent.context_window
+    return min(agent.context.token_budget, window - reply_room(agent.max_tokens, window))
+
+
+def reply_room(max_tokens: int, window: int) -> int:
+    """A reply has half of the window at most, or else nothing could be asked."""
+    return min(max_tokens, max(1, window // 2))
 
 
 def pack(
@@ -121,7 +127,7 @@ def pack(
     template wants it elsewhere."""
     values = _values(agent, soul, tools, besides)
     fixed = _fixed(soul, values, besides.template)
-    offered = _part("tools", [Item(tool.name, _tool_tokens(tool), OFFERED) for tool in tools])
+    offered = _part("tools", [Item(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
     asked = sum(map(message_tokens, (question, *besides.earlier)))
     system_tokens = sum(part.tokens for part in fixed)
     room = allowance(agent) - system_tokens - offered.tokens - asked
@@ -343,5 +349,5 @@ def _tokens(message: Message | None) -> int:
     return 0 if message is None else message_tokens(message)
 
 
-def _tool_tokens(tool: ToolSpec) -> int:
+def tool_tokens(tool: ToolSpec) -> int:
     return estimate_tokens(tool.name + tool.description + tool.parameters) + MESSAGE_OVERHEAD

@@ -90,7 +90,7 @@ def _joined(groups: list[tuple[Message, ...]]) -> tuple[Message, ...]:
 def test_the_models_window_bounds_what_is_sent_as_well() -> None:
     small = replace(AGENT, context_window=5_000, max_tokens=4_900)
 
-    context = pack(small, SOUL, window(exchange(1, size=1000)), QUESTION, ())
+    context = pack(small, SOUL, window(exchange(1, size=9000)), QUESTION, ())
 
     assert context.messages == (QUESTION,)
 
