@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import closed_agents, soul_paths, template_paths, tree_paths, usual_agent
+from gateway.app.agents import choosable, closed_agents, soul_paths, template_paths, tree_paths
 from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
@@ -132,7 +132,7 @@ class Gateway:
             *SessionMethods(self.front).all(),
             *UpkeepMethods(self.front).all(),
             *EventMethods(self.bus).all(),
-            *SettingsMethods(self.settings, usual_agent(self.config)).all(),
+            *SettingsMethods(self.settings, choosable(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
             *ReplayMethods(self.front, self.replays).all(),
             *InsightMethods(
@@ -366,6 +366,7 @@ def _means(
         agents=agents,
         inbox=parts.stores.inbox,
         journal=parts.stores.journal,
+        runs=parts.stores.runs,
         episodes=episodes,
         souls=parts.souls,
         model=parts.model,

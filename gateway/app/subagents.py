@@ -28,7 +28,8 @@ def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) ->
     """From now on agents have them as tools."""
     known = {one.name: one for one in config.subagents}
     json, journal = Json(to_json, from_json), parts.stores.journal
-    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json)
+    agents = {agent.id: agent for agent in config.agents}
+    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json, agents)
     parts.gate.renew("", subagents.tools)
     return subagents
 

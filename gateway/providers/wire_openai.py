@@ -18,9 +18,9 @@ from gateway.providers.assembly import (
     without_messages,
 )
 from gateway.providers.presets import Quirks, quirks_of
+from gateway.providers.thinking import REASONING_FAMILIES
 
 PATH = "/chat/completions"
-_REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")
 
 
 class OpenAiEncoder:
@@ -104,7 +104,7 @@ def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
     """Asks for thinking only where the server is known to take the field."""
     if quirks.thinking_by == "reasoning_enabled":
         return {"reasoning": {"enabled": True}}
-    if quirks.thinking_by == "reasoning_effort" and model.startswith(_REASONING_FAMILIES):
+    if quirks.thinking_by == "reasoning_effort" and model.startswith(REASONING_FAMILIES):
         return {"reasoning_effort": "medium"}
     return {}
 

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import anyio
 
+from gateway.agent.course import CONTEXT, context_line
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Gate, Job
 from gateway.agent.pace import Pace
@@ -36,10 +37,11 @@ from gateway.domain.ports import (
     Inbox,
     Journal,
     Model,
+    Runs,
     ToolScope,
 )
 from gateway.domain.settings import as_wished
-from gateway.memory.context import Besides, pack
+from gateway.memory.context import Besides, Context, pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
@@ -72,6 +74,7 @@ class Means:
     agents: Mapping[AgentId, AgentDef]
     inbox: Inbox
     journal: Journal
+    runs: Runs
     episodes: Episodes
     souls: Souls
     model: Model
@@ -245,8 +248,8 @@ class Work:
         asked = Source(new.message_id, key, new.accepted_at, new.content, said_by)
         scope = ToolScope(key, new.run_id, person, asked=asked)
         found, missing = await means.recollection.of(new, agent, episode)
-        template = means.souls.template_of(agent.id)
-        besides = Besides(episode.summary, found, missing, earlier, new.message_id, template)
+        about = (new.message_id, means.souls.template_of(agent.id))
+        besides = Besides(episode.summary, found, missing, earlier, *about)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.crowds = agent if context.is_crowded else None
         batch.most_nodes = agent.context.max_nodes
@@ -267,6 +270,7 @@ class Work:
             context_id=new.context_id,
             known=story.result,
             waiting=(*waiting, *map(notice_of, lacking)),
+            was_near=await self._was_near(agent, context, episode),
         )
         driver = Driver(
             job=job,
@@ -284,6 +288,20 @@ class Work:
             return await driver.drive()
         finally:
             means.pace.ends()
+
+    async def _was_near(self, agent: AgentDef, context: Context, episode: Episode) -> bool:
+        """Whether the run before had come near the window's end, if this one begins there."""
+        means, runs = self.means, self.means.runs
+        if context.tokens < context_line(agent) or not episode.nodes:
+            return False
+        before = episode.nodes[-1].run_id
+        record = await until_stored(means.clock, lambda: runs.find(before))
+        summary = means.decode(record.summary) if record and record.summary else {}
+        match summary:
+            case {"warned": list(warned)}:
+                return CONTEXT in warned
+            case _:
+                return False
 
     async def _as_wished(self, batch: Batch, agent: AgentDef) -> AgentDef:
         """By whoever asks, for the session, and with the message itself."""

@@ -1,14 +1,15 @@
 """What is sent fits the window of the model that is asked, or nobody is asked."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gateway.domain.tokens import estimate_tokens
 from tests.fakes.boundaries import BOUNDARY
-from tests.fakes.client import connected
+from tests.fakes.client import Event, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, Wire, scripted_server
 from tests.scenarios.stage import WIRES
@@ -157,3 +158,54 @@ context_window = 8192
     assert "has no capacity" in end["message"]
     assert end["retryable"]
     assert [asked.body["model"] for asked in model.requests] == ["m"]
+
+
+NEARLY = """
+context_window = 4096
+max_tokens = 256
+[agent.context]
+warning_percent = 50
+recent_turns = 6
+"""
+LINE = 2_048
+
+
+def fullness(events: Sequence[Event]) -> list[int]:
+    return [one["context_tokens"] for one in events if one["type"] == "context_update"]
+
+
+def warnings(events: Sequence[Event]) -> int:
+    told = (one for one in events if one["type"] == "system")
+    return sum(one["metadata"].get("limit_type") == "context_window" for one in told)
+
+
+async def test_a_session_is_warned_when_its_context_crosses_the_line_and_not_while_it_is_above(
+    tmp_path: Path,
+) -> None:
+    runs: list[list[Event]] = []
+    replayed: list[dict[str, Any]] = []
+
+    async def talk(setup: Setup, *, anew: bool = False) -> None:
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            if anew:
+                await client.call("session.create", session_key="main:websocket:local:main")
+            for n in range(8):
+                sent = await client.send(f"{n} " + "x" * 1_400)
+                runs.append(await client.ended(sent["run_id"]))
+            replayed.append(await client.call("run.replay", run_id=runs[-1][0]["run_id"]))
+
+    async with scripted_server([Reply("Noted.")]) as model:
+        setup = Setup(model.url, agent=NEARLY)
+        await talk(setup)
+        await talk(setup)  # after a restart
+        await talk(setup, anew=True)
+
+    was_above, crossed = False, []
+    for run in runs:
+        sizes = fullness(run)
+        crossed.append(int(sizes[-1] >= LINE and not (was_above and sizes[0] >= LINE)))
+        was_above = sizes[-1] >= LINE
+    assert [warnings(run) for run in runs] == crossed
+    assert sum(crossed) == 2
+    assert sum(fullness(run)[-1] >= LINE for run in runs) > 12
+    assert [one["divergence"] for one in replayed] == [None] * 3
