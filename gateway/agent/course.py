@@ -20,7 +20,7 @@ CONTEXT = "context_window"  # among the warnings of a run: it came near the wind
 
 def context_line(agent: AgentDef) -> int:
     """Tokens from which on the window counts as nearly full."""
-    return warning_at(agent.context_window, agent.context.warning_percent)
+    return max(1, agent.context_window * agent.context.warning_percent // 100)
 
 
 class Course:

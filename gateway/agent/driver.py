@@ -10,7 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.agent.carving import Carving
-from gateway.agent.fitting import fits, fitted
+from gateway.agent.fitting import SLACK, fitted
 from gateway.agent.job import Answer, Emit, Gate, Job
 from gateway.agent.leaves import LEAVES
 from gateway.agent.pace import News, Pace
@@ -238,8 +238,12 @@ class Driver:
     def _fitting(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
         """Fits the window of this agent's model, or raises TooLarge."""
         request, context = self._request(agent, wish), self.job.context
-        window = _window_of(agent, request.model)
-        if fits(request, self.turn.course.context_tokens, context, window):
+        window = agent.context_window
+        if request.model != agent.model:
+            window = _window_of(agent, request.model)
+        told = self.turn.course.context_tokens  # which may count system and tools, or may not
+        most = told + context.system_tokens + context.tools_tokens + SLACK
+        if most + request.max_tokens <= window:
             return request
         return fitted(request, context, window)
 

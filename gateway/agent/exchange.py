@@ -79,14 +79,12 @@ class Exchange:
         on where a result is shown in part."""
         wanted = named if isinstance(named, list) else [tool.name for tool in self.job.tools]
         tools = [tool for tool in self.job.tools if tool.name in wanted]
-        if self._shows_excerpt() and all(tool.name != SPEC.name for tool in tools):
-            tools.append(SPEC)
-        return tuple(tool for tool in tools if self.voice.allows(tool.name))
-
-    def _shows_excerpt(self) -> bool:
-        """Whether a result is in sight of which more could be read."""
-        results = (message.result for message in self.messages)
-        return any(one and one.excerpt and one.excerpt.reference for one in results)
+        for message in self.messages:
+            excerpt = message.result.excerpt if message.result is not None else None
+            if excerpt is not None and excerpt.reference:
+                tools = [*(tool for tool in tools if tool.name != SPEC.name), SPEC]
+                break
+        return tuple([tool for tool in tools if self.voice.allows(tool.name)])
 
     def hear(self, delta: Delta) -> bool:
         """A piece of a reply; False if that is more than the budget allows."""

@@ -15,12 +15,6 @@ from gateway.memory.window import HEAD, TAIL, message_tokens
 SLACK = 400  # tokens of what may be offered besides: the tool `result`
 
 
-def fits(request: ModelRequest, told_tokens: int, context: Context, window: int) -> bool:
-    """Without a look at anything: `told_tokens` may count system and tools already, or may not."""
-    at_most = told_tokens + context.system_tokens + context.tools_tokens + SLACK
-    return at_most + request.max_tokens <= window
-
-
 def fitted(request: ModelRequest, context: Context, window: int) -> ModelRequest:
     """With what the window has room for. Left out are, until it fits: the facts and recalled turns,
     the oldest exchanges, the summary; then the results of this turn are shown begin and end, the

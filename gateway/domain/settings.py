@@ -61,7 +61,7 @@ class Choosable:
             return "there are no subagents"
         if name == "subagent_model" and value not in asked | {one.model for one in self.subagents}:
             return f"no subagent can ask it; choose one of: {self._models()}"
-        return self._why_not() if name == "thinking_enabled" and value is True else None
+        return self._why_not() if (name, value) == ("thinking_enabled", True) else None
 
     def _why_not(self) -> str | None:
         """Why no model can be asked to think."""

@@ -104,7 +104,7 @@ NOTHING = Besides()
 
 def allowance(agent: AgentDef) -> int:
     window = agent.context_window
-    return min(agent.context.token_budget, window - reply_room(agent.max_tokens, window))
+    return min(agent.context.token_budget, max(window - agent.max_tokens, window // 2))
 
 
 def reply_room(max_tokens: int, window: int) -> int:
@@ -217,7 +217,7 @@ def _system(
         whole = template.render({**values, **shown}).strip()
     else:
         whole = "\n\n".join(text for name in USUAL if (text := values.get(name)))
-    return "\n\n".join(one for one in (whole, values["results"]) if one)
+    return f"{whole}\n\n{values['results']}".strip("\n") if values["results"] else whole
 
 
 def _fixed(

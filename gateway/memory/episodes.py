@@ -132,9 +132,10 @@ def _episode(
 
 def _weight(nodes: tuple[Node, ...]) -> int:
     """A node costs memory even when its text is short, and so does what is not shown of a result."""
-    return sum(node.token_count + 100 + _hidden(node) for node in nodes)
-
-
-def _hidden(node: Node) -> int:
-    result = node.message.result
-    return len(result.content) // 3 if result is not None and result.excerpt is not None else 0
+    weight = 0
+    for node in nodes:
+        weight += node.token_count + 100
+        result = node.message.result
+        if result is not None and result.excerpt is not None:
+            weight += len(result.content) // 3
+    return weight

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
-from operator import is_
 from zlib import crc32
 
 from gateway.domain.ids import NodeId
@@ -109,15 +108,13 @@ def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
         elif result is None:
             mended += (*waiting.values(), *between)
             mended.append(message)
-            waiting, between = {call.id: _unanswered(call) for call in message.tool_calls}, []
+            waiting, between = {}, []
+            for call in message.tool_calls:
+                waiting[call.id] = _unanswered(call)
         elif result.call_id in waiting:
             waiting[result.call_id] = message
     mended += (*waiting.values(), *between)
-    return messages if _is_same(mended, messages) else tuple(mended)
-
-
-def _is_same(mended: Sequence[Message], messages: Sequence[Message]) -> bool:
-    return len(mended) == len(messages) and all(map(is_, mended, messages))
+    return messages if mended == list(messages) else tuple(mended)
 
 
 def _unanswered(call: ToolCall) -> Message:

@@ -27,7 +27,7 @@ from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.facts import Source
 from gateway.domain.hearing import Said
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery
+from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.notices import NoticeBoard, RuleStates
 from gateway.domain.ports import (
@@ -244,15 +244,14 @@ class Work:
         tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
-        said_by = new.sender or key.peer
-        asked = Source(new.message_id, key, new.accepted_at, new.content, said_by)
-        scope = ToolScope(key, new.run_id, person, asked=asked)
         found, missing = await means.recollection.of(new, agent, episode)
         about = (new.message_id, means.souls.template_of(agent.id))
         besides = Besides(episode.summary, found, missing, earlier, *about)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
-        batch.crowds = agent if context.is_crowded else None
-        batch.most_nodes = agent.context.max_nodes
+        batch.most_nodes, batch.crowds = (
+            agent.context.max_nodes,
+            agent if context.is_crowded else None,
+        )
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:
@@ -262,7 +261,7 @@ class Work:
             plan=plan,
             context=context,
             tools=tools,
-            scope=scope,
+            scope=_scope_of(new, person),
             rules=RunRules(rules, only=agent.rules, kept=await self._kept(rules, key)),
             publish=means.bus.publish,
             decode=means.decode,
@@ -292,7 +291,7 @@ class Work:
     async def _was_near(self, agent: AgentDef, context: Context, episode: Episode) -> bool:
         """Whether the run before had come near the window's end, if this one begins there."""
         means, runs = self.means, self.means.runs
-        if context.tokens < context_line(agent) or not episode.nodes:
+        if not episode.nodes or context.tokens < context_line(agent):
             return False
         before = episode.nodes[-1].run_id
         record = await until_stored(means.clock, lambda: runs.find(before))
@@ -378,6 +377,12 @@ class Work:
         place = (key.channel, key.account, *new.whither)
         delivery = NewDelivery(f"d_{new.message_id}", *place, end.text, new.whence)
         return (delivery,)
+
+
+def _scope_of(new: NewEntry, person: str) -> ToolScope:
+    said_by = new.sender or new.session_key.peer
+    asked = Source(new.message_id, new.session_key, new.accepted_at, new.content, said_by)
+    return ToolScope(new.session_key, new.run_id, person, asked=asked)
 
 
 def _said(batch: Batch) -> Sequence[Said]:

@@ -46,7 +46,7 @@ from tests.fakes.tools import FakeTool, NoSchemas
 
 NO_RULES = load_rules(())
 OURS = DecisionTrees()
-AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",), context_window=200_000)
+AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
 ROOMY, USUAL = Bounds(), Manner()
 Events = list[dict[str, Any]]
 
