@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
@@ -34,6 +35,8 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "whatsapp": ("http:graph.facebook.com",),
     "matrix": (),
 }
+# Names in `config` without which an adapter knows no mention.
+MENTION_KEYS = {"telegram": "username"}
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
 
@@ -46,7 +49,12 @@ def known() -> Known:
     }
     folder = shipped_folder("plugins")
     bundled = {
-        name: BundledPlugin(folder / name / "tool.wasm", needs, is_usual=name in USUAL)
+        name: BundledPlugin(
+            folder / name / "tool.wasm",
+            needs,
+            is_usual=name in USUAL,
+            mention_key=MENTION_KEYS.get(name),
+        )
         for name, needs in BUNDLED.items()
     }
     trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
@@ -61,4 +69,5 @@ def known() -> Known:
         decisions,
         CORE,
         problems_of,
+        has_mcp=find_spec("mcp") is not None,
     )
