@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import closed_agents, soul_paths, template_paths, tree_paths, usual_agent
+from gateway.app.agents import choosable, closed_agents, soul_paths, template_paths, tree_paths
 from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
@@ -136,7 +136,7 @@ class Gateway:
             *SessionMethods(self.front).all(),
             *UpkeepMethods(self.front).all(),
             *EventMethods(self.bus).all(),
-            *SettingsMethods(self.settings, usual_agent(self.config)).all(),
+            *SettingsMethods(self.settings, choosable(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
             *ReplayMethods(self.front, self.replays).all(),
             *InsightMethods(
@@ -244,12 +244,13 @@ async def assembled(
         gate = ToolGate(
             (
                 memory_tool(stores, config.agents, clock, ids),
-                ResultTool(stores.originals),
+                ResultTool(stores.originals, stores.transcript),
                 *plugins.tools,
             ),
             schemas=SchemaChecks(),
             decode=strict_json,
             clock=clock,
+            originals=stores.originals,
         )
         await stack.enter_async_context(mcp_servers(config, gate, stores, bus, clock))
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
@@ -367,6 +368,7 @@ def _means(
         agents=agents,
         inbox=parts.stores.inbox,
         journal=parts.stores.journal,
+        runs=parts.stores.runs,
         episodes=episodes,
         souls=parts.souls,
         model=parts.model,

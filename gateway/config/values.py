@@ -131,6 +131,8 @@ class Known:
     bundled: Mapping[str, BundledPlugin]
     context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]
+    # why a model cannot be asked to think: provider, wire (None: the demo), model, max_tokens
+    no_thinking: Callable[[str, Wire | None, str, int], str | None] = lambda *about: None
     trees: tuple[str, ...] = ("default",)
     decisions: tuple[str, ...] = ("default",)
     core_rules: Path | None = None  # a file of rules that nobody can change

@@ -5,6 +5,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from secrets import token_bytes
 
 import anyio
 from anyio.abc import TaskGroup
@@ -126,6 +128,7 @@ class Stateless:
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
         self._rested = anyio.Event()
         self._is_closed = False
+        self._key = token_bytes(16)  # of boundaries around results of callers' own tools
 
     def begin(self, question: Question) -> LiveRun:
         """A run that goes on whether or not anybody listens; nobody finds it by its id. Raises Busy,
@@ -245,17 +248,28 @@ class Stateless:
             ToolScope(run.session_key, run.run_id, person, is_kept=False),
             plan_of=agent.id,
             soul=means.souls.of(agent.id),
-            earlier=_nodes(question.earlier, run),
+            earlier=_nodes(question.earlier, run, self._key),
             template=template,
         )
 
 
-def _nodes(said: Sequence[Message], run: LiveRun) -> tuple[Node, ...]:
+def _nodes(said: Sequence[Message], run: LiveRun, key: bytes) -> tuple[Node, ...]:
     """What was said before, as it would lie in a conversation of ours."""
     nodes: list[Node] = []
-    for place, message in enumerate(said):
+    for place, message in enumerate(_bounded(one, key) for one in said):
         parent = nodes[-1].id if nodes else None
         tokens = message_tokens(message)
         node_id = NodeId(f"{run.run_id}.{place}")
         nodes.append(Node(node_id, parent, run.run_id, message, run.accepted_at, tokens))
     return tuple(nodes)
+
+
+def _bounded(message: Message, key: bytes) -> Message:
+    """The caller sends a result with every request: its boundary follows from it, so that the model
+    is shown the same bytes, and from a key that nobody knows."""
+    result = message.result
+    if result is None:
+        return message
+    text = f"{result.call_id}\0{result.content}".encode("utf-8", "surrogatepass")
+    boundary = blake2b(text, key=key, digest_size=8).hexdigest()
+    return replace(message, result=replace(result, boundary=boundary), kept={})

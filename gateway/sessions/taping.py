@@ -241,7 +241,8 @@ class TapedGate:
         result = await self._gate.call(agent, call, replace(scope, spend=spend))
         self._record.results.add(call.id)
         told = (result.content, result.is_error, result.duration_ms)
-        self._record("result", call.id, call.name, call.arguments, *told)
+        shown = (result.boundary, result.excerpt and asdict(result.excerpt))
+        self._record("result", call.id, call.name, call.arguments, *told, *shown)
         return result
 
 

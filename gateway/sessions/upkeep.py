@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.domain.conversations import Conversations, Erased, Erasures, TakenIn
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.ports import Clock, Sessions
 from gateway.memory.episodes import Episodes
+from gateway.memory.window import message_tokens
 from gateway.sessions.reception import size_of
+from gateway.tools.gate import new_boundary
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +41,8 @@ class Upkeep:
     async def take_in(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
         """Raises ImportRefused, and Busy if too much is on its way into the session already."""
         with self.holding(key, sum(map(_size, nodes))):
-            taken = await self.conversations.take_in(key, nodes, now=self.clock.now())
+            bounded = [_bounded(node) for node in nodes]
+            taken = await self.conversations.take_in(key, bounded, now=self.clock.now())
         self.episodes.forget(key)
         self.said(key)
         return taken
@@ -59,3 +62,13 @@ def _size(node: Node) -> int:
     message = node.message
     texts = (message.text, *(call.arguments for call in message.tool_calls))
     return sum(map(size_of, texts)) + (size_of(message.result.content) if message.result else 0)
+
+
+def _bounded(node: Node) -> Node:
+    """With a boundary around the result that it holds, as if a tool of ours had given it."""
+    result = node.message.result
+    if result is None:
+        return node
+    message = replace(node.message, result=replace(result, boundary=new_boundary()), kept={})
+    more = message_tokens(message) - message_tokens(node.message)
+    return replace(node, message=message, token_count=node.token_count + more)
