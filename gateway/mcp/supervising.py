@@ -14,7 +14,7 @@ from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus
 from gateway.domain.ports import Clock, PluginStore, SchemaCheck, Tool
 from gateway.mcp.carrying import user
-from gateway.mcp.connecting import Broke, Line, why_not
+from gateway.mcp.connecting import LONGEST_WHY, Broke, Line, why_not
 from gateway.mcp.listing import Listing
 from gateway.mcp.pool import Dial, NotThere, Pool
 from gateway.mcp.tools import McpTool
@@ -159,7 +159,7 @@ class Server:
                 line = await self._pool.open()
                 await self._list(line)
             except NotThere as error:
-                self._failed(self.server.hushed(str(error)))
+                self._failed(self.server.hushed(str(error))[:LONGEST_WHY])
             else:
                 await self._watch(line)
                 losses = 0 if clock.monotonic() - began >= STEADY_S else losses + 1
@@ -225,7 +225,7 @@ class Server:
 
     def _down(self, line: Line) -> None:
         name = self.server.name
-        self._line, why = None, self.server.hushed(line.why)
+        self._line, why = None, self.server.hushed(line.why)[:LONGEST_WHY]
         self.means.renew(f"{FAMILY}{name}", ())
         log.info("an MCP server is left", extra={"server": name, "why": why})
         self.means.tell("mcp.disconnected", {"server": name, "why": why})
