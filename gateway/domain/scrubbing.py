@@ -21,6 +21,7 @@ STARS = "*"
 _STARS = STARS.encode()
 _ESCAPE = re.compile(b"%[0-9A-F]{2}")
 _MARKERS = {"json": b"\\", "percent": b"%", "html": b"&"}
+_SIGNS = (*_MARKERS.values(), b"+")
 _HEX, _ALL = ("hex",), ("json", "percent", "html")
 _FEW_UNITS = 4  # so many are told from unrelated data however they are written
 _LONGEST_UNIT = 128  # bytes of one character, written in the longest way
@@ -52,7 +53,9 @@ class SecretScanner:
         values = {_as_bytes(value): mark.encode() for value, mark in marks.items() if value}
         # A longer one first: it may contain a shorter one.
         self._marks = sorted(values.items(), key=lambda one: -len(one[0]))
-        literals = {form: mark for value, mark in self._marks for form in _literals(value)}
+        literals = {
+            form: _fitting(mark, form) for value, mark in self._marks for form in _literals(value)
+        }
         self._literals = sorted(literals.items(), key=lambda one: -len(one[0]))
         self._searches: dict[tuple[str, ...], Sequence[_Search]] = {}
 
@@ -80,7 +83,7 @@ class SecretScanner:
     def steps(self, data: bytes) -> Generator[None, None, bytes]:
         """The same in steps of a millisecond or so, for whoever has others waiting."""
         for form, mark in self._literals:
-            data = data.replace(form, _fitting(mark, form))
+            data = data.replace(form, mark)
             if len(data) > _WINDOW:
                 yield
         for encodings in _sets(data):
@@ -88,7 +91,8 @@ class SecretScanner:
                 # Made when a text needs them: most have nothing that is escaped.
                 self._searches[encodings] = yield from self._made(encodings)
             for search in self._searches[encodings]:
-                data = yield from _replaced(data, search)
+                if len(data) > _WINDOW or search.pattern.search(data):
+                    data = yield from _replaced(data, search)
         return data
 
     def _made(self, encodings: tuple[str, ...]) -> Generator[None, None, Sequence[_Search]]:
@@ -123,17 +127,15 @@ def _has_marker(value: bytes) -> bool:
     return any(marker in value for marker in _MARKERS.values())
 
 
-def _sets(data: bytes) -> Iterator[tuple[str, ...]]:
+def _sets(data: bytes) -> Sequence[tuple[str, ...]]:
     """What may be mixed in one echo. Only a secret with a sign in it that another encoding begins
     with can be missed by the set of all."""
-    yield _HEX
+    if not any(map(data.__contains__, _SIGNS)):
+        return (_HEX,)
     there = [name for name, marker in _MARKERS.items() if marker in data]
-    if there or b"+" in data:
-        yield _ALL
     if "percent" not in there and b"+" in data:
         there.append("percent")
-    for size in (1, 2):
-        yield from combinations(there, size)
+    return (_HEX, _ALL, *combinations(there, 1), *combinations(there, 2))
 
 
 def _replaced(data: bytes, search: _Search) -> Generator[None, None, bytes]:

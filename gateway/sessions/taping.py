@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from io import BytesIO
+from itertools import repeat
 
 from anyio import to_thread
 
@@ -104,8 +105,9 @@ class Recorder:
             return Tape(is_cut=True)
         whole = b"".join([mark.values[0] for mark in self._marks if mark.kind == "bytes"])
         if self._secrets:
-            stars = tuple((secret, STARS) for secret in sorted(self._secrets))
-            whole = scanner(stars).data(whole)
+            whole = scanner(tuple(zip(sorted(self._secrets), repeat(STARS), strict=False))).data(
+                whole
+            )
         rest = BytesIO(whole)
 
         def blotted(mark: Mark) -> Mark:
