@@ -252,7 +252,8 @@ def _program(plugin: PluginDef, compiled: Compiled) -> Program:
         output_bytes=limits.output_kb << 10,
     )
     texts = tuple((k, v) for k, v in plugin.config.items() if isinstance(v, str))
-    return Program(str(compiled.path), compiled.inspection.guest, bounds, texts)
+    guest = compiled.inspection.guest
+    return Program(str(compiled.path), guest, bounds, texts, limits.concurrency)
 
 
 def _with_room(program: Program, adapter: Description | None) -> Program:

@@ -25,7 +25,6 @@ from gateway.sandbox.programs import Program
 log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE = 64  # a worker: each has a thread there
-OF_ONE_PROGRAM = 8
 WAITING_OF_ONE_PROGRAM = 256
 START_S = 10.0
 PAUSE_S = 2.0  # after a start that failed: calls are refused at once, not kept waiting
@@ -55,7 +54,7 @@ class _Place:
 class _Share:
     """What one program has of the places; what is beyond it waits without taking any."""
 
-    slots: Semaphore = field(default_factory=lambda: Semaphore(OF_ONE_PROGRAM, fast_acquire=True))
+    slots: Semaphore
     waiting: int = 0
 
 
@@ -91,7 +90,10 @@ class Pool:
         self, program: Program, function: str, text: str, service: Service, *, timeout_s: float
     ) -> Outcome:
         """Never raises for what a guest does; a cancelled caller has its guest cancelled."""
-        share = self._shares.setdefault(program, _Share())
+        share = self._shares.get(program)
+        if share is None:
+            slots = Semaphore(program.concurrency, fast_acquire=True)
+            share = self._shares[program] = _Share(slots)
         if share.waiting >= WAITING_OF_ONE_PROGRAM:
             return Outcome("busy", f"{share.waiting} calls of it are waiting already")
         share.waiting += 1
@@ -104,7 +106,7 @@ class Pool:
         except BaseException:
             share.slots.release()
             raise
-        pending = Pending(service, partial(self._release, share))
+        pending = Pending(service, partial(self._release, share), program.bounds)
         try:
             place = await self._ready_place()
         except WorkerDown as error:
@@ -126,6 +128,8 @@ class Pool:
         link, number = place.link, next(self._numbers) & 0xFFFFFFFF
         assert link is not None
         place.used = self._clock.monotonic()
+        if not await self._reads(place, link, pending, timeout_s):
+            return Outcome("timeout", "it did not end in time")
         try:
             loaded = self._loaded(place, program)
             link.send(Kind.CALL, number, (str(loaded), function, str(timeout_s), text))
@@ -147,6 +151,21 @@ class Pool:
         if not pending.done.is_set():
             return Outcome("timeout", "it did not end in time")
         return pending.outcome or Outcome("crashed", _CRASHED)
+
+    async def _reads(self, place: _Place, link: Link, pending: Pending, timeout_s: float) -> bool:
+        """Waits for a worker that has much to read. False: it does not, and is replaced."""
+        try:
+            with anyio.move_on_after(timeout_s + GRACE_S) as waiting:
+                await link.drained()
+        except BaseException:
+            pending.release()
+            raise
+        if waiting.cancelled_caught:
+            pending.release()
+            log.error("a worker reads nothing: it is replaced")
+            if place.link is link and place.process is not None:
+                place.process.kill()
+        return not waiting.cancelled_caught
 
     def _loaded(self, place: _Place, program: Program) -> int:
         number = place.loaded.get(program)
