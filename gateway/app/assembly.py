@@ -43,6 +43,8 @@ from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Clock, Ids, Stores
+from gateway.domain.supervision import Work as Beside
+from gateway.domain.supervision import supervise
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
@@ -271,13 +273,27 @@ async def assembled(
         await stack.enter_async_context(sent)
         rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))
         await rooms.memory.keeper.resume()
-        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh, rooms.watch_store)
-        for task in (*followed, partial(sweep, config, stores, clock), rooms.memory.indexer.run):
-            group.start_soon(task)
+        _work_beside(rooms, plans, partial(sweep, config, stores, clock), group)
         try:
             yield rooms
         finally:
             group.cancel_scope.cancel()
+
+
+def _work_beside(rooms: Gateway, plans: Plans, sweeping: Beside, group: TaskGroup) -> None:
+    """What goes on for as long as the gateway runs."""
+    beside: dict[str, Beside] = {
+        "souls": rooms.souls.keep_fresh,
+        "trees": plans.keep_fresh,
+        "rules": rooms.rules.keep_fresh,
+        "store": rooms.watch_store,
+        "sweep": sweeping,
+        "index": rooms.memory.indexer.run,
+    }
+    for name, task in beside.items():
+        may_end = name == "rules"  # there may be none to follow
+        work = partial(supervise, name, task, rooms.clock, may_end=may_end)
+        group.start_soon(work, name=name)
 
 
 async def _judged_plans(

@@ -12,6 +12,7 @@ from typing import Protocol, get_args
 import anyio
 from anyio.abc import TaskGroup
 
+from gateway.domain.supervision import survives
 from gateway.sandbox.frames import BrokenFrame, Frame, Kind, Reader, encode
 from gateway.sandbox.programs import (
     ALL_ASKED_BYTES,
@@ -200,7 +201,13 @@ class Link(asyncio.Protocol):
     ) -> None:
         assert pending.serving is not None
         with pending.serving:
-            answer = await pending.service.answer(function, arguments)
+            answer: tuple[str, ...] = ("err", "the host function failed")
+            try:
+                answer = await pending.service.answer(function, arguments)
+            except BaseException as error:
+                if not survives(error):
+                    raise
+                log.exception("a host function failed", extra={"function": function[:64]})
             try:
                 frame = encode(Kind.ANSWER, call, answer)
             except ValueError:

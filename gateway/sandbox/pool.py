@@ -18,6 +18,7 @@ from anyio import Semaphore, to_thread
 from anyio.abc import TaskGroup
 
 from gateway.domain.ports import Clock
+from gateway.domain.supervision import contained, supervise
 from gateway.sandbox.frames import Kind
 from gateway.sandbox.links import Link, Outcome, Pending, Service
 from gateway.sandbox.programs import Program
@@ -147,7 +148,8 @@ class Pool:
             if not pending.done.is_set():
                 pending.leave()
                 link.send(Kind.CANCEL, number)
-                self._group.start_soon(self._see_it_end, place, link, pending)
+                see = partial(self._see_it_end, place, link, pending)
+                self._group.start_soon(contained, "the end of a call", see)
         if not pending.done.is_set():
             return Outcome("timeout", "it did not end in time")
         return pending.outcome or Outcome("crashed", _CRASHED)
@@ -235,7 +237,7 @@ class Pool:
         with theirs, anyio.CancelScope(shield=True):
             await loop.create_connection(lambda: link, sock=ours)
             process = await to_thread.run_sync(_spawn, self._command, theirs, self._folder)
-        self._group.start_soon(self._watch, link, process)
+        self._group.start_soon(contained, "a worker", partial(self._watch, link, process))
         return process
 
     async def _watch(self, link: Link, process: subprocess.Popen[bytes]) -> None:
@@ -283,7 +285,9 @@ async def open_pool(
     """Workers may read `folder`, where the compiled files are, and nothing else."""
     async with anyio.create_task_group() as group:
         pool = Pool(group, folder, workers=workers, clock=clock)
-        group.start_soon(pool.rest, idle_s)
+        group.start_soon(
+            supervise, "idle workers", partial(pool.rest, idle_s), clock, name="idle workers"
+        )
         try:
             yield pool
         finally:

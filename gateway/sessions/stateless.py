@@ -4,6 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,6 +21,7 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.prompts import Template
 from gateway.domain.settings import as_wished
+from gateway.domain.supervision import contained
 from gateway.memory.window import message_tokens
 from gateway.sessions.endings import Asked, End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun
@@ -143,7 +145,9 @@ class Stateless:
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
-        self._group.start_soon(self._work, run, question, scope)
+        self._group.start_soon(
+            contained, "a run of which nothing is kept", partial(self._work, run, question, scope)
+        )
         return run
 
     def cancel(self, run: LiveRun) -> None:

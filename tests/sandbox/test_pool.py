@@ -7,10 +7,11 @@ import signal
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -323,7 +324,7 @@ async def run_many(stage: Stage, guest: Loaded, count: int, told: list[Outcome])
     await side_by_side(count, one)
 
 
-async def side_by_side(count: int, one: Callable[[], Awaitable[None]]) -> None:
+async def side_by_side(count: int, one: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async with anyio.create_task_group() as group:
         for _ in range(count):
             group.start_soon(one)
