@@ -26,7 +26,7 @@ from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory
 from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
 from gateway.app.parts import Parts
-from gateway.app.plugins import loaded_plugins
+from gateway.app.plugins import follow, loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.subagents import gate_of, subagents_of, with_subagents
@@ -262,6 +262,7 @@ async def assembled(
             clock=clock,
         )
         await stack.enter_async_context(mcp_servers(config, gate, stores, bus, clock))
+        await follow(plugins, gate, stores.audit, clock)
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)

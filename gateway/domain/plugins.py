@@ -16,7 +16,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.secrets import Secret
 
 PluginKind = Literal["tool", "channel"]
-PluginState = Literal["loaded", "refused", "disabled"]
+PluginState = Literal["loaded", "compiling", "refused", "disabled"]
 
 
 @dataclass(frozen=True, slots=True)
