@@ -4,6 +4,7 @@ import logging
 import signal
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from anyio import to_thread
@@ -14,7 +15,9 @@ from gateway.app.doors import web_settings
 from gateway.app.lines import keep_lines
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
+from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginInfo
+from gateway.domain.supervision import supervise
 from gateway.host.garbage import settle
 from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
@@ -26,6 +29,16 @@ from gateway.web.server import Address, WebServer
 log = logging.getLogger(__name__)
 
 GOODBYE_S = 2.0  # for answers that are on their way when the last run has ended
+
+
+class EndedByItself(GatewayError):
+    code = "ended_by_itself"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the gateway ended although nobody told it to: something in it was cancelled, which is a "
+            "defect; accepted messages are safe, start it again and see the log"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +64,7 @@ async def run(
 
     Raises the GatewayError that kept it from starting.
     """
+    was_told = False
     # A signal that comes at any moment from here on ends it in good order.
     by_hangup = has_terminal()
     with anyio.open_signal_receiver(*_heeded()) as signals:
@@ -60,6 +74,7 @@ async def run(
         ):
             server = await open_doors(rooms, group, ready)
             await _stop(signals, by_hangup=by_hangup)
+            was_told = True
 
             async def end_at_once() -> None:
                 await _stop(signals, by_hangup=False)
@@ -71,6 +86,8 @@ async def run(
             server.stop(GOODBYE_S)
             await server.stopped.wait()
             group.cancel_scope.cancel()
+    if not was_told:
+        raise EndedByItself
 
 
 def _heeded() -> Sequence[signal.Signals]:
@@ -104,7 +121,8 @@ async def open_doors(
     url = f"http://{address}"
     await note_owner(data_dir, url)
     resumed = await rooms.front.reception.resume()
-    group.start_soon(keep_lines, rooms.channels)
+    lines = partial(keep_lines, rooms.channels)
+    group.start_soon(partial(supervise, "lines", lines, rooms.clock, may_end=True), name="lines")
     rooms.health.starting = False
     settle()
     ready(Running(rooms.config, url, resumed, rooms.plugins.infos, rooms.channels.statuses()))

@@ -90,7 +90,10 @@ def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
     """Those that run, and those that cannot."""
     loaded = ", ".join(plugin.name for plugin in plugins if plugin.state == "loaded")
     refused = [plugin for plugin in plugins if plugin.state == "refused"]
+    coming = ", ".join(plugin.name for plugin in plugins if plugin.state == "compiling")
     lines = [f"{loaded}   (sandboxed)"] if loaded else []
+    if coming:
+        lines.append(f"being compiled: {coming}   (its tools come when that is done)")
     if len(refused) == 1:
         lines.append(f"refused: {refused[0].name}: {refused[0].why}")
     elif refused:

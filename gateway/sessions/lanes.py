@@ -10,6 +10,7 @@ from anyio.abc import TaskGroup
 
 from gateway.domain.bindings import Share
 from gateway.domain.ids import SessionKey
+from gateway.domain.supervision import contained, survives
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ class Lanes:
 
     def beside(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Something that takes no slot, and must not fail."""
-        self._group.start_soon(task)
+        self._group.start_soon(contained, "beside a lane", task)
 
     def pause(self) -> None:
         """Starts nothing more; what is at work goes on."""
@@ -138,9 +139,11 @@ class Lanes:
             # A message's own trouble is told by its work; what still arrives here is a defect of
             # ours, and it must not cancel the neighbours.
             log.exception("a lane's work failed", extra={"session": str(key)})
-        except BaseException:
-            self._paused = True  # the whole group is being cancelled
-            raise
+        except BaseException as error:
+            if not survives(error):
+                self._paused = True  # the whole group is being cancelled
+                raise
+            log.exception("a lane's work was cancelled from within", extra={"session": str(key)})
         finally:
             if queue:
                 self._line_up(key, queue[0][0])  # while it still counts as one that had a turn

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from secrets import token_bytes
 
@@ -23,6 +24,7 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.prompts import Template
 from gateway.domain.settings import as_wished
+from gateway.domain.supervision import contained
 from gateway.memory.window import message_tokens
 from gateway.sessions.endings import Asked, End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun
@@ -150,7 +152,9 @@ class Stateless:
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
         self._by_account[question.account] += 1
-        self._group.start_soon(self._work, run, question, scope)
+        self._group.start_soon(
+            contained, "a run of which nothing is kept", partial(self._work, run, question, scope)
+        )
         return run
 
     def cancel(self, run: LiveRun) -> None:
