@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,16 +207,17 @@ async def test_a_question_that_is_none_is_told_what_is_wrong(
 
 
 async def test_a_question_may_be_as_long_as_its_schema_says(tmp_path: Path) -> None:
+    agent = "context_window = 1000000"
     async with (
         scripted_server(echo) as model,
-        running(setup(model.url), tmp_path) as site,
+        running(replace(setup(model.url), agent=agent), tmp_path) as site,
         mcp_client(site.url, ALICE) as client,
     ):
         ask = (await client.list_tools()).tools[-1]
         most = ask.input_schema["properties"]["message"]["maxLength"]
         result = await client.call_tool("ask_agent", {"message": "ü" * most})
 
-    assert not result.is_error
+    assert not result.is_error, text_of(result)
     assert history_of(model.requests[0])[0] == ("user", "ü" * most)
 
 
