@@ -229,7 +229,7 @@ class Driver:
             except ModelFailed as failure:
                 if isinstance(failure, TooLarge) and first is not None and agent.fallback is None:
                     raise first from failure  # which says more of what was asked for
-                if failure.started or agent.fallback is None:
+                if failure.started or failure.kind == "unmetered" or agent.fallback is None:
                     raise
                 first = first or failure
                 log.warning("falling back", extra={"from": agent.model, "why": str(failure)})

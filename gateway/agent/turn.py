@@ -49,6 +49,8 @@ from gateway.domain.model import Delta
 
 log = logging.getLogger(__name__)
 
+UNMETERED_S = 5.0  # after which the ledger may be written again
+
 EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
 Leaves = Mapping[str, Callable[["Turn", Call], object]]
 
@@ -307,6 +309,9 @@ def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
         told = str(failure)
         return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
     told = BROKEN[failure.kind].format(provider=failure.provider)
+    if failure.kind == "unmetered":  # no provider's fault
+        text = exchange.heard or told
+        return Fail(told, text, "internal_error", retryable=True, retry_after_s=UNMETERED_S)
     if isinstance(failure, TooLarge):
         told = f"This does not fit the model: {failure.detail}."
     return Fail(

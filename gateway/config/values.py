@@ -62,6 +62,9 @@ class QueueSettings:
     debounce_ms: int = 0
     max_pending: int = 1_000
     max_pending_total: int = 100_000
+    max_pending_mb: int = 64
+    max_pending_total_mb: int = 1_024
+    max_pending_per_principal: int = 5_000
     max_running: int = 256
 
 

@@ -212,7 +212,7 @@ FailureKind = Literal[
 
 
 RETRYABLE: frozenset[FailureKind] = frozenset(
-    {"rate", "overloaded", "server", "network", "timeout", "truncated"}
+    {"rate", "overloaded", "server", "network", "timeout", "truncated", "unmetered"}
 )
 
 

@@ -1,9 +1,11 @@
 """Runs for callers who keep their conversation themselves: we keep nothing of it but what it cost."""
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from hashlib import blake2b
 from secrets import token_bytes
 
@@ -22,6 +24,7 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.prompts import Template
 from gateway.domain.settings import as_wished
+from gateway.domain.supervision import contained
 from gateway.memory.window import message_tokens
 from gateway.sessions.endings import Asked, End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun
@@ -108,7 +111,7 @@ class Answers:
 
 
 class Stateless:
-    """At most `width` of them at a time, beside the lanes; they live in the group. `forget` what was
+    """At most `width` of them at a time, and one of each other account, beside the lanes; they live in the group. `forget` what was
     kept for a run as long as it was at work."""
 
     def __init__(
@@ -123,6 +126,7 @@ class Stateless:
         self._means, self._ids, self._group, self._width = means, ids, group, width
         self._forget = forget
         self._answers = Answers()
+        self._by_account: Counter[str] = Counter()
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
         self._rested = anyio.Event()
         self._is_closed = False
@@ -137,7 +141,8 @@ class Stateless:
             return known
         if self._is_closed:
             raise Busy("the gateway is restarting; send it again in a moment")
-        if len(self._working) >= self._width:
+        # Whoever has none at work is let in all the same, or one caller could keep all others out.
+        if len(self._working) >= self._width and self._by_account[question.account]:
             raise Busy(f"{self._width} requests are being answered already; send it again later")
         run_id = RunId(f"r_{self._ids.new()}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
@@ -146,7 +151,10 @@ class Stateless:
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
-        self._group.start_soon(self._work, run, question, scope)
+        self._by_account[question.account] += 1
+        self._group.start_soon(
+            contained, "a run of which nothing is kept", partial(self._work, run, question, scope)
+        )
         return run
 
     def cancel(self, run: LiveRun) -> None:
@@ -177,6 +185,7 @@ class Stateless:
                 end = await self._end_of(run, question)
         finally:
             del self._working[run.run_id]
+            self._by_account -= Counter((question.account,))  # without those that have none
             run.let_go()
             if end is None:
                 run.abandon()

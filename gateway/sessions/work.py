@@ -41,6 +41,7 @@ from gateway.domain.ports import (
     ToolScope,
 )
 from gateway.domain.settings import as_wished
+from gateway.domain.supervision import survives
 from gateway.memory.context import Besides, Context, pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.keeper import Keeper
@@ -216,7 +217,9 @@ class Work:
             return refused(asked, "config_error", told, episode.head, timing())
         try:
             answer = await self._drive(batch, agent, episode)
-        except Exception:
+        except BaseException as error:
+            if not survives(error):
+                raise
             log.exception("a run failed", extra={"run": run.run_id})
             return refused(asked, "internal_error", DEFECT, episode.head, timing())
         batch.take(answer.taken)
