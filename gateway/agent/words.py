@@ -139,7 +139,7 @@ def stop_text(reason: DoneReason, limits: Limits) -> str:
 
 def spent_reading(refusal: BudgetExceeded) -> Reading:
     """Of a budget that is for more than one run."""
-    return Reading(f"budget.{refusal.scope}", refusal.used, refusal.limit, refusal.facts)
+    return Reading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
 
 
 def nearly_spent(warning: BudgetWarning) -> tuple[str, Reading]:

@@ -8,10 +8,11 @@ from datetime import datetime
 from functools import partial
 from math import ceil
 
-from anyio import CancelScope, get_cancelled_exc_class
+from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
 from gateway.budgets.estimates import Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
+from gateway.budgets.queue import NO_SCOPES, BudgetQueue, Scopes
 from gateway.domain.accounts import Audit, Ended, Ledger, Prices
 from gateway.domain.audit import Deed, Recurrences
 from gateway.domain.budgets import (
@@ -25,6 +26,7 @@ from gateway.domain.budgets import (
     Tally,
     TokenRecord,
     day_of,
+    scopes_of,
     shown,
 )
 from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
@@ -42,6 +44,8 @@ from gateway.domain.usage import Usage
 
 log = logging.getLogger(__name__)
 
+# So long before the deadline a call stops waiting, so that the budget's refusal is still told.
+LAST_S = 0.5
 MOST_UNWRITTEN = 1000  # records that wait for the store; beyond it a new start settles them
 
 
@@ -56,6 +60,7 @@ class Meter:
     ids: Ids
     audit: Audit
     estimates: Estimates = field(default_factory=Estimates)
+    queue: BudgetQueue = field(default_factory=BudgetQueue)
     refusals: Counter[str] = field(default_factory=Counter)  # by scope
     _recurrences: Recurrences = field(default_factory=Recurrences)
     _unwritten: dict[str, Ended] = field(default_factory=dict)
@@ -74,7 +79,8 @@ class Meter:
             log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
-        """Raises BudgetExceeded, and ModelFailed if the ledger cannot be written."""
+        """Waits for what is only reserved by others. Raises BudgetExceeded, and ModelFailed if the
+        ledger cannot be written."""
         payer, now = request.payer, self.clock.now()
         assert payer is not None, "a model was asked on nobody's account"
         expected = self.estimates.of(raw, payer.session_key, request.model)
@@ -84,7 +90,7 @@ class Meter:
             prompt, whole = Usage(expected), Usage(expected, request.max_tokens)
             prompt_nano, _ = self._price(request.provider, request.model, prompt, now)
             whole_nano, _ = self._price(request.provider, request.model, whole, now)
-        ask = Ask(expected, request.max_tokens, prompt_nano, whole_nano)
+        ask = Ask(expected, request.max_tokens, prompt_nano, whole_nano, at=now)
         wanted = Reservation(
             id=self.ids.new(),
             payer=payer,
@@ -94,13 +100,8 @@ class Meter:
             day=day_of(now),
             input_tokens=expected,
         )
-
-        def decide(tallies: Sequence[Tally]) -> Grant:
-            return grant(self.budgets, ask, tallies)
-
         try:
-            await self._write_what_waits()
-            reserved = await self.ledger.reserve(wanted, decide)
+            return await self._hold(wanted, ask, request.deadline_s)
         except get_cancelled_exc_class():
             self.settle_soon(wanted)  # it may be written all the same, and would be held for ever
             raise
@@ -110,7 +111,58 @@ class Meter:
         except StoreUnavailable as error:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
-        return reserved
+
+    async def _hold(
+        self, wanted: Reservation, ask: Ask, deadline_s: float
+    ) -> tuple[Reservation, Grant]:
+        """Waits while others' reservations, or calls that came earlier, are in the way."""
+        place = until = None
+        try:
+            while True:
+                seen, claimed = self.queue.changes, NO_SCOPES
+                if len(self.queue):
+                    claimed = self.queue.claimed(self._limited(wanted), place)
+                await self._write_what_waits()
+                try:
+                    return await self.ledger.reserve(wanted, partial(self._grant, ask, claimed))
+                except BudgetExceeded as refusal:
+                    until = until or self._end_of_waiting(deadline_s)
+                    wait_s = self._wait_s(refusal, until, ask.at)
+                    place = place or self.queue.join(self._limited(wanted))
+                    self.queue.block(place, refusal.waits_for & place.scopes, seen)
+                with move_on_after(wait_s):
+                    await place.woken.wait()
+                now = self.clock.now()
+                wanted, ask = replace(wanted, at=now, day=day_of(now)), replace(ask, at=now)
+        finally:
+            if place is not None:
+                self.queue.leave(place)
+
+    def _end_of_waiting(self, deadline_s: float) -> float:
+        return self.clock.monotonic() + deadline_s - min(LAST_S, deadline_s / 20)
+
+    def _wait_s(self, refusal: BudgetExceeded, until: float, now: datetime) -> float:
+        """For how long to wait; not beyond the end of a period, which frees all of it. Raises the
+        refusal if waiting cannot help."""
+        left_s = until - self.clock.monotonic()
+        if not refusal.waits_for or left_s <= 0:
+            raise refusal
+        resets = refusal.resets_at
+        return left_s if resets is None else min(left_s, (resets - now).total_seconds())
+
+    def _limited(self, wanted: Reservation) -> Scopes:
+        """The scopes of a call in which it may have to wait."""
+        scopes = scopes_of(wanted.payer.session_key, "")
+        return frozenset(scope for scope in scopes if self.budgets.limit(scope).bounds())
+
+    def _grant(self, ask: Ask, claimed: Scopes, tallies: Sequence[Tally]) -> Grant:
+        return grant(self.budgets, ask, tallies, claimed)
+
+    def _freed(self, ended: Ended) -> None:
+        """Whoever waits for what was held for this call may try again."""
+        if len(self.queue):
+            payer = ended.payer if isinstance(ended, Reservation) else ended
+            self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
 
     def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
         self.refusals[refusal.scope.partition(":")[0]] += 1
@@ -119,7 +171,9 @@ class Meter:
         if not times:
             return
         detail = {
-            **{name: refusal.facts[name] for name in ("scope", "used", "limit", "unit")},
+            **{
+                name: refusal.facts[name] for name in ("scope", "used", "reserved", "limit", "unit")
+            },
             "run_id": wanted.payer.run_id,
             "model": f"{wanted.provider}/{wanted.model}",
             "times": times,
@@ -160,21 +214,25 @@ class Meter:
         except StoreUnavailable as error:
             self._wait(record, error)
             return ()
+        self._freed(record)
         return tuple(map(self._warning, due_now))
 
     def settle_soon(self, ended: Ended) -> None:
         self.ledger.settle_soon(ended, partial(self._wait, ended))
+        self._freed(ended)
 
     def _wait(self, ended: Ended, error: Exception) -> None:
         """A store that is away gets it later; the reservation holds until then."""
         log.warning("a provider call is not recorded yet", extra={"why": str(error)})
         if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
             self._unwritten[ended.id] = ended
+        self._freed(ended)  # the next to try writes it first
 
     async def _write_what_waits(self) -> None:
         for ended in tuple(self._unwritten.values()):
             await self.ledger.settle(ended, _never)
             self._unwritten.pop(ended.id, None)
+            self._freed(ended)
 
     def _due(self, tally: Tally) -> str:
         return due(self.budgets, tally)

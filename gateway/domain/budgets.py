@@ -237,18 +237,34 @@ class BudgetExceeded(GatewayError):
 
     code = "budget_exceeded"
 
-    def __init__(self, tally: Tally, unit: Unit, limit: int) -> None:
-        used = shown(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd)
+    def __init__(
+        self,
+        tally: Tally,
+        unit: Unit,
+        limit: int,
+        *,
+        retry_after_s: float | None = None,
+        waits_for: frozenset[Scope] = frozenset(),
+    ) -> None:
+        """`waits_for`: it fits as soon as others are done in these scopes, whatever their period."""
+        in_tokens = unit == "tokens"
+        used = tally.used.tokens if in_tokens else tally.used.nano_usd
+        reserved = tally.held.tokens if in_tokens else tally.held.nano_usd
         self.scope, self.unit = str(tally.scope), unit
-        self.tally, self.bound = tally, limit
-        self.used, self.limit = used, shown(unit, limit)
+        self.tally, self.bound, self.waits_for = tally, limit, waits_for
+        self.used, self.reserved, self.limit = (shown(unit, one) for one in (used, reserved, limit))
+        self.taken = shown(unit, used + reserved)
         self.resets_at = tally.scope.resets_at
-        self.retryable = self.resets_at is not None
-        money = "" if unit == "tokens" else " USD"
-        super().__init__(f"token budget exceeded ({self.scope}: {used}/{self.limit}{money})")
+        self.retry_after_s = retry_after_s
+        self.retryable = retry_after_s is not None or self.resets_at is not None
+        money = "" if in_tokens else " USD"
+        super().__init__(f"token budget exceeded ({self.scope}: {self.taken}/{self.limit}{money})")
 
     @property
     def facts(self) -> Mapping[str, object]:
         """What a program wants to know of it."""
-        names = ("scope", "used", "limit", "unit", "resets_at")
-        return {name: getattr(self, name) for name in names}
+        names = ("scope", "used", "reserved", "limit", "unit", "resets_at")
+        facts = {name: getattr(self, name) for name in names}
+        return (
+            facts if self.retry_after_s is None else facts | {"retry_after_s": self.retry_after_s}
+        )

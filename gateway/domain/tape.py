@@ -55,7 +55,7 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "thinking": (str,),
     "reply": ((dict, type(None)),),
     "failed": ((dict, type(None)),),
-    "refused": (str, str, str, int, int),
+    "refused": (str, str, str, int, int, int, (float, int, type(None))),
     "metered": ((float, int, type(None)), list),
     "result": (str, str, str, str, bool, (float, int)),
     "spent": (str, list),
@@ -68,7 +68,8 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "tick": ((float, int),),
     "over": (),
 }
-
+# How many values some had on older tapes.
+_OLDER: Mapping[str, int] = {"refused": 5}
 
 _NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended
 
@@ -121,6 +122,7 @@ def _mark(plain: object) -> Mark:
             pass
         case [str(kind), *values] if kind in _SHAPES:
             types = _SHAPES[kind]
-            if len(values) == len(types) and all(map(isinstance, values, types)):
+            counts = {len(types), _OLDER.get(kind, len(types))}
+            if len(values) in counts and all(map(isinstance, values, types)):
                 return Mark(kind, tuple(values))  # type: ignore[arg-type]  # one of the table's
     raise ValueError("it holds a mark that is none")

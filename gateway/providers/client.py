@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import anyio
@@ -66,13 +67,14 @@ class ProviderClient:
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         self._line.require_key(request)
 
-        async def attempt() -> ModelReply:
+        async def attempt(left_s: float) -> ModelReply:
+            now = request if left_s >= request.deadline_s else replace(request, deadline_s=left_s)
             try:
-                return await self._metered.reply(request, hear)
+                return await self._metered.reply(now, hear)
             except ModelFailed as failed:
                 if failed.kind != "bad_request" or not self._line.adapt(failed.detail):
                     raise
-                return await self._metered.reply(request, hear)
+                return await self._metered.reply(now, hear)
 
         return await self._retries.run(attempt, request.deadline_s)
 

@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from math import inf
 from typing import Any
@@ -175,10 +176,12 @@ class ReplayedModel:
         return replace(reply, usage=replace(reply.usage, cost_usd=cost_usd), warnings=warnings)
 
     async def _refusal(self, mark: Mark) -> BudgetExceeded:
-        kind, name, unit, used, limit = mark.values
-        spent = Amount(used) if unit == "tokens" else Amount(nano_usd=used)
+        # Older tapes do not tell what was reserved.
+        kind, name, unit, used, limit, held, after_s = (*mark.values, 0, None)[:7]
+        amount = Amount if unit == "tokens" else partial(Amount, 0)
         try:
-            return BudgetExceeded(Tally(Scope(kind, name), spent), unit, limit)
+            tally = Tally(Scope(kind, name), amount(used), amount(held))
+            return BudgetExceeded(tally, unit, limit, retry_after_s=after_s)
         except (KeyError, ValueError) as error:
             await self._player.leave(damaged(error))
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from io import BytesIO
+from operator import attrgetter
 
 from anyio import to_thread
 
@@ -216,8 +217,9 @@ def failure_values(failed: ModelFailed) -> dict[str, object]:
 
 def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
     tally, unit = refusal.tally, refusal.unit
-    used = tally.used.tokens if unit == "tokens" else tally.used.nano_usd
-    return tally.scope.kind, tally.scope.name, unit, used, refusal.bound
+    of_unit = attrgetter("tokens" if unit == "tokens" else "nano_usd")
+    spent = (of_unit(tally.used), refusal.bound, of_unit(tally.held), refusal.retry_after_s)
+    return tally.scope.kind, tally.scope.name, unit, *spent
 
 
 class TapedGate:

@@ -324,6 +324,7 @@ async def test_a_refusal_is_noted_in_the_audit_and_counted() -> None:
         assert json.loads(entry.detail) == {
             "scope": f"agent:{PAYER.session_key.agent}",
             "used": 0,
+            "reserved": 0,
             "limit": 100,
             "unit": "tokens",
             "run_id": "run-1",

@@ -3,12 +3,15 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from gateway.config.values import GatewayConfig
+from gateway.domain.agents import AgentDef
 from gateway.domain.tokens import estimate_tokens
 from tests.fakes.client import Client, connected, http, post_chat, texts_of, types_of
 from tests.fakes.gateway import Setup, command, running
@@ -41,8 +44,103 @@ async def test_a_spent_budget_is_refused_before_a_byte_leaves(tmp_path: Path) ->
         *(0, 100),
     )
     assert told["resets_at"] == end["resets_at"]
+    assert (told["reserved"], end["reserved"]) == (0, 0)
+    assert answer.headers["Retry-After"] == str(ceil(told["retry_after_s"]))
     assert 0 < int(answer.headers["Retry-After"]) <= 86_400
     assert model.requests == []
+
+
+@pytest.mark.requirement("S-003-Budget-06")
+async def test_turns_at_once_that_fit_one_after_the_other_are_all_answered(tmp_path: Path) -> None:
+    limits = "daily = 6000\nsession = 5000\nper_agent = { tokens = 6000 }"
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(20, 30))) as model,
+        running(limited(model.url, limits), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = [await client.send("hi", peer=f"p{turn % 20}") for turn in range(40)]
+        ends = [(await client.ended(one["run_id"]))[-1] for one in sent]
+        day, *_ = (await client.call("budget.status"))["budgets"]
+
+    assert [end["type"] for end in ends] == ["done"] * 40
+    assert (day["used"], day["reserved"]) == (40 * 50, 0)
+    assert {asked.body["max_tokens"] > 3_000 for asked in model.requests} == {True}
+
+
+IMPATIENT = """
+[[agents]]
+id = "impatient"
+provider = "fake"
+model = "m"
+"""
+
+
+def impatient(config: GatewayConfig) -> GatewayConfig:
+    def changed(agent: AgentDef) -> AgentDef:
+        seconds: Any = 0.4 if agent.id == "impatient" else 20  # sooner than a file may say
+        return replace(agent, limits=replace(agent.limits, timeout_seconds=seconds))
+
+    return replace(config, agents=tuple(map(changed, config.agents)))
+
+
+async def test_who_waits_for_what_others_hold_is_refused_when_its_time_is_up(
+    tmp_path: Path,
+) -> None:
+    gate = anyio.Event()
+    setup = limited("", "daily = 6000\nsession = 5000")
+    async with scripted_server(lambda _asked: Reply("hi", usage=(20, 30), gate=gate)) as model:
+        setup = replace(setup, model_url=model.url, rest=setup.rest + IMPATIENT)
+        async with running(setup, tmp_path, impatient) as site, connected(site.url) as client:
+            first = await client.send("hi", peer="first")
+            await model.wait_for(1)
+            answer = await post_chat(site.url, "hi", agent="impatient")
+            (day, *_) = (await client.call("budget.status"))["budgets"]
+            gate.set()
+            done = (await client.ended(first["run_id"]))[-1]
+
+    told = answer.json["error"]
+    assert (answer.status, told["type"], told["scope"]) == (429, "budget_exceeded", "daily")
+    assert (told["used"], told["reserved"]) == (0, day["reserved"])
+    assert told["reserved"] > 4_096
+    assert told["message"] == f"token budget exceeded (daily: {told['reserved']}/6000)"
+    assert 0 < told["retry_after_s"] <= 60
+    assert told["retryable"]
+    assert answer.headers["Retry-After"] == str(ceil(told["retry_after_s"]))
+    assert (len(model.requests), done["type"]) == (1, "done")
+
+
+async def test_a_call_that_waits_for_its_budget_is_cancelled_like_any_other(tmp_path: Path) -> None:
+    gate = anyio.Event()
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(20, 30), gate=gate)) as model,
+        running(limited(model.url, "daily = 6000"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        first = await client.send("hi", peer="first")
+        await model.wait_for(1)
+        second, third = [await client.send("hi", peer=peer) for peer in ("second", "third")]
+        await client.call("chat.abort", run_id=second["run_id"])
+        stopped = (await client.ended(second["run_id"]))[-1]
+        gate.set()
+        ends = [(await client.ended(one["run_id"]))[-1]["type"] for one in (first, third)]
+        (day, *_) = (await client.call("budget.status"))["budgets"]
+
+    assert (stopped["type"], stopped["reason"], ends) == ("done", "cancelled", ["done", "done"])
+    assert (len(model.requests), day["used"], day["reserved"]) == (2, 100, 0)
+
+
+async def test_a_budget_that_never_resets_says_nothing_of_when_to_come_back(tmp_path: Path) -> None:
+    async with (
+        scripted_server([Reply("hi")]) as model,
+        running(limited(model.url, "session = 100"), tmp_path) as site,
+    ):
+        answer = await post_chat(site.url, "hi")
+
+    told = answer.json["error"]
+    assert (told["scope"], told["used"], told["reserved"]) == ("session", 0, 0)
+    assert (told["resets_at"], told["retryable"]) == (None, False)
+    assert "retry_after_s" not in told
+    assert "Retry-After" not in answer.headers
 
 
 @pytest.mark.requirement("S-003-Budget-08")
