@@ -42,8 +42,8 @@ from gateway.mcp.servers import Servers
 from gateway.mcp.supervising import Means, Server
 from gateway.outbound.client import open_outbound
 from gateway.schemas import SchemaChecks
-from gateway.store.memory import open_memory
 from gateway.tools.gate import ToolGate
+from tests.fakes.store import open_memory
 
 WAYS = ("stdio", "http", "sessions")  # the last over HTTP too, in the version before
 BASE = "bare SDK"

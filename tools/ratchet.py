@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "gateway"
 RECORD = ROOT / "tools" / "ratchet.json"
-LIMITS = {"lines": 400, "function": 60, "branches": 10, "depth": 3, "parameters": 5, "methods": 15}
+LIMITS = {"lines": 800, "function": 60, "branches": 10, "depth": 3, "parameters": 5}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 FORKS = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.IfExp, ast.comprehension)
@@ -67,9 +67,7 @@ def sizes(tree: ast.AST, prefix: str = "") -> Iterator[tuple[str, str, int]]:
             yield from sizes(child, prefix)
             continue
         name = f"{prefix}{child.name}"
-        if isinstance(child, ast.ClassDef):
-            yield "methods", name, sum(isinstance(item, Function) for item in child.body)
-        else:
+        if not isinstance(child, ast.ClassDef):
             given = [*child.args.posonlyargs, *child.args.args]
             yield "function", name, lines_of(child)
             yield "branches", name, branches(child)

@@ -23,7 +23,7 @@ from gateway.sandbox.hosting import Means
 from gateway.sandbox.opening import open_sandbox
 from gateway.sandbox.plugins import Plugins, Sandbox, info
 from gateway.schemas import SchemaChecks
-from gateway.store.memory import open_memory
+from gateway.store.opening import open_memory
 from gateway.tools.gate import ToolGate
 from gateway.web.shapes import account, plugin
 
@@ -62,10 +62,9 @@ class Examined:
 @asynccontextmanager
 async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
     """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
-    async with open_memory() as stores:
-        means = Means(
-            Nowhere(), stores.plugins, SystemClock(), to_json, from_json, read_description
-        )
+    clock = SystemClock()
+    async with open_memory(clock) as stores:
+        means = Means(Nowhere(), stores.plugins, clock, to_json, from_json, read_description)
         make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
             await to_thread.run_sync(make)

@@ -59,8 +59,11 @@ class Outcome:
 class Commits:
     """Belongs to one thread. An operation raises GatewayError only before it has written."""
 
-    def __init__(self, pen: Pen, mark: Mark, held: Held, where: str) -> None:
+    def __init__(
+        self, pen: Pen, mark: Mark, held: Held, where: str, *, durable: bool = True
+    ) -> None:
         self._pen, self._mark, self._where = pen, mark, where
+        self._modes = ("NORMAL", "FULL") if durable else ("OFF", "OFF")
         self._commits = held.commits
         self._synchronous = ""
         self._io_errors = 0
@@ -92,7 +95,7 @@ class Commits:
     def _transaction(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
         if self._io_errors:
             self._start_a_new_log()
-        self._be_synchronous("FULL" if durable else "NORMAL")
+        self._be_synchronous(self._modes[durable])
         pen = self._pen
         pen.db.execute("BEGIN IMMEDIATE")
         outcomes: list[Outcome] = []
@@ -143,7 +146,7 @@ class Commits:
     def _start_a_new_log(self) -> None:
         """After an I/O error the kernel may think that pages are on the disk which are not, and one
         missing page spoils all of the log after it: move everything into the database instead."""
-        self._be_synchronous("FULL")
+        self._be_synchronous(self._modes[True])
         busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         if busy:
             log.info("store log still read by somebody")

@@ -77,8 +77,13 @@ class Readers:
             db.close()
 
 
-def open_to_read(path: Path) -> sqlite3.Connection:
-    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+def open_to_read(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:
+    db = sqlite3.connect(
+        f"{path.absolute().as_uri()}?mode=ro",
+        uri=True,
+        isolation_level=None,
+        check_same_thread=not any_thread,
+    )
     db.execute("PRAGMA query_only = 1")
     db.execute("PRAGMA temp_store = MEMORY")  # a full disk must not stop a listing
     db.execute("PRAGMA cache_size = -1000")

@@ -58,7 +58,7 @@ _THOROUGH_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class _Opened:
+class Opened:
     path: Path
     db: sqlite3.Connection
     mark: Mark
@@ -72,54 +72,61 @@ class _Opened:
 
 @contextlib.asynccontextmanager
 async def open_sqlite(
-    data_dir: Path, *, clock: Clock, accept_loss: bool = False
+    data_dir: Path, *, clock: Clock, accept_loss: bool = False, durable: bool = True
 ) -> AsyncIterator[Stores]:
     """Raises StoreRefused if the database must not be used as it is, StoreUnavailable if it cannot
-    be written now. Nothing is deleted or mended unasked. The directory must be locked already."""
+    be written now. Nothing is deleted or mended unasked. The directory must be locked already.
+    Without `durable` nothing is fsynced."""
     now = to_micros(clock.now())
-    opened = await to_thread.run_sync(partial(_open, data_dir, now, accept_loss=accept_loss))
+    opened = await to_thread.run_sync(
+        partial(open_file, data_dir, now, accept_loss=accept_loss, durable=durable)
+    )
     try:
-        writer = Writer(opened.commits)
-        readers = Readers(opened.path)
-        care = SqliteCare(writer, readers, clock)
-        turns, channels = SqliteTurns(writer, readers), SqliteChannels(writer, readers)
+        writer, readers = Writer(opened.commits), Readers(opened.path)
+        stores = stores_over(writer, readers, opened.pen, clock)
         writer.start()
         readers.start()
         try:
-            outbox = SqliteOutbox(writer, readers)
-            yield Stores(
-                SqliteInbox(writer, readers),
-                SqliteJournal(writer, readers),
-                SqliteRuns(readers),
-                SqliteTranscript(writer, readers),
-                SqliteSessions(writer, readers),
-                outbox,
-                SqlitePlugins(writer, readers),
-                SqliteLedger(writer, readers),
-                SqliteSpending(writer, readers),
-                SqliteAudit(writer, readers),
-                care,
-                SqliteSettings(writer, readers),
-                SqliteRuleStates(readers),
-                SqliteNotices(writer, readers, opened.pen),
-                SqliteFacts(writer, readers),
-                SqliteHearing(writer, readers),
-                turns,
-                turns,
-                SqliteSummaries(writer),
-                SqliteConversations(writer),
-                SqliteErasures(writer, readers),
-                channels,
-                channels,
-                SqlitePairings(writer, readers),
-                outbox,
-                SqliteOriginals(writer, readers),
-            )
+            yield stores
         finally:
-            await care.close()
+            await stores.care.close()
     finally:
         with CancelScope(shield=True):
             await to_thread.run_sync(opened.close)
+
+
+def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Stores:
+    """Every port over one writer and its readers."""
+    outbox, turns = SqliteOutbox(writer, readers), SqliteTurns(writer, readers)
+    channels = SqliteChannels(writer, readers)
+    return Stores(
+        SqliteInbox(writer, readers),
+        SqliteJournal(writer, readers),
+        SqliteRuns(readers),
+        SqliteTranscript(writer, readers),
+        SqliteSessions(writer, readers),
+        outbox,
+        SqlitePlugins(writer, readers),
+        SqliteLedger(writer, readers),
+        SqliteSpending(writer, readers),
+        SqliteAudit(writer, readers),
+        SqliteCare(writer, readers, clock),
+        SqliteSettings(writer, readers),
+        SqliteRuleStates(readers),
+        SqliteNotices(writer, readers, pen),
+        SqliteFacts(writer, readers),
+        SqliteHearing(writer, readers),
+        turns,
+        turns,
+        SqliteSummaries(writer),
+        SqliteConversations(writer),
+        SqliteErasures(writer, readers),
+        channels,
+        channels,
+        SqlitePairings(writer, readers),
+        outbox,
+        SqliteOriginals(writer, readers),
+    )
 
 
 def look_over(data_dir: Path) -> None:
@@ -128,7 +135,7 @@ def look_over(data_dir: Path) -> None:
     _look_over(data_dir / FILE)
 
 
-def _open(data_dir: Path, now: int, *, accept_loss: bool) -> _Opened:
+def open_file(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> Opened:
     _require_library()
     path = data_dir / FILE
     with contextlib.ExitStack() as undo:
@@ -139,14 +146,14 @@ def _open(data_dir: Path, now: int, *, accept_loss: bool) -> _Opened:
             _tell_loss(held, mark.read())
         else:
             require_all(held, mark.read(), str(path))
-        db = _open_to_write(path, now)
+        db = _open_to_write(path, now, durable=durable)
         undo.callback(db.close)
         held = _held(db)
         mark.write(held)
         pen = Pen(db)
-        commits = Commits(pen, mark, held, str(path))
+        commits = Commits(pen, mark, held, str(path), durable=durable)
         undo.pop_all()
-    return _Opened(path, db, mark, pen, commits)
+    return Opened(path, db, mark, pen, commits)
 
 
 def _require_library() -> None:
@@ -216,14 +223,14 @@ def _held(db: sqlite3.Connection) -> Held:
     return Held(accepted, pulse[0] if pulse else 0)
 
 
-def _open_to_write(path: Path, now: int) -> sqlite3.Connection:
+def _open_to_write(path: Path, now: int, *, durable: bool) -> sqlite3.Connection:
     """Ends with a durable write: a full disk or a read-only file shows here, not at a message."""
     with file_faults(str(path)):
         path.touch(mode=0o600)
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
         db.execute("PRAGMA journal_mode = WAL")
-        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'OFF'}")
         db.execute("PRAGMA secure_delete = ON")  # what is erased must not be left in a free page
         db.execute("PRAGMA temp_store = MEMORY")
         db.execute("PRAGMA journal_size_limit = 67108864")

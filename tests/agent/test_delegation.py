@@ -21,12 +21,11 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.subagents import Delegation
 from gateway.domain.usage import Spent, Usage
 from gateway.memory.window import cut
-from gateway.store.memory_originals import MemoryOriginals
-from gateway.store.memory_shelf import Shelf
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
 from tests.agent.test_subagents import PARENT, SCOPE, World
 from tests.fakes.model import ScriptedModel, Step, says
+from tests.fakes.plugin_store import FakeOriginals
 from tests.fakes.tools import FakeTool
 
 LARGE = "a fact. " * 2_000
@@ -46,11 +45,11 @@ class Study(World):
     """A parent whose tool gives much, and a librarian who reads it."""
 
     delegation: Delegation = Delegation(is_enabled=True)
-    shelf: Shelf = field(default_factory=Shelf)
+    originals: FakeOriginals = field(default_factory=FakeOriginals)
 
     async def gate(self) -> Delegating:
         subagents = await self.subagents()
-        gate, originals = subagents.aside.gate, MemoryOriginals(self.shelf)
+        gate, originals = subagents.aside.gate, self.originals
         assert isinstance(gate, ToolGate)
         gate.renew("own", [ResultTool(originals)])
         return Delegating(gate, subagents, self.delegation, originals, subagents.json)
@@ -91,10 +90,10 @@ async def test_the_model_is_shown_a_summary_and_reads_the_rest_by_its_reference(
     assert '{"what":"facts"}' in asked.messages[-1].text
     assert "what is there?" in asked.messages[-1].text
     assert asked.tools == ()
-    (kept,) = stage.shelf.originals.values()
+    (kept,) = stage.originals.kept.values()
     assert (kept.content, kept.tool, kept.session_key) == (LARGE, "find", SCOPE.session_key)
     read = {"reference": first["reference"], "from": 8, "to": 15}
-    assert "a fact." in await ResultTool(MemoryOriginals(stage.shelf)).call(read, SCOPE)
+    assert "a fact." in await ResultTool(stage.originals).call(read, SCOPE)
 
 
 @pytest.mark.requirement("S-002-Deleg-05")
@@ -126,7 +125,7 @@ async def test_what_is_not_too_much_is_shown_as_it_is() -> None:
 
     assert stage.told() == ["a fact"]
     assert stage.small.asked == []
-    assert not stage.shelf.originals
+    assert not stage.originals.kept
 
 
 def rated(*scores: float) -> str:
@@ -213,7 +212,7 @@ async def test_where_nobody_sums_it_up_beginning_and_end_are_shown(small: Step) 
     assert told["excerpt"].endswith(" END")
     assert "characters are left out here" in told["excerpt"]
     assert "summary" not in told
-    assert stage.shelf.originals
+    assert stage.originals.kept
 
 
 async def test_one_who_is_slow_is_not_waited_for_longer_than_half_of_what_is_left() -> None:
@@ -298,7 +297,7 @@ async def test_the_same_again_is_read_and_kept_once_and_seen_as_the_same(small: 
     *same, refused = stage.told()
     assert len(set(same)) == 1
     assert "not executed" in refused.lower()
-    assert (len(stage.small.asked), len(stage.shelf.originals)) == (1, 1)
+    assert (len(stage.small.asked), len(stage.originals.kept)) == (1, 1)
 
 
 async def test_what_a_tool_used_counts_also_if_its_result_is_known() -> None:
@@ -326,7 +325,7 @@ async def test_after_a_crash_in_the_middle_the_tool_is_not_called_again() -> Non
     assert "excerpt" in json.loads(first.content)
     assert json.loads(second.content)["summary"] == "short"
     assert len(its.calls) == 1
-    assert len(stage.shelf.originals) == 1
+    assert len(stage.originals.kept) == 1
 
 
 async def test_an_error_and_what_is_read_of_a_result_are_never_delegated() -> None:

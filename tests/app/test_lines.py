@@ -10,10 +10,10 @@ from gateway.app.lines import keep_lines
 from gateway.channels.webhooks import WebhookDoor
 from gateway.domain.ports import Leave, Stores
 from gateway.host.clock import SystemClock
-from gateway.store.memory import open_memory
 from tests.channels.described import telegram
 from tests.channels.living import World
 from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server
+from tests.fakes.store import open_memory
 from tests.outbound.guarded import a_secret, base, origin
 
 

@@ -7,8 +7,8 @@ import anyio
 from gateway.app.sweeping import SENT_AGAIN, sweep
 from gateway.config.values import GatewayConfig, GatewaySettings
 from gateway.domain.channel_events import Heard
-from gateway.store.memory import open_memory
 from tests.fakes.clock import FakeClock
+from tests.fakes.store import open_memory
 
 
 async def test_what_channels_heard_is_forgotten_once_no_platform_sends_it_again() -> None:

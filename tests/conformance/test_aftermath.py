@@ -24,7 +24,7 @@ HERE, THERE = session_key("here"), session_key("there")
 ODD = ["ann", "Ann", "ann ", "", "a%3Ab", "telegram:x:5", "é", "e\u0301", "\0", "null"]
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     @asynccontextmanager
     async def bounded() -> AsyncIterator[Stores]:

@@ -18,7 +18,7 @@ from tests.fakes.store import NOON
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda: opening(request.param, tmp_path / "data")
 

@@ -28,7 +28,7 @@ WHENCE = '{"peer":"room","thread":"t"}'
 MUCH = timedelta(days=8)
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     @asynccontextmanager
     async def bounded() -> AsyncIterator[Stores]:

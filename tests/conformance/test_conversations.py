@@ -21,7 +21,7 @@ from tests.fakes.store import NOON, an_ending, an_entry, session_key
 Open = Callable[[], AbstractAsyncContextManager[Stores]]
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     @asynccontextmanager
     async def bounded() -> AsyncIterator[Stores]:

@@ -26,7 +26,7 @@ CANARY = "kanarienvogel"
 MINE, OTHERS = session_key(), session_key("other")
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     @asynccontextmanager
     async def bounded() -> AsyncIterator[Stores]:

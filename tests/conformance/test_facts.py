@@ -36,7 +36,7 @@ HERS = Whose(scope=scope_of(ANN, None))
 DAY = timedelta(days=1)
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda: opening(request.param, tmp_path / "data")
 
@@ -302,7 +302,7 @@ def test_in_any_order_the_same_is_believed(claims: list[Claim], random: object) 
 
     async def both() -> None:
         one = await believed("embedded", Path(folder) / "one", claims, 1)
-        assert one == await believed("memory", Path(folder) / "none", claims, 3)
+        assert one == await believed("embedded", Path(folder) / "grouped", claims, 3)
         other = await believed("embedded", Path(folder) / "other", shuffled, 2)
         assert times(other) == times(one)
         assert current(other) == current(one)
@@ -356,8 +356,8 @@ def test_what_was_true_and_what_was_known_is_what_a_list_of_claims_says(
 ) -> None:
     when, learned = NOON + at * DAY, NOON + known * DAY
 
-    async def asked(url: str) -> None:
-        async with opening(url, Path(folder)) as stores:
+    async def asked() -> None:
+        async with opening("embedded", Path(folder)) as stores:
             await told(stores.facts, *claims)
             for then in (None, learned):
                 facts = await seen(stores.facts, at=when, known_at=then)
@@ -365,8 +365,7 @@ def test_what_was_true_and_what_was_known_is_what_a_list_of_claims_says(
                 assert held == modelled(claims, when, then)
 
     with TemporaryDirectory() as folder:
-        anyio.run(asked, "embedded")
-        anyio.run(asked, "memory")
+        anyio.run(asked)
 
 
 def modelled(claims: Sequence[Claim], at: datetime, known: datetime | None) -> object:

@@ -48,7 +48,7 @@ async def opening(url: str, data_dir: Path) -> AsyncIterator[Stores]:
             yield stores
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda: opening(request.param, tmp_path / "data")
 

@@ -3,29 +3,22 @@
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
 from gateway.domain.ids import RunId
 from gateway.domain.ports import Stores
 from gateway.domain.subagents import Original
-from gateway.store.memory import open_memory
-from gateway.store.sqlite import open_sqlite
-from tests.fakes.clock import FakeClock
-from tests.fakes.store import NOON, an_ending, an_entry, session_key
+from tests.fakes.store import NOON, an_ending, an_entry, open_memory, session_key
 
 KEY, OTHERS = session_key(), session_key("other")
 ONE = Original("r/1", KEY, RunId("r"), "search", "much \x00 of \ud800 it", NOON)
 LATER = NOON + timedelta(days=1)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    opened = (
-        open_memory() if request.param == "memory" else open_sqlite(tmp_path, clock=FakeClock())
-    )
-    async with opened as stores:
+@pytest.fixture
+async def stores() -> AsyncIterator[Stores]:
+    async with open_memory() as stores:
         yield stores
 
 

@@ -22,7 +22,7 @@ HOUR = timedelta(hours=1)
 ANN = ("chat", "default", "ann")
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda: opening(request.param, tmp_path / "data")
 

@@ -9,20 +9,16 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Stores
-from gateway.store.memory import open_memory
 from gateway.store.sqlite import open_sqlite
 from tests.fakes.clock import FakeClock
-from tests.fakes.store import NOON, an_ending, an_entry, session_key
+from tests.fakes.store import NOON, an_ending, an_entry, open_memory, session_key
 
 KEY = session_key()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def stores(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Stores]:
-    opened = (
-        open_memory() if request.param == "memory" else open_sqlite(tmp_path, clock=FakeClock())
-    )
-    async with opened as stores:
+@pytest.fixture
+async def stores() -> AsyncIterator[Stores]:
+    async with open_memory() as stores:
         yield stores
 
 

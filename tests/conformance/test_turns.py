@@ -24,7 +24,7 @@ Open = Callable[[], AbstractAsyncContextManager[Stores]]
 HERE, THERE = session_key("here"), session_key("there")
 
 
-@pytest.fixture(params=["embedded", "memory"])
+@pytest.fixture(params=["embedded"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     @asynccontextmanager
     async def bounded() -> AsyncIterator[Stores]:

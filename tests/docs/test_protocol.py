@@ -14,12 +14,12 @@ from gateway.domain.agents import Limits
 from gateway.domain.chunks import DoneReason
 from gateway.domain.events import KINDS, Event
 from gateway.domain.ids import RunId
-from gateway.store.memory import open_memory
 from gateway.web.asyncapi import asyncapi
 from gateway.web.published.openapi import openapi
 from tests.fakes.described import OPERATIONS
 from tests.fakes.methods import METHODS
 from tests.fakes.model import ScriptedModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
 
 ROOT = Path(__file__).parent.parent.parent

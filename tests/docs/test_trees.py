@@ -56,8 +56,8 @@ from gateway.domain.ports import ToolScope
 from gateway.domain.usage import Usage
 from gateway.memory.context import pack
 from gateway.sessions.runs import AT_REST
-from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
 
 ROOT = Path(__file__).parents[2]

@@ -18,9 +18,8 @@ from gateway.sandbox.ledger import Ledger
 from gateway.sandbox.links import Outcome
 from gateway.sandbox.opening import open_sandbox
 from gateway.sandbox.plugins import Loaded, Sandbox
-from gateway.store.memory import MemoryPlugins
-from gateway.store.memory_shelf import Shelf
 from tests.fakes.fetch import FakeFetch
+from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.wat import kept
 
 LIMITS = PluginLimits()
@@ -35,7 +34,7 @@ def means(
 ) -> Means:
     return Means(
         fetch or FakeFetch(),
-        store or MemoryPlugins(Shelf()),
+        store or FakePlugins(),
         clock or SystemClock(),
         to_json,
         from_json,

@@ -1,17 +1,87 @@
-"""Stores for tests: the shipped one in memory, and values to put into any of them."""
+"""Stores for tests: the shipped one without its threads, and values to put into any of them."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from shutil import rmtree
+from sqlite3 import Connection
+from tempfile import mkdtemp
+from typing import Any, TypeVar, cast
 
+from anyio import CancelScope, to_thread
+from anyio.lowlevel import checkpoint
+
+from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message, Node
-from gateway.domain.ports import PluginSpace
-from gateway.store.memory import open_memory
+from gateway.domain.ports import PluginSpace, Stores
+from gateway.store.commits import Operation
+from gateway.store.reader import Query, Readers, open_to_read
+from gateway.store.rows import to_micros
+from gateway.store.sqlite import open_file, stores_over
+from gateway.store.writer import Writer
+from tests.fakes.clock import FakeClock
+
+T = TypeVar("T")
 
 __all__ = ["NOON", "a_space", "an_ending", "an_entry", "an_exchange", "open_memory", "session_key"]
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+
+
+class InlineWriter(Writer):
+    """Commits on the loop, so that a test that lets every task run sees all that was written."""
+
+    async def write(self, operation: Operation[T], *, durable: bool) -> T:
+        await checkpoint()
+        return self._done(operation, durable=durable)
+
+    def write_soon(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> None:
+        try:
+            self._done(operation, durable=False)
+        except StoreUnavailable as error:
+            failed(error)
+
+    def _done(self, operation: Operation[T], *, durable: bool) -> T:
+        if self._stopped is not None:
+            raise StoreUnavailable(self._stopped)
+        (outcome,) = self._commits.commit([operation], durable=durable)
+        if outcome.error is not None:
+            raise outcome.error
+        return cast(T, outcome.result)
+
+
+class InlineReaders(Readers):
+    def __init__(self, db: Connection, path: Path) -> None:
+        super().__init__(path)
+        self._db = db
+
+    async def read(self, query: Query[T]) -> T:
+        await checkpoint()
+        if not self._is_open:
+            raise StoreUnavailable("the store is closed")
+        return query(self._db)
+
+
+@asynccontextmanager
+async def open_memory() -> AsyncIterator[Stores]:
+    """The embedded store in a folder that is gone at the end."""
+    folder = Path(await to_thread.run_sync(lambda: mkdtemp(prefix="exogate-")))
+    clock = FakeClock()
+    now, kept = to_micros(clock.now()), {"accept_loss": False, "durable": False}
+    opened = await to_thread.run_sync(partial(open_file, folder, now, **kept))
+    db = await to_thread.run_sync(partial(open_to_read, opened.path, any_thread=True))
+    writer, readers = InlineWriter(opened.commits), InlineReaders(db, opened.path)
+    try:
+        yield stores_over(writer, readers, opened.pen, clock)
+    finally:
+        with CancelScope(shield=True):
+            await to_thread.run_sync(db.close)
+            await to_thread.run_sync(opened.close)
+            await to_thread.run_sync(rmtree, folder)
 
 
 def session_key(peer: str = "main", *, agent: str = "demo", account: str = "local") -> SessionKey:

@@ -8,8 +8,8 @@ import anyio
 import mcp_types as types
 import pytest
 
-from gateway.store.memory import open_memory
 from tests.fakes.mcp_server import ANYTHING, FakeMcp, serving, text_result
+from tests.fakes.store import open_memory
 from tests.mcp.stage import staged
 from tests.mcp.test_connecting import at
 

@@ -1,7 +1,7 @@
 """What is remembered of tools, within bounds."""
 
 from gateway.mcp.pinning import MOST_NAMES, Pins
-from gateway.store.memory import open_memory
+from tests.fakes.store import open_memory
 
 
 async def test_a_server_that_always_has_other_names_is_not_followed_for_ever() -> None:

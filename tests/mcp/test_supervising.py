@@ -14,8 +14,8 @@ from starlette.types import Send
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import PluginSpace
 from gateway.domain.secrets import Secret
-from gateway.store.memory import open_memory
 from tests.fakes.mcp_server import ANYTHING, FakeMcp, answer, refusal, serving, text_result
+from tests.fakes.store import open_memory
 from tests.mcp.stage import staged
 from tests.mcp.test_connecting import at
 

@@ -94,6 +94,7 @@ async def kept(
     fact_scope: FactScope = "person",
     model: ScriptedModel | None = None,
     facts: Facts | None = None,
+    ids: CountingIds | None = None,
 ) -> AsyncIterator[Site]:
     """Use it in the test body: it opens a task group."""
     rules = ContextRules(extraction=extraction, fact_scope=fact_scope)
@@ -105,7 +106,7 @@ async def kept(
         hearing=stores.hearing,
         model=asked,
         clock=clock,
-        ids=CountingIds(),
+        ids=ids or CountingIds(),
         encode=lambda value: json.dumps(value).encode(),
         decode=json.loads,
     )
@@ -277,7 +278,7 @@ async def test_after_a_crash_it_goes_on_where_it_was() -> None:
         await said_in(stores, "b", "My dog is called Luna")  # and then it died
         await said_in(stores, "c", "I like tea", session_key("cat"))
 
-        async with kept(stores) as site:
+        async with kept(stores, ids=CountingIds(100)) as site:
             await all_looked_at(site)
 
             assert await site.known() == ["user location: Oslo", "user dog_name: Luna"]

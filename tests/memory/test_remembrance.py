@@ -9,7 +9,7 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall
 from gateway.memory.remembrance import Remembrance
-from gateway.store.memory import open_memory
+from tests.fakes.store import open_memory
 
 AGENT = AgentDef(AgentId("a"), "p", "m", context=ContextRules(facts=3))
 ANN, BOB = (

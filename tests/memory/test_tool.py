@@ -12,9 +12,9 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.ports import Stores, ToolScope
 from gateway.domain.recall import Recalled
 from gateway.memory.tool import MemoryTool
-from gateway.store.memory import open_memory
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.find import FakeFind
+from tests.fakes.store import open_memory
 
 AGENT = AgentId("a")
 ANN, BOB = SessionKey(AGENT, "telegram", "bot", "42"), SessionKey(AGENT, "discord", "bot", "42")

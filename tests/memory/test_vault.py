@@ -13,7 +13,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import PluginSpace
 from gateway.memory.vault import MOST_CHARACTERS, Vault, vault_of
-from gateway.store.memory import open_memory
+from tests.fakes.store import open_memory
 from tests.memory.test_context import KEY, NOW
 
 READS = frozenset({"vault_read", "thread_read"})

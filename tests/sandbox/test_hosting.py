@@ -15,10 +15,9 @@ from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import Fetched, HostFunction, HttpFailed, PluginSpace
 from gateway.domain.secrets import Secret
 from gateway.sandbox.hosting import Host, Means
-from gateway.store.memory import MemoryPlugins
-from gateway.store.memory_shelf import Shelf
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, page
+from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.sandbox import means
 
 Answer = tuple[str, ...]
@@ -139,13 +138,13 @@ async def test_a_namespace_is_granted_exactly_or_not_at_all(namespace: str) -> N
 
 
 async def test_keys_that_look_like_paths_are_only_keys() -> None:
-    shelf = Shelf()
-    shop = host("store:cart", given=means(store=MemoryPlugins(shelf)))
+    store = FakePlugins()
+    shop = host("store:cart", given=means(store=store))
 
     for key in ("../till/k", "/etc/passwd", "till\\k", "%2e%2e", "thief:cart:k"):
         assert await shop.answer("store.set", ["cart", key, "v"]) == ("ok", "")
 
-    assert list(shelf.spaces) == [PluginSpace("shop", "cart", "ann")]
+    assert list(store.spaces) == [PluginSpace("shop", "cart", "ann")]
 
 
 async def test_a_full_store_tells_the_guest() -> None:
@@ -287,13 +286,13 @@ async def test_a_function_is_given_to_those_who_were_granted_it() -> None:
     assert (status, "not granted host_function:refuse" in text) == ("err", True)
 
 
-class Broken(MemoryPlugins):
+class Broken(FakePlugins):
     async def get(self, space: PluginSpace, key: str) -> str | None:
         raise StoreUnavailable("the disk is full")
 
 
 async def test_a_store_that_fails_is_an_answer() -> None:
-    shop = host("store:cart", given=means(store=Broken(Shelf())))
+    shop = host("store:cart", given=means(store=Broken()))
 
     assert await shop.answer("store.get", ["cart", "k"]) == ("err", "the disk is full")
 

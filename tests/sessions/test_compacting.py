@@ -15,8 +15,8 @@ from gateway.domain.ids import SessionKey
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Stores
 from gateway.memory.compaction import INSTRUCTIONS, summary_of
-from gateway.store.memory import open_memory
 from tests.fakes.model import says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged
 
 KEY = SessionKey(AGENT.id, "websocket", "p")

@@ -15,9 +15,9 @@ from gateway.domain.ports import Inbox
 from gateway.sessions.desk import ServedDesk
 from gateway.sessions.lines import Manner
 from gateway.sessions.reception import Bounds
-from gateway.store.memory import open_memory
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, encode, staged
 

@@ -5,8 +5,8 @@ import pytest
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.inbox import RunRecord
 from gateway.sessions.runs import LiveRun
-from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
 from tests.sessions.test_work import KEY
 

@@ -18,9 +18,8 @@ from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox, Stores
 from gateway.sessions.lines import MOST_TOGETHER, Manner
 from gateway.sessions.work import MOST_ATTEMPTS
-from gateway.store.memory import open_memory
 from tests.fakes.model import GatedModel, ScriptedModel, says
-from tests.fakes.store import an_ending
+from tests.fakes.store import an_ending, open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
 

@@ -17,8 +17,8 @@ from gateway.domain.inbox import QueueMode
 from gateway.domain.messages import Node
 from gateway.domain.ports import Stores
 from gateway.sessions.lines import Manner
-from gateway.store.memory import open_memory
 from tests.fakes.model import GatedModel
+from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged
 
 Step = tuple[Literal["say", "let", "abort", "move", "breathe", "crash"], int]

@@ -11,8 +11,8 @@ from gateway.domain.inbox import Accepted, NewEntry
 from gateway.domain.ports import Inbox
 from gateway.domain.sessions import SessionQuery
 from gateway.sessions.reception import Bounds
-from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
 
 HERE = Address("websocket", "p")

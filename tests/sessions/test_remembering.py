@@ -32,8 +32,8 @@ from gateway.sessions.remembering import (
 )
 from gateway.sessions.replaying import Replayed
 from gateway.sessions.taping import Recorder, TapeUnreadable, packed, unpacked
-from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, says
+from tests.fakes.store import open_memory
 from tests.memory.test_context import KEY, NOW, a_fact, a_turn
 from tests.sessions.stage import AGENT, Stage, encode, staged
 

@@ -9,7 +9,7 @@ from gateway.domain.errors import SettingsRefused, StoreUnavailable
 from gateway.domain.ports import SettingsStore
 from gateway.domain.settings import RECORD_BYTES
 from gateway.sessions.settings import MOST_KNOWN, SettingsBook
-from gateway.store.memory import open_memory
+from tests.fakes.store import open_memory
 from tests.sessions.stage import encode
 
 

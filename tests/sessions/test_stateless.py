@@ -17,9 +17,9 @@ from gateway.domain.sessions import SessionQuery
 from gateway.sessions.listening import events_of
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.stateless import KEPT_S, MOST_KEPT, Answers, Question
-from gateway.store.memory import open_memory
 from tests.fakes.clock import FakeClock
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, encode, staged
 

@@ -30,9 +30,9 @@ from gateway.domain.ports import Inbox, Journal, SettingsStore, Stores, Transcri
 from gateway.domain.sessions import Path
 from gateway.domain.usage import Usage
 from gateway.sessions.work import MOST_ATTEMPTS
-from gateway.store.memory import open_memory
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.rules import rule, rules_of
+from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, staged
 

@@ -14,12 +14,11 @@ from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, Source,
 from gateway.domain.settling import QueryRefused
 from gateway.store.fact_groups import Groups
 from gateway.store.facts import MOST_WEIGHED, SqliteFacts
-from gateway.store.memory import open_memory
 from gateway.store.reader import Query, Readers
 from gateway.store.schema import migrate
 from gateway.store.sqlite import open_sqlite
 from tests.fakes.clock import FakeClock
-from tests.fakes.store import NOON, session_key
+from tests.fakes.store import NOON, open_memory, session_key
 
 T = TypeVar("T")
 ANN = session_key("ann")

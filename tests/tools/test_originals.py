@@ -15,9 +15,6 @@ from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import AgentId, RunId
 from gateway.domain.ports import ToolScope
 from gateway.domain.subagents import Original
-from gateway.store.memory import open_memory
-from gateway.store.memory_originals import MemoryOriginals
-from gateway.store.memory_shelf import Shelf
 from gateway.tools.originals import (
     AROUND,
     MOST_HITS,
@@ -28,7 +25,8 @@ from gateway.tools.originals import (
     _found,
     _part,
 )
-from tests.fakes.store import NOON, session_key
+from tests.fakes.plugin_store import FakeOriginals
+from tests.fakes.store import NOON, open_memory, session_key
 
 KEY = session_key()
 SCOPE = ToolScope(KEY, RunId("r"), "ann", agent=AgentDef(AgentId("main"), "p", "m"))
@@ -143,7 +141,7 @@ async def test_others_have_their_turn_while_words_are_sought() -> None:
             self.threads.add(threading.get_ident())
             return super().__getitem__(place)  # type: ignore[index]  # as a text takes it
 
-    originals = MemoryOriginals(Shelf())
+    originals = FakeOriginals()
     await originals.keep(Original("r/1", KEY, RunId("r"), "search", Content(LONG), NOON))
     await ResultTool(originals).call({"reference": "r/1", "grep": "many"}, SCOPE)
 

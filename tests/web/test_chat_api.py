@@ -20,13 +20,13 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.usage import Usage
 from gateway.memory.episodes import PAGE
 from gateway.sessions.lines import Manner
-from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
 from tests.fakes.counted import NODES, counted
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.running import running

@@ -9,13 +9,13 @@ import pytest
 from pydantic_core import from_json, to_json
 
 from gateway.domain.model import TextDelta
-from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import GatedModel, ScriptedModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import Stage, staged
 from tests.web.running import running
 

@@ -17,7 +17,6 @@ from gateway.domain.model import FinishReason, TextDelta
 from gateway.domain.ports import Model
 from gateway.domain.usage import Spent, Usage
 from gateway.sessions.lines import Manner
-from gateway.store.memory import open_memory
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.openai_api import OpenAiApi
@@ -25,6 +24,7 @@ from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.running import running

@@ -15,10 +15,9 @@ from gateway.domain.ports import PluginSpace, ToolScope
 from gateway.domain.secrets import Secret
 from gateway.outbound.guard import open_guarded
 from gateway.sandbox.plugins import Loaded
-from gateway.store.memory import MemoryPlugins
-from gateway.store.memory_shelf import Shelf
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.sandbox import Stage, a_stage, means
 from tests.fakes.wat import RELAY, built
 from tests.hostile.urls.corpus import REFUSED
@@ -99,7 +98,7 @@ async def test_a_secret_that_comes_back_reaches_nobody(
     cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The guest passes on what the server echoed, logs it, and keeps it."""
-    shelf = Shelf()
+    plugins = FakePlugins()
     caplog.set_level(logging.DEBUG)
     with anyio.fail_after(20):
         async with scripted_server(echo) as server, open_guarded() as guard:
@@ -107,7 +106,7 @@ async def test_a_secret_that_comes_back_reaches_nobody(
             grant = parse_capability(f"http:{place}")
             assert isinstance(grant, HttpGrant)
             secret = PluginSecret("key", Secret(SWORDFISH), frozenset({grant.origin}))
-            world = means(fetch=guard, store=MemoryPlugins(shelf))
+            world = means(fetch=guard, store=plugins)
             async with a_stage(cache, tmp_path, world) as stage:
                 guest = await relay(stage, f"http:{place}", "store:loot", secrets=(secret,))
                 got = await stage.run(guest, asking(place, authorization="Bearer ${secret:key}"))
@@ -118,7 +117,7 @@ async def test_a_secret_that_comes_back_reaches_nobody(
     assert (got.status, kept.status) == ("ok", "ok")
     assert json.loads(got.text)["status"] == 200
     logged = " ".join(f"{record.getMessage()} {vars(record)}" for record in caplog.records)
-    store = shelf.spaces[PluginSpace("relay", "loot", "ann")].values
+    store = plugins.spaces[PluginSpace("relay", "loot", "ann")].values
     for place_of_loot in (got.text, logged, str(store), str(stage.sandbox.means)):
         assert SWORDFISH not in place_of_loot
     assert "a plugin says" in logged

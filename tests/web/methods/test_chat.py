@@ -11,13 +11,13 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
-from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import PAGE_CHARACTERS, REPLAYED_AT_ONCE, ChatMethods
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import failure_of
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.methods.calling import FakePeer, call
 

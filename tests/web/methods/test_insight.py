@@ -14,13 +14,13 @@ from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.subagents import SubagentDef
 from gateway.memory.context import ASKED
 from gateway.memory.explaining import ORDER
-from gateway.store.memory import open_memory
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.published.money import BudgetRow
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool, NoSchemas
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.methods.calling import call

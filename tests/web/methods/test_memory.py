@@ -14,13 +14,13 @@ from gateway.domain.ports import Stores
 from gateway.domain.recall import Recalled
 from gateway.domain.settling import ClaimRefused
 from gateway.memory.recall import Recall
-from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.memory import MemoryMethods
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.find import FakeFind
+from tests.fakes.store import open_memory
 from tests.web.methods.calling import call
 
 KEY = "a:websocket:p:main"

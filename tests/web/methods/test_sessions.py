@@ -7,7 +7,6 @@ import pytest
 
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
-from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.refusals import Forbidden, InvalidParams
@@ -15,6 +14,7 @@ from gateway.web.rpc import Method
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.client import http
 from tests.fakes.model import ScriptedModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged
 from tests.web.methods.calling import call
 from tests.web.running import running

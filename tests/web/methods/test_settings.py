@@ -10,12 +10,12 @@ from gateway.domain.errors import NotFound
 from gateway.domain.ports import Stores
 from gateway.domain.settings import USER_LIMITS
 from gateway.sessions.settings import SettingsBook
-from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import OwnLimits
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Method
+from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, encode
 from tests.web.methods.calling import call
 

@@ -6,7 +6,6 @@ import pytest
 
 from gateway.domain.conversations import ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
-from gateway.store.memory import open_memory
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.memory import MemoryMethods
@@ -17,6 +16,7 @@ from gateway.web.rpc import Method
 from tests.fakes.clock import CountingIds
 from tests.fakes.find import FakeFind
 from tests.fakes.model import ScriptedModel, says
+from tests.fakes.store import open_memory
 from tests.sessions.stage import Stage, encode, staged
 from tests.web.methods.calling import call
 from tests.web.methods.test_memory import ready
