@@ -375,14 +375,16 @@ async def test_after_kill_9_the_counters_equal_the_ledger_and_nothing_is_held(
     async with scripted_server(at_first_for_ever) as model:
         config = await limited(model.url, "daily = 30000").written(tmp_path)
         async with command(config) as gateway, connected(gateway.url) as client:
-            for turn in range(12):
-                await client.send("hi", peer=f"p{turn}")
+            sent = [await client.send("hi", peer=f"p{turn}") for turn in range(12)]
             await model.wait_for(5)  # each holds 4096 tokens and its prompt: not all fit
             gateway.kill()
             await gateway.exit_code()
         gate.set()
         async with command(config) as gateway, connected(gateway.url) as client:
             await client.ask("again", peer="last")
+            for one in sent:
+                await client.call("chat.resume", run_id=one["run_id"])
+                await client.ended(one["run_id"])
             records = (await client.call("budget.records", limit=1000))["records"]
             day, *_ = (await client.call("budget.status"))["budgets"]
 
