@@ -21,6 +21,7 @@ from gateway.domain.budgets import (
     Budgets,
     Grant,
     Outcome,
+    Payer,
     Pricing,
     Reservation,
     Tally,
@@ -89,7 +90,9 @@ class Meter:
         if self.budgets.in_money:
             prompt, whole = Usage(expected), Usage(expected, request.max_tokens)
             prompt_nano, _ = self._price(request.provider, request.model, prompt, now)
-            whole_nano, _ = self._price(request.provider, request.model, whole, now)
+            whole_nano, pricing = self._price(request.provider, request.model, whole, now)
+            if pricing == "unpriced":
+                self._refuse_unpriced(request, payer)
         ask = Ask(expected, request.max_tokens, prompt_nano, whole_nano, at=now)
         wanted = Reservation(
             id=self.ids.new(),
@@ -111,6 +114,14 @@ class Meter:
         except StoreUnavailable as error:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
+
+    def _refuse_unpriced(self, request: ModelRequest, payer: Payer) -> None:
+        """A model that somebody chose later than the configuration was checked."""
+        for scope in scopes_of(payer.session_key, ""):
+            if self.budgets.limit(scope).nano_usd is not None:
+                told = f"not asked: the {scope} budget is in USD, and {request.model} has no price"
+                fix = f"add prices for it to [providers.{request.provider}]"
+                raise NeverSent(request.provider, "unpriced", f"{told}; {fix}")
 
     async def _hold(
         self, wanted: Reservation, ask: Ask, deadline_s: float

@@ -6,8 +6,10 @@ from importlib.metadata import entry_points
 from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
 from gateway.control.rules.compiling import CORE, problems_of
+from gateway.host.clock import SystemClock
 from gateway.host.shipped import shipped_folder
 from gateway.providers.presets import PRESETS
+from gateway.providers.prices import is_priced
 from gateway.providers.windows import context_window, output_limit
 
 # What a start without a configuration asks; ollama has whatever was pulled.
@@ -51,5 +53,6 @@ def known() -> Known:
     trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
     decisions = ("default", *(point.name for point in entry_points(group=DECISION_TREES)))
     return Known(
-        presets, bundled, context_window, output_limit, trees, decisions, CORE, problems_of
+        *(presets, bundled, context_window, output_limit, trees, decisions, CORE, problems_of),
+        is_priced=lambda provider, model: is_priced(provider, model, SystemClock().now()),
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.config.access import Access
 from gateway.config.agents import Agents, resolve_bindings, resolve_projects
-from gateway.config.budgets import add_usual_budget, resolve_budgets
+from gateway.config.budgets import PriceCheck, add_usual_budget, resolve_budgets
 from gateway.config.channels import Channels
 from gateway.config.checking import check
 from gateway.config.delegation import resolve_delegation, with_results
@@ -148,6 +148,10 @@ class _Reading:
         access.check_door(gateway.bind, has_tokens=has_tokens)
         bindings = resolve_bindings(sections.bindings, names.agents, report)
         rules, rule_folder = self._rules(sections, folder)
+        budgets = resolve_budgets(sections.budgets, names.agents, report)
+        reader = delegation.subagent if delegation.is_enabled else None
+        prices = PriceCheck(budgets, providers.definitions, around.known.is_priced, report, reader)
+        prices.agents(agents.places(), definitions, subagents)
         if self.document.mode & 0o044 and any(n.code == "literal-secret" for n in report.notices):
             message = f"others can read {self.document.name}, and it holds secrets"
             report.note("readable-file", (), message, f"chmod 600 {path}")
@@ -169,7 +173,7 @@ class _Reading:
             delegation=delegation,
             rules=tuple(rules.values()),
             rule_folder=rule_folder,
-            budgets=resolve_budgets(sections.budgets, names.agents, report),
+            budgets=budgets,
             store=StoreSettings(**dict(sections.store)),
             queue=QueueSettings(**dict(sections.queue)),
             mcp_serving=resolve_serving(sections.mcp.serve, names.plugins, report),

@@ -128,6 +128,7 @@ class Known:
     decisions: tuple[str, ...] = ("default",)
     core_rules: Path | None = None  # a file of rules that nobody can change
     rule_problems: Callable[[RuleDef], Sequence[RuleProblem]] = lambda rule: ()
+    is_priced: Callable[[ProviderDef, str], bool] = lambda provider, model: True
 
 
 @dataclass(frozen=True, slots=True)

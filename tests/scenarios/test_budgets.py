@@ -190,6 +190,24 @@ async def test_another_model_is_not_asked_in_a_replay_of_a_spent_budget(tmp_path
     assert len(model.requests) == 1
 
 
+async def test_a_model_without_a_price_is_not_asked_while_a_budget_is_in_usd(
+    tmp_path: Path,
+) -> None:
+    prices = "prices = { m = { input = 1, output = 2 } }"
+    async with (
+        scripted_server([Reply("hi", usage=(50, 250))]) as model,
+        running(limited(model.url, "daily = { usd = 1 }", provider=prices), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        end = await client.ask("hi", peer="p")
+        other = await client.call("run.replay", run_id=end["run_id"], model="other")
+        (day, *_) = (await client.call("budget.status"))["budgets"]
+
+    assert "its model has no price" in other["response"]
+    assert len(model.requests) == 1
+    assert (day["unit"], day["used"], day["reserved"]) == ("usd", 0.00055, 0)
+
+
 async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
     async with (
         scripted_server([Reply("hi", usage=(7, 3))]) as model,
