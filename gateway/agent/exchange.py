@@ -11,7 +11,7 @@ from gateway.agent.reins import Said
 from gateway.agent.round import Round
 from gateway.agent.voice import Voice, warn
 from gateway.agent.wishes import AskModel, ModelReplied, ToolReturned
-from gateway.agent.words import nearly_spent
+from gateway.agent.words import OVERRUN, nearly_spent
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message, ToolCall
@@ -109,6 +109,8 @@ class Exchange:
         )
         self.voice.chunk("usage", usage_chunk(reply).data)
         self.course.spend(reply.usage)
+        if reply.finish == "overrun":
+            self.voice.system("notice", OVERRUN.format(provider=reply.provider))
         for warning in reply.warnings:
             turn = self.course.state.turn
             warn(self.voice, "budget.token.warning", turn, *nearly_spent(warning))

@@ -239,7 +239,7 @@ def within(text: str, tokens: int) -> str:
 
 
 def _whole(answer: Answer) -> str:
-    return answer.end.text + (_CUT if answer.finish == "length" else "")
+    return answer.end.text + (_CUT if answer.finish in {"length", "overrun"} else "")
 
 
 def _published(

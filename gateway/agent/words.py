@@ -13,6 +13,7 @@ from gateway.domain.model import BudgetWarning
 EMPTY = "The model gave an empty answer."
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
 NO_END = "The agent's tree ended without an answer; the operator finds out why in the log."
+OVERRUN = "The model service ({provider}) wrote more than was reserved for it and was cut off."
 SKIPPED = "Skipped due to queued user message."
 TAKEN_AWAY = "Not executed: this tool is not available any more in this run."
 NOT_EXECUTED = "Not executed: the run went on without it."

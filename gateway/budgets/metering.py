@@ -10,7 +10,7 @@ from math import ceil
 
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
-from gateway.budgets.estimates import Estimates, prompt_tokens
+from gateway.budgets.estimates import LEAST_LEARNED, Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
 from gateway.budgets.queue import NO_SCOPES, BudgetQueue, Scopes
 from gateway.domain.accounts import Audit, Ended, Ledger, Prices
@@ -274,8 +274,14 @@ class _Ear:
     def usage(self, expected: int) -> Usage:
         """An estimate, of which no more may be certain than what went in."""
         heard = sum(map(estimate_tokens, self.heard))
-        output = max(heard, self.unheard, ceil(self.progress.characters / BYTES_A_TOKEN))
+        output = max(heard, self.unheard, ceil(self.progress.size / BYTES_A_TOKEN))
         told = self.progress.told or Usage(expected)
+        return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
+
+    def overrun(self, expected: int, bytes_a_token: float) -> Usage:
+        """Of a reply that was cut off, by the measure by which it was."""
+        told = self.progress.told or Usage(expected)
+        output = max(told.output_tokens, ceil(self.progress.size / bytes_a_token))
         return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
 
@@ -292,9 +298,16 @@ class Metered:
             ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
         outcome: Outcome | None = "broken"
         try:
+            dense = meter.estimates.bytes_a_token(request.model)
+            ear.progress.most = int(granted.max_tokens * dense)
             request = replace(request, max_tokens=granted.max_tokens, progress=ear.progress)
             reply = await self._model.reply(request, ear)
             outcome = "answered"
+            if reply.finish == "overrun":
+                reply = replace(reply, usage=ear.overrun(reservation.input_tokens, dense))
+            elif ear.progress.size >= LEAST_LEARNED and not reply.usage.estimated:
+                shown = reply.usage.output_tokens - reply.usage.reasoning_tokens
+                meter.estimates.learn_reply(ear.progress.size, request.model, shown)
         except ModelFailed as failed:
             outcome = _outcome_of(failed, ear)
             raise
@@ -316,7 +329,8 @@ class Metered:
     ) -> ModelReply:
         meter, usage = self._meter, reply.usage
         warnings: tuple[BudgetWarning, ...] = ()
-        record = meter.record(reservation, "answered", usage)
+        is_overrun = reply.finish == "overrun"
+        record = meter.record(reservation, "overrun" if is_overrun else "answered", usage)
         if is_near:
             warnings = await meter.settle(record)
         else:

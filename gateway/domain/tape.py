@@ -56,7 +56,7 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "reply": ((dict, type(None)),),
     "failed": ((dict, type(None)),),
     "refused": (str, str, str, int, int, int, (float, int, type(None))),
-    "metered": ((float, int, type(None)), list),
+    "metered": ((float, int, type(None)), list, (dict, type(None))),
     "result": (str, str, str, str, bool, (float, int)),
     "spent": (str, list),
     "slow": (str, str),
@@ -69,7 +69,9 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "over": (),
 }
 # How many values some had on older tapes.
-_OLDER: Mapping[str, int] = {"refused": 5}
+_OLDER: Mapping[str, int] = {"refused": 5, "metered": 2}
+
+OVERRUN = "overrun"  # how an answer ends that is longer than what was reserved, and by which size
 
 _NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended
 

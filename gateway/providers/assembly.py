@@ -19,7 +19,8 @@ from gateway.domain.model import (
     TextDelta,
     ThinkingDelta,
 )
-from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
+from gateway.domain.tape import OVERRUN
+from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens, text_bytes
 from gateway.domain.usage import Usage
 from gateway.providers.markup import Recovery, counted
 
@@ -76,6 +77,7 @@ class Assembly:
         self.request, self.provider = request, request.provider
         self.sent_bytes = sent_bytes
         self.started = False
+        self.is_overrun = False  # it is not read any further
         self.progress = request.progress or Progress()
         self.calls: list[CallDraft] = []
         self._hear, self._scrub = hear, scrub
@@ -95,7 +97,7 @@ class Assembly:
             raise TypeError("something that should be text is none")
         if text:
             self.grow(len(text))
-            self.progress.characters += len(text)
+            self.progress.size += text_bytes(text)
             if shown := self._in_text.feed(text) if self._in_text else text:
                 self._new_text.append(shown)
 
@@ -104,7 +106,7 @@ class Assembly:
             raise TypeError("something that should be text is none")
         if text:
             self.grow(len(text))
-            self.progress.characters += len(text)
+            self.progress.size += text_bytes(text)
             if shown := self._in_thinking.feed(text) if self._in_thinking else text:
                 self._new_thinking.append(shown)
 
@@ -119,7 +121,7 @@ class Assembly:
         """More of a call. Its name is said again in every piece by some: it is never joined."""
         new = "" if draft.name else name
         self.grow(len(new) + len(piece))
-        self.progress.characters += len(new) + len(piece)
+        self.progress.size += text_bytes(new) + text_bytes(piece)
         draft.name = draft.name or name
         if piece:
             draft.arguments.append(piece)
@@ -134,6 +136,16 @@ class Assembly:
         self._room -= size
         if self._room < 0:
             raise self.failed("protocol", f"the reply is longer than {self._cap} characters")
+
+    def passes_reservation(self) -> bool:
+        """Whether the reply is longer by now than what was reserved for it."""
+        most = self.progress.most
+        self.is_overrun = self.is_overrun or (most is not None and self.progress.size > most)
+        return self.is_overrun
+
+    def why_left(self) -> tuple[str, str]:
+        """Why an answer was not read to its end, as a tape keeps it."""
+        return (OVERRUN, str(self.progress.most)) if self.is_overrun else ("cut", "")
 
     def end_read(self) -> None:
         """A network read is taken: what it brought is heard, of a flood once it is worth a delta."""
@@ -178,6 +190,8 @@ class Assembly:
     ) -> ModelReply:
         """The complete reply. `extras` turns the finished calls into what has to be kept.
         Raises ModelFailed, also for one that nothing has finished."""
+        if self.is_overrun:
+            return self._cut_off(usage)
         if finish is None:
             raise self.failed("truncated", "the stream ended before the reply was complete")
         self._end()
@@ -200,6 +214,20 @@ class Assembly:
             usage=self._sane(usage, text, thinking, calls),
             finish=finish,
             extras=Extras(self.provider, kept) if kept else None,
+        )
+
+    def _cut_off(self, usage: Usage | None) -> ModelReply:
+        """What was said so far. Nothing is called: the rest might have said something else."""
+        self._end()
+        self.flush()
+        text, thinking = "".join(self._text), "".join(self._thinking)
+        return ModelReply(
+            provider=self.provider,
+            model=self.request.model,
+            text=text,
+            thinking=thinking,
+            usage=self._sane(usage, text, thinking, ()),
+            finish="overrun",
         )
 
     def _end(self) -> None:

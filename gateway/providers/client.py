@@ -133,7 +133,7 @@ class _Line:
         call = HttpCall("POST", self._url, self._headers, body, connect_s, idle_s)
         record, http = assembly.request.record, self._http
         if record is not None:
-            http = Recording(http, record, BREATH_BYTES)
+            http = Recording(http, record, BREATH_BYTES, assembly.why_left)
         async with http.send(call) as answer:
             status, headers = answer.status, answer.headers
             encoding = headers.get("content-encoding", "identity").strip().lower()
@@ -180,7 +180,7 @@ async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assem
         if breath > BREATH_BYTES:
             breath = 0
             await checkpoint()
-    if not answer.is_over:
+    if not answer.is_over and not assembly.is_overrun:
         with anyio.move_on_after(END_WITHIN_S):
             await _read_upto(answer, ERROR_BODY_CAP)
     return reader.close()

@@ -84,6 +84,7 @@ class StreamReader:
                 if event == b"error" or type(chunk) is not dict or "error" in chunk:
                     refuse_error(self._assembly, chunk, is_error=event == b"error")
                 take(chunk)
+                self._ended = self._assembly.passes_reservation()
         except WRONG_SHAPE as error:
             raise misshapen(self._assembly, error) from error
 

@@ -164,7 +164,7 @@ def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mappi
         "context_id": node_id,
         "response": end.text[:SHOWN_TEXT],
         **({"truncated": True} if len(end.text) > SHOWN_TEXT else {}),
-        **({"cut": True} if answer.finish == "length" else {}),
+        **({"cut": True} if answer.finish in {"length", "overrun"} else {}),
         **({"filtered": True} if answer.finish == "content_filter" else {}),
         "tokens_used": answer.usage.total,
         "model": answer.model,

@@ -23,14 +23,15 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
+    Progress,
     TextDelta,
     ThinkingDelta,
 )
 from gateway.domain.notices import Batching, Notice
 from gateway.domain.ports import Decode, HttpAnswer, HttpCall, HttpFailed, Model, ToolScope
-from gateway.domain.tape import Mark, MarkKind
+from gateway.domain.tape import OVERRUN, Mark, MarkKind
 from gateway.domain.times import to_time
-from gateway.domain.usage import Spent
+from gateway.domain.usage import Spent, Usage
 from gateway.sessions.asked import Difference, parts_of
 from gateway.sessions.player import OTHERS, Player
 from gateway.sessions.taping import damaged
@@ -110,6 +111,14 @@ _TURNS = _ENDS | {"sent", "ask", "over"}
 _WORDS = ("text", "thinking")
 
 
+def _reserved(player: Player) -> int | None:
+    """The size by which the call that comes was cut off, if it was."""
+    for mark in takewhile(lambda mark: mark.kind not in _ENDS, player.coming()):
+        if mark.kind == "end" and mark.values[0] == OVERRUN and mark.values[1].isdecimal():
+            return int(mark.values[1])
+    return None
+
+
 def is_next(player: Player, *kinds: str) -> bool:
     mark = next(player.coming(), None)
     return mark is not None and mark.kind in kinds
@@ -154,6 +163,7 @@ class ReplayedModel:
         kinds = (one.kind for one in player.coming())
         if next((kind for kind in kinds if kind not in OTHERS), None) != "sent":
             return await self._told(hear)
+        request = replace(request, progress=Progress(most=_reserved(player)))
         try:
             reply = await self._wired.reply(request, hear)
         except ModelFailed:
@@ -168,12 +178,13 @@ class ReplayedModel:
         return reply
 
     async def _metered(self, reply: ModelReply) -> ModelReply:
-        cost_usd, warned = (await self._player.reach("metered")).values
+        cost_usd, warned, told = (*(await self._player.reach("metered")).values, None)[:3]
         try:
             warnings = tuple(BudgetWarning(**one) for one in warned)
+            usage = reply.usage if told is None else Usage(**told)
         except TypeError as error:
             await self._player.leave(damaged(error))
-        return replace(reply, usage=replace(reply.usage, cost_usd=cost_usd), warnings=warnings)
+        return replace(reply, usage=replace(usage, cost_usd=cost_usd), warnings=warnings)
 
     async def _refusal(self, mark: Mark) -> BudgetExceeded:
         # Older tapes do not tell what was reserved.

@@ -204,10 +204,19 @@ class TapedModel:
         except BudgetExceeded as refusal:
             record("refused", *refusal_values(refusal))
             raise
-        if record.has_sent and (reply.warnings or reply.usage.cost_usd is not None):
-            record("metered", reply.usage.cost_usd, [asdict(one) for one in reply.warnings])
+        if record.has_sent:
+            _record_metered(record, reply)
         record("reply", None if record.has_sent else asdict(reply))
         return reply
+
+
+def _record_metered(record: Recorder, reply: ModelReply) -> None:
+    """What the bytes of a reply do not say."""
+    is_overrun = reply.finish == "overrun"
+    if reply.warnings or is_overrun or reply.usage.cost_usd is not None:
+        warnings = [asdict(one) for one in reply.warnings]
+        usage = asdict(reply.usage) if is_overrun else None
+        record("metered", reply.usage.cost_usd, warnings, usage)
 
 
 def failure_values(failed: ModelFailed) -> dict[str, object]:

@@ -78,7 +78,9 @@ def _record(
     db.execute(_COUNT_MODEL, (f"{record.provider}/{record.model}", *spent, at))
     whose = (_series(record, db), str(record.session_key), record.run_id, day)
     more = (record.cached_tokens, record.reasoning_tokens, record.nano_usd, record.pricing)
-    row = (record.id, at, *whose, record.outcome, *tokens, *more, record.estimated)
+    overran = record.outcome == "overrun"  # of the outcomes the table knows the first four
+    outcome = "broken" if overran else record.outcome
+    row = (record.id, at, *whose, outcome, *tokens, *more, record.estimated, overran)
     db.execute(_RECORD, row)
 
 
@@ -118,6 +120,7 @@ _FIND_SERIES = "SELECT id FROM series WHERE agent = ? AND provider = ? AND model
 _MAKE_SERIES = "INSERT INTO series (agent, provider, model) VALUES (?, ?, ?) RETURNING id"
 _RECORD = """
 INSERT INTO token_record (id, at, series, session, run_id, day, outcome, input_tokens,
-    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated,
+    overran)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.tokens import estimate_tokens
 from tests.fakes.client import Client, connected, http, post_chat, texts_of, types_of
 from tests.fakes.gateway import Setup, command, running
-from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.fakes.model_server import Asked, Reply, Wire, scripted_server
 
 
 def limited(url: str, budgets: str, **more: object) -> Setup:
@@ -442,3 +443,85 @@ async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path
     assert [one["cost_usd"] for one in events if one["type"] == "usage"] == [0.00275] * 3
     assert "limit_warning" in [one.get("system_type") for one in events]
     assert [one["divergence"] for one in told] == [None] * 3
+
+
+# --- a service that does not keep to `max_tokens` -----------------------------------------------
+
+CHUNK = "and so it goes on "  # 18 bytes
+ENDLESS = [CHUNK] * 20_000
+
+
+def overrunning(kind: str, asked: Asked) -> Reply:
+    """Never ends by itself within any bound."""
+    if kind == "thinking":
+        return Reply("", thinking=ENDLESS)
+    if kind == "call":
+        return Reply("Let me see.", calls=[("c", "echo", f'{{"text": "{CHUNK * 1_000}"}}')])
+    return Reply(["日本語の文" * 3] * 20_000 if kind == "unicode" else ENDLESS)
+
+
+async def has_left(asked: Asked) -> None:
+    with anyio.fail_after(5):
+        await asked.disconnected.wait()
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+@pytest.mark.parametrize("kind", ["text", "thinking", "call", "unicode"])
+async def test_a_reply_longer_than_what_was_reserved_is_cut_off(
+    tmp_path: Path, kind: str, wire: Wire
+) -> None:
+    asked_for = 300
+    async with scripted_server(partial(overrunning, kind)) as model:
+        setup = limited(
+            model.url, "daily = 3000", wire=wire, tools=("echo",), agent=f"max_tokens = {asked_for}"
+        )
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            sent = await client.send("hi")
+            events = await client.ended(sent["run_id"])
+            if kind != "call":  # of which the fake tells all at once
+                await has_left(model.requests[0])
+            (record,) = (await client.call("budget.records"))["records"]
+            day, *_ = (await client.call("budget.status"))["budgets"]
+            replayed = await client.call("run.replay", run_id=sent["run_id"])
+
+    end, heard = events[-1], texts_of(events)
+    told = [one for one in events if one["type"] == "system"]
+    (notice,) = [one["system_message"] for one in told if one["system_type"] == "notice"]
+    assert notice == "The model service (fake) wrote more than was reserved for it and was cut off."
+    assert (end["type"], end["cut"], len(model.requests)) == ("done", True, 1)
+    assert end["response"] == (heard or notice)
+    assert bool(heard) == (kind != "thinking")
+    assert record["outcome"] == "overrun"
+    assert record["estimated"]
+    if kind != "call":
+        assert asked_for < record["output_tokens"] <= asked_for + 45
+    (usage,) = [one for one in events if one["type"] == "usage"]
+    assert usage["output_tokens"] == record["output_tokens"]
+    assert (day["used"], day["reserved"]) == (spent([record]), 0)
+    assert replayed["divergence"] is None
+
+
+async def test_a_reply_that_keeps_to_what_was_reserved_is_whole(tmp_path: Path) -> None:
+    text = ["four"] * 300
+    async with (
+        scripted_server([Reply(text, usage=(20, 300))]) as model,
+        running(limited(model.url, "daily = 3000", agent="max_tokens = 300"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        end = await client.ask("hi")
+        (record,) = (await client.call("budget.records"))["records"]
+
+    assert end["response"] == "".join(text)
+    assert (record["outcome"], record["output_tokens"]) == ("answered", 300)
+
+
+async def test_a_model_of_long_words_is_known_by_its_replies(tmp_path: Path) -> None:
+    replies = [Reply("x" * 1_400, usage=(20, 250)), Reply(["seven !"] * 290, usage=(20, 290))]
+    async with (
+        scripted_server(replies) as model,
+        running(limited(model.url, "daily = 9000", agent="max_tokens = 400"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        ends = [await client.ask("hi", peer=peer) for peer in "ab"]
+
+    assert [end.get("cut") for end in ends] == [None, None]
