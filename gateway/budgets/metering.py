@@ -131,7 +131,7 @@ class Meter:
         try:
             while True:
                 seen, claimed = self.queue.changes, NO_SCOPES
-                if len(self.queue):
+                if self.queue.places:
                     claimed = self.queue.claimed(self._limited(wanted), place)
                 await self._write_what_waits()
                 try:
@@ -171,9 +171,8 @@ class Meter:
 
     def _freed(self, ended: Ended) -> None:
         """Whoever waits for what was held for this call may try again."""
-        if len(self.queue):
-            payer = ended.payer if isinstance(ended, Reservation) else ended
-            self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
+        payer = ended.payer if isinstance(ended, Reservation) else ended
+        self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
 
     def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
         self.refusals[refusal.scope.partition(":")[0]] += 1
@@ -225,12 +224,14 @@ class Meter:
         except StoreUnavailable as error:
             self._wait(record, error)
             return ()
-        self._freed(record)
+        if self.queue.places:
+            self._freed(record)
         return tuple(map(self._warning, due_now))
 
     def settle_soon(self, ended: Ended) -> None:
         self.ledger.settle_soon(ended, partial(self._wait, ended))
-        self._freed(ended)
+        if self.queue.places:
+            self._freed(ended)
 
     def _wait(self, ended: Ended, error: Exception) -> None:
         """A store that is away gets it later; the reservation holds until then."""

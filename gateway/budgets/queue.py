@@ -44,24 +44,21 @@ class BudgetQueue:
     """One for all budgets. It knows no amounts: the ledger decides whether a call fits."""
 
     def __init__(self) -> None:
-        self._places: dict[Place, None] = {}  # in order of arrival
+        self.places: dict[Place, None] = {}  # in order of arrival
         self._claims: Counter[Scope] = Counter()
         self.changes = 0  # how often somebody may have got a chance
-
-    def __len__(self) -> int:
-        return len(self._places)
 
     def claimed(self, scopes: Scopes, place: Place | None) -> Scopes:
         """Those of the scopes that a call which came earlier waits for."""
         if place is None:
             return frozenset(scope for scope in scopes if scope in self._claims)
-        earlier = takewhile(lambda other: other is not place, self._places)
+        earlier = takewhile(lambda other: other is not place, self.places)
         return scopes & NO_SCOPES.union(*(other.claims for other in earlier))
 
     def join(self, scopes: Scopes) -> Place:
         """A place at the end, of a call that has tried."""
         place = Place(scopes)
-        self._places[place] = None
+        self.places[place] = None
         self._claims.update(place.claims)
         return place
 
@@ -78,15 +75,15 @@ class BudgetQueue:
         """It got what it waited for, or waits no longer."""
         behind = self._behind(place)
         self._forget(place)
-        del self._places[place]
+        del self.places[place]
         self._release(behind, place.claims)
 
     def freed(self, scopes: Scopes) -> None:
         """Something that was reserved in these scopes is settled or released."""
-        self._release(list(self._places), scopes)
+        self._release(list(self.places), scopes)
 
     def _behind(self, place: Place) -> Sequence[Place]:
-        return list(dropwhile(lambda other: other is not place, self._places))[1:]
+        return list(dropwhile(lambda other: other is not place, self.places))[1:]
 
     def _forget(self, place: Place) -> None:
         for scope in place.claims:
@@ -100,7 +97,7 @@ class BudgetQueue:
         for place in whom:
             place.is_due = place.is_due or not place.blocked.isdisjoint(scopes)
         claimed: set[Scope] = set()
-        for place in self._places:
+        for place in self.places:
             if place.is_due and not place.is_trying and claimed.isdisjoint(place.scopes):
                 self._forget(place)
                 place.is_due, place.is_trying = False, True

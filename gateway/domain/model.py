@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import maxsize
 from typing import Literal
 
 from gateway.domain.budgets import Payer, Unit
@@ -35,7 +36,7 @@ class Progress:
 
     size: int = 0  # bytes, also of what nobody hears, like the arguments of calls
     told: Usage | None = None  # by the provider, so far; only what it sent in is certain
-    most: int | None = None  # bytes after which it is longer than what was reserved for it
+    most: int = maxsize  # bytes after which it is longer than what was reserved for it
 
 
 @dataclass(frozen=True, slots=True)

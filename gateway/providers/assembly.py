@@ -1,7 +1,8 @@
 """One reply while it arrives: what was heard, drafts of tool calls, and what it came to."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -41,6 +42,9 @@ FLOOD_PIECE = 4096
 # Tokens that a provider may count though we neither sent nor saw them (own prompts, hidden thought).
 HIDDEN_INPUT = 200_000
 HIDDEN_OUTPUT = 200_000
+# Tool markup is looked for in pieces of so many characters. A step takes as long as so many that
+# nothing begins with; after so many of these (about two milliseconds) others have their turn.
+RECOVERED_PIECE, STEP_COST, RECOVERED_AT_ONCE = 1024, 64, 32 * 1024
 MOST_USD = 10_000  # for one call; a cost beyond it is a mistake of who tells it
 
 
@@ -86,6 +90,7 @@ class Assembly:
         self._deltas_left = request.max_tokens * DELTAS_A_TOKEN + LEAST_DELTAS
         self._text: list[str] = []
         self._thinking: list[str] = []
+        self.unread: list[tuple[Recovery, list[str], str]] = []  # in which calls may stand
         self._new_text: list[str] = []  # not heard yet
         self._new_thinking: list[str] = []
         tools = request.tools if recovers else ()
@@ -96,19 +101,25 @@ class Assembly:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
         if text:
-            self.grow(len(text))
-            self.progress.size += text_bytes(text)
-            if shown := self._in_text.feed(text) if self._in_text else text:
-                self._new_text.append(shown)
+            size = len(text) if text.isascii() else len(text.encode())
+            self.grow(size)
+            self.progress.size += size
+            if self._in_text:
+                self.unread.append((self._in_text, self._new_text, text))
+            else:
+                self._new_text.append(text)
 
     def think(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
         if text:
-            self.grow(len(text))
-            self.progress.size += text_bytes(text)
-            if shown := self._in_thinking.feed(text) if self._in_thinking else text:
-                self._new_thinking.append(shown)
+            size = len(text) if text.isascii() else len(text.encode())
+            self.grow(size)
+            self.progress.size += size
+            if self._in_thinking:
+                self.unread.append((self._in_thinking, self._new_thinking, text))
+            else:
+                self._new_thinking.append(text)
 
     def begin_call(self, id: str = "", name: str = "") -> CallDraft:
         self.grow(CALL_COST)
@@ -135,13 +146,21 @@ class Assembly:
         """Counts what a reply takes; raises ModelFailed for one without an end."""
         self._room -= size
         if self._room < 0:
-            raise self.failed("protocol", f"the reply is longer than {self._cap} characters")
+            raise self.failed("protocol", f"the reply is longer than {self._cap} bytes")
 
-    def passes_reservation(self) -> bool:
-        """Whether the reply is longer by now than what was reserved for it."""
-        most = self.progress.most
-        self.is_overrun = self.is_overrun or (most is not None and self.progress.size > most)
-        return self.is_overrun
+    def recover(self) -> Iterator[None]:
+        """Looks for calls in what came. It stops wherever others should have their turn."""
+        unread, self.unread = self.unread, []
+        size = 0
+        for recovery, shown, text in unread:
+            for start in range(0, len(text), RECOVERED_PIECE):
+                before = recovery.steps
+                if said := recovery.feed(text[start : start + RECOVERED_PIECE]):
+                    shown.append(said)
+                size += RECOVERED_PIECE + (recovery.steps - before) * STEP_COST
+                if size > RECOVERED_AT_ONCE:
+                    size = 0
+                    yield
 
     def why_left(self) -> tuple[str, str]:
         """Why an answer was not read to its end, as a tape keeps it."""
@@ -232,6 +251,8 @@ class Assembly:
 
     def _end(self) -> None:
         """No more comes: what was held back, as it might have been markup, is said."""
+        while self.unread:  # of a reply that broke; of any other nothing is left
+            deque(self.recover(), maxlen=0)
         if self._in_text and (text := self._in_text.finish()):
             self._new_text.append(text)
         if self._in_thinking and (thinking := self._in_thinking.finish()):

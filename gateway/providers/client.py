@@ -16,7 +16,7 @@ from gateway.domain.times import to_micros
 from gateway.providers.assembly import Assembly
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.presets import missing_key, quirks_of
-from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, read_whole
+from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, take_whole
 from gateway.providers.reply_anthropic import AnthropicReading
 from gateway.providers.reply_openai import OpenAiReading
 from gateway.providers.retries import Retries
@@ -173,9 +173,14 @@ async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assem
             return reader.close()
         while len(data) > BREATH_BYTES:
             reader.feed(data[:BREATH_BYTES])
+            await _recover(assembly)
+            assembly.end_read()
             data = data[BREATH_BYTES:]
             await checkpoint()
         reader.feed(data)
+        if assembly.unread:
+            await _recover(assembly)
+        assembly.end_read()
         breath += len(data)
         if breath > BREATH_BYTES:
             breath = 0
@@ -184,6 +189,11 @@ async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assem
         with anyio.move_on_after(END_WITHIN_S):
             await _read_upto(answer, ERROR_BODY_CAP)
     return reader.close()
+
+
+async def _recover(assembly: Assembly) -> None:
+    for _ in assembly.recover():
+        await checkpoint()
 
 
 def _broken_off(reader: StreamReader, assembly: Assembly, error: HttpFailed) -> ModelReply:
@@ -210,7 +220,9 @@ async def _read_whole(answer: HttpAnswer, reading: Reading, assembly: Assembly) 
             await checkpoint()
     except HttpFailed as error:
         raise assembly.failed(_kind(error, "truncated"), str(error)) from error
-    return read_whole(bytes(body), reading, assembly)
+    take_whole(bytes(body), reading, assembly)
+    await _recover(assembly)
+    return reading.reply()
 
 
 async def _read_upto(answer: HttpAnswer, cap: int) -> bytes:

@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import partial
 from itertools import takewhile
 from math import inf
+from sys import maxsize
 from typing import Any
 
 from gateway.agent.job import Gate
@@ -111,12 +112,12 @@ _TURNS = _ENDS | {"sent", "ask", "over"}
 _WORDS = ("text", "thinking")
 
 
-def _reserved(player: Player) -> int | None:
+def _reserved(player: Player) -> int:
     """The size by which the call that comes was cut off, if it was."""
     for mark in takewhile(lambda mark: mark.kind not in _ENDS, player.coming()):
         if mark.kind == "end" and mark.values[0] == OVERRUN and mark.values[1].isdecimal():
             return int(mark.values[1])
-    return None
+    return maxsize
 
 
 def is_next(player: Player, *kinds: str) -> bool:

@@ -204,7 +204,8 @@ class TapedModel:
         except BudgetExceeded as refusal:
             record("refused", *refusal_values(refusal))
             raise
-        if record.has_sent:
+        told = reply.warnings or reply.finish == "overrun" or reply.usage.cost_usd is not None
+        if record.has_sent and told:
             _record_metered(record, reply)
         record("reply", None if record.has_sent else asdict(reply))
         return reply
@@ -212,11 +213,9 @@ class TapedModel:
 
 def _record_metered(record: Recorder, reply: ModelReply) -> None:
     """What the bytes of a reply do not say."""
-    is_overrun = reply.finish == "overrun"
-    if reply.warnings or is_overrun or reply.usage.cost_usd is not None:
-        warnings = [asdict(one) for one in reply.warnings]
-        usage = asdict(reply.usage) if is_overrun else None
-        record("metered", reply.usage.cost_usd, warnings, usage)
+    warnings = [asdict(one) for one in reply.warnings]
+    usage = asdict(reply.usage) if reply.finish == "overrun" else None
+    record("metered", reply.usage.cost_usd, warnings, usage)
 
 
 def failure_values(failed: ModelFailed) -> dict[str, object]:

@@ -160,7 +160,7 @@ class World:
         records = (await self.stores.spending.records(RecordQuery(limit=1_000))).records
         held = await self.stores.ledger.unsettled()
         assert not any(one.waits_for for one in self.refusals), "refused for what is only reserved"
-        assert held or self.ledger.away or not self.meter.queue, "it waits for nothing"
+        assert held or self.ledger.away or not self.meter.queue.places, "it waits for nothing"
         for one in held:
             if one.id not in self.seen:
                 assert one.day >= self.latest
