@@ -244,6 +244,14 @@ class ModelFailed(GatewayError):
         self.retryable = kind in RETRYABLE
 
 
+class Garbled(ModelFailed):
+    """Bytes were damaged on their way, as in a fault of the network."""
+
+    def __init__(self, provider: str, detail: str, *, started: bool) -> None:
+        super().__init__(provider, "protocol", detail, started=started)
+        self.retryable = True
+
+
 class NeverSent(ModelFailed):
     """Nothing of the call reached the provider."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from gateway.domain.errors import FailureKind, ModelFailed, NeverSent
+from gateway.domain.errors import FailureKind, Garbled, ModelFailed, NeverSent
 from gateway.domain.messages import Extras, ToolCall
 from gateway.domain.model import (
     FinishReason,
@@ -188,7 +188,9 @@ class Assembly:
             self.started = True
             self._hear(TextDelta(text))
 
-    def failed(self, kind: FailureKind, detail: str, *, sent: bool = True) -> ModelFailed:
+    def failed(
+        self, kind: FailureKind, detail: str, *, sent: bool = True, is_garbled: bool = False
+    ) -> ModelFailed:
         """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
         it may be asked for again; of any other all is said."""
         if self.started:
@@ -197,6 +199,8 @@ class Assembly:
         detail = self._scrub(detail)
         if not sent:
             return NeverSent(self.provider, kind, detail)
+        if is_garbled:
+            return Garbled(self.provider, detail, started=self.started)
         return ModelFailed(self.provider, kind, detail, started=self.started)
 
     def reply(

@@ -100,7 +100,8 @@ def _parsed(assembly: Assembly, data: bytes) -> Any:
             return from_json(json_bytes(json.loads(data)))  # which is no deeper than any other
         except (ValueError, RecursionError) as error:
             problem = error
-    raise assembly.failed("protocol", f"malformed JSON in a stream: {problem}") from problem
+    told = f"malformed JSON in a stream: {problem}"
+    raise assembly.failed("protocol", told, is_garbled=True) from problem
 
 
 def _is_json(data: bytes) -> bool:
@@ -118,7 +119,8 @@ def take_whole(body: bytes, reading: Reading, assembly: Assembly) -> None:
     try:
         parsed = from_json(body)
     except ValueError as error:
-        raise assembly.failed("protocol", f"malformed JSON: {error}") from error
+        told = f"malformed JSON: {error}"
+        raise assembly.failed("protocol", told, is_garbled=True) from error
     refuse_error(assembly, parsed, is_error=False)
     try:
         reading.take_whole(parsed)
