@@ -144,8 +144,9 @@ class _Reading:
         access = Access(around, source, folder, report)
         gateway = access.settings(sections.gateway)
         grants = access.grants(sections.tokens, names.agents, gateway.token)
-        has_tokens = bool(gateway.token or sections.gateway.token or sections.tokens)
-        access.check_door(gateway.bind, has_tokens=has_tokens)
+        is_meant = sections.gateway.token is not None or TOKEN in around.environment
+        has_tokens = is_meant or bool(sections.tokens)
+        access.check_door(gateway.bind, gateway.token, has_tokens=has_tokens)
         bindings = resolve_bindings(sections.bindings, names.agents, report)
         rules, rule_folder = self._rules(sections, folder)
         budgets = resolve_budgets(sections.budgets, names.agents, report)

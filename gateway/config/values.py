@@ -35,6 +35,8 @@ class GatewaySettings:
     trusted_proxies: tuple[str, ...] = ()
     drain_s: float = 20.0
     max_connections: int = 12_000
+    max_connections_per_address: int = 1_000
+    max_unauthenticated: int = 256
     max_frame_bytes: int = 1_048_576
     max_body_bytes: int = 4_194_304
 

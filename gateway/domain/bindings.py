@@ -1,6 +1,6 @@
 """Where a message comes from, and the bindings that say which agent answers it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.domain.ids import AgentId, SessionKey, encode_part
@@ -60,6 +60,17 @@ def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -
     if is_foreign:
         parts = tuple(part.replace("~", "~0").replace("/", "~1") for part in parts)
     return "/".join(parts)
+
+
+def of_person(key: SessionKey, sender: str | None) -> str:
+    """An agent and whom it talks with, for all that is kept of a person: in a room the sender, else
+    the peer. Facts, plugin stores and notes have the person in common."""
+    return str(key if not sender or sender == key.peer else replace(key, peer=sender))
+
+
+def person_key(key: SessionKey, sender: str | None = None) -> str:
+    """The same person, whichever agent they talk with: `channel:account:peer`."""
+    return of_person(key, sender).partition(":")[2]
 
 
 def speaker(channel: str, account: str, person: str) -> str:

@@ -9,12 +9,14 @@ from typing import Protocol
 from gateway.domain.agents import MEMORY
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.facts import (
+    SAID_BY_MODEL,
     SUBJECT,
     Claim,
     Erasure,
     Fact,
     FactQuery,
     Facts,
+    Reader,
     Whose,
     scope_of,
     whose,
@@ -23,16 +25,21 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, ToolScope
 from gateway.domain.recall import Recalled, RecallKind
-from gateway.domain.settling import ClaimRefused
+from gateway.domain.settling import ClaimRefused, by_time
+from gateway.memory import dates
 from gateway.memory.neighbours import MOST_HOPS, neighbours
+from gateway.memory.predicates import is_functional, kept_under
 
-SAID_BY = "assistant"  # it drew the conclusion; the quote is what it drew it from
 MOST_FOUND = 10
 MOST_FACTS = 50
 LONGEST_QUOTE = 300
 LONGEST_SAID = 1_000
 FORGOTTEN = "It was forgotten on demand: nothing is learned again from that message."
 NOT_YET = "Nothing is erased yet. If the person agrees, call forget with confirm and fact_id, once for each."
+HIDDEN = (
+    "{count} more of its sources were said in other conversations, which must not be shown in this "
+    "one. Say so if you are asked; do not guess what they were."
+)
 UNKNOWN = "There is no such fact of this person. Use history to find it."
 
 OPERATIONS = ("remember", "recall", "history", "as_of", "why", "neighbours", "forget")
@@ -80,6 +87,7 @@ class _Asked:
     key: SessionKey
     scope: str
     whose: Whose
+    reader: Reader
     run: ToolScope
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -113,7 +121,8 @@ class MemoryTool:
         key, sender = scope.session_key, scope.asked.said_by if scope.asked else None
         is_shared = key.agent in self.shared
         seen = whose(key, sender, is_shared=is_shared)
-        asked = _Asked(arguments, key, scope_of(key, sender, is_shared=is_shared), seen, scope)
+        theirs, reader = scope_of(key, sender, is_shared=is_shared), Reader.of(key, sender)
+        asked = _Asked(arguments, key, theirs, seen, reader, scope)
         act = {
             "remember": self._remember,
             "recall": self._recall,
@@ -131,16 +140,19 @@ class MemoryTool:
             raise ToolFailed(f"It is not kept: {error}.") from error
 
     async def _remember(self, asked: _Asked) -> object:
+        predicate = kept_under(asked.text("predicate"))
         source, quote = asked.run.asked, str(asked.arguments.get("quote") or "")
         now = self.clock.now()
         if source is not None:
             said = quote if quote in source.quote else ""
-            source = replace(source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY)
+            source = replace(
+                source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY_MODEL
+            )
         claim = Claim(
             subject=asked.text("subject", SUBJECT),
-            predicate=asked.text("predicate"),
+            predicate=predicate,
             object=asked.text("object"),
-            functional=bool(asked.arguments.get("functional")),
+            functional=is_functional(predicate, otherwise=bool(asked.arguments.get("functional"))),
             valid_from=_since(asked, now) or (source.at if source else now),
             session_key=asked.key,
             source=source,
@@ -169,27 +181,31 @@ class MemoryTool:
             with_history=True,
             limit=MOST_FACTS,
         )
-        return {"facts": [told(fact) for fact in await self.facts.select(query)]}
+        return {"facts": [told(fact) for fact in await select(self.facts, query)]}
 
     async def _as_of(self, asked: _Asked) -> object:
-        known_at = asked.arguments.get("known_at")
+        known_at, now = asked.arguments.get("known_at"), self.clock.now()
         query = FactQuery(
             asked.whose,
-            at=_date(asked.text("at")),
-            known_at=_date(str(known_at)) if known_at else None,
+            at=_moment(asked.text("at"), now),
+            known_at=_moment(str(known_at), now) if known_at else None,
             limit=MOST_FACTS,
         )
-        return {"facts": [told(fact) for fact in await self.facts.select(query)]}
+        return {"facts": [told(fact) for fact in await select(self.facts, query)]}
 
     async def _why(self, asked: _Asked) -> object:
         origin = await self.facts.origin(asked.text("fact_id"))
         if origin is None or not asked.sees(origin.fact):
             raise ToolFailed(UNKNOWN)
+        readable = origin.sources_for(asked.reader)
         sources = [
             {"at": _day(one.at), "said_by": one.said_by, "quote": one.quote[:LONGEST_SAID]}
-            for one in origin.sources[-MOST_FOUND:]
+            for one in readable[-MOST_FOUND:]
         ]
-        return {"fact": told(origin.fact), "sources": sources}
+        shown: dict[str, object] = {"fact": told(origin.fact), "sources": sources}
+        if hidden := len(origin.sources) - len(readable):
+            shown |= {"hidden": hidden, "note": HIDDEN.format(count=hidden)}
+        return shown
 
     async def _neighbours(self, asked: _Asked) -> object:
         hops = asked.arguments.get("hops", 2)
@@ -221,7 +237,19 @@ class MemoryTool:
             with_history=True,
             limit=MOST_FACTS,
         )
-        return await self.facts.select(query)
+        return await select(self.facts, query)
+
+
+async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
+    """Under the name that facts are kept under now; what was kept under the given name before names
+    were made one is found as well."""
+    given = query.predicate
+    found = [*await facts.select(query)]
+    if given is not None and (name := kept_under(given)) != given:
+        known = {one.id for one in found}
+        more = await facts.select(replace(query, predicate=name))
+        found += [one for one in more if one.id not in known]
+    return sorted(found, key=by_time)[: query.limit]
 
 
 def told(fact: Fact) -> dict[str, object]:
@@ -251,6 +279,12 @@ def _since(asked: _Asked, now: datetime) -> datetime | None:
     if since and since > now + timedelta(days=1):
         raise ToolFailed("That is still to come. Keep it as a plan, with its date in the object.")
     return since
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    """Of a day its end."""
+    is_now = text.strip().lower() in dates.NOW
+    return now if is_now else dates.as_asked(dates.end_of(text) or _date(text), now)
 
 
 def _date(text: str) -> datetime:
