@@ -55,6 +55,7 @@ class Exchange:
         self.taken.extend(taken)
         self.course.show_context()
         self.course.asked += 1
+        self.course.send()
         self._heard.clear()
         self._has_begun = False
         options = call.options
@@ -72,6 +73,13 @@ class Exchange:
             number(options, "idle-timeout"),
             taken,
         )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the run's tokens are enough for what the next call sends."""
+        queued = sum(message_tokens(Message("user", said.text)) for said in self.queued)
+        used = self.course.usage.total + self.course.context_tokens + queued
+        return used < self.course.limits.token_budget
 
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
         """Of the agent's, those that the leaf names and no rule has taken away."""
@@ -131,6 +139,7 @@ class Exchange:
     def cut(self, *, was_sent: bool = True) -> None:
         """No reply will come. The prompt was sent and some may have been heard: an estimate is
         nearer than nothing."""
+        self.course.sent = 0
         if was_sent or self._has_begun:
             agent, heard = self.job.agent, ceil(self.course.live)
             usage = Usage(self.course.context_tokens, heard, estimated=True)

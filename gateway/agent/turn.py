@@ -168,6 +168,8 @@ class Turn:
         self.exchange.close_round()
         course = self.course
         reason = course.stop_after or self.judge.exhausted
+        if reason is None and not self.exchange.has_room:
+            reason = "token_budget"
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:

@@ -34,16 +34,17 @@ class Estimates:
         correction = known.get((session, model)) or known.get((None, model)) or FIRST
         return ceil(raw * correction)
 
-    def bytes_a_token(self, model: str) -> float:
-        """So many that no reply of this model has more."""
-        return self._densities.get(model, BYTES_OF_REPLY)
+    def bytes_a_token(self, model: str, *, is_limited: bool) -> float:
+        """So many that no reply of this model has more. Where no limit is to be kept, in doubt for
+        the reply."""
+        return self._densities.get(model, BYTES_OF_REPLY) if is_limited else MOST_OF_REPLY
 
     def learn_reply(self, size: int, model: str, reported: int) -> None:
         """`size` in bytes, of what came of a reply; `reported` without what is hidden."""
         if reported <= 0:
             return
         seen = min(MOST_OF_REPLY, MARGIN * size / reported)
-        if seen > self.bytes_a_token(model):
+        if seen > self._densities.get(model, BYTES_OF_REPLY):
             self._densities[model] = seen
             if len(self._densities) > KEPT:
                 self._densities.popitem(last=False)

@@ -54,7 +54,7 @@ def grant(
     held = ask.amount(reply)
     _require_free(ask, held, bounds, claimed)
     near = (due(budgets, tally, tally.held + held) not in {"", tally.warned} for tally in tallies)
-    return Grant(reply, held, any(near))
+    return Grant(reply, held, any(near), is_limited=True)
 
 
 _Bound = tuple[Tally, Unit, int]

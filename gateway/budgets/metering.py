@@ -299,7 +299,7 @@ class Metered:
             ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
         outcome: Outcome | None = "broken"
         try:
-            dense = meter.estimates.bytes_a_token(request.model)
+            dense = meter.estimates.bytes_a_token(request.model, is_limited=granted.is_limited)
             ear.progress.most = int(granted.max_tokens * dense)
             request = replace(request, max_tokens=granted.max_tokens, progress=ear.progress)
             reply = await self._model.reply(request, ear)

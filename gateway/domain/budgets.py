@@ -139,11 +139,12 @@ class Tally:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A call may be made: with so many tokens of reply, and this held for it until it is settled.
-    `is_near`: if as much is used, there is somebody to warn."""
+    `is_near`: if as much is used, there is somebody to warn. `is_limited`: some limit holds for it."""
 
     max_tokens: int
     held: Amount
     is_near: bool = False
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -445,6 +445,38 @@ async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path
     assert [one["divergence"] for one in told] == [None] * 3
 
 
+# --- limits.token_budget: of one run ------------------------------------------------------------
+
+
+async def test_a_call_that_sends_more_than_the_run_may_use_is_not_made(tmp_path: Path) -> None:
+    async with (
+        scripted_server([Reply("hi", usage=(20, 30))]) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = await client.send("word " * 2_000, limits={"token_budget": 2_000})
+        end = (await client.ended(sent["run_id"]))[-1]
+        small = await client.ask("hi", peer="q", limits={"token_budget": 2_000})
+
+    assert (end["type"], end["reason"], end["tokens_used"]) == ("done", "token_budget", 0)
+    assert end["partial"]
+    assert small["reason"] == "answered"
+    assert len(model.requests) == 1
+
+
+async def test_what_a_call_sends_counts_while_its_reply_is_heard(tmp_path: Path) -> None:
+    """1,000 bytes a piece are 312 tokens; the prompt has at least as many."""
+    async with (
+        scripted_server([Reply(["x" * 1_000] * 9, usage=None)]) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        end = await client.ask("y" * 3_200, limits={"token_budget": 2_000})
+
+    assert (end["reason"], end["partial"], len(model.requests)) == ("token_budget", True, 1)
+    assert 1_000 <= len(end["response"]) <= 4_000
+
+
 # --- a service that does not keep to `max_tokens` -----------------------------------------------
 
 CHUNK = "and so it goes on "  # 18 bytes
@@ -499,6 +531,22 @@ async def test_a_reply_longer_than_what_was_reserved_is_cut_off(
     assert usage["output_tokens"] == record["output_tokens"]
     assert (day["used"], day["reserved"]) == (spent([record]), 0)
     assert replayed["divergence"] is None
+
+
+async def test_without_a_limit_a_reply_is_cut_off_too_but_only_beyond_doubt(tmp_path: Path) -> None:
+    async with (
+        scripted_server(
+            lambda asked: Reply(["x" * 100] * (20 if asked.number == 1 else 9_000))
+        ) as model,
+        running(Setup(model.url, agent="max_tokens = 300"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        ends = [await client.ask("hi", peer=peer) for peer in "ab"]
+        records = (await client.call("budget.records"))["records"]
+
+    assert [end.get("cut", False) for end in ends] == [False, True]
+    assert [one["outcome"] for one in records] == ["overrun", "answered"]
+    assert len(ends[1]["response"]) <= 300 * 8 + 100
 
 
 async def test_a_reply_that_keeps_to_what_was_reserved_is_whole(tmp_path: Path) -> None:
