@@ -1,7 +1,7 @@
 """What passes between a turn, its model and its tools: messages, replies, and what people add."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from gateway.agent.course import Course
@@ -143,7 +143,9 @@ class Exchange:
         if was_sent or self._has_begun:
             agent, heard = self.job.agent, ceil(self.course.live)
             usage = Usage(self.course.context_tokens, heard, estimated=True)
-            spent = Spent(usage, agent.provider, self.voice.model or agent.model)
+            model = self.voice.model or agent.model
+            usage = replace(usage, cost_usd=self.job.price(agent.provider, model, usage))
+            spent = Spent(usage, agent.provider, model)
             self.voice.chunk("usage", usage_chunk(spent).data)
             self.course.spend(usage)
         self._has_begun = False

@@ -360,6 +360,7 @@ def _means(
         episodes=episodes,
         souls=parts.souls,
         model=parts.model,
+        price=parts.meter.cost_usd,
         gate=parts.gate,
         settings=settings,
         clock=parts.clock,

@@ -216,6 +216,11 @@ class Meter:
     def _price(self, provider: str, model: str, usage: Usage, at: datetime) -> tuple[int, Pricing]:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
 
+    def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
+        """Of a reply that nobody has settled yet."""
+        found = self.prices.cost(provider, model, usage, self.clock.now())
+        return None if found is None else found[0] / NANO
+
     async def settle(self, record: TokenRecord) -> tuple[BudgetWarning, ...]:
         """Waits for the store, for there may be somebody to warn."""
         try:

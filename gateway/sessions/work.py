@@ -39,6 +39,7 @@ from gateway.domain.ports import (
     ToolScope,
 )
 from gateway.domain.settings import as_wished
+from gateway.domain.usage import Price, unpriced
 from gateway.memory.context import Besides, pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.keeper import Keeper
@@ -90,6 +91,7 @@ class Means:
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     pace: Pace = field(default_factory=Pace)
+    price: Price = unpriced
     keeper: Keeper | None = None  # None: nobody looks for facts
     said: Callable[[SessionKey], None] = lambda key: None  # is told when a turn is in the store
 
@@ -267,6 +269,7 @@ class Work:
             context_id=new.context_id,
             known=story.result,
             waiting=(*waiting, *map(notice_of, lacking)),
+            price=means.price,
         )
         driver = Driver(
             job=job,

@@ -445,6 +445,32 @@ async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path
     assert [one["divergence"] for one in told] == [None] * 3
 
 
+@pytest.mark.parametrize("priced", [True, False])
+async def test_what_a_cancelled_reply_cost_is_told_where_its_price_is_known(
+    tmp_path: Path, priced: bool
+) -> None:
+    reply = Reply(["x" * 320, "never"], gates={2: anyio.Event()})
+    prices = "prices = { m = { input = 1, output = 10 } }" if priced else ""
+    async with (
+        scripted_server([reply]) as model,
+        running(Setup(model.url, provider=prices), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = await client.send("hi")
+        await client.until(sent["run_id"], lambda seen: len(texts_of(seen)) == 320)
+        await client.call("chat.abort", run_id=sent["run_id"])
+        events = await client.ended(sent["run_id"])
+        (record,) = (await client.call("budget.records"))["records"]
+        session = await client.call("session.get", session_key=sent["session_key"])
+
+    (usage,) = [one for one in events if one["type"] == "usage"]
+    cost = (usage["input_tokens"] + 10 * usage["output_tokens"]) / 1e6 if priced else None
+    assert usage["output_tokens"] == record["output_tokens"] == 100
+    assert usage["cost_usd"] == cost
+    assert (session["token_usage"]["cost_usd"] is not None) is priced
+    assert (record["cost_estimate_usd"] > 0.001) is priced
+
+
 # --- limits.token_budget: of one run ------------------------------------------------------------
 
 
