@@ -123,7 +123,9 @@ class Gateway:
         return self.watch.health
 
     def web(self, settings: WebSettings) -> WebApp:
-        spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
+        spending = BudgetMethods(
+            self.front, self.stores.spending, self.config.budgets, self.clock, self.meter
+        )
         methods = (
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),

@@ -24,6 +24,8 @@ from gateway.domain.budgets import (
     Payer,
     Pricing,
     Reservation,
+    Resync,
+    Scope,
     Tally,
     TokenRecord,
     day_of,
@@ -78,6 +80,16 @@ class Meter:
             await self.ledger.settle(self.record(one, "lost", usage), _never)
         if lost:
             log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
+
+    async def resync(self, actor: str) -> Resync:
+        """Frees a day that a clock was far ahead in. Raises StoreUnavailable."""
+        now = self.clock.now()
+        done = await self.ledger.resync(now)
+        if done.is_changed:
+            detail = {"day": done.day, "was": done.was, "records": done.records}
+            await self.audit.append(Deed(now, "budget.resynced", actor, detail))
+            self.queue.freed(frozenset({Scope("day", ""), Scope("month", "")}))
+        return done
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
         """Waits for what is only reserved by others. Raises BudgetExceeded, and ModelFailed if the

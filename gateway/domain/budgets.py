@@ -162,6 +162,20 @@ class Reservation:
 
 
 @dataclass(frozen=True, slots=True)
+class Resync:
+    """The day that counts, and the one that did before. `records` are now counted where they belong:
+    they were made today or this month, and counted in a day to come."""
+
+    day: str
+    was: str
+    records: int = 0
+
+    @property
+    def is_changed(self) -> bool:
+        return self.was > self.day
+
+
+@dataclass(frozen=True, slots=True)
 class TokenRecord:
     """One provider call, for ever. `id` is its reservation's."""
 

@@ -241,13 +241,12 @@ class Work:
         )
         lacking = await prepared(means.gate, agent, run.reins)
         tools, rules = means.gate.offered(agent), means.rules()
-        soul = means.souls.of(agent.id)
+        soul, template = means.souls.of(agent.id), means.souls.template_of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
         said_by = new.sender or key.peer
         asked = Source(new.message_id, key, new.accepted_at, new.content, said_by)
         scope = ToolScope(key, new.run_id, person, asked=asked)
         found, missing = await means.recollection.of(new, agent, episode)
-        template = means.souls.template_of(agent.id)
         besides = Besides(episode.summary, found, missing, earlier, new.message_id, template)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.crowds = agent if context.is_crowded else None

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from functools import partial
 from math import ceil
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import Amount, Grant
 from gateway.domain.tokens import estimate_tokens
 from tests.fakes.client import Client, connected, http, post_chat, texts_of, types_of
-from tests.fakes.gateway import Setup, command, running
+from tests.fakes.gateway import Setup, Site, command, running
+from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.model_server import Asked, Reply, Wire, scripted_server
 
 
@@ -443,6 +446,78 @@ async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path
     assert [one["cost_usd"] for one in events if one["type"] == "usage"] == [0.00275] * 3
     assert "limit_warning" in [one.get("system_type") for one in events]
     assert [one["divergence"] for one in told] == [None] * 3
+
+
+# --- a clock that was far ahead -----------------------------------------------------------------
+
+
+async def spent_at(site: Site, at: datetime, tokens: int) -> None:
+    """As it was left by a process whose clock was there."""
+    ledger, wanted = site.rooms.stores.ledger, a_reservation(f"r-{at}", at=at)
+    held, _ = await ledger.reserve(wanted, lambda _: Grant(1, Amount(tokens)))
+    await ledger.settle(a_record(held, tokens, 0), lambda _: "")
+
+
+async def test_a_day_that_a_clock_was_ahead_in_can_be_seen_and_freed(tmp_path: Path) -> None:
+    limits = "daily = 9000\nmonthly = 20000"
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(40, 60))) as model,
+        running(limited(model.url, limits), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        before = await client.ask("hi", peer="a")
+        await spent_at(site, datetime(2990, 5, 6, tzinfo=UTC), 8_900)
+        refused = await client.ask("hi", peer="b")
+        await client.call("budget.status")
+        await spent_at(site, site.rooms.clock.now(), 300)  # it counts in the day to come
+        pinned = (await client.call("budget.status"))["budgets"][:2]
+        done = await client.call("budget.resync")
+        again = await client.call("budget.resync")
+        free = (await client.call("budget.status"))["budgets"][:2]
+        after = await client.ask("hi", peer="c")
+        entries = (await client.call("audit.tail"))["entries"]
+
+    assert (before["type"], refused["scope"], after["type"]) == ("done", "daily", "done")
+    assert [row["used"] for row in pinned] == [9_200, 9_200]
+    assert all("2990-05" in row["why"] and "budget resync" in row["why"] for row in pinned)
+    assert (done["changed"], done["was"], done["records"]) == (True, "2990-05-06", 1)
+    assert (again["changed"], again["records"]) == (False, 0)
+    assert [row["used"] for row in free] == [400, 400]
+    assert not any("why" in row for row in free)
+    (entry,) = [one for one in entries if one["kind"] == "budget.resynced"]
+    assert entry["detail"] == {"day": done["day"], "was": "2990-05-06", "records": 1}
+
+
+async def test_what_is_held_when_a_day_is_freed_counts_today(tmp_path: Path) -> None:
+    gate = anyio.Event()
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(40, 60), gate=gate)) as model,
+        running(limited(model.url, "daily = 9000"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        await spent_at(site, datetime(2990, 5, 6, tzinfo=UTC), 10)
+        sent = await client.send("hi")
+        await model.wait_for(1)
+        await client.call("budget.resync")
+        held, *_ = (await client.call("budget.status"))["budgets"]
+        gate.set()
+        await client.ended(sent["run_id"])
+        free, *_ = (await client.call("budget.status"))["budgets"]
+
+    assert (held["used"], held["reserved"] > 4_096) == (0, True)
+    assert (free["used"], free["reserved"]) == (100, 0)
+
+
+async def test_who_may_only_read_frees_no_day(tmp_path: Path) -> None:
+    token = '[[tokens]]\nname = "looks"\ntoken = "a-token-that-only-looks"\nscopes = ["read"]'
+    async with (
+        scripted_server([]) as model,
+        running(Setup(model.url, rest=token), tmp_path) as site,
+        connected(site.url, "a-token-that-only-looks") as client,
+    ):
+        refused = await client.refused("budget.resync")
+
+    assert refused.code == -32002
 
 
 @pytest.mark.parametrize("priced", [True, False])
