@@ -27,6 +27,7 @@ from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
 from gateway.app.parts import Parts
 from gateway.app.plugins import loaded_plugins
+from gateway.app.provider_test import ProviderTest
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.subagents import gate_of, subagents_of, with_subagents
@@ -77,6 +78,7 @@ from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.pairing import PairMethods
+from gateway.web.methods.providers import ProviderMethods
 from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
@@ -112,6 +114,7 @@ class Gateway:
     channels: ChannelRoom
     pairing: PairingBook
     stateless: Stateless
+    trial: ProviderTest
     mcp: Door | None = None
     watch: StoreWatch = field(init=False)
 
@@ -141,6 +144,7 @@ class Gateway:
             *SettingsMethods(self.settings, usual_agent(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
             *ReplayMethods(self.front, self.replays).all(),
+            *ProviderMethods(self.trial).all(),
             *InsightMethods(
                 self.front,
                 self._about(),
@@ -344,6 +348,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         memory=memory,
         channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
         pairing=parts.pairing,
+        trial=ProviderTest(config, parts.model, parts.ids),
         stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
     )
 
