@@ -126,9 +126,7 @@ class Gateway:
         return self.watch.health
 
     def web(self, settings: WebSettings) -> WebApp:
-        spending = BudgetMethods(
-            self.front, self.stores.spending, self.config.budgets, self.clock, self.meter
-        )
+        spending = BudgetMethods(self.front, self.stores.spending, self.meter)
         methods = (
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
@@ -299,9 +297,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     gate, forget = gate_of(config, parts, subagents_of(config, parts, settings))
     means = memory.told_by(replace(_means(parts, agents, episodes, settings, config), gate=gate))
-    router = Router(
-        tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
-    )
+    names, closed = tuple(agents), closed_agents(config)
+    router = Router(names, config.bindings, config.default_agent, closed=closed)
     reception = Reception(
         router=router,
         inbox=parts.stores.inbox,

@@ -73,10 +73,7 @@ def add(context: CliContext, /, name: str, *, yes: bool, **told: str | None) -> 
 @click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
 @click.pass_obj
 def test(context: CliContext, name: str | None, model: str | None) -> None:
-    """Ask a provider one tiny question (about 30 tokens) and show what came back.
-
-    It counts against the budgets. A gateway that runs asks it, as it is configured.
-    """
+    """Ask a provider one tiny question (about 30 tokens, metered) and show what came back."""
     try:
         with linked(context, WITHIN_S + ANSWER_S) as link:
             told = link.call("provider.test", provider=name, model=model)

@@ -78,7 +78,10 @@ TABLE = Operation(
 )
 
 
-class Resyncing(Protocol):
+class Metering(Protocol):
+    budgets: Budgets
+    clock: Clock
+
     async def resync(self, actor: str) -> Resync: ...
 
 
@@ -86,9 +89,7 @@ class Resyncing(Protocol):
 class BudgetMethods:
     front: Front
     spending: Spending
-    budgets: Budgets
-    clock: Clock
-    meter: Resyncing
+    meter: Metering
 
     def all(self) -> Sequence[Method]:
         return (
@@ -109,7 +110,7 @@ class BudgetMethods:
         return await self._rows(self._scopes(self.front.agents))
 
     def _scopes(self, agents: Iterable[str] = ()) -> list[Scope]:
-        day = day_of(self.clock.now())
+        day = day_of(self.meter.clock.now())
         own = [Scope("agent", name) for name in sorted(agents)]
         return [Scope("day", day), Scope("month", day[:7]), *own]
 
@@ -118,7 +119,7 @@ class BudgetMethods:
         tallies = await self.spending.tallies(scopes)
         rows: list[BudgetRow] = []
         for scope, tally in zip(scopes, tallies, strict=True):
-            found = budget(tally, self.budgets.limit(tally.scope))
+            found = budget(tally, self.meter.budgets.limit(tally.scope))
             why = _why_ahead(scope, tally.scope)
             rows += [{**row, "why": why} for row in found] if why else found
         return rows
