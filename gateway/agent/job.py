@@ -66,6 +66,7 @@ class Job:
     known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions
     price: Price = unpriced
+    was_near: bool = False  # the window's end, when the run before ended, and is still
 
 
 @dataclass(frozen=True, slots=True)

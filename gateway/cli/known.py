@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 
 from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
@@ -10,6 +11,7 @@ from gateway.host.clock import SystemClock
 from gateway.host.shipped import shipped_folder
 from gateway.providers.presets import DEFAULT_MODELS, PRESETS
 from gateway.providers.prices import is_priced
+from gateway.providers.thinking import why_no_thinking
 from gateway.providers.windows import context_window, output_limit
 
 # The plugins that ship with the gateway, and what each cannot work without.
@@ -27,6 +29,8 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "whatsapp": ("http:graph.facebook.com",),
     "matrix": (),
 }
+# Names in `config` without which an adapter knows no mention.
+MENTION_KEYS = {"telegram": "username"}
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
 
@@ -39,12 +43,26 @@ def known() -> Known:
     }
     folder = shipped_folder("plugins")
     bundled = {
-        name: BundledPlugin(folder / name / "tool.wasm", needs, is_usual=name in USUAL)
+        name: BundledPlugin(
+            folder / name / "tool.wasm",
+            needs,
+            is_usual=name in USUAL,
+            mention_key=MENTION_KEYS.get(name),
+        )
         for name, needs in BUNDLED.items()
     }
     trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
     decisions = ("default", *(point.name for point in entry_points(group=DECISION_TREES)))
     return Known(
-        *(presets, bundled, context_window, output_limit, trees, decisions, CORE, problems_of),
+        presets,
+        bundled,
+        context_window,
+        output_limit,
+        why_no_thinking,
+        trees,
+        decisions,
+        CORE,
+        problems_of,
+        has_mcp=find_spec("mcp") is not None,
         is_priced=lambda provider, model: is_priced(provider, model, SystemClock().now()),
     )

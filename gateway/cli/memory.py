@@ -11,6 +11,7 @@ import click
 from gateway.cli.context import CliContext
 from gateway.cli.link import Link, linked
 from gateway.domain.ids import SessionKey
+from gateway.domain.terminal import one_line
 
 PAGE = 50
 MOST_OTHERS = 5  # conversations that are offered
@@ -80,7 +81,8 @@ def search(context: CliContext, query: str, whose: Somebody, kind: str | None, l
     for one in found["results"]:
         turn = f"{one['at'][:10]}  {one.get('said_by')}: {one['text']}"
         shown = _line(one["fact"]) if "fact" in one else turn
-        click.echo(f"{one['score']:6.3f}  {one['kind']:4}  {shown}   ({one['why']})")
+        row = f"{one['score']:6.3f}  {one['kind']:4}  {shown}   ({one['why']})"
+        click.echo(one_line(row))
 
 
 @memory.command()
@@ -98,7 +100,8 @@ def why(context: CliContext, fact_id: str) -> None:
     click.echo(f"in the memory of {told['fact']['scope']}")
     click.echo(f"learned {told['fact']['learned_at']} in {learned_in}")
     for one in told["sources"]:
-        click.echo(f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}")
+        row = f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}"
+        click.echo(one_line(row))
     if hidden := told["hidden"]:
         click.echo(f"{hidden} more in conversations that are not yours to read")
 
@@ -201,7 +204,7 @@ def _line(fact: Mapping[str, Any]) -> str:
     dates = [f"since {since[:10]}"] if since != until else []  # else nobody said since when
     dates += [f"until {until[:10]}"] if until else []
     ended = "  superseded" if fact["superseded_at"] else ""
-    return (
+    return one_line(
         f"{fact['id']}  {fact['subject']} {fact['predicate']} {fact['object']}"
         f"   {' '.join(dates)}, told {fact['learned_at'][:10]}{ended}"
     )

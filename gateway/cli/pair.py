@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from gateway.cli.chat import plain
 from gateway.cli.context import CliContext
 from gateway.cli.link import linked
+from gateway.domain.terminal import one_line
 
 STATES = {
     "asked": "waits",
@@ -73,4 +73,4 @@ def _tell(context: CliContext, one: Mapping[str, Any]) -> None:
 def _line(one: Mapping[str, Any]) -> str:
     name = f" ({one['name']})" if one.get("name") else ""
     state = STATES[one["state"]] + (", owner" if one.get("owner") else "")
-    return plain(f"{one['channel']}:{one['account']}  {one['person']}{name}  {state}")
+    return one_line(f"{one['channel']}:{one['account']}  {one['person']}{name}  {state}")

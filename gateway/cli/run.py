@@ -11,9 +11,11 @@ from gateway.cli.context import CliContext, config_or_exit
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
+from gateway.domain.terminal import one_line
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
+from gateway.host.streams import detach_streams, hold_hangup
 
 
 @click.command()
@@ -28,12 +30,14 @@ from gateway.host.logs import logging_to
 @click.pass_obj
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     """Run the gateway until Ctrl+C or SIGTERM."""
+    hold_hangup()
+    detach_streams()
     config = config_or_exit(context, port=port)
     allow_open_files()
     observability = config.observability
 
     def ready(running: app.Running) -> None:
-        click.echo("\n".join(banner(running)))
+        click.echo("\n".join(map(one_line, banner(running))))
         sys.stdout.flush()
 
     async def serve() -> None:
@@ -86,7 +90,10 @@ def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
     """Those that run, and those that cannot."""
     loaded = ", ".join(plugin.name for plugin in plugins if plugin.state == "loaded")
     refused = [plugin for plugin in plugins if plugin.state == "refused"]
+    coming = ", ".join(plugin.name for plugin in plugins if plugin.state == "compiling")
     lines = [f"{loaded}   (sandboxed)"] if loaded else []
+    if coming:
+        lines.append(f"being compiled: {coming}   (its tools come when that is done)")
     if len(refused) == 1:
         lines.append(f"refused: {refused[0].name}: {refused[0].why}")
     elif refused:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.config.environment import Choice, default_model
+from gateway.config.environment import DEMO, Choice, default_model
 from gateway.config.problems import Code, KeyPath, Report, choose, quoted
 from gateway.config.reaching import BindingSection, ProjectSection, SubagentSection
 from gateway.config.schema import (
@@ -20,7 +20,7 @@ from gateway.config.schema import (
 )
 from gateway.config.values import Surroundings
 from gateway.domain.agents import OPEN_PROJECT, AgentDef, ContextRules, Limits, ProjectDef
-from gateway.domain.bindings import Binding
+from gateway.domain.bindings import OWN_CHANNELS, Binding
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY
 from gateway.domain.prompts import PLACES, TemplateInvalid, compile_prompt
@@ -28,6 +28,7 @@ from gateway.domain.subagents import DELEGATE
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5
+Tried = tuple[object, ...]  # what tells one way to ask a model from another
 BINDING_FIELDS = ("channel", "account_id", "peer_id", "guild_id", "team_id")
 
 
@@ -78,10 +79,17 @@ class Agents:
             context=self._context(path, section.context, asked["context_window"]),
             **asked,
         )
-        return replace(agent, fallback=self._fallback(path, section, section, agent))
+        below = self._fallback(path, section, section, agent, tried=(_tried(asked),))
+        return replace(agent, fallback=below)
 
     def _fallback(
-        self, above: KeyPath, owner: AgentSection, section: ModelSection, agent: AgentDef
+        self,
+        above: KeyPath,
+        owner: AgentSection,
+        section: ModelSection,
+        agent: AgentDef,
+        *,
+        tried: tuple[Tried, ...],
     ) -> AgentDef | None:
         """The same agent with another model, which may be able to read less."""
         fallback, path = section.fallback, (*above, "fallback")
@@ -93,17 +101,36 @@ class Agents:
             return None
         asked = self._asked(path, fallback)
         context = self._context(None, owner.context, asked["context_window"])
-        below = self._fallback(path, owner, fallback, agent)
+        below = self._fallback(path, owner, fallback, agent, tried=(*tried, _tried(asked)))
+        self._check_other(path, asked, tried)
         return replace(agent, **asked, context=context, fallback=below)
+
+    def _check_other(
+        self, path: KeyPath, asked: Mapping[str, Any], tried: tuple[Tried, ...]
+    ) -> None:
+        """A fallback that asks what has just failed is none. A chain that is too long is reported
+        already."""
+        is_long = any(
+            one.code == Code.OUT_OF_RANGE and one.path[: len(path)] == path
+            for one in self.report.findings
+        )
+        if _tried(asked) in tried and asked["model"] and not is_long:
+            what = f"{asked['provider']}/{asked['model']}"
+            message = f"this fallback asks {what}, which has failed when it is needed"
+            fix = "name another provider or model, or remove it"
+            self.report.wrong(Code.NO_USE, path, message, fix, at="table")
 
     def _asked(self, path: KeyPath, section: ModelSection) -> dict[str, Any]:
         """What an agent and each of its fallbacks has of its own."""
         known, provider = self.around.known, section.provider or self.choice.provider
         model = self.model(path, provider, section.model)
+        max_tokens = self._max_tokens(path, section, model)
+        if section.thinking:
+            self._check_thinking(path, provider, model, max_tokens)
         return {
             "provider": provider,
             "model": model,
-            "max_tokens": self._max_tokens(path, section, model),
+            "max_tokens": max_tokens,
             "context_window": section.context_window or known.context_window(model),
             **section.model_dump(include={"temperature", "thinking", "stream"}),
         }
@@ -121,6 +148,18 @@ class Agents:
             fix = 'add model = "..."'
             self.report.wrong(Code.MISSING, (*path, "model"), message, fix, at="table")
         return model or ""
+
+    def _check_thinking(self, path: KeyPath, provider: str, model: str, max_tokens: int) -> None:
+        """Of a provider that is not known nothing is said: that is wrong already."""
+        known, own = self.around.known, self.sections.providers.get(provider)
+        preset = known.presets.get(provider)
+        wire = preset.wire if preset else own.wire if own else None
+        if provider not in self.providers or (wire is None and provider != DEMO) or not model:
+            return
+        why = known.no_thinking(provider, wire, model, max_tokens)
+        if why is not None:
+            fix = "remove it, or choose a model that can"
+            self.report.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
 
     def _max_tokens(self, path: KeyPath, section: ModelSection, model: str) -> int:
         most = self.around.known.output_limit(model)
@@ -231,6 +270,10 @@ class Agents:
         return str(found)
 
 
+def _tried(asked: Mapping[str, Any]) -> Tried:
+    return tuple(asked[name] for name in ("provider", "model", "thinking", "stream"))
+
+
 def _check_server(where: KeyPath, tool: str, servers: Sequence[str], report: Report) -> None:
     name, slash, one = tool.removeprefix(FAMILY).partition("/")
     if name not in servers:
@@ -274,9 +317,13 @@ def resolve_projects(sections: Iterable[ProjectSection], report: Report) -> tupl
 
 
 def resolve_bindings(
-    sections: Iterable[BindingSection], agent_ids: tuple[str, ...], report: Report
+    sections: Iterable[BindingSection],
+    agent_ids: tuple[str, ...],
+    channels: tuple[str, ...],
+    report: Report,
 ) -> tuple[Binding, ...]:
     bindings = []
+    first: dict[tuple[str | None, ...], int] = {}
     for index, section in enumerate(sections):
         path: KeyPath = ("bindings", index)
         if section.agent_id not in agent_ids:
@@ -288,5 +335,14 @@ def resolve_bindings(
             message = f"binding {index} says not where: it matches nothing"
             fix = f"add at least one of {', '.join(BINDING_FIELDS)}"
             report.wrong(Code.MISSING, path, message, fix, at="table")
+        if section.channel is not None and section.channel not in (*channels, *OWN_CHANNELS):
+            message = f"there is no channel {quoted(section.channel)}"
+            fix = f"{choose(section.channel, channels)}; only who may impersonate can speak as another"
+            report.note("unknown-channel", (*path, "channel"), message, fix)
+        fields = tuple(places[name] for name in BINDING_FIELDS)
+        earlier = first.setdefault(fields, index)
+        if earlier != index and any(fields):
+            message = f"it can never win: binding {earlier} asks for the same and comes first"
+            report.note("bindings.shadowed", path, message, "remove it, or make it say more")
         bindings.append(Binding(AgentId(section.agent_id), **places))
     return tuple(bindings)

@@ -62,6 +62,9 @@ class QueueSettings:
     debounce_ms: int = 0
     max_pending: int = 1_000
     max_pending_total: int = 100_000
+    max_pending_mb: int = 64
+    max_pending_total_mb: int = 1_024
+    max_pending_per_principal: int = 5_000
     max_running: int = 256
 
 
@@ -88,6 +91,7 @@ class Notice:
     path: str
     message: str
     fix: str
+    place: tuple[str | int, ...] = ()  # the same path, part by part
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +111,7 @@ class BundledPlugin:
     file: Path
     needs: tuple[str, ...] = ()  # capabilities without which it cannot work
     is_usual: bool = False
+    mention_key: str | None = None  # of `config`, without which it knows no mention in a room
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +131,13 @@ class Known:
     bundled: Mapping[str, BundledPlugin]
     context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]
+    # why a model cannot be asked to think: provider, wire (None: the demo), model, max_tokens
+    no_thinking: Callable[[str, Wire | None, str, int], str | None] = lambda *about: None
     trees: tuple[str, ...] = ("default",)
     decisions: tuple[str, ...] = ("default",)
     core_rules: Path | None = None  # a file of rules that nobody can change
     rule_problems: Callable[[RuleDef], Sequence[RuleProblem]] = lambda rule: ()
+    has_mcp: bool = True  # the SDK is an extra
     is_priced: Callable[[ProviderDef, str], bool] = lambda provider, model: True
 
 
@@ -150,20 +158,29 @@ class Surroundings:
     cwd: Path
     known: Known
     overrides: Overrides = field(default_factory=Overrides)
+    is_named: bool = True  # the file: else it is the one that was found in the usual places
 
     def path(self, text: str, folder: Path) -> Path:
-        """As a configuration writes it: `~` is the home, anything relative starts at `folder`."""
-        if text == "~" or text.startswith("~/"):
-            return self.home / text[2:]
-        return folder / text
+        return placed_at(text, folder, home=self.home)
 
     def name(self, path: Path) -> str:
-        """A file as messages call it: as short as it is clear."""
-        if path.is_relative_to(self.cwd):
-            return str(path.relative_to(self.cwd))
-        if path.is_relative_to(self.home):
-            return f"~/{path.relative_to(self.home)}"
-        return str(path)
+        return shorter_name(path, home=self.home, cwd=self.cwd)
+
+
+def placed_at(text: str, folder: Path, *, home: Path) -> Path:
+    """As a configuration writes it: `~` is the home, anything relative starts at `folder`."""
+    if text == "~" or text.startswith("~/"):
+        return home / text[2:]
+    return folder / text
+
+
+def shorter_name(path: Path, *, home: Path, cwd: Path) -> str:
+    """A file as messages call it: as short as it is clear."""
+    if path.is_relative_to(cwd):
+        return str(path.relative_to(cwd))
+    if path.is_relative_to(home):
+        return f"~/{path.relative_to(home)}"
+    return str(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,8 +55,8 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "thinking": (str,),
     "reply": ((dict, type(None)),),
     "failed": ((dict, type(None)),),
-    "refused": (str, str, str, int, int, int, (float, int, type(None))),
-    "metered": ((float, int, type(None)), list, (dict, type(None))),
+    "refused": (str, str, str, int, int),
+    "metered": ((float, int, type(None)), list),
     "result": (str, str, str, str, bool, (float, int)),
     "spent": (str, list),
     "slow": (str, str),
@@ -68,10 +68,14 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "tick": ((float, int),),
     "over": (),
 }
-# How many values some had on older tapes.
-_OLDER: Mapping[str, int] = {"refused": 5, "metered": 2}
-
+# What a mark may hold besides; tapes of before have it not.
+_MORE: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
+    "result": (str, (dict, type(None))),
+    "refused": (int, (float, int, type(None))),
+    "metered": ((dict, type(None)),),
+}
 OVERRUN = "overrun"  # how an answer ends that is longer than what was reserved, and by which size
+
 
 _NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended
 
@@ -124,7 +128,7 @@ def _mark(plain: object) -> Mark:
             pass
         case [str(kind), *values] if kind in _SHAPES:
             types = _SHAPES[kind]
-            counts = {len(types), _OLDER.get(kind, len(types))}
-            if len(values) in counts and all(map(isinstance, values, types)):
+            types += _MORE.get(kind, ()) if len(values) > len(types) else ()
+            if len(values) == len(types) and all(map(isinstance, values, types)):
                 return Mark(kind, tuple(values))  # type: ignore[arg-type]  # one of the table's
     raise ValueError("it holds a mark that is none")

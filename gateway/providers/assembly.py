@@ -1,6 +1,7 @@
 """One reply while it arrives: what was heard, drafts of tool calls, and what it came to."""
 
 import logging
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -9,7 +10,7 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from gateway.domain.errors import FailureKind, Garbled, ModelFailed, NeverSent
+from gateway.domain.errors import FailureKind, ModelFailed, NeverSent
 from gateway.domain.messages import Extras, ToolCall
 from gateway.domain.model import (
     FinishReason,
@@ -35,6 +36,8 @@ CALL_COST = 1024
 PART_COST = 16
 # Servers take tools' names of 64. In an id some hide a signature; one that is longer we replace.
 LONGEST_NAME, LONGEST_ID = 256, 16_384
+LONGEST_SENT = 64
+_SENDABLE, _UNSENDABLE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[^A-Za-z0-9_-]+")
 # So many deltas a reply are heard as they come. After that it is a flood, heard in larger pieces.
 DELTAS_A_TOKEN = 4
 LEAST_DELTAS = 1000
@@ -188,9 +191,7 @@ class Assembly:
             self.started = True
             self._hear(TextDelta(text))
 
-    def failed(
-        self, kind: FailureKind, detail: str, *, sent: bool = True, is_garbled: bool = False
-    ) -> ModelFailed:
+    def failed(self, kind: FailureKind, detail: str, *, sent: bool = True) -> ModelFailed:
         """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
         it may be asked for again; of any other all is said."""
         if self.started:
@@ -199,8 +200,6 @@ class Assembly:
         detail = self._scrub(detail)
         if not sent:
             return NeverSent(self.provider, kind, detail)
-        if is_garbled:
-            return Garbled(self.provider, detail, started=self.started)
         return ModelFailed(self.provider, kind, detail, started=self.started)
 
     def reply(
@@ -264,7 +263,7 @@ class Assembly:
 
     def _recover(self, answer: str) -> None:
         """Calls that stand in the text or the thinking, unless the wire brought its own."""
-        self.calls = [draft for draft in self.calls if draft.name or draft.arguments]
+        self.calls = [one for one in self.calls if one.name or one.arguments or one.id]
         if self.calls or not self._in_text or not self._in_thinking:
             return
         for name, arguments, _ in counted(self._in_text, self._in_thinking, answer):
@@ -279,10 +278,7 @@ class Assembly:
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]  # else cut off
         calls: dict[str, ToolCall] = {}
         for place, draft in enumerate(drafts):
-            if not 0 < len(draft.name) <= LONGEST_NAME:
-                raise self.failed(
-                    "protocol", "a tool call came without a name, or with an endless one"
-                )
+            draft.name = draft.name[:LONGEST_NAME]  # no tool has one so long: its result says so
             arguments = "".join(draft.arguments).strip() or "{}"
             if not 0 < len(draft.id) <= LONGEST_ID or draft.id in calls:
                 draft.id = _made_up_id(reply_id, place, draft.name, arguments)
@@ -346,6 +342,13 @@ def parsed_object(arguments: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def sendable_name(name: str) -> str:
+    """The name of a call as every server takes it: a model may have called what no tool is named."""
+    if _SENDABLE.fullmatch(name):
+        return name
+    return _UNSENDABLE.sub("_", name)[:LONGEST_SENT] or "unnamed"
 
 
 def object_of(arguments: str) -> Mapping[str, Any]:

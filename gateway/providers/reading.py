@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from pydantic_core import from_json
 
-from gateway.domain.errors import ModelFailed
+from gateway.domain.errors import MalformedReply, ModelFailed
 from gateway.domain.model import ModelReply
 from gateway.providers.assembly import Assembly, json_bytes
 from gateway.providers.failures import kind_of, read_refusal
@@ -100,8 +100,7 @@ def _parsed(assembly: Assembly, data: bytes) -> Any:
             return from_json(json_bytes(json.loads(data)))  # which is no deeper than any other
         except (ValueError, RecursionError) as error:
             problem = error
-    told = f"malformed JSON in a stream: {problem}"
-    raise assembly.failed("protocol", told, is_garbled=True) from problem
+    raise malformed(assembly, f"malformed JSON in a stream: {problem}") from problem
 
 
 def _is_json(data: bytes) -> bool:
@@ -119,13 +118,18 @@ def take_whole(body: bytes, reading: Reading, assembly: Assembly) -> None:
     try:
         parsed = from_json(body)
     except ValueError as error:
-        told = f"malformed JSON: {error}"
-        raise assembly.failed("protocol", told, is_garbled=True) from error
+        raise malformed(assembly, f"malformed JSON: {error}") from error
     refuse_error(assembly, parsed, is_error=False)
     try:
         reading.take_whole(parsed)
     except WRONG_SHAPE as error:
         raise misshapen(assembly, error) from error
+
+
+def malformed(assembly: Assembly, detail: str) -> ModelFailed:
+    """The failure to raise for bytes that are no JSON."""
+    failed = assembly.failed("protocol", detail)
+    return MalformedReply(failed.provider, failed.detail, started=failed.started)
 
 
 def refuse_error(assembly: Assembly, chunk: Any, *, is_error: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Literal, cast
 from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import Address
+from gateway.domain.bindings import OWN_CHANNELS, Address
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
@@ -44,7 +44,7 @@ class _Params(BaseModel):
 
 class Explain(_Params):
     channel: Text
-    account: Text = "default"
+    account: Text | None = None
     peer: Text = "main"
     guild: Text | None = None
     team: Text | None = None
@@ -200,8 +200,10 @@ class InsightMethods:
 
     def explain(self, call: Call, params: Explain) -> RouteExplained:
         """Which agent answers an address, and why."""
+        own = call.principal.name if params.channel in OWN_CHANNELS else "default"
+        account = params.account or own  # as a message gets it that names none
         address = Address(
-            params.channel, params.account, params.peer, guild=params.guild, team=params.team
+            params.channel, account, params.peer, guild=params.guild, team=params.team
         )
         route = self.front.router.resolve(address)
         return {
