@@ -19,6 +19,7 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Clock, Decode, Model, ToolScope
 from gateway.domain.prompts import Template
 from gateway.domain.souls import Soul
+from gateway.domain.usage import Price, unpriced
 from gateway.memory.context import Besides, pack
 
 
@@ -48,6 +49,7 @@ class Aside:
     clock: Clock
     decode: Decode
     publish: Callable[[Event], None] = field(default=lambda event: None)
+    price: Price = unpriced
 
     async def answer(
         self, errand: Errand, story: Story, emit: Emit, reins: Reins | None = None
@@ -74,6 +76,7 @@ class Aside:
             decision=self.decisions.named(decision),
             known=story.result,
             waiting=tuple(map(notice_of, lacking)),
+            price=self.price,
         )
         driver = Driver(
             job=job,

@@ -41,6 +41,7 @@ class Course:
         self.refusal: BudgetExceeded | None = None  # nothing more may be spent
         self.asked = 0  # how often a model was asked
         self.stop_after: DoneReason | None = None  # once the turn that is at work is over
+        self.sent = 0  # tokens that went in, of the call that is made right now, about
         self.live = 0.0  # tokens of the reply that is being heard, about
         self._calm = 0.0  # so many of them change nothing
         self._shown: int | None = None
@@ -53,7 +54,7 @@ class Course:
     # -- what is used
 
     def spend(self, usage: Usage) -> None:
-        self.usage, self.live = add_usage(self.usage, usage), 0.0
+        self.usage, self.sent, self.live = add_usage(self.usage, usage), 0, 0.0
         self.change(tokens_used=self.usage.total)
         self._watch_tokens()
 
@@ -63,8 +64,18 @@ class Course:
         self.live += size / BYTES_A_TOKEN
         return self.live < self._calm or self._watch_tokens()
 
+    @property
+    def used_by_now(self) -> int:
+        """With what the call in flight has taken so far."""
+        return self.usage.total + self.sent + int(self.live)
+
+    def send(self) -> None:
+        """A call is made, with what the model is shown now."""
+        self.sent = self.context_tokens
+        self._watch_tokens()
+
     def _watch_tokens(self) -> bool:
-        most, used = self.limits.token_budget, self.usage.total
+        most, used = self.limits.token_budget, self.usage.total + self.sent
         warns_at = warning_at(most, self.limits.token_warning_percent)
         tokens = used + int(self.live)
         if tokens >= warns_at and not self._has_told_stop:
@@ -93,7 +104,7 @@ class Course:
         if kind == "max_iterations":
             return Reading(kind, min(state.turn + 1, limits.max_iterations), limits.max_iterations)
         if kind == "token_budget":
-            run = Reading(kind, self.usage.total + int(self.live), limits.token_budget)
+            run = Reading(kind, self.used_by_now, limits.token_budget)
             return run if self.refusal is None else spent_reading(self.refusal)
         if kind == "context_window":
             return Reading(kind, self.context_tokens, self._job.agent.context_window)

@@ -249,6 +249,7 @@ class Driver:
 
     def _request(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
         is_first = agent is self.job.agent
+        left_s = max(0.0, self._deadline - self.clock.monotonic())
         return ModelRequest(
             provider=agent.provider,
             model=(wish.model if is_first else None) or agent.model,
@@ -260,7 +261,7 @@ class Driver:
             thinking=agent.thinking,
             stream=agent.stream,
             idle_timeout_s=wish.idle_timeout_s,
-            deadline_s=max(0.0, self._deadline - self.clock.monotonic()),
+            deadline_s=left_s if wish.timeout_s is None else min(left_s, wish.timeout_s),
             payer=Payer(self.job.scope.session_key, self.job.scope.run_id),
         )
 

@@ -1,7 +1,7 @@
 """What passes between a turn, its model and its tools: messages, replies, and what people add."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from gateway.agent.course import Course
@@ -11,7 +11,7 @@ from gateway.agent.reins import Said
 from gateway.agent.round import Round
 from gateway.agent.voice import Voice, warn
 from gateway.agent.wishes import AskModel, ModelReplied, ToolReturned
-from gateway.agent.words import nearly_spent
+from gateway.agent.words import OVERRUN, nearly_spent
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message, ToolCall
@@ -56,6 +56,7 @@ class Exchange:
         self.taken.extend(taken)
         self.course.show_context()
         self.course.asked += 1
+        self.course.send()
         self._heard.clear()
         self._has_begun = False
         options = call.options
@@ -73,6 +74,13 @@ class Exchange:
             number(options, "idle-timeout"),
             taken,
         )
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the run's tokens are enough for what the next call sends."""
+        queued = sum(message_tokens(Message("user", said.text)) for said in self.queued)
+        used = self.course.usage.total + self.course.context_tokens + queued
+        return used < self.course.limits.token_budget
 
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
         """Of the agent's, those that the leaf names and no rule has taken away; and the one that reads
@@ -116,6 +124,8 @@ class Exchange:
         )
         self.voice.chunk("usage", usage_chunk(reply).data)
         self.course.spend(reply.usage)
+        if reply.finish == "overrun":
+            self.voice.system("notice", OVERRUN.format(provider=reply.provider))
         for warning in reply.warnings:
             turn = self.course.state.turn
             warn(self.voice, "budget.token.warning", turn, *nearly_spent(warning))
@@ -136,10 +146,13 @@ class Exchange:
     def cut(self, *, was_sent: bool = True) -> None:
         """No reply will come. The prompt was sent and some may have been heard: an estimate is
         nearer than nothing."""
+        self.course.sent = 0
         if was_sent or self._has_begun:
             agent, heard = self.job.agent, ceil(self.course.live)
             usage = Usage(self.course.context_tokens, heard, estimated=True)
-            spent = Spent(usage, agent.provider, self.voice.model or agent.model)
+            model = self.voice.model or agent.model
+            usage = replace(usage, cost_usd=self.job.price(agent.provider, model, usage))
+            spent = Spent(usage, agent.provider, model)
             self.voice.chunk("usage", usage_chunk(spent).data)
             self.course.spend(usage)
         self._has_begun = False

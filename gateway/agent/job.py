@@ -17,7 +17,7 @@ from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import FinishReason, ModelReply, ToolSpec
 from gateway.domain.notices import Notice
 from gateway.domain.ports import Decode, ToolScope
-from gateway.domain.usage import Spent, Usage
+from gateway.domain.usage import Price, Spent, Usage, unpriced
 from gateway.memory.context import Context
 from gateway.tools.sources import Listed
 
@@ -65,6 +65,7 @@ class Job:
     context_id: NodeId | None = None  # the node that the message wants to grow from
     known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions
+    price: Price = unpriced
     was_near: bool = False  # the window's end, when the run before ended, and is still
 
 

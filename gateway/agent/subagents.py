@@ -183,7 +183,8 @@ class _Bill:
         used, told = answer.usage, self.told
         more = (used.input_tokens - told.input_tokens, used.output_tokens - told.output_tokens)
         if any(more):
-            usage = Usage(*more, estimated=True)
+            cost = None if used.cost_usd is None else used.cost_usd - (told.cost_usd or 0)
+            usage = Usage(*more, cost_usd=cost, estimated=True)
             self.spend(Spent(usage, answer.provider, answer.model))
 
 
@@ -244,7 +245,7 @@ def within(text: str, tokens: int) -> str:
 
 
 def _whole(answer: Answer) -> str:
-    return answer.end.text + (_CUT if answer.finish == "length" else "")
+    return answer.end.text + (_CUT if answer.finish in {"length", "overrun"} else "")
 
 
 def _published(

@@ -33,7 +33,16 @@ from gateway.agent.wishes import (
     ToolReturned,
     Wish,
 )
-from gateway.agent.words import BROKEN, DEFECT, EMPTY, NO_END, SKIPPED, TAKEN_AWAY, spent_reading
+from gateway.agent.words import (
+    BROKEN,
+    DEFECT,
+    EMPTY,
+    NO_END,
+    OVERRUN,
+    SKIPPED,
+    TAKEN_AWAY,
+    spent_reading,
+)
 from gateway.control.policy import tightened
 from gateway.control.trees.blackboard import BadWrite
 from gateway.control.trees.calls import Call, Pending
@@ -162,6 +171,8 @@ class Turn:
         self.exchange.close_round()
         course = self.course
         reason = course.stop_after or self.judge.exhausted
+        if reason is None and not self.exchange.has_room:
+            reason = "token_budget"
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:
@@ -300,8 +311,16 @@ def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
         return _failed(exchange, broke.failure)
     if exchange.is_answered and outcome.reason == "done":
         said = exchange.last_text
-        return Finish("answered", said if said.strip() else EMPTY)
+        return Finish("answered", said if said.strip() else _empty(exchange))
     return _without_end(exchange, outcome)
+
+
+def _empty(exchange: Exchange) -> str:
+    """What stands for an answer without a word."""
+    last = exchange.last
+    if last is not None and last.finish == "overrun":
+        return OVERRUN.format(provider=last.provider)
+    return EMPTY
 
 
 def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:

@@ -13,6 +13,7 @@ from gateway.domain.model import BudgetWarning
 EMPTY = "The model gave an empty answer."
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
 NO_END = "The agent's tree ended without an answer; the operator finds out why in the log."
+OVERRUN = "The model service ({provider}) wrote more than was reserved for it and was cut off."
 SKIPPED = "Skipped due to queued user message."
 TAKEN_AWAY = "Not executed: this tool is not available any more in this run."
 NOT_EXECUTED = "Not executed: the run went on without it."
@@ -36,6 +37,7 @@ BROKEN: Mapping[FailureKind, str] = {
     "context_overflow": "This conversation is too long for the model ({provider}).",
     "not_found": "The model service ({provider}) does not know the model. The operator has to check it.",
     "unmetered": "The gateway cannot keep its accounts at the moment, so no model was asked. Try again later.",
+    "unpriced": "The model service ({provider}) was not asked: its model has no price, and a budget in USD holds. The operator has to add it.",
     "refused_key": "There is no key for the model service ({provider}). The operator has to add it.",
 }
 
@@ -139,7 +141,7 @@ def stop_text(reason: DoneReason, limits: Limits) -> str:
 
 def spent_reading(refusal: BudgetExceeded) -> Reading:
     """Of a budget that is for more than one run."""
-    return Reading(f"budget.{refusal.scope}", refusal.used, refusal.limit, refusal.facts)
+    return Reading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
 
 
 def nearly_spent(warning: BudgetWarning) -> tuple[str, Reading]:

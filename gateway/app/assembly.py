@@ -27,6 +27,7 @@ from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
 from gateway.app.parts import Parts
 from gateway.app.plugins import follow, loaded_plugins
+from gateway.app.provider_test import ProviderTest
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.subagents import gate_of, subagents_of, with_subagents
@@ -79,6 +80,7 @@ from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
 from gateway.web.methods.pairing import PairMethods
+from gateway.web.methods.providers import ProviderMethods
 from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
@@ -114,6 +116,7 @@ class Gateway:
     channels: ChannelRoom
     pairing: PairingBook
     stateless: Stateless
+    trial: ProviderTest
     mcp: Door | None = None
     watch: StoreWatch = field(init=False)
 
@@ -125,7 +128,7 @@ class Gateway:
         return self.watch.health
 
     def web(self, settings: WebSettings) -> WebApp:
-        spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
+        spending = BudgetMethods(self.front, self.stores.spending, self.meter)
         methods = (
             *spending.all(),
             *AuditMethods(self.stores.audit).all(),
@@ -141,6 +144,7 @@ class Gateway:
             *SettingsMethods(self.settings, choosable(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
             *ReplayMethods(self.front, self.replays).all(),
+            *ProviderMethods(self.trial).all(),
             *InsightMethods(
                 self.front,
                 self._about(),
@@ -311,9 +315,8 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
     gate, forget = gate_of(config, parts, subagents_of(config, parts, settings))
     means = memory.told_by(replace(_means(parts, agents, episodes, settings, config), gate=gate))
-    router = Router(
-        tuple(agents), config.bindings, config.default_agent, closed=closed_agents(config)
-    )
+    names, closed = tuple(agents), closed_agents(config)
+    router = Router(names, config.bindings, config.default_agent, closed=closed)
     reception = Reception(
         router=router,
         inbox=parts.stores.inbox,
@@ -360,6 +363,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         memory=memory,
         channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
         pairing=parts.pairing,
+        trial=ProviderTest(config, parts.model, parts.ids),
         stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
     )
 
@@ -389,6 +393,7 @@ def _means(
         episodes=episodes,
         souls=parts.souls,
         model=parts.model,
+        price=parts.meter.cost_usd,
         gate=parts.gate,
         settings=settings,
         clock=parts.clock,

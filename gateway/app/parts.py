@@ -47,4 +47,5 @@ class Parts:
             self.clock,
             from_json,
             self.bus.publish,
+            self.meter.cost_usd,
         )

@@ -13,6 +13,10 @@ KEPT = 4096  # sessions and models; about 0.3 kB each
 FIRST = 1.25
 # Of an old correction, where a report is below it; where it is above, it counts at once.
 _MEMORY = 0.8
+# A reply is only cut off that is surely too long, so a token of it has more bytes than in a prompt:
+# at least so many, and more of a model whose replies were longer than that, with a margin.
+BYTES_OF_REPLY, MOST_OF_REPLY, MARGIN = 4.0, 8.0, 1.1
+LEAST_LEARNED = 512  # bytes; shorter replies say little
 # A user may say what is cheap to read, so that a dense prompt seems cheap too.
 _BOUNDS = (0.5, 50.0)
 
@@ -22,12 +26,28 @@ class Estimates:
 
     def __init__(self) -> None:
         self._corrections: OrderedDict[tuple[SessionKey | None, str], float] = OrderedDict()
+        self._densities: OrderedDict[str, float] = OrderedDict()
 
     def of(self, raw: int, session: SessionKey, model: str) -> int:
         """`raw` is `prompt_tokens` of the request."""
         known = self._corrections
         correction = known.get((session, model)) or known.get((None, model)) or FIRST
         return ceil(raw * correction)
+
+    def bytes_a_token(self, model: str, *, is_limited: bool) -> float:
+        """So many that no reply of this model has more. Where no limit is to be kept, in doubt for
+        the reply."""
+        return self._densities.get(model, BYTES_OF_REPLY) if is_limited else MOST_OF_REPLY
+
+    def learn_reply(self, size: int, model: str, reported: int) -> None:
+        """`size` in bytes, of what came of a reply; `reported` without what is hidden."""
+        if reported <= 0:
+            return
+        seen = min(MOST_OF_REPLY, MARGIN * size / reported)
+        if seen > self._densities.get(model, BYTES_OF_REPLY):
+            self._densities[model] = seen
+            if len(self._densities) > KEPT:
+                self._densities.popitem(last=False)
 
     def learn(self, raw: int, session: SessionKey, model: str, reported: int) -> None:
         if raw <= 0 or reported <= 0:

@@ -1,10 +1,14 @@
 """Whether a call may be made, with how long a reply, and when to warn. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 
+from gateway.budgets.queue import NO_SCOPES, Scopes, without_period
 from gateway.domain.budgets import Amount, BudgetExceeded, Budgets, Grant, Tally, Unit
 
+# When a call that was only in the way of others' reservations may be made again: some have ended.
+HELD_RETRY_S = 5.0
 LEAST_REPLY = 256  # tokens; a shorter reply is not worth its prompt
 WARNING_PERCENT = 80
 NOTHING = Amount()
@@ -18,6 +22,7 @@ class Ask:
     max_tokens: int
     prompt_nano_usd: int = 0
     whole_nano_usd: int = 0
+    at: datetime = field(kw_only=True)
 
     @property
     def reply_nano_usd(self) -> int:
@@ -28,30 +33,62 @@ class Ask:
         return Amount(self.input_tokens + reply, self.prompt_nano_usd + money)
 
 
-def grant(budgets: Budgets, ask: Ask, tallies: Sequence[Tally]) -> Grant:
-    """The longest reply that fits into every scope. Raises BudgetExceeded with the tightest scope
-    if not even a short one does."""
-    rooms = [
-        (_longest_reply(ask, unit, bound, tally), tally, unit, bound)
+def grant(
+    budgets: Budgets, ask: Ask, tallies: Sequence[Tally], claimed: Scopes = NO_SCOPES
+) -> Grant:
+    """The longest reply that what is used leaves room for, in every scope. Raises BudgetExceeded
+    with the tightest scope if not even a short one fits; or, with `waits_for`, if it fits only once
+    others are settled, or if others who came earlier wait for the same (`claimed`)."""
+    bounds = [
+        (tally, unit, bound)
         for tally in tallies
         for unit, bound in budgets.limit(tally.scope).bounds()
     ]
-    if rooms:
-        fits, tally, unit, bound = min(rooms, key=lambda room: room[0])
-        if fits < min(LEAST_REPLY, ask.max_tokens):
-            raise BudgetExceeded(tally, unit, bound)
-        reply = min(fits, ask.max_tokens)
-    else:
-        reply = ask.max_tokens
+    if not bounds:
+        return Grant(ask.max_tokens, ask.amount(ask.max_tokens))
+    rooms = [(_longest_reply(ask, *one), one) for one in bounds]
+    fits, (tally, unit, bound) = min(rooms, key=lambda room: room[0])
+    if fits < min(LEAST_REPLY, ask.max_tokens):
+        raise BudgetExceeded(tally, unit, bound, retry_after_s=_until_reset(tally, ask.at))
+    reply = min(fits, ask.max_tokens)
     held = ask.amount(reply)
+    _require_free(ask, held, bounds, claimed)
     near = (due(budgets, tally, tally.held + held) not in {"", tally.warned} for tally in tallies)
-    return Grant(reply, held, any(near))
+    return Grant(reply, held, any(near), is_limited=True)
 
 
-def _longest_reply(ask: Ask, unit: Unit, bound: int, tally: Tally) -> int:
-    """In tokens, and negative where not even the prompt fits. Money is turned into tokens only
-    where it is the bound."""
-    left = bound - _of(tally.used, unit) - _of(tally.held, unit)
+_Bound = tuple[Tally, Unit, int]
+
+
+def _require_free(ask: Ask, held: Amount, bounds: Sequence[_Bound], claimed: Scopes) -> None:
+    """Raises BudgetExceeded, with what has to be waited for."""
+    full = [
+        one for one in bounds if _is_full(*one, held) or without_period([one[0].scope]) & claimed
+    ]
+    if full:
+        tally, unit, bound = min(full, key=lambda one: _longest_reply(ask, *one, held=one[0].held))
+        blocked = without_period(one[0].scope for one in full)
+        raise BudgetExceeded(tally, unit, bound, retry_after_s=HELD_RETRY_S, waits_for=blocked)
+
+
+def _is_full(tally: Tally, unit: Unit, bound: int, more: Amount) -> bool:
+    """Whether it has to wait for what is reserved."""
+    return _of(tally.used + tally.held + more, unit) > bound and _of(more, unit) > 0
+
+
+def _until_reset(tally: Tally, at: datetime) -> float | None:
+    resets = tally.scope.resets_at
+    return None if resets is None else max(0.0, (resets - at).total_seconds())
+
+
+def _longest_reply(
+    ask: Ask, tally: Tally, unit: Unit, bound: int, *, held: Amount = NOTHING
+) -> int:
+    """In tokens, beside what is used and this; negative where not even the prompt fits. Money is
+    turned into tokens only where it is the bound."""
+    if unit == "usd" and bound and not ask.whole_nano_usd:
+        return ask.max_tokens  # what costs nothing fits
+    left = bound - _of(tally.used, unit) - _of(held, unit)
     if left <= 0:
         return left - ask.input_tokens - 1
     if unit == "tokens":

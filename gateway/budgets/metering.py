@@ -8,10 +8,11 @@ from datetime import datetime
 from functools import partial
 from math import ceil
 
-from anyio import CancelScope, get_cancelled_exc_class
+from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
-from gateway.budgets.estimates import Estimates, prompt_tokens
+from gateway.budgets.estimates import LEAST_LEARNED, Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
+from gateway.budgets.queue import NO_SCOPES, BudgetQueue, Scopes
 from gateway.domain.accounts import Audit, Ended, Ledger, Prices
 from gateway.domain.audit import Deed, Recurrences
 from gateway.domain.budgets import (
@@ -20,11 +21,15 @@ from gateway.domain.budgets import (
     Budgets,
     Grant,
     Outcome,
+    Payer,
     Pricing,
     Reservation,
+    Resync,
+    Scope,
     Tally,
     TokenRecord,
     day_of,
+    scopes_of,
     shown,
 )
 from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
@@ -42,6 +47,8 @@ from gateway.domain.usage import Usage
 
 log = logging.getLogger(__name__)
 
+# So long before the deadline a call stops waiting, so that the budget's refusal is still told.
+LAST_S = 0.5
 MOST_UNWRITTEN = 1000  # records that wait for the store; beyond it a new start settles them
 
 
@@ -56,6 +63,7 @@ class Meter:
     ids: Ids
     audit: Audit
     estimates: Estimates = field(default_factory=Estimates)
+    queue: BudgetQueue = field(default_factory=BudgetQueue)
     refusals: Counter[str] = field(default_factory=Counter)  # by scope
     _recurrences: Recurrences = field(default_factory=Recurrences)
     _unwritten: dict[str, Ended] = field(default_factory=dict)
@@ -73,8 +81,19 @@ class Meter:
         if lost:
             log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
 
+    async def resync(self, actor: str) -> Resync:
+        """Frees a day that a clock was far ahead in. Raises StoreUnavailable."""
+        now = self.clock.now()
+        done = await self.ledger.resync(now)
+        if done.is_changed:
+            detail = {"day": done.day, "was": done.was, "records": done.records}
+            await self.audit.append(Deed(now, "budget.resynced", actor, detail))
+            self.queue.freed(frozenset({Scope("day", ""), Scope("month", "")}))
+        return done
+
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
-        """Raises BudgetExceeded, and ModelFailed if the ledger cannot be written."""
+        """Waits for what is only reserved by others. Raises BudgetExceeded, and ModelFailed if the
+        ledger cannot be written."""
         payer, now = request.payer, self.clock.now()
         assert payer is not None, "a model was asked on nobody's account"
         expected = self.estimates.of(raw, payer.session_key, request.model)
@@ -83,8 +102,10 @@ class Meter:
         if self.budgets.in_money:
             prompt, whole = Usage(expected), Usage(expected, request.max_tokens)
             prompt_nano, _ = self._price(request.provider, request.model, prompt, now)
-            whole_nano, _ = self._price(request.provider, request.model, whole, now)
-        ask = Ask(expected, request.max_tokens, prompt_nano, whole_nano)
+            whole_nano, pricing = self._price(request.provider, request.model, whole, now)
+            if pricing == "unpriced":
+                self._refuse_unpriced(request, payer)
+        ask = Ask(expected, request.max_tokens, prompt_nano, whole_nano, at=now)
         wanted = Reservation(
             id=self.ids.new(),
             payer=payer,
@@ -94,13 +115,8 @@ class Meter:
             day=day_of(now),
             input_tokens=expected,
         )
-
-        def decide(tallies: Sequence[Tally]) -> Grant:
-            return grant(self.budgets, ask, tallies)
-
         try:
-            await self._write_what_waits()
-            reserved = await self.ledger.reserve(wanted, decide)
+            return await self._hold(wanted, ask, request.deadline_s)
         except get_cancelled_exc_class():
             self.settle_soon(wanted)  # it may be written all the same, and would be held for ever
             raise
@@ -110,7 +126,65 @@ class Meter:
         except StoreUnavailable as error:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
-        return reserved
+
+    def _refuse_unpriced(self, request: ModelRequest, payer: Payer) -> None:
+        """A model that somebody chose later than the configuration was checked."""
+        for scope in scopes_of(payer.session_key, ""):
+            if self.budgets.limit(scope).nano_usd is not None:
+                told = f"not asked: the {scope} budget is in USD, and {request.model} has no price"
+                fix = f"add prices for it to [providers.{request.provider}]"
+                raise NeverSent(request.provider, "unpriced", f"{told}; {fix}")
+
+    async def _hold(
+        self, wanted: Reservation, ask: Ask, deadline_s: float
+    ) -> tuple[Reservation, Grant]:
+        """Waits while others' reservations, or calls that came earlier, are in the way."""
+        place = until = None
+        try:
+            while True:
+                seen, claimed = self.queue.changes, NO_SCOPES
+                if self.queue.places:
+                    claimed = self.queue.claimed(self._limited(wanted), place)
+                await self._write_what_waits()
+                try:
+                    return await self.ledger.reserve(wanted, partial(self._grant, ask, claimed))
+                except BudgetExceeded as refusal:
+                    until = until or self._end_of_waiting(deadline_s)
+                    wait_s = self._wait_s(refusal, until, ask.at)
+                    place = place or self.queue.join(self._limited(wanted))
+                    self.queue.block(place, refusal.waits_for & place.scopes, seen)
+                with move_on_after(wait_s):
+                    await place.woken.wait()
+                now = self.clock.now()
+                wanted, ask = replace(wanted, at=now, day=day_of(now)), replace(ask, at=now)
+        finally:
+            if place is not None:
+                self.queue.leave(place)
+
+    def _end_of_waiting(self, deadline_s: float) -> float:
+        return self.clock.monotonic() + deadline_s - min(LAST_S, deadline_s / 20)
+
+    def _wait_s(self, refusal: BudgetExceeded, until: float, now: datetime) -> float:
+        """For how long to wait; not beyond the end of a period, which frees all of it. Raises the
+        refusal if waiting cannot help."""
+        left_s = until - self.clock.monotonic()
+        if not refusal.waits_for or left_s <= 0:
+            raise refusal
+        resets = refusal.resets_at
+        return left_s if resets is None else min(left_s, (resets - now).total_seconds())
+
+    def _limited(self, wanted: Reservation) -> Scopes:
+        """The scopes of a call in which it may have to wait."""
+        scopes = scopes_of(wanted.payer.session_key, "")
+        return frozenset(scope for scope in scopes if self.budgets.limit(scope).bounds())
+
+    def _grant(self, ask: Ask, claimed: Scopes, tallies: Sequence[Tally]) -> Grant:
+        return grant(self.budgets, ask, tallies, claimed)
+
+    def _freed(self, ended: Ended) -> None:
+        """Whoever waits for what was held for this call may try again."""
+        payer = ended.payer if isinstance(ended, Reservation) else ended
+        self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
 
     def _note(self, refusal: BudgetExceeded, wanted: Reservation) -> None:
         self.refusals[refusal.scope.partition(":")[0]] += 1
@@ -119,7 +193,9 @@ class Meter:
         if not times:
             return
         detail = {
-            **{name: refusal.facts[name] for name in ("scope", "used", "limit", "unit")},
+            **{
+                name: refusal.facts[name] for name in ("scope", "used", "reserved", "limit", "unit")
+            },
             "run_id": wanted.payer.run_id,
             "model": f"{wanted.provider}/{wanted.model}",
             "times": times,
@@ -152,6 +228,11 @@ class Meter:
     def _price(self, provider: str, model: str, usage: Usage, at: datetime) -> tuple[int, Pricing]:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
 
+    def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
+        """Of a reply that nobody has settled yet."""
+        found = self.prices.cost(provider, model, usage, self.clock.now())
+        return None if found is None else found[0] / NANO
+
     async def settle(self, record: TokenRecord) -> tuple[BudgetWarning, ...]:
         """Waits for the store, for there may be somebody to warn."""
         try:
@@ -160,21 +241,27 @@ class Meter:
         except StoreUnavailable as error:
             self._wait(record, error)
             return ()
+        if self.queue.places:
+            self._freed(record)
         return tuple(map(self._warning, due_now))
 
     def settle_soon(self, ended: Ended) -> None:
         self.ledger.settle_soon(ended, partial(self._wait, ended))
+        if self.queue.places:
+            self._freed(ended)
 
     def _wait(self, ended: Ended, error: Exception) -> None:
         """A store that is away gets it later; the reservation holds until then."""
         log.warning("a provider call is not recorded yet", extra={"why": str(error)})
         if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
             self._unwritten[ended.id] = ended
+        self._freed(ended)  # the next to try writes it first
 
     async def _write_what_waits(self) -> None:
         for ended in tuple(self._unwritten.values()):
             await self.ledger.settle(ended, _never)
             self._unwritten.pop(ended.id, None)
+            self._freed(ended)
 
     def _due(self, tally: Tally) -> str:
         return due(self.budgets, tally)
@@ -205,8 +292,14 @@ class _Ear:
     def usage(self, expected: int) -> Usage:
         """An estimate, of which no more may be certain than what went in."""
         heard = sum(map(estimate_tokens, self.heard))
-        output = max(heard, self.unheard, ceil(self.progress.characters / BYTES_A_TOKEN))
+        output = max(heard, self.unheard, ceil(self.progress.size / BYTES_A_TOKEN))
         told = self.progress.told or Usage(expected)
+        return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
+
+    def overrun(self, expected: int, bytes_a_token: float) -> Usage:
+        """Of a reply that was cut off, by the measure by which it was."""
+        told = self.progress.told or Usage(expected)
+        output = max(told.output_tokens, ceil(self.progress.size / bytes_a_token))
         return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
 
@@ -223,9 +316,16 @@ class Metered:
             ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
         outcome: Outcome | None = "broken"
         try:
+            dense = meter.estimates.bytes_a_token(request.model, is_limited=granted.is_limited)
+            ear.progress.most = int(granted.max_tokens * dense)
             request = replace(request, max_tokens=granted.max_tokens, progress=ear.progress)
             reply = await self._model.reply(request, ear)
             outcome = "answered"
+            if reply.finish == "overrun":
+                reply = replace(reply, usage=ear.overrun(reservation.input_tokens, dense))
+            elif ear.progress.size >= LEAST_LEARNED and not reply.usage.estimated:
+                shown = reply.usage.output_tokens - reply.usage.reasoning_tokens
+                meter.estimates.learn_reply(ear.progress.size, request.model, shown)
         except ModelFailed as failed:
             outcome = _outcome_of(failed, ear)
             raise
@@ -247,7 +347,8 @@ class Metered:
     ) -> ModelReply:
         meter, usage = self._meter, reply.usage
         warnings: tuple[BudgetWarning, ...] = ()
-        record = meter.record(reservation, "answered", usage)
+        is_overrun = reply.finish == "overrun"
+        record = meter.record(reservation, "overrun" if is_overrun else "answered", usage)
         if is_near:
             warnings = await meter.settle(record)
         else:

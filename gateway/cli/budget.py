@@ -1,4 +1,4 @@
-"""`exogate budget status|set`."""
+"""`exogate budget status|resync|set`."""
 
 import json
 from collections.abc import Mapping
@@ -27,6 +27,8 @@ def status(context: CliContext, session_key: str | None) -> None:
         return
     for row in told["budgets"]:
         click.echo(_line(row))
+        if "why" in row:
+            click.echo(f"{'':24} {row['why']}")
 
 
 def _line(row: Mapping[str, Any]) -> str:
@@ -34,6 +36,21 @@ def _line(row: Mapping[str, Any]) -> str:
     resets = f"   starts anew {row['resets_at']}" if row["resets_at"] else ""
     held = f", {row['reserved']:,} held" if row["reserved"] else ""
     return f"{row['scope']:24} {row['used']:>12,} {limit} {row['unit']}{held}{resets}"
+
+
+@budget.command()
+@click.pass_obj
+def resync(context: CliContext) -> None:
+    """Count in the day of the clock again, after it was far ahead."""
+    with linked(context) as link:
+        told = link.call("budget.resync")
+    if context.json:
+        click.echo(json.dumps(told))
+    elif told["changed"]:
+        moved = f"; {told['records']:,} calls that were made since are counted where they belong"
+        click.echo(f"spending counts in {told['day']} again, not in {told['was']}{moved}")
+    else:
+        click.echo(f"spending counts in {told['day']} already; nothing changes")
 
 
 @budget.command("set")

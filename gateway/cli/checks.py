@@ -19,7 +19,6 @@ from gateway.agent.plans import Plans
 from gateway.app.agents import soul_paths, tree_paths
 from gateway.app.decisions import decision_trees
 from gateway.app.subagents import with_subagents
-from gateway.cli.known import DEFAULT_MODELS
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig
 from gateway.control.policy import DecisionTrees
@@ -31,6 +30,7 @@ from gateway.domain.tokens import estimate_tokens
 from gateway.host.clock import SystemClock
 from gateway.host.texts import FileTexts
 from gateway.memory.souls import Souls
+from gateway.providers.presets import DEFAULT_MODELS
 from gateway.providers.prices import is_listed
 from gateway.store.opening import look_over, read_owner
 

@@ -7,18 +7,12 @@ from importlib.util import find_spec
 from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
 from gateway.control.rules.compiling import CORE, problems_of
+from gateway.host.clock import SystemClock
 from gateway.host.shipped import shipped_folder
-from gateway.providers.presets import PRESETS
+from gateway.providers.presets import DEFAULT_MODELS, PRESETS
+from gateway.providers.prices import is_priced
 from gateway.providers.thinking import why_no_thinking
 from gateway.providers.windows import context_window, output_limit
-
-# What a start without a configuration asks; ollama has whatever was pulled.
-DEFAULT_MODELS = {
-    "anthropic": "claude-sonnet-5-5",
-    "openai": "gpt-6.1-sol",
-    "gemini": "gemini-3.8-flash",
-    "openrouter": "openrouter/auto",
-}
 
 # The plugins that ship with the gateway, and what each cannot work without.
 BUNDLED: dict[str, tuple[str, ...]] = {
@@ -70,4 +64,5 @@ def known() -> Known:
         CORE,
         problems_of,
         has_mcp=find_spec("mcp") is not None,
+        is_priced=lambda provider, model: is_priced(provider, model, SystemClock().now()),
     )

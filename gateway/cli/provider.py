@@ -2,40 +2,27 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, get_args
 
 import anyio
 import click
 
-from gateway.app.models import models
+from gateway.app.provider_test import WITHIN_S, provider_test
 from gateway.cli.context import CliContext, config_or_exit
-from gateway.cli.ending import FAILED, failure
-from gateway.cli.known import DEFAULT_MODELS
+from gateway.cli.ending import FAILED, Unreachable, failure
+from gateway.cli.link import ANSWER_S, linked
 from gateway.config.values import GatewayConfig
-from gateway.domain.agents import AgentDef
-from gateway.domain.errors import GatewayError, ModelFailed
-from gateway.domain.ids import AgentId
-from gateway.domain.messages import Message
-from gateway.domain.model import ModelReply, ModelRequest
-from gateway.domain.ports import Model
-from gateway.host.clock import SystemClock
+from gateway.domain.errors import FailureKind
+from gateway.providers.presets import DEFAULT_MODELS
 
 if TYPE_CHECKING:
     from gateway.cli.plugin_place import Place
 
-QUESTION = "Answer with the single word: ready"
-MOST_TOKENS = 32
-WITHIN_S = 60.0
 UNUSED = (
     "No agent asks {name} by this: `provider add {name} --use` lets the default agent do, and keeps its "
     "tools and budgets. An [agent] written by hand has only the tools and budgets that the file says."
 )
-
-
-class NothingToTest(GatewayError):
-    code = "nothing_to_test"
 
 
 @click.group()
@@ -157,66 +144,27 @@ def _kept(before: GatewayConfig, after: GatewayConfig) -> Iterator[str]:
 @click.option("--model", help="Ask this model, instead of an agent's or the preset's.")
 @click.pass_obj
 def test(context: CliContext, name: str | None, model: str | None) -> None:
-    """Ask a provider one tiny question (about 30 tokens) and show what came back."""
-    config = config_or_exit(context)
-    agent = _agent_of(config, name, model)
+    """Ask a provider one tiny question (about 30 tokens, metered) and show what came back."""
     try:
-        reply = anyio.run(_ask, config, agent)
-    except ModelFailed as error:
-        if context.json:
-            told = {"kind": error.kind, "message": str(error)}
-            click.echo(json.dumps({**failure(error.code, str(error)), **told}))
-        else:
-            click.echo(f"exogate: {error}", err=True)
+        with linked(context, WITHIN_S + ANSWER_S) as link:
+            told = link.call("provider.test", provider=name, model=model)
+    except Unreachable:  # or somebody else has the data directory, which is told then
+        told = anyio.run(_ask, config_or_exit(context), name, model)
+    if not told["ok"]:
+        code = "provider_error" if told["kind"] in get_args(FailureKind) else told["kind"]
+        told = {**failure(code, told["message"]), **told}
+    if context.json:
+        click.echo(json.dumps(told, ensure_ascii=False))
+    elif told["ok"]:
+        about = " (estimated)" if told["estimated"] else ""
+        who = f"{told['provider']}/{told['model']}"
+        click.echo(f"{who} answered {told['text']!r}, {told['tokens']} tokens{about}")
+    else:
+        click.echo(f"exogate: {told['message']}", err=True)
+    if not told["ok"]:
         sys.exit(FAILED)
-    shown = {
-        "ok": True,
-        "provider": reply.provider,
-        "model": reply.model,
-        "text": reply.text,
-        "tokens": reply.usage.total,
-        "estimated": reply.usage.estimated,
-    }
-    about = " (estimated)" if reply.usage.estimated else ""
-    text = (
-        f"{reply.provider}/{reply.model} answered {reply.text!r}, {reply.usage.total} tokens{about}"
-    )
-    click.echo(json.dumps(shown, ensure_ascii=False) if context.json else text)
 
 
-def _agent_of(config: GatewayConfig, name: str | None, model: str | None) -> AgentDef:
-    """Whose model is asked: the first agent's that uses the provider, else the preset's usual one."""
-    for agent in config.agents:
-        link: AgentDef | None = agent
-        while link is not None:
-            if name is None or link.provider == name:
-                return replace(link, model=model or link.model)
-            link = link.fallback
-    if name is None or name not in config.providers:
-        raise NothingToTest(f"there is no provider {name!r}; `exogate provider list` shows them")
-    model = model or DEFAULT_MODELS.get(name)
-    if model is None:
-        raise NothingToTest(f"no agent uses the provider {name!r}; say which --model to ask")
-    return AgentDef(AgentId(name), name, model)
-
-
-def _unmetered(model: Model) -> Model:
-    """The operator's own test call needs no store, and says itself what it took."""
-    return model
-
-
-async def _ask(config: GatewayConfig, agent: AgentDef) -> ModelReply:
-    request = ModelRequest(
-        provider=agent.provider,
-        model=agent.model,
-        system="",
-        messages=(Message("user", QUESTION),),
-        max_tokens=MOST_TOKENS,
-        stream=agent.stream,
-        deadline_s=WITHIN_S,
-    )
-    once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
-    async with models(replace(config, providers=once), SystemClock(), _unmetered) as model:
-        with anyio.move_on_after(WITHIN_S):
-            return await model.reply(request, lambda _delta: None)
-    raise ModelFailed(agent.provider, "timeout", f"no complete reply within {WITHIN_S:g} s")
+async def _ask(config: GatewayConfig, name: str | None, model: str | None) -> Mapping[str, Any]:
+    async with provider_test(config) as trial:
+        return await trial.test(name, model)

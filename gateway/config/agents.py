@@ -46,18 +46,19 @@ class Agents:
     used: dict[str, KeyPath] = field(default_factory=dict)
 
     def resolve(self) -> tuple[AgentDef, ...]:
-        entries: list[tuple[KeyPath, AgentSection]] = [
-            (("agents", index), agent) for index, agent in enumerate(self.sections.agents)
-        ]
-        if self.sections.agent is not None:
-            entries.insert(0, (("agent",), self.sections.agent))
         agents: dict[str, AgentDef] = {}
-        for path, section in entries:
+        own = [self.sections.agent] if self.sections.agent else []
+        for path, section in zip(self.places(), (*own, *self.sections.agents), strict=True):
             if section.id in agents:
                 message, fix = f"another agent has id {quoted(section.id)}", "choose another id"
                 self.report.wrong(Code.DUPLICATE, (*path, "id"), message, fix)
             agents[section.id] = self._agent(path, section)
         return tuple(agents.values())
+
+    def places(self) -> list[KeyPath]:
+        """Where each agent stands in the file."""
+        own: list[KeyPath] = [("agent",)] if self.sections.agent else []
+        return own + [("agents", index) for index in range(len(self.sections.agents))]
 
     def _agent(self, path: KeyPath, section: AgentSection) -> AgentDef:
         who = f"agent {quoted(section.id)}"

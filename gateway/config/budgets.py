@@ -1,13 +1,18 @@
 """[budgets], and what limits a start without any agent."""
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
 from gateway.config.environment import DEMO, Choice
 from gateway.config.kinds import Id, Section, key
-from gateway.config.problems import Code, Report, choose, quoted
+from gateway.config.problems import Code, Finding, KeyPath, Report, choose, quoted
+from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import NANO, Budgets, Limit
+from gateway.domain.providers import ProviderDef
+from gateway.domain.subagents import DELEGATE, SubagentDef
 
 DEMO_DAILY = 20_000
 DEMO_TURNS = 4  # older ones are recalled; so that a day is long enough to try things
@@ -25,7 +30,7 @@ class LimitSection(Section):
     """A limit; 0: nothing is allowed."""
 
     tokens: int | None = key(None, "Tokens, sent and received.", ge=0, le=2**53)
-    usd: float | None = key(None, "US dollars, as far as prices are known.", ge=0, le=1e9)
+    usd: float | None = key(None, "US dollars; every model needs a price.", ge=0, le=1e9)
 
 
 def _as_limit(value: object) -> object:
@@ -70,6 +75,64 @@ def resolve_budgets(section: BudgetsSection, agent_ids: tuple[str, ...], report:
         per_agent=_limit(section.per_agent),
         agents={name: _limit(limit) for name, limit in section.agent.items()},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PriceCheck:
+    """A limit in USD holds nothing back where no price is known: that is an error."""
+
+    budgets: Budgets
+    providers: Mapping[str, ProviderDef]
+    is_priced: Callable[[ProviderDef, str], bool]
+    report: Report
+    reader: str | None  # the subagent that reads large results, for every agent
+
+    def agents(
+        self, places: Sequence[KeyPath], agents: Sequence[AgentDef], helpers: Sequence[SubagentDef]
+    ) -> None:
+        if self.budgets.in_money:  # looking for prices is slow
+            for place, agent in zip(places, agents, strict=False):
+                self._agent(place, agent, helpers)
+
+    def _agent(self, path: KeyPath, agent: AgentDef, helpers: Sequence[SubagentDef]) -> None:
+        """With its fallbacks, and the subagents that it asks with models of their own."""
+        limit = self._limit_of(agent)
+        if limit is None:
+            return
+        link: AgentDef | None = agent
+        while link is not None:
+            self._model(path, link.provider, link.model, limit)
+            path, link = (*path, "fallback"), link.fallback
+        for index, helper in enumerate(helpers):
+            if helper.model and (
+                helper.name == self.reader or DELEGATE + helper.name in agent.tools
+            ):
+                where: KeyPath = ("subagents", index)
+                self._model(where, helper.provider or agent.provider, helper.model, limit)
+
+    def _limit_of(self, agent: AgentDef) -> str | None:
+        """The key of a limit in USD that holds for it."""
+        own = self.budgets.agents.get(agent.id)
+        limits = {
+            "session": self.budgets.session,
+            "daily": self.budgets.daily,
+            "monthly": self.budgets.monthly,
+            f"agent.{agent.id}" if own else "per_agent": own or self.budgets.per_agent,
+        }
+        return next((name for name, one in limits.items() if one.nano_usd is not None), None)
+
+    def _model(self, path: KeyPath, provider: str, model: str, limit: str) -> None:
+        definition = self.providers.get(provider)
+        if definition is None or not model or self.is_priced(definition, model):
+            return  # demo costs nothing, and what does not exist is told already
+        told = f"budgets.{limit} is in USD, and {quoted(model)} of {quoted(provider)} has no price"
+        fix = (
+            f"in [providers.{provider}] add prices = {{ {quoted(model)} = {{ input = USD, output = "
+            "USD } }, for a million tokens each; 0 if it costs nothing"
+        )
+        found = Finding(Code.MISSING, (*path, "model"), told, fix)
+        if found not in self.report.findings:
+            self.report.findings.append(found)
 
 
 def _limit(section: LimitSection | None) -> Limit:

@@ -7,7 +7,7 @@ from typing import Any
 
 from gateway.config.access import Access
 from gateway.config.agents import Agents, resolve_bindings, resolve_projects
-from gateway.config.budgets import add_usual_budget, resolve_budgets
+from gateway.config.budgets import PriceCheck, add_usual_budget, resolve_budgets
 from gateway.config.channels import Channels
 from gateway.config.checking import check
 from gateway.config.delegation import resolve_delegation, with_results
@@ -44,11 +44,13 @@ from gateway.config.values import (
     StoreSettings,
     Surroundings,
 )
-from gateway.domain.agents import OWN_TOOLS, RESULT
+from gateway.domain.agents import OWN_TOOLS, RESULT, AgentDef
+from gateway.domain.budgets import Budgets
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY, McpNotInstalled
 from gateway.domain.rules import RuleDef
+from gateway.domain.subagents import SubagentDef
 
 # What a variable's key has to belong to, and how that is called.
 _NEEDED = {
@@ -184,7 +186,7 @@ class _Reading:
             delegation=delegation,
             rules=tuple(rules.values()),
             rule_folder=rule_folder,
-            budgets=resolve_budgets(sections.budgets, names.agents, report),
+            budgets=self._budgets(sections, agents, (definitions, subagents), providers),
             store=StoreSettings(**dict(sections.store)),
             queue=QueueSettings(**dict(sections.queue)),
             mcp_serving=resolve_serving(sections.mcp.serve, names.plugins, report),
@@ -230,6 +232,21 @@ class _Reading:
         for name in programs:
             where = ("mcp", "servers", name, "command")
             self.report.wrong(Code.UNTRUSTED_FILE, where, message, fix)
+
+    def _budgets(
+        self,
+        sections: ConfigFile,
+        agents: Agents,
+        asked: tuple[Sequence[AgentDef], Sequence[SubagentDef]],
+        providers: Providers,
+    ) -> Budgets:
+        """The limits, each of which can hold."""
+        budgets = resolve_budgets(sections.budgets, self.names.agents, self.report)
+        reader = sections.delegation.subagent if sections.delegation.enabled else None
+        is_priced = self.around.known.is_priced
+        check = PriceCheck(budgets, providers.definitions, is_priced, self.report, reader)
+        check.agents(agents.places(), *asked)
+        return budgets
 
     def _rules(
         self, sections: ConfigFile, folder: Path

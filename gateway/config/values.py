@@ -138,6 +138,7 @@ class Known:
     core_rules: Path | None = None  # a file of rules that nobody can change
     rule_problems: Callable[[RuleDef], Sequence[RuleProblem]] = lambda rule: ()
     has_mcp: bool = True  # the SDK is an extra
+    is_priced: Callable[[ProviderDef, str], bool] = lambda provider, model: True
 
 
 @dataclass(frozen=True, slots=True)

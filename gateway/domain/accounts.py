@@ -12,6 +12,7 @@ from gateway.domain.budgets import (
     RecordPage,
     RecordQuery,
     Reservation,
+    Resync,
     Scope,
     Tally,
     TokenRecord,
@@ -40,6 +41,11 @@ class Ledger(Protocol):
     def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
         """The same without being waited for, and without a warning. Whatever is asked of the store
         later finds it done, or `failed` is told why it is not."""
+        ...
+
+    async def resync(self, now: datetime) -> Resync:
+        """Goes back to the day of the clock, where it was ahead before: nothing is counted in days and
+        months to come any more, but what is held, and what was made today, is counted today."""
         ...
 
     async def unsettled(self) -> Sequence[Reservation]:

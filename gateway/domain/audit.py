@@ -15,6 +15,7 @@ DeedKind = Literal[
     "grant.changed",  # of a plugin
     "budget.changed",
     "budget.refused",  # a model was not asked
+    "budget.resynced",  # days that a clock was ahead in count no more
     "plugin.refused",  # it was not loaded
     "login.refused",  # a wrong token
     "mcp.tool.changed",  # it is not what it was when it was first seen

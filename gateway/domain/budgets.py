@@ -13,7 +13,8 @@ NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so tha
 ScopeKind = Literal["session", "agent", "day", "month"]
 Unit = Literal["tokens", "usd"]
 Pricing = Literal["provider", "config", "table", "unpriced"]  # who said what a call cost
-Outcome = Literal["answered", "failed", "broken", "lost"]  # lost: the process died meanwhile
+# lost: the process died meanwhile. overrun: it wrote more than was reserved, and was cut off.
+Outcome = Literal["answered", "failed", "broken", "lost", "overrun"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +139,12 @@ class Tally:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A call may be made: with so many tokens of reply, and this held for it until it is settled.
-    `is_near`: if as much is used, there is somebody to warn."""
+    `is_near`: if as much is used, there is somebody to warn. `is_limited`: some limit holds for it."""
 
     max_tokens: int
     held: Amount
     is_near: bool = False
+    is_limited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,20 @@ class Reservation:
     day: str
     input_tokens: int  # estimated
     held: Amount = Amount()
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """The day that counts, and the one that did before. `records` are now counted where they belong:
+    they were made today or this month, and counted in a day to come."""
+
+    day: str
+    was: str
+    records: int = 0
+
+    @property
+    def is_changed(self) -> bool:
+        return self.was > self.day
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,18 +253,34 @@ class BudgetExceeded(GatewayError):
 
     code = "budget_exceeded"
 
-    def __init__(self, tally: Tally, unit: Unit, limit: int) -> None:
-        used = shown(unit, tally.used.tokens if unit == "tokens" else tally.used.nano_usd)
+    def __init__(
+        self,
+        tally: Tally,
+        unit: Unit,
+        limit: int,
+        *,
+        retry_after_s: float | None = None,
+        waits_for: frozenset[Scope] = frozenset(),
+    ) -> None:
+        """`waits_for`: it fits as soon as others are done in these scopes, whatever their period."""
+        in_tokens = unit == "tokens"
+        used = tally.used.tokens if in_tokens else tally.used.nano_usd
+        reserved = tally.held.tokens if in_tokens else tally.held.nano_usd
         self.scope, self.unit = str(tally.scope), unit
-        self.tally, self.bound = tally, limit
-        self.used, self.limit = used, shown(unit, limit)
+        self.tally, self.bound, self.waits_for = tally, limit, waits_for
+        self.used, self.reserved, self.limit = (shown(unit, one) for one in (used, reserved, limit))
+        self.taken = shown(unit, used + reserved)
         self.resets_at = tally.scope.resets_at
-        self.retryable = self.resets_at is not None
-        money = "" if unit == "tokens" else " USD"
-        super().__init__(f"token budget exceeded ({self.scope}: {used}/{self.limit}{money})")
+        self.retry_after_s = retry_after_s
+        self.retryable = retry_after_s is not None or self.resets_at is not None
+        money = "" if in_tokens else " USD"
+        super().__init__(f"token budget exceeded ({self.scope}: {self.taken}/{self.limit}{money})")
 
     @property
     def facts(self) -> Mapping[str, object]:
         """What a program wants to know of it."""
-        names = ("scope", "used", "limit", "unit", "resets_at")
-        return {name: getattr(self, name) for name in names}
+        names = ("scope", "used", "reserved", "limit", "unit", "resets_at")
+        facts = {name: getattr(self, name) for name in names}
+        return (
+            facts if self.retry_after_s is None else facts | {"retry_after_s": self.retry_after_s}
+        )

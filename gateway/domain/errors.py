@@ -208,6 +208,7 @@ FailureKind = Literal[
     "not_found",  # unknown model or wrong address
     "refused_key",  # no key is configured
     "unmetered",  # the ledger cannot be written, so nothing was asked
+    "unpriced",  # the model has no price, and a budget in USD holds for it
 ]
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import maxsize
 from typing import Literal
 
 from gateway.domain.budgets import Payer, Unit
@@ -9,7 +10,10 @@ from gateway.domain.messages import Extras, Message, ToolCall
 from gateway.domain.tape import Record
 from gateway.domain.usage import Usage
 
-FinishReason = Literal["stop", "tool_calls", "length", "content_filter", "refusal", "pause"]
+# overrun: the provider ignored `max_tokens`, and its stream was closed.
+FinishReason = Literal[
+    "stop", "tool_calls", "length", "content_filter", "refusal", "pause", "overrun"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +34,9 @@ class ToolSpec:
 class Progress:
     """What came of a reply so far, for the case that no more comes."""
 
-    characters: int = 0  # also those that nobody hears, like the arguments of calls
+    size: int = 0  # bytes, also of what nobody hears, like the arguments of calls
     told: Usage | None = None  # by the provider, so far; only what it sent in is certain
+    most: int = maxsize  # bytes after which it is longer than what was reserved for it
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,9 +68,13 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "tick": ((float, int),),
     "over": (),
 }
-
 # What a mark may hold besides; tapes of before have it not.
-_MORE: Mapping[str, tuple[type | tuple[type, ...], ...]] = {"result": (str, (dict, type(None)))}
+_MORE: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
+    "result": (str, (dict, type(None))),
+    "refused": (int, (float, int, type(None))),
+    "metered": ((dict, type(None)),),
+}
+OVERRUN = "overrun"  # how an answer ends that is longer than what was reserved, and by which size
 
 
 _NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended

@@ -1,5 +1,6 @@
 """What calls of models used: tokens, and money where that is known."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -18,6 +19,14 @@ class Usage:
     @property
     def total(self) -> int:
         return self.input_tokens + self.output_tokens
+
+
+# What a call of a provider's model costs in USD; None: nobody knows.
+Price = Callable[[str, str, Usage], float | None]
+
+
+def unpriced(_provider: str, _model: str, _usage: Usage) -> None:
+    """Where nobody asks for a cost."""
 
 
 @dataclass(frozen=True, slots=True)

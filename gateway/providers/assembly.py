@@ -2,7 +2,8 @@
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -20,7 +21,8 @@ from gateway.domain.model import (
     TextDelta,
     ThinkingDelta,
 )
-from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
+from gateway.domain.tape import OVERRUN
+from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens, text_bytes
 from gateway.domain.usage import Usage
 from gateway.providers.markup import Recovery, counted
 
@@ -43,6 +45,9 @@ FLOOD_PIECE = 4096
 # Tokens that a provider may count though we neither sent nor saw them (own prompts, hidden thought).
 HIDDEN_INPUT = 200_000
 HIDDEN_OUTPUT = 200_000
+# Tool markup is looked for in pieces of so many characters. A step takes as long as so many that
+# nothing begins with; after so many of these (about two milliseconds) others have their turn.
+RECOVERED_PIECE, STEP_COST, RECOVERED_AT_ONCE = 1024, 64, 32 * 1024
 MOST_USD = 10_000  # for one call; a cost beyond it is a mistake of who tells it
 
 
@@ -79,6 +84,7 @@ class Assembly:
         self.request, self.provider = request, request.provider
         self.sent_bytes = sent_bytes
         self.started = False
+        self.is_overrun = False  # it is not read any further
         self.progress = request.progress or Progress()
         self.calls: list[CallDraft] = []
         self._hear, self._scrub = hear, scrub
@@ -87,6 +93,7 @@ class Assembly:
         self._deltas_left = request.max_tokens * DELTAS_A_TOKEN + LEAST_DELTAS
         self._text: list[str] = []
         self._thinking: list[str] = []
+        self.unread: list[tuple[Recovery, list[str], str]] = []  # in which calls may stand
         self._new_text: list[str] = []  # not heard yet
         self._new_thinking: list[str] = []
         tools = request.tools if recovers else ()
@@ -97,19 +104,25 @@ class Assembly:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
         if text:
-            self.grow(len(text))
-            self.progress.characters += len(text)
-            if shown := self._in_text.feed(text) if self._in_text else text:
-                self._new_text.append(shown)
+            size = len(text) if text.isascii() else len(text.encode())
+            self.grow(size)
+            self.progress.size += size
+            if self._in_text:
+                self.unread.append((self._in_text, self._new_text, text))
+            else:
+                self._new_text.append(text)
 
     def think(self, text: str) -> None:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
         if text:
-            self.grow(len(text))
-            self.progress.characters += len(text)
-            if shown := self._in_thinking.feed(text) if self._in_thinking else text:
-                self._new_thinking.append(shown)
+            size = len(text) if text.isascii() else len(text.encode())
+            self.grow(size)
+            self.progress.size += size
+            if self._in_thinking:
+                self.unread.append((self._in_thinking, self._new_thinking, text))
+            else:
+                self._new_thinking.append(text)
 
     def begin_call(self, id: str = "", name: str = "") -> CallDraft:
         self.grow(CALL_COST)
@@ -122,7 +135,7 @@ class Assembly:
         """More of a call. Its name is said again in every piece by some: it is never joined."""
         new = "" if draft.name else name
         self.grow(len(new) + len(piece))
-        self.progress.characters += len(new) + len(piece)
+        self.progress.size += text_bytes(new) + text_bytes(piece)
         draft.name = draft.name or name
         if piece:
             draft.arguments.append(piece)
@@ -136,7 +149,25 @@ class Assembly:
         """Counts what a reply takes; raises ModelFailed for one without an end."""
         self._room -= size
         if self._room < 0:
-            raise self.failed("protocol", f"the reply is longer than {self._cap} characters")
+            raise self.failed("protocol", f"the reply is longer than {self._cap} bytes")
+
+    def recover(self) -> Iterator[None]:
+        """Looks for calls in what came. It stops wherever others should have their turn."""
+        unread, self.unread = self.unread, []
+        size = 0
+        for recovery, shown, text in unread:
+            for start in range(0, len(text), RECOVERED_PIECE):
+                before = recovery.steps
+                if said := recovery.feed(text[start : start + RECOVERED_PIECE]):
+                    shown.append(said)
+                size += RECOVERED_PIECE + (recovery.steps - before) * STEP_COST
+                if size > RECOVERED_AT_ONCE:
+                    size = 0
+                    yield
+
+    def why_left(self) -> tuple[str, str]:
+        """Why an answer was not read to its end, as a tape keeps it."""
+        return (OVERRUN, str(self.progress.most)) if self.is_overrun else ("cut", "")
 
     def end_read(self) -> None:
         """A network read is taken: what it brought is heard, of a flood once it is worth a delta."""
@@ -181,6 +212,8 @@ class Assembly:
     ) -> ModelReply:
         """The complete reply. `extras` turns the finished calls into what has to be kept.
         Raises ModelFailed, also for one that nothing has finished."""
+        if self.is_overrun:
+            return self._cut_off(usage)
         if finish is None:
             raise self.failed("truncated", "the stream ended before the reply was complete")
         self._end()
@@ -205,8 +238,24 @@ class Assembly:
             extras=Extras(self.provider, kept) if kept else None,
         )
 
+    def _cut_off(self, usage: Usage | None) -> ModelReply:
+        """What was said so far. Nothing is called: the rest might have said something else."""
+        self._end()
+        self.flush()
+        text, thinking = "".join(self._text), "".join(self._thinking)
+        return ModelReply(
+            provider=self.provider,
+            model=self.request.model,
+            text=text,
+            thinking=thinking,
+            usage=self._sane(usage, text, thinking, ()),
+            finish="overrun",
+        )
+
     def _end(self) -> None:
         """No more comes: what was held back, as it might have been markup, is said."""
+        while self.unread:  # of a reply that broke; of any other nothing is left
+            deque(self.recover(), maxlen=0)
         if self._in_text and (text := self._in_text.finish()):
             self._new_text.append(text)
         if self._in_thinking and (thinking := self._in_thinking.finish()):

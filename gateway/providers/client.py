@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 import anyio
@@ -15,7 +16,7 @@ from gateway.domain.times import to_micros
 from gateway.providers.assembly import Assembly
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.presets import missing_key, quirks_of
-from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, read_whole
+from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, take_whole
 from gateway.providers.reply_anthropic import AnthropicReading
 from gateway.providers.reply_openai import OpenAiReading
 from gateway.providers.retries import Retries
@@ -66,13 +67,14 @@ class ProviderClient:
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         self._line.require_key(request)
 
-        async def attempt() -> ModelReply:
+        async def attempt(left_s: float) -> ModelReply:
+            now = request if left_s >= request.deadline_s else replace(request, deadline_s=left_s)
             try:
-                return await self._metered.reply(request, hear)
+                return await self._metered.reply(now, hear)
             except ModelFailed as failed:
                 if failed.kind != "bad_request" or not self._line.adapt(failed.detail):
                     raise
-                return await self._metered.reply(request, hear)
+                return await self._metered.reply(now, hear)
 
         return await self._retries.run(attempt, request.deadline_s)
 
@@ -132,7 +134,7 @@ class _Line:
         call = HttpCall("POST", self._url, self._headers, body, connect_s, idle_s)
         record, http = assembly.request.record, self._http
         if record is not None:
-            http = Recording(http, record, BREATH_BYTES)
+            http = Recording(http, record, BREATH_BYTES, assembly.why_left)
         async with http.send(call) as answer:
             status, headers = answer.status, answer.headers
             encoding = headers.get("content-encoding", "identity").strip().lower()
@@ -172,17 +174,27 @@ async def _read_stream(answer: HttpAnswer, reader: StreamReader, assembly: Assem
             return reader.close()
         while len(data) > BREATH_BYTES:
             reader.feed(data[:BREATH_BYTES])
+            await _recover(assembly)
+            assembly.end_read()
             data = data[BREATH_BYTES:]
             await checkpoint()
         reader.feed(data)
+        if assembly.unread:
+            await _recover(assembly)
+        assembly.end_read()
         breath += len(data)
         if breath > BREATH_BYTES:
             breath = 0
             await checkpoint()
-    if not answer.is_over:
+    if not answer.is_over and not assembly.is_overrun:
         with anyio.move_on_after(END_WITHIN_S):
             await _read_upto(answer, ERROR_BODY_CAP)
     return reader.close()
+
+
+async def _recover(assembly: Assembly) -> None:
+    for _ in assembly.recover():
+        await checkpoint()
 
 
 def _broken_off(reader: StreamReader, assembly: Assembly, error: HttpFailed) -> ModelReply:
@@ -209,7 +221,9 @@ async def _read_whole(answer: HttpAnswer, reading: Reading, assembly: Assembly) 
             await checkpoint()
     except HttpFailed as error:
         raise assembly.failed(_kind(error, "truncated"), str(error)) from error
-    return read_whole(bytes(body), reading, assembly)
+    take_whole(bytes(body), reading, assembly)
+    await _recover(assembly)
+    return reading.reply()
 
 
 async def _read_upto(answer: HttpAnswer, cap: int) -> bytes:

@@ -5,17 +5,18 @@ bounded by whoever bounds the reply; each character is looked at a bounded numbe
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import lru_cache
 
 from gateway.domain.model import ToolSpec
 from gateway.providers.markup_calls import Calls, MarkupCall
-from gateway.providers.markup_dialects import read_calls
+from gateway.providers.markup_dialects import DIALECTS, read_calls
 from gateway.providers.markup_tape import Tape, Waits
 
 MOST_CALLS = 32  # of a reply; a turn refuses more anyway
 _LINE_KEPT = 200
-_INTERESTING = re.compile(r"[<\[]|(?<=\n)")
 _TOKENS = re.compile(r"`+|~+|\n|[^`~\n]+")
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
 _LISTED = r"[ \t]*(?:(?:[-*+]|\d{1,9}[.)])[ \t]+)*"
 _BEGINS_LINE = re.compile(_LISTED)
 _QUOTED_LINE = re.compile(_LISTED + ">")
@@ -33,11 +34,17 @@ class Recovery:
         self._tape = Tape()
         self._reader = Calls(self._tape, {tool.name: tool for tool in tools})
         self._lines = [tool.name + "{" for tool in tools]
+        self._begins, self._begins_line, self._may_begin = _beginnings(tuple(self._lines))
         self._prose = _Prose()
         self._shown: list[str] = []
         self._space: list[str] | None = []  # held at the start and behind a call; None: not held
         self._reading = self._read()
         next(self._reading)
+
+    @property
+    def steps(self) -> int:
+        """What was done so far, beside looking at whole pieces."""
+        return self._tape.steps
 
     def feed(self, text: str) -> str:
         self._tape.feed(text)
@@ -60,16 +67,17 @@ class Recovery:
         while (yield from self._tape.has_more()):
             self._tape.mark()
             calls: list[MarkupCall] = []
-            is_line_start = self._prose.is_line_start()
-            if (is_line_start or self._tape.peek() in "<[") and self._prose.may_call():
-                calls = yield from read_calls(self._reader, self._lines if is_line_start else ())
+            begins = self._begins_line if self._prose.is_line_start() else self._begins
+            if self._tape.begins(begins) and self._prose.may_call():
+                lines = self._lines if begins is self._begins_line else ()
+                calls = yield from read_calls(self._reader, lines)
             if calls:
                 self.calls += calls[: MOST_CALLS - len(self.calls)]
                 self._prose.say("\N{OBJECT REPLACEMENT CHARACTER}")
                 self._space = self._space or []
                 self._say(self._tape.taken())
             else:
-                self._say(self._tape.taken() or self._tape.take_to(_INTERESTING))
+                self._say(self._tape.taken() or self._tape.take_to(self._may_begin))
 
     def _say(self, text: str) -> None:
         self._prose.say(text)
@@ -83,6 +91,28 @@ class Recovery:
             self._shown += self._space
             self._space, text = None, said
         self._shown.append(text)
+
+
+@lru_cache(maxsize=64)
+def _beginnings(lines: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], re.Pattern[str]]:
+    """Where a call may begin, also where the text ends before it is sure: a dialect's mark; at the
+    start of a line also one of these; and both, to be searched for."""
+    marks, both = _any_of(DIALECTS), _any_of((*DIALECTS, *lines))
+    found = f"{marks}|(?<=\n)(?:{_any_of(lines)})" if lines else marks
+    return re.compile(marks), re.compile(both), re.compile(found)
+
+
+def _any_of(literals: Collection[str]) -> str:
+    """An expression for any of these, none of which begins another, or for its beginning where the
+    text ends. By their common beginnings, so that a look takes the same however many there are."""
+    rests: dict[str, list[str]] = {}
+    for literal in literals:
+        rests.setdefault(literal[:1], []).append(literal[1:])
+    found = [
+        re.escape(first) + (f"(?:{_any_of(rest)}|\\Z)" if any(rest) else "")
+        for first, rest in rests.items()
+    ]
+    return "|".join(found)
 
 
 def counted(text: Recovery, thought: Recovery, answer: str) -> list[MarkupCall]:
@@ -103,6 +133,27 @@ class _Prose:
         self._may_close = False  # the line is a fence's end so far
 
     def say(self, text: str) -> None:
+        if "`" in text or "~" in text:
+            self._say_marks(text)
+        elif text:
+            self._say_plain(text)
+
+    def _say_plain(self, text: str) -> None:
+        """Whole lines without a mark at once: of those that end, only blank ones matter."""
+        if self._run[1]:
+            self._settle()
+        first, is_ended, rest = text.partition("\n")
+        self._may_close = self._may_close and (not first or first.isspace())
+        self._keep(first)
+        self._last = text[-1]
+        if is_ended:
+            self._end_line()
+            begun = rest.rfind("\n") + 1
+            if self._span and _BLANK_LINE.search("\n" + rest[:begun]):
+                self._span = 0
+            self._keep(rest[begun : begun + _LINE_KEPT])
+
+    def _say_marks(self, text: str) -> None:
         for token in _TOKENS.findall(text):
             char = token[0]
             if char in "`~":

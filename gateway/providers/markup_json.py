@@ -7,6 +7,7 @@ from gateway.providers.markup_tape import Tape, Waits
 _SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _CLOSING = {"{": "}", "[": "]"}
+_DEEPEST = 256  # deeper than any reader of JSON goes
 # What may come, and what is wanted then. `v`: a number or a bare word.
 _VALUE = {"{": "first }", "[": "first ]", '"': "more", "v": "more"}
 _STEPS: dict[str, dict[str, str]] = {
@@ -39,6 +40,8 @@ def _step(want: str, kind: str, stack: list[str]) -> str:
     """What is wanted behind this; "" where it cannot stand."""
     step = _STEPS[want].get(kind, "")
     if not step:
+        return ""
+    if kind in _CLOSING and len(stack) >= _DEEPEST:
         return ""
     if kind in _CLOSING:
         stack.append(_CLOSING[kind])

@@ -22,6 +22,7 @@ class Tape:
 
     def __init__(self) -> None:
         self.is_over = False
+        self.steps = 0  # how often something was taken
         self._text = ""
         self._at = 0
         self._taken: list[str] = []
@@ -47,7 +48,11 @@ class Tape:
         """The next character, where there is one."""
         return self._text[self._at]
 
+    def begins(self, beginning: re.Pattern[str]) -> bool:
+        return beginning.match(self._text, self._at) is not None
+
     def take(self, count: int) -> str:
+        self.steps += 1
         piece = self._text[self._at : self._at + count]
         self._at += len(piece)
         self._taken.append(piece)

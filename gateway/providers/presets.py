@@ -53,6 +53,14 @@ _PRESETS = (
 )
 PRESETS = {preset.name: preset for preset in _PRESETS}
 
+# What a start without a configuration asks; ollama has whatever was pulled.
+DEFAULT_MODELS = {
+    "anthropic": "claude-sonnet-5-5",
+    "openai": "gpt-6.1-sol",
+    "gemini": "gemini-3.8-flash",
+    "openrouter": "openrouter/auto",
+}
+
 
 def quirks_of(definition: ProviderDef) -> Quirks:
     """A preset's quirks stay with its name, also behind an address of the operator's own."""

@@ -10,6 +10,7 @@ from gateway.domain.providers import ProviderDef
 from gateway.domain.usage import Usage
 from gateway.providers.presets import PRESETS
 
+DEMO = "demo"  # in this process, so it costs nothing
 _MOST_UNKNOWN = 1000
 LISTED = frozenset({"anthropic", "openai", "gemini", "openrouter"})  # presets with a public table
 
@@ -25,6 +26,8 @@ class PriceTable:
         self, provider: str, model: str, usage: Usage, at: datetime
     ) -> tuple[int, Pricing] | None:
         definition = self._definitions.get(provider)
+        if definition is None and provider == DEMO:
+            return 0, "table"
         if definition is None or (provider, model) in self._unknown:
             return None
         own = definition.prices.get(model)
@@ -44,6 +47,12 @@ class PriceTable:
 
         with suppress(LookupError):  # the import alone leaves the table to whoever asks first
             calc_price(Usage(input_tokens=1), "gpt-4o", provider_id="openai")
+
+
+def is_priced(definition: ProviderDef, model: str, now: datetime) -> bool:
+    """Whether calls of a model can be counted in money; a price of 0 is one."""
+    table = PriceTable({definition.name: definition})
+    return table.cost(definition.name, model, Usage(1, 1), now) is not None
 
 
 def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> Decimal | None:

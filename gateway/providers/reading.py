@@ -54,7 +54,7 @@ class StreamReader:
         return self._ended or self._reading.is_done
 
     def feed(self, data: bytes) -> None:
-        """One network read: at most one delta of each kind is heard. Raises ModelFailed."""
+        """A part of what was read. Nothing is heard before `Assembly.end_read`. Raises ModelFailed."""
         self._size += len(data)
         if self._size > self._cap:
             raise self._assembly.failed("protocol", f"the stream is longer than {self._cap} bytes")
@@ -63,7 +63,6 @@ class StreamReader:
         except SseTooLong as error:
             raise self._assembly.failed("protocol", str(error)) from error
         self._take(events)
-        self._assembly.end_read()
 
     def close(self) -> ModelReply:
         """The bytes have ended. Raises ModelFailed."""
@@ -72,7 +71,7 @@ class StreamReader:
         return self._reading.reply()
 
     def _take(self, events: list[Event]) -> None:
-        take = self._reading.take
+        take, progress = self._reading.take, self._assembly.progress
         try:
             for data, event in events:
                 if self._ended or not data:
@@ -84,6 +83,8 @@ class StreamReader:
                 if event == b"error" or type(chunk) is not dict or "error" in chunk:
                     refuse_error(self._assembly, chunk, is_error=event == b"error")
                 take(chunk)
+                if progress.size > progress.most:
+                    self._ended = self._assembly.is_overrun = True
         except WRONG_SHAPE as error:
             raise misshapen(self._assembly, error) from error
 
@@ -112,8 +113,8 @@ def _is_json(data: bytes) -> bool:
     return True
 
 
-def read_whole(body: bytes, reading: Reading, assembly: Assembly) -> ModelReply:
-    """The reply of an answer that is one JSON object. Raises ModelFailed."""
+def take_whole(body: bytes, reading: Reading, assembly: Assembly) -> None:
+    """Takes an answer that is one JSON object. Raises ModelFailed."""
     try:
         parsed = from_json(body)
     except ValueError as error:
@@ -123,7 +124,6 @@ def read_whole(body: bytes, reading: Reading, assembly: Assembly) -> ModelReply:
         reading.take_whole(parsed)
     except WRONG_SHAPE as error:
         raise misshapen(assembly, error) from error
-    return reading.reply()
 
 
 def malformed(assembly: Assembly, detail: str) -> ModelFailed:

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 8.0
-Attempt = Callable[[], Awaitable[ModelReply]]
+Attempt = Callable[[float], Awaitable[ModelReply]]  # is told how many seconds are left
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,13 @@ class Retries:
     async def run(self, attempt: Attempt, deadline_s: float) -> ModelReply:
         """The first reply that succeeds. Raises the last ModelFailed."""
         end = self.clock.monotonic() + deadline_s
-        tried = 0
+        tried, left_s = 0, deadline_s
         while True:
             try:
-                return await attempt()
+                return await attempt(left_s)
             except ModelFailed as failed:
-                pause = self.pause_s(failed, tried, end - self.clock.monotonic())
+                left_s = end - self.clock.monotonic()
+                pause = self.pause_s(failed, tried, left_s)
                 if pause is None:
                     raise
                 log.info(
@@ -43,7 +44,7 @@ class Retries:
                         "pause_s": round(pause, 3),
                     },
                 )
-            tried += 1
+            tried, left_s = tried + 1, left_s - pause
             await self.clock.sleep(pause)
 
     def pause_s(self, failed: ModelFailed, tried: int, left_s: float) -> float | None:

@@ -1,6 +1,6 @@
 """Takes down the bytes of a provider as they come, for a run that may be replayed."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from gateway.domain.ports import Http, HttpAnswer, HttpCall, HttpFailed
@@ -12,10 +12,17 @@ KEPT_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-after-
 
 class Recording:
     """Implements the Http port over another one. A read is at most `most` bytes, so that a stop has
-    its place between two of them."""
+    its place between two of them. `why_left` is asked of an answer that was not read to its end."""
 
-    def __init__(self, http: Http, record: Record, most: int) -> None:
+    def __init__(
+        self,
+        http: Http,
+        record: Record,
+        most: int,
+        why_left: Callable[[], tuple[str, str]] = lambda: ("cut", ""),
+    ) -> None:
         self._http, self._record, self._most = http, record, most
+        self._why_left = why_left
 
     def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
         return self._send(call)
@@ -41,7 +48,7 @@ class Recording:
             raise
         finally:
             if answer is not None and not answer.has_ended:
-                record("end", "cut", "")
+                record("end", *self._why_left())
 
 
 class _Answer:

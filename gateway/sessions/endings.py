@@ -61,17 +61,15 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
         done = Chunk("done", data)
         return _end(end.reason, nodes, done, answer)
     terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
-    terminal = Chunk("error", {**terminal.data, **_facts(end, timing)})
+    terminal = Chunk("error", {**terminal.data, **_facts(end)})
     return _end("failed", nodes, terminal, answer)
 
 
-def _facts(end: Fail, timing: Timing) -> Mapping[str, object]:
+def _facts(end: Fail) -> Mapping[str, object]:
     """What is known besides: of the provider that failed, or of the budget that is spent."""
     after, told = end.retry_after_s, dict[str, object]()
     if end.refusal is not None:
-        told, resets = dict(end.refusal.facts), end.refusal.resets_at
-        if resets is not None:
-            after = max(0.0, (resets - timing.finished_at).total_seconds())
+        told, after = dict(end.refusal.facts), end.refusal.retry_after_s
     more = {"provider": end.provider, "provider_status": end.status, "retry_after_s": after}
     return told | {name: value for name, value in more.items() if value is not None}
 
@@ -166,7 +164,7 @@ def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mappi
         "context_id": node_id,
         "response": end.text[:SHOWN_TEXT],
         **({"truncated": True} if len(end.text) > SHOWN_TEXT else {}),
-        **({"cut": True} if answer.finish == "length" else {}),
+        **({"cut": True} if answer.finish in {"length", "overrun"} else {}),
         **({"filtered": True} if answer.finish == "content_filter" else {}),
         "tokens_used": answer.usage.total,
         "model": answer.model,

@@ -4,8 +4,10 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from math import inf
+from sys import maxsize
 from typing import Any
 
 from gateway.agent.job import Gate
@@ -22,14 +24,15 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
+    Progress,
     TextDelta,
     ThinkingDelta,
 )
 from gateway.domain.notices import Batching, Notice
 from gateway.domain.ports import Decode, HttpAnswer, HttpCall, HttpFailed, Model, ToolScope
-from gateway.domain.tape import Mark, MarkKind
+from gateway.domain.tape import OVERRUN, Mark, MarkKind
 from gateway.domain.times import to_time
-from gateway.domain.usage import Spent
+from gateway.domain.usage import Spent, Usage
 from gateway.sessions.asked import Difference, parts_of
 from gateway.sessions.player import OTHERS, Player
 from gateway.sessions.taping import damaged
@@ -109,6 +112,14 @@ _TURNS = _ENDS | {"sent", "ask", "over"}
 _WORDS = ("text", "thinking")
 
 
+def _reserved(player: Player) -> int:
+    """The size by which the call that comes was cut off, if it was."""
+    for mark in takewhile(lambda mark: mark.kind not in _ENDS, player.coming()):
+        if mark.kind == "end" and mark.values[0] == OVERRUN and mark.values[1].isdecimal():
+            return int(mark.values[1])
+    return maxsize
+
+
 def is_next(player: Player, *kinds: str) -> bool:
     mark = next(player.coming(), None)
     return mark is not None and mark.kind in kinds
@@ -153,6 +164,7 @@ class ReplayedModel:
         kinds = (one.kind for one in player.coming())
         if next((kind for kind in kinds if kind not in OTHERS), None) != "sent":
             return await self._told(hear)
+        request = replace(request, progress=Progress(most=_reserved(player)))
         try:
             reply = await self._wired.reply(request, hear)
         except ModelFailed:
@@ -167,18 +179,21 @@ class ReplayedModel:
         return reply
 
     async def _metered(self, reply: ModelReply) -> ModelReply:
-        cost_usd, warned = (await self._player.reach("metered")).values
+        cost_usd, warned, told = (*(await self._player.reach("metered")).values, None)[:3]
         try:
             warnings = tuple(BudgetWarning(**one) for one in warned)
+            usage = reply.usage if told is None else Usage(**told)
         except TypeError as error:
             await self._player.leave(damaged(error))
-        return replace(reply, usage=replace(reply.usage, cost_usd=cost_usd), warnings=warnings)
+        return replace(reply, usage=replace(usage, cost_usd=cost_usd), warnings=warnings)
 
     async def _refusal(self, mark: Mark) -> BudgetExceeded:
-        kind, name, unit, used, limit = mark.values
-        spent = Amount(used) if unit == "tokens" else Amount(nano_usd=used)
+        # Older tapes do not tell what was reserved.
+        kind, name, unit, used, limit, held, after_s = (*mark.values, 0, None)[:7]
+        amount = Amount if unit == "tokens" else partial(Amount, 0)
         try:
-            return BudgetExceeded(Tally(Scope(kind, name), spent), unit, limit)
+            tally = Tally(Scope(kind, name), amount(used), amount(held))
+            return BudgetExceeded(tally, unit, limit, retry_after_s=after_s)
         except (KeyError, ValueError) as error:
             await self._player.leave(damaged(error))
 

@@ -224,6 +224,7 @@ class Stateless:
             clock=clock,
             decode=means.decode,
             publish=means.bus.publish,
+            price=means.price,
         )
         story = Story(run.run_id, NoJournal(), clock, Json(means.encode, means.decode))
         try:

@@ -8,6 +8,7 @@ from datetime import datetime
 from functools import partial
 from io import BytesIO
 from itertools import repeat
+from operator import attrgetter
 
 from anyio import to_thread
 
@@ -207,10 +208,18 @@ class TapedModel:
         except BudgetExceeded as refusal:
             record("refused", *refusal_values(refusal))
             raise
-        if record.has_sent and (reply.warnings or reply.usage.cost_usd is not None):
-            record("metered", reply.usage.cost_usd, [asdict(one) for one in reply.warnings])
+        told = reply.warnings or reply.finish == "overrun" or reply.usage.cost_usd is not None
+        if record.has_sent and told:
+            _record_metered(record, reply)
         record("reply", None if record.has_sent else asdict(reply))
         return reply
+
+
+def _record_metered(record: Recorder, reply: ModelReply) -> None:
+    """What the bytes of a reply do not say."""
+    warnings = [asdict(one) for one in reply.warnings]
+    usage = asdict(reply.usage) if reply.finish == "overrun" else None
+    record("metered", reply.usage.cost_usd, warnings, usage)
 
 
 def failure_values(failed: ModelFailed) -> dict[str, object]:
@@ -220,8 +229,9 @@ def failure_values(failed: ModelFailed) -> dict[str, object]:
 
 def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
     tally, unit = refusal.tally, refusal.unit
-    used = tally.used.tokens if unit == "tokens" else tally.used.nano_usd
-    return tally.scope.kind, tally.scope.name, unit, used, refusal.bound
+    of_unit = attrgetter("tokens" if unit == "tokens" else "nano_usd")
+    spent = (of_unit(tally.used), refusal.bound, of_unit(tally.held), refusal.retry_after_s)
+    return tally.scope.kind, tally.scope.name, unit, *spent
 
 
 class TapedGate:

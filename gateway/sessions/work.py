@@ -42,6 +42,7 @@ from gateway.domain.ports import (
 )
 from gateway.domain.settings import as_wished
 from gateway.domain.supervision import survives
+from gateway.domain.usage import Price, unpriced
 from gateway.memory.context import Besides, Context, pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.keeper import Keeper
@@ -94,6 +95,7 @@ class Means:
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
     pace: Pace = field(default_factory=Pace)
+    price: Price = unpriced
     keeper: Keeper | None = None  # None: nobody looks for facts
     said: Callable[[SessionKey], None] = lambda key: None  # is told when a turn is in the store
 
@@ -245,11 +247,10 @@ class Work:
         )
         lacking = await prepared(means.gate, agent, run.reins)
         tools, rules = means.gate.offered(agent), means.rules()
-        soul = means.souls.of(agent.id)
+        soul, template = means.souls.of(agent.id), means.souls.template_of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
         found, missing = await means.recollection.of(new, agent, episode)
-        about = (new.message_id, means.souls.template_of(agent.id))
-        besides = Besides(episode.summary, found, missing, earlier, *about)
+        besides = Besides(episode.summary, found, missing, earlier, new.message_id, template)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
         batch.most_nodes, batch.crowds = (
             agent.context.max_nodes,
@@ -272,6 +273,7 @@ class Work:
             context_id=new.context_id,
             known=story.result,
             waiting=(*waiting, *map(notice_of, lacking)),
+            price=means.price,
             was_near=await self._was_near(agent, context, episode),
         )
         driver = Driver(

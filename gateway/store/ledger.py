@@ -3,6 +3,7 @@
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from functools import partial
 
 from gateway.domain.accounts import Decide, Due, Ended
@@ -10,8 +11,10 @@ from gateway.domain.budgets import (
     Amount,
     Grant,
     Reservation,
+    Resync,
     Tally,
     TokenRecord,
+    day_of,
     scopes_of,
 )
 from gateway.store.book import RESERVATION, reservations
@@ -33,6 +36,9 @@ class SqliteLedger:
 
     def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
         self._writer.write_soon(partial(_settle, ended, None), failed)
+
+    async def resync(self, now: datetime) -> Resync:
+        return await self._writer.write(partial(_resync, now), durable=True)
 
     async def unsettled(self) -> Sequence[Reservation]:
         await self._writer.caught_up()
@@ -69,6 +75,26 @@ def _settle(ended: Ended, due: Due | None, pen: Pen) -> Sequence[Tally]:
     return [] if due is None else [one for tally in tallies if (one := _newly_due(tally, due, pen))]
 
 
+def _resync(now: datetime, pen: Pen) -> Resync:
+    db, day, was = pen.db, day_of(now), pen.book.latest
+    if was <= day:
+        return Resync(day, was)
+    month, today = day[:7], datetime.fromisoformat(f"{day}T00:00:00+00:00")
+    end = to_micros(today + timedelta(days=1))
+    since = {("day", day): to_micros(today), ("month", month): to_micros(today.replace(day=1))}
+    for (kind, name), start in since.items():
+        mistaken = (start, end, name if kind == "day" else f"{month}-99")
+        counts = db.execute(_MADE_WITHIN, mistaken).fetchone()
+        db.execute(_BEGIN_AGAIN, (kind, name, to_micros(now)))
+        db.execute(_COUNT, (*counts, kind, name))
+    records = db.execute(_REDATE, (since["month", month], end, day)).rowcount
+    db.execute("DELETE FROM spend WHERE kind = 'day' AND name > ?", (day,))
+    db.execute("DELETE FROM spend WHERE kind = 'month' AND name > ?", (month,))
+    db.execute("UPDATE reservation SET day = ? WHERE day > ?", (day, day))
+    pen.refresh()
+    return Resync(day, was, records)
+
+
 def _record(
     record: TokenRecord, day: str, tallies: Sequence[Tally], db: sqlite3.Connection
 ) -> None:
@@ -78,7 +104,9 @@ def _record(
     db.execute(_COUNT_MODEL, (f"{record.provider}/{record.model}", *spent, at))
     whose = (_series(record, db), str(record.session_key), record.run_id, day)
     more = (record.cached_tokens, record.reasoning_tokens, record.nano_usd, record.pricing)
-    row = (record.id, at, *whose, record.outcome, *tokens, *more, record.estimated)
+    overran = record.outcome == "overrun"  # of the outcomes the table knows the first four
+    outcome = "broken" if overran else record.outcome
+    row = (record.id, at, *whose, outcome, *tokens, *more, record.estimated, overran)
     db.execute(_RECORD, row)
 
 
@@ -106,6 +134,16 @@ UPDATE spend SET calls = calls + ?, priced = priced + ?, input_tokens = input_to
     output_tokens = output_tokens + ?, nano_usd = nano_usd + ?
 WHERE kind = ? AND name = ?
 """
+_BEGIN_AGAIN = "INSERT OR IGNORE INTO spend (kind, name, since) VALUES (?, ?, ?)"
+_MADE_WITHIN = """
+SELECT count(*), coalesce(sum(pricing != 'unpriced'), 0), coalesce(sum(input_tokens), 0),
+    coalesce(sum(output_tokens), 0), coalesce(sum(nano_usd), 0)
+FROM token_record WHERE at >= ? AND at < ? AND day > ?
+"""
+_REDATE = """
+UPDATE token_record SET day = strftime('%Y-%m-%d', at / 1000000, 'unixepoch')
+WHERE at >= ? AND at < ? AND day > ?
+"""
 _COUNT_MODEL = """
 INSERT INTO spend (kind, name, calls, priced, input_tokens, output_tokens, nano_usd, since)
 VALUES ('model', ?, ?, ?, ?, ?, ?, ?)
@@ -118,6 +156,7 @@ _FIND_SERIES = "SELECT id FROM series WHERE agent = ? AND provider = ? AND model
 _MAKE_SERIES = "INSERT INTO series (agent, provider, model) VALUES (?, ?, ?) RETURNING id"
 _RECORD = """
 INSERT INTO token_record (id, at, series, session, run_id, day, outcome, input_tokens,
-    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated,
+    overran)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """

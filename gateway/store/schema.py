@@ -15,6 +15,7 @@ from gateway.store.tables import (
     LEDGER,
     LIMITS,
     ORIGINALS,
+    OVERRAN,
     PLUGINS,
     SETTINGS,
     STANDING,
@@ -32,6 +33,7 @@ MIGRATIONS: tuple[str, ...] = (
     FACTS + HEARING + TURNS,
     CHANNELS,
     ORIGINALS,
+    "",  # brings a column
 )
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
@@ -41,6 +43,7 @@ _ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
     (4, ("node", "standing"), STANDING),
     (5, ("run", "whence"), WHENCE),
     (5, ("delivery", "arrived"), DELIVERIES),
+    (7, ("token_record", "overran"), OVERRAN),
 )
 
 

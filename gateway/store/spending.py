@@ -139,8 +139,8 @@ SELECT name, calls, input_tokens, output_tokens, nano_usd FROM spend
 WHERE kind = 'model' ORDER BY calls DESC, name
 """
 _PAGE = """
-SELECT r.seq, r.id, r.at, r.session, r.run_id, s.provider, s.model, r.outcome, r.input_tokens,
-       r.output_tokens, r.cached_tokens, r.reasoning_tokens, r.nano_usd, r.pricing, r.estimated
+SELECT r.seq, r.id, r.at, r.session, r.run_id, s.provider, s.model,
+       CASE WHEN r.overran THEN 'overrun' ELSE r.outcome END, r.input_tokens, r.output_tokens, r.cached_tokens, r.reasoning_tokens, r.nano_usd, r.pricing, r.estimated
 FROM token_record r CROSS JOIN series s ON s.id = r.series
 """
 _NEWEST = "ORDER BY r.at DESC, r.seq DESC LIMIT ?"

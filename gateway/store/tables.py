@@ -215,6 +215,8 @@ CREATE INDEX IF NOT EXISTS token_record_by_session ON token_record (session, ser
 CREATE INDEX IF NOT EXISTS token_record_by_time ON token_record (at);
 """
 
+OVERRAN = "ALTER TABLE token_record ADD COLUMN overran INTEGER NOT NULL DEFAULT 0"
+
 AUDIT = """
 CREATE TABLE IF NOT EXISTS audit (
     seq INTEGER PRIMARY KEY,         -- 1, 2, 3, …: a gap is a loss

@@ -22,7 +22,8 @@ ToolName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 MOST_TEXT = 400_000  # characters of a question, and of instructions
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 NOTHING: Mapping[str, str] = {}
-BUDGET = ("scope", "used", "limit", "unit", "resets_at")  # of one that is spent
+# Of a budget that refused a call.
+BUDGET = ("scope", "used", "reserved", "limit", "unit", "resets_at", "retry_after_s")
 WHOLE_REASONS = frozenset({"answered", "cancelled", "superseded", "merged"})  # no limit was reached
 
 
@@ -273,7 +274,7 @@ class Failed:
         code, after = end["error_type"], end.get("retry_after_s")
         headers = {} if after is None else {"retry-after": str(ceil(after))}
         kind = "insufficient_quota" if code == "budget_exceeded" else "server_error"
-        facts: Any = {name: end[name] for name in BUDGET if name in end}
+        facts: Any = {name: end[name] for name in BUDGET if name in end and "scope" in end}
         spent: Spent = facts
         error: OpenAiError = {
             "message": end["message"],

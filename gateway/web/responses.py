@@ -119,6 +119,7 @@ def error_object(error: BaseException) -> ErrorObject:
                 {
                     "scope": error.scope,
                     "used": error.used,
+                    "reserved": error.reserved,
                     "limit": error.limit,
                     "unit": error.unit,
                     "resets_at": error.resets_at,

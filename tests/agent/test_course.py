@@ -58,25 +58,36 @@ def test_what_is_told_of_after_the_end_counts_and_is_warned_of_no_more() -> None
 @pytest.mark.requirement("S-002-Budget-02", "S-001-System-06")
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
 def test_tokens_are_warned_of_once_when_they_reach_their_share(pieces: list[int]) -> None:
-    """In the middle of replies or at their end, however they come."""
-    paper = Paper(limits=Limits(token_budget=100, max_iterations=50)).begin()
+    """In the middle of replies or at their end, however they come; what is sent counts with it."""
+    paper = Paper(limits=Limits(token_budget=1_000, max_iterations=50)).begin()
+    course = paper.turn.course
 
     for number, tokens in enumerate(pieces):
-        before = paper.turn.course.usage.total
         if paper.turn.end is None:
-            paper.round(call(str(number)), tokens=tokens)
-            after = paper.turn.course.usage.total
-            assert (before < 80 <= after) == (len(paper.told_of("budget.token.warning")) == 1) or (
-                before >= 80
-            )
-    assert len(paper.told_of("budget.token.warning")) <= 1
-    assert (paper.reason == "token_budget") == (sum(pieces) >= 100)
-    assert len(paper.told_of("budget.token.exceeded")) == (sum(pieces) >= 100)
+            paper.round(call(str(number)), tokens=10 * tokens)
+    by_now = course.usage.total + course.context_tokens
+
+    assert len(paper.told_of("budget.token.warning")) == (by_now >= 800)
+    assert (paper.reason == "token_budget") == (by_now >= 1_000)
+    assert len(paper.told_of("budget.token.exceeded")) == (by_now >= 1_000)
+
+
+def test_a_call_whose_input_alone_passes_the_budget_is_not_made() -> None:
+    input_tokens = Paper().begin().turn.course.context_tokens
+
+    papers = [Paper(limits=Limits(token_budget=input_tokens + n)).begin() for n in (0, 1)]
+
+    assert [paper.reason for paper in papers] == ["token_budget", None]
+    assert [len(paper.asked) for paper in papers] == [0, 1]
+    assert papers[1].turn.course.reading("token_budget").current == input_tokens
+
+
+SENT = 27  # tokens of the first call of these
 
 
 @pytest.mark.parametrize("text", ["x" * 32, "é" * 16, "😀" * 8, "\ud800" * 11])
 def test_what_is_heard_counts_by_its_bytes(text: str) -> None:
-    paper = Paper(limits=Limits(token_budget=10)).begin()
+    paper = Paper(limits=Limits(token_budget=SENT + 10)).begin()
 
     paper.hear(text)
 
@@ -84,7 +95,7 @@ def test_what_is_heard_counts_by_its_bytes(text: str) -> None:
 
 
 def test_an_estimate_gives_way_to_what_the_provider_says() -> None:
-    paper = Paper(limits=Limits(token_budget=100)).begin().hear("x" * 250)
+    paper = Paper(limits=Limits(token_budget=SENT + 100)).begin().hear("x" * 250)
 
     paper.reply("", call("0"), tokens=20)
 
@@ -114,10 +125,10 @@ def test_a_policy_sees_the_time_that_has_passed() -> None:
 
 @pytest.mark.requirement("S-001-State-07")
 def test_how_far_a_run_is_can_be_seen() -> None:
-    paper = Paper(limits=Limits(max_iterations=4, token_budget=100)).begin()
+    paper = Paper(limits=Limits(max_iterations=4, token_budget=1_000)).begin()
     paper.at = 1.5
 
-    paper.round(call("0"), tokens=25, is_error=True).round(call("1"), tokens=5)
+    paper.round(call("0"), tokens=250, is_error=True).round(call("1"), tokens=50)
 
     view = dict(paper.turn.course.view())
     actions = view.pop("recent_actions")
@@ -125,7 +136,7 @@ def test_how_far_a_run_is_can_be_seen() -> None:
     assert len(actions) == 2
     assert view == {
         "turn": 2,
-        "tokens_used": 30,
+        "tokens_used": 300,
         "iteration_percent": 50.0,
         "token_percent": 30.0,
         "elapsed_seconds": 1.5,

@@ -158,7 +158,7 @@ class Boundless(DefaultDecisionTree):
     ("limits", "tokens", "reason"),
     [
         (Limits(max_iterations=3), 10, "max_iterations"),
-        (Limits(token_budget=100), 45, "token_budget"),
+        (Limits(token_budget=10_000), 4_500, "token_budget"),
     ],
 )
 def test_no_policy_lifts_a_budget(limits: Limits, tokens: int, reason: str, plan: str) -> None:

@@ -105,21 +105,21 @@ SCENES = {
         (warned("iteration limit", 1, 1), "Maximum iterations reached. Saving partial response."),
     ),
     "token_budget between turns": Scene(
-        rounds(3, tokens=45),
+        rounds(3, tokens=4_500),
         "token_budget",
         f"{BEGIN} {turn(0)} {NEXT} usage limit_warning !budget.token.warning tool_call "
         f"!tool.call.started ?1 {WORKED} {OVER} {TOLD} {turn(2)} "
         "limit_reached !budget.token.exceeded",
-        Limits(token_budget=100),
-        (warned("token budget", 90, 100), "Token budget reached. Saving partial response."),
+        Limits(token_budget=10_000),
+        (warned("token budget", 9_000, 10_000), "Token budget reached. Saving partial response."),
     ),
     "token_budget in mid-stream": Scene(
         lambda paper: paper.hear("x" * 260).hear("y" * 100),
         "token_budget",
         f"{BEGIN} content limit_warning !budget.token.warning content "
         "usage limit_reached !budget.token.exceeded ?cancel",
-        Limits(token_budget=100),
-        (warned("token budget", 81, 100), "Token budget reached. Saving partial response."),
+        Limits(token_budget=127),  # of which 27 are sent
+        (warned("token budget", 108, 127), "Token budget reached. Saving partial response."),
     ),
     "timeout": Scene(
         lambda paper: paper.stop("timeout"),
@@ -240,7 +240,11 @@ def test_a_limit_is_told_with_its_values_and_its_time() -> None:
     [
         (Limits(max_iterations=10), rounds(6), [warned("iteration limit", 7, 10)]),
         (Limits(max_iterations=10), rounds(7), []),
-        (Limits(token_budget=100), rounds(2, tokens=45), [warned("token budget", 90, 100)]),
+        (
+            Limits(token_budget=10_000),
+            rounds(2, tokens=4_500),
+            [warned("token budget", 9_000, 10_000)],
+        ),
         (
             Limits(),
             same(3),

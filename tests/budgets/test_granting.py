@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.budgets.granting import LEAST_REPLY, Ask, due, fullest, grant
+from gateway.budgets.granting import HELD_RETRY_S, LEAST_REPLY, Ask, due, fullest, grant
 from gateway.domain.budgets import (
     NANO,
     Amount,
@@ -20,7 +20,8 @@ from gateway.domain.budgets import (
 from tests.fakes.store import session_key
 
 SCOPES = scopes_of(session_key(), "2026-01-31")
-ASK = Ask(100, 4096)
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
+ASK = Ask(100, 4096, at=NOW)
 
 
 def tallies(used: int = 0, held: int = 0) -> list[Tally]:
@@ -32,10 +33,30 @@ def test_without_a_limit_everything_fits() -> None:
     assert grant(Budgets(), ASK, tallies(10**12)).max_tokens == 4096
 
 
-def test_a_reply_is_shortened_to_what_is_left() -> None:
-    granted = grant(Budgets(daily=Limit(10_000)), ASK, tallies(8_000, 900))
+def test_a_reply_is_shortened_to_what_is_not_used() -> None:
+    granted = grant(Budgets(daily=Limit(10_000)), ASK, tallies(8_900))
 
     assert (granted.max_tokens, granted.held) == (1_000, Amount(1_100))
+
+
+def test_what_others_hold_shortens_no_reply_but_is_waited_for() -> None:
+    budgets = Budgets(daily=Limit(10_000))
+
+    assert grant(budgets, ASK, tallies(0, 5_804)).max_tokens == 4_096
+    with pytest.raises(BudgetExceeded) as caught:
+        grant(budgets, ASK, tallies(1_000, 5_804))
+    assert caught.value.waits_for == {Scope("day", "")}
+    assert str(caught.value) == "token budget exceeded (daily: 6804/10000)"
+    assert (caught.value.used, caught.value.reserved) == (1_000, 5_804)
+    assert caught.value.retry_after_s == HELD_RETRY_S
+
+
+def test_what_costs_nothing_fits_beside_money_that_is_spent() -> None:
+    free = [Tally(scope, Amount(0, NANO)) for scope in SCOPES]
+
+    assert grant(Budgets(daily=Limit(None, NANO)), ASK, free).max_tokens == 4096
+    with pytest.raises(BudgetExceeded):
+        grant(Budgets(daily=Limit(None, 0)), ASK, free)
 
 
 @pytest.mark.requirement("S-003-Budget-03")
@@ -53,7 +74,7 @@ def test_below_256_tokens_of_reply_a_call_is_refused(limit: int, fits: bool) -> 
 
 
 def test_who_asks_for_less_than_256_gets_it_or_nothing() -> None:
-    ask = Ask(100, 50)
+    ask = Ask(100, 50, at=NOW)
 
     assert grant(Budgets(daily=Limit(150)), ask, tallies()).max_tokens == 50
     with pytest.raises(BudgetExceeded):
@@ -97,7 +118,7 @@ def test_a_day_ends_at_midnight_and_a_month_on_the_first(
 
 
 def test_money_bounds_a_reply_like_tokens_do() -> None:
-    ask = Ask(100, 1_000, prompt_nano_usd=NANO, whole_nano_usd=11 * NANO)
+    ask = Ask(100, 1_000, prompt_nano_usd=NANO, whole_nano_usd=11 * NANO, at=NOW)
     budgets = Budgets(monthly=Limit(None, 6 * NANO))
 
     granted = grant(budgets, ask, tallies())
@@ -129,31 +150,33 @@ def test_what_is_granted_fits_into_every_scope(
     budgets: Budgets, counted: list[Amount], asked: tuple[int, int, int, int]
 ) -> None:
     input_tokens, most, prompt, reply = asked
-    ask = Ask(input_tokens, most, prompt, prompt + reply)
+    ask = Ask(input_tokens, most, prompt, prompt + reply, at=NOW)
     books = [
         Tally(scope, used, held)
         for scope, used, held in zip(SCOPES, counted[:4], counted[4:], strict=True)
     ]
 
-    def left(tally: Tally) -> tuple[float, float]:
+    def left(tally: Tally, taken: Amount) -> tuple[float, float]:
         limit = budgets.limit(tally.scope)
         tokens = float("inf") if limit.tokens is None else limit.tokens
         money = float("inf") if limit.nano_usd is None else limit.nano_usd
-        return (
-            tokens - tally.used.tokens - tally.held.tokens,
-            money - tally.used.nano_usd - tally.held.nano_usd,
-        )
+        return tokens - taken.tokens, money - taken.nano_usd
 
+    by_use = [left(one, one.used) for one in books]
+    by_all = [left(one, one.used + one.held) for one in books]
     try:
         granted = grant(budgets, ask, books)
-    except BudgetExceeded:
+    except BudgetExceeded as refusal:
         least = ask.amount(min(LEAST_REPLY, most))
-        assert any(
-            tokens < least.tokens or money <= least.nano_usd for tokens, money in map(left, books)
-        )
+        if refusal.waits_for:
+            assert not any(short(least, *room) for room in by_use)
+        else:
+            assert any(tokens < least.tokens or money <= least.nano_usd for tokens, money in by_use)
         return
     assert min(LEAST_REPLY, most) <= granted.max_tokens <= most
     assert granted.held == ask.amount(granted.max_tokens)
-    for tokens, money in map(left, books):
-        assert granted.held.tokens <= tokens
-        assert granted.held.nano_usd <= money
+    assert not any(short(granted.held, *room) for room in by_all)
+
+
+def short(wanted: Amount, tokens: float, money: float) -> bool:
+    return wanted.tokens > tokens or wanted.nano_usd > max(0, money)

@@ -50,18 +50,33 @@ HEARD = "four token word "  # what is heard of a reply that breaks, well below a
 
 @dataclass
 class Open:
-    """A call that a provider is at."""
+    """A call that a provider is at, or that waits for its reservation. `share` is how much of the
+    longest reply is said."""
 
     request: ModelRequest
+    share: float
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     end: str = ""
     has_end: anyio.Event = field(default_factory=anyio.Event)
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        """A provider that answers when it is told to."""
+        await self.has_end.wait()
+        if self.end == "never sent":
+            raise NeverSent("p", "network", "no connection")
+        if self.end == "refused":
+            raise ModelFailed("p", "server", "no", status=503)
+        hear(TextDelta(HEARD))
+        if self.end == "broken":
+            raise ModelFailed("p", "truncated", "gone", started=True)
+        usage = Usage(prompt_tokens(request), int(request.max_tokens * self.share))
+        return ModelReply("p", "m", HEARD, usage=usage)
 
 
 @dataclass
 class World:
     """Processes that come and go over one store. No prompt is longer than it was thought to be: by
-    what one is, a limit is passed. `share` is how much of the longest reply is said."""
+    what one is, a limit is passed."""
 
     stores: Stores
     group: TaskGroup
@@ -71,6 +86,7 @@ class World:
     open: list[Open] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # reservations
     latest: str = ""  # the day that the newest of them is charged to
+    refusals: list[BudgetExceeded] = field(default_factory=list)
     ledger: AwayLedger = field(init=False)
     meter: Meter = field(init=False)
 
@@ -88,21 +104,6 @@ class World:
         await settled()
         await self.start()
 
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        """A provider that answers when it is told to."""
-        call = self.open[-1]
-        call.request = request
-        await call.has_end.wait()
-        if call.end == "never sent":
-            raise NeverSent("p", "network", "no connection")
-        if call.end == "refused":
-            raise ModelFailed("p", "server", "no", status=503)
-        hear(TextDelta(HEARD))
-        if call.end == "broken":
-            raise ModelFailed("p", "truncated", "gone", started=True)
-        usage = Usage(prompt_tokens(request), int(request.max_tokens * self.share))
-        return ModelReply("p", "m", HEARD, usage=usage)
-
     async def ask(self, key: SessionKey, size: int) -> None:
         call = Open(
             ModelRequest(
@@ -110,15 +111,19 @@ class World:
                 (Message("user", "x" * size),),
                 max_tokens=600,
                 payer=Payer(key, RunId("r")),
-            )
+            ),
+            self.share,
         )
         self.open.append(call)
         self.group.start_soon(self._asking, call)
         await settled()
 
     async def _asking(self, call: Open) -> None:
-        with call.scope, suppress(BudgetExceeded, ModelFailed):
-            await self.meter.around(self).reply(call.request, lambda _: None)
+        with call.scope, suppress(ModelFailed):
+            try:
+                await self.meter.around(call).reply(call.request, lambda _: None)
+            except BudgetExceeded as refusal:
+                self.refusals.append(refusal)
         if call in self.open:
             self.open.remove(call)
 
@@ -143,8 +148,10 @@ class World:
     async def finish(self) -> None:
         """The store is there again, and what is open comes to its end."""
         self.ledger.away = set()
-        while self.open:
-            await self.take("answered", 0, 0)
+        for _ in range(len(self.open)):  # the more end, the fewer wait
+            for which in range(len(self.open)):
+                await self.take("answered", which, 0)
+        assert not self.open
         await self.ask(KEYS[0], 1)  # before it, what waits is written
         await self.take("never sent", 0, 0)
 
@@ -152,6 +159,8 @@ class World:
         """The invariants."""
         records = (await self.stores.spending.records(RecordQuery(limit=1_000))).records
         held = await self.stores.ledger.unsettled()
+        assert not any(one.waits_for for one in self.refusals), "refused for what is only reserved"
+        assert held or self.ledger.away or not self.meter.queue.places, "it waits for nothing"
         for one in held:
             if one.id not in self.seen:
                 assert one.day >= self.latest

@@ -162,7 +162,7 @@ async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
 async def test_what_came_of_a_broken_stream_counts_although_nobody_heard_it() -> None:
     async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
         assert request.progress is not None
-        request.progress.characters = 320
+        request.progress.size = 320
         request.progress.told = Usage(77, 1, cached_tokens=70)
         raise failed()
 
@@ -324,6 +324,7 @@ async def test_a_refusal_is_noted_in_the_audit_and_counted() -> None:
         assert json.loads(entry.detail) == {
             "scope": f"agent:{PAYER.session_key.agent}",
             "used": 0,
+            "reserved": 0,
             "limit": 100,
             "unit": "tokens",
             "run_id": "run-1",

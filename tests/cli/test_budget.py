@@ -15,6 +15,13 @@ def test_the_running_gateway_is_asked_what_is_left(shell: Shell) -> None:
     assert "daily" in shell("budget", "status").out
 
 
+def test_a_day_that_is_that_of_the_clock_needs_no_freeing(shell: Shell) -> None:
+    told = shell("--json", "budget", "resync").json
+
+    assert (told["changed"], told["records"]) == (False, 0)
+    assert "nothing changes" in shell("budget", "resync").out
+
+
 @pytest.mark.requirement("S-003-Budget-09")
 def test_a_limit_is_written_with_its_diff(tmp_path: Path) -> None:
     alone = Shell(tmp_path / "config.toml")

@@ -242,3 +242,73 @@ def test_thinking_where_the_model_can_is_fine(shell: Shell, agent: str) -> None:
     keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"), "k")
 
     assert shell.run("validate", as_json=False, **keys).exit_code == 0
+
+
+FREE = "prices = { m = { input = 0, output = 0 }, n = { input = 0.0, output = 1 } }"
+UNPRICED = """
+[providers.mine]
+wire = "openai"
+base_url = "http://127.0.0.1:9/v1"
+api_key = "k"
+{prices}
+[agent]
+provider = "mine"
+model = "m"
+subagents = ["helper"]
+[agent.fallback]
+provider = "mine"
+model = "n"
+[[agents]]
+id = "other"
+provider = "demo"
+[[subagents]]
+name = "helper"
+prompt_path = "soul.md"
+provider = "mine"
+model = "s"
+{budgets}
+"""
+
+
+@pytest.mark.parametrize(
+    "budgets",
+    [
+        "[budgets]\ndaily = { usd = 1 }",
+        "[budgets]\nsession = { tokens = 5, usd = 0 }",
+        "[budgets]\nper_agent = { usd = 1 }",
+        "[budgets.agent]\nmain = { usd = 1 }",
+    ],
+)
+def test_a_budget_in_usd_needs_the_price_of_every_model(shell: Shell, budgets: str) -> None:
+    (shell.file.parent / "soul.md").write_text("you help")
+    shell.file.write_text(UNPRICED.format(prices="", budgets=budgets))
+    done = shell.run("validate")
+    shell.file.write_text(UNPRICED.format(prices=FREE, budgets=budgets))
+    some = shell.run("validate")
+    shell.file.write_text(
+        UNPRICED.format(
+            prices=FREE.replace(" }, n", " }, s = { input = 1, output = 1 }, n"), budgets=budgets
+        )
+    )
+    all_of_them = shell.run("validate")
+
+    places = [line for line in done.output.splitlines() if "error[" in line]
+    assert (done.exit_code, [line.split(": ")[0].split("config.toml")[1] for line in places]) == (
+        78,
+        [":9:9", ":13:9", ":21:9"],
+    )
+    assert done.output.count("in [providers.mine] add prices") == 3
+    assert (some.exit_code, some.output.count("error[")) == (78, 1)
+    assert "subagents.0.model" in some.output
+    assert all_of_them.exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "budgets",
+    ["", "[budgets]\ndaily = 5", "[budgets.agent]\nother = { usd = 1 }"],
+)
+def test_without_a_budget_in_usd_no_price_is_needed(shell: Shell, budgets: str) -> None:
+    (shell.file.parent / "soul.md").write_text("you help")
+    shell.file.write_text(UNPRICED.format(prices="", budgets=budgets))
+
+    assert shell.run("validate").exit_code == 0

@@ -1,5 +1,6 @@
 """`exogate provider` lists providers and asks one tiny question."""
 
+from contextlib import AsyncExitStack
 from functools import partial
 
 import anyio
@@ -7,6 +8,8 @@ import pytest
 from anyio import to_thread
 
 from tests.cli.conftest import Shell
+from tests.fakes.client import connected
+from tests.fakes.gateway import command
 from tests.fakes.model_server import Reply, scripted_server
 
 PROVIDER = """
@@ -34,6 +37,40 @@ async def test_a_provider_that_answers_is_shown_with_what_it_cost(alone: Shell) 
     assert (ran.code, ran.json["text"]) == (0, "ready")
     assert "fake" in listed.out
     assert "sk-canary" not in ran.out + ran.err + listed.out + listed.err
+
+
+@pytest.mark.requirement("S-003-Budget-08")
+async def test_what_a_test_takes_is_in_the_ledger_with_and_without_a_gateway(alone: Shell) -> None:
+    async with scripted_server([Reply("ready", usage=(30, 2))]) as server:
+        text = PROVIDER.format(folder=alone.config.parent, url=server.url)
+        text = text.replace("[gateway]", "[gateway]\nport = 0") + "[budgets]\ndaily = 500\n"
+        await anyio.Path(alone.config).write_text(text)
+        before = await to_thread.run_sync(alone, "--json", "provider", "test")
+        async with command(alone.config) as gateway, connected(gateway.url) as client:
+            beside = await to_thread.run_sync(alone, "--json", "provider", "test")
+            records = (await client.call("budget.records"))["records"]
+            day, *_ = (await client.call("budget.status"))["budgets"]
+
+    assert [(ran.code, ran.json["text"]) for ran in (before, beside)] == [(0, "ready")] * 2
+    assert [(one["input_tokens"], one["output_tokens"]) for one in records] == [(30, 2)] * 2
+    assert {one["agent_id"] for one in records} == {"main"}
+    assert (day["used"], day["reserved"], len(server.requests)) == (64, 0, 2)
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_a_test_that_no_budget_allows_asks_nobody(alone: Shell, runs: bool) -> None:
+    async with scripted_server([Reply("ready")]) as server, AsyncExitStack() as stack:
+        text = PROVIDER.format(folder=alone.config.parent, url=server.url)
+        text = text.replace("[gateway]", "[gateway]\nport = 0") + "[budgets]\ndaily = 5\n"
+        await anyio.Path(alone.config).write_text(text)
+        if runs:
+            await stack.enter_async_context(command(alone.config))
+        told = await to_thread.run_sync(alone, "provider", "test")
+        as_json = await to_thread.run_sync(alone, "--json", "provider", "test")
+
+    assert (told.code, as_json.code, server.requests) == (1, 1, [])
+    assert "token budget exceeded (daily: 0/5)" in told.err
+    assert (as_json.json["ok"], as_json.json["kind"]) == (False, "budget_exceeded")
 
 
 @pytest.mark.requirement("S-003-AgentDef-08")

@@ -12,6 +12,7 @@ from gateway.domain.budgets import (
     Payer,
     Pricing,
     Reservation,
+    Resync,
     Tally,
     TokenRecord,
     day_of,
@@ -60,6 +61,10 @@ class AwayLedger:
             failed(error)
         else:
             self.inner.settle_soon(ended, failed)
+
+    async def resync(self, now: datetime) -> Resync:
+        self._look("resync")
+        return await self.inner.resync(now)
 
     async def unsettled(self) -> Sequence[Reservation]:
         return await self.inner.unsettled()

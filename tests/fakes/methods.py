@@ -8,6 +8,7 @@ from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import InsightMethods
 from gateway.web.methods.memory import MemoryMethods
 from gateway.web.methods.pairing import PairMethods
+from gateway.web.methods.providers import ProviderMethods
 from gateway.web.methods.replays import ReplayMethods
 from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
@@ -23,6 +24,7 @@ METHODS = (
     *InsightMethods.__new__(InsightMethods).all(),
     *MemoryMethods.__new__(MemoryMethods).all(),
     *PairMethods.__new__(PairMethods).all(),
+    *ProviderMethods.__new__(ProviderMethods).all(),
     *ReplayMethods.__new__(ReplayMethods).all(),
     *RuleMethods.__new__(RuleMethods).all(),
     *SessionMethods.__new__(SessionMethods).all(),

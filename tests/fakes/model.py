@@ -88,7 +88,7 @@ class StallingModel:
         for delta in self.deltas:
             hear(delta)
         if request.progress is not None:
-            request.progress.characters = self.characters
+            request.progress.size = self.characters
         self.reached.set()
         try:
             await anyio.sleep_forever()

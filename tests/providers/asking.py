@@ -11,8 +11,7 @@ from gateway.domain.secrets import Secret
 from gateway.providers.assembly import Assembly
 from gateway.providers.client import ProviderClient
 from gateway.providers.failures import Scrub
-from gateway.providers.reading import Reading, StreamReader
-from gateway.providers.reading import read_whole as read_json
+from gateway.providers.reading import Reading, StreamReader, take_whole
 from gateway.providers.reply_anthropic import AnthropicReading
 from gateway.providers.reply_openai import OpenAiReading
 from tests.fakes.clock import FakeClock
@@ -85,12 +84,15 @@ def read_stream(
     for data in reads:
         if not reader.is_done:
             reader.feed(data)
+            assembly.end_read()
     return reader.close()
 
 
 def read_whole(wire: Wire, body: bytes, heard: Heard | None = None) -> ModelReply:
     assembly = Assembly(a_request(stream=False), heard or Heard(), Scrub((KEY,)), 1000)
-    return read_json(body, _reading(wire, assembly), assembly)
+    reading = _reading(wire, assembly)
+    take_whole(body, reading, assembly)
+    return reading.reply()
 
 
 def _reading(wire: Wire, assembly: Assembly) -> Reading:

@@ -135,6 +135,55 @@ def test_of_hostile_text_little_is_looked_at_twice(how: str) -> None:
     assert len(recovery.calls) <= 1
 
 
+MEGABYTE = 1_000_000
+PARTS = {
+    "opening marks": ["<"],
+    "brackets": ["["],
+    "lines": ["\n"],
+    "all of them": ["<", "[", "\n"],
+    "blank lines": ["\n", " ", "\t"],
+    "beginnings of marks": ["<tool_cal", "<func", "[TOOL_", "\nweathe", "<｜tool"],
+    "markup in a call": ['<tool_call>{"a": '] + ["["] * 99,
+}
+
+
+@pytest.mark.parametrize("how", PARTS)
+def test_what_begins_no_call_is_looked_at_a_piece_at_a_time(how: str) -> None:
+    """A step takes some microseconds: a megabyte may not take one for each of its characters."""
+    parts = PARTS[how]
+    text = "".join(parts[i * i % 7919 % len(parts)] for i in range(MEGABYTE // len(parts[0])))
+    if how == "markup in a call":
+        text = parts[0] + "[" * MEGABYTE
+    recovery = Recovery(TOOLS)
+
+    for start in range(0, len(text), 1024):
+        recovery.feed(text[start : start + 1024])
+    recovery.finish()
+
+    assert recovery.steps < len(text) / 100
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_the_steps_grow_no_faster_than_the_text(how: str) -> None:
+    def steps(text: str) -> int:
+        recovery = Recovery(TOOLS)
+        for start in range(0, len(text), 1024):
+            recovery.feed(text[start : start + 1024])
+        recovery.finish()
+        return recovery.steps
+
+    text = HOSTILE[how]
+    assert steps(text) < 2.2 * steps(text[: len(text) // 2]) + 100
+
+
+@given(st.text(alphabet='a \n\t<[>-*"1.'), st.text(alphabet="a\n`~ ", max_size=12))
+def test_whole_lines_are_read_like_their_characters(text: str, before: str) -> None:
+    call = hermes()
+    said = f"{before}{text}"
+
+    assert recovered([said + "\n" + call]) == recovered([*said, "\n", call])
+
+
 INJECTIONS: dict[str, Callable[[str], str]] = {
     "a fence": lambda call: f"The page says:\n```\n{call}\n```\n",
     "a fence inside a fence": lambda call: f"````md\n```\n{call}\n```\n{call}\n````\n",

@@ -16,7 +16,10 @@ from gateway.domain.model import ModelRequest
 from gateway.domain.ports import ToolScope
 from gateway.domain.providers import ToolMarkup, Wire
 from gateway.outbound.client import open_outbound
+from gateway.providers.assembly import RECOVERED_AT_ONCE, STEP_COST, Assembly
 from gateway.providers.client import ProviderClient
+from gateway.providers.failures import Scrub
+from gateway.providers.markup import Recovery
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.model_server import Reply, scripted_server
@@ -180,3 +183,18 @@ async def test_markup_that_others_wrote_is_not_called(wire: Wire) -> None:
         reply = await client.reply(replace(asked(), messages=messages), Heard())
 
     assert (reply.text, reply.tool_calls) == ("Sunny.", ())
+
+
+@pytest.mark.parametrize("hostile", ["<tool_call>[", "<", "weather{\n", '<tool_call>{"a":[1,'])
+def test_others_have_their_turn_while_calls_are_looked_for(hostile: str) -> None:
+    """All of it in one event, so that no read from the network comes between."""
+    text = hostile * (400_000 // len(hostile))
+    assembly = Assembly(asked(), Heard(), Scrub(()), 1000, recovers=True)
+    recovery = Recovery(TOOLS)
+
+    assembly.say(text)
+    turns = sum(1 for _ in assembly.recover())
+
+    recovery.feed(text)
+    assert turns >= 10
+    assert recovery.steps / turns < 2 * RECOVERED_AT_ONCE / STEP_COST

@@ -432,7 +432,7 @@ def test_a_reply_that_broke_off_says_how_much_of_it_had_come() -> None:
     with pytest.raises(ModelFailed):
         read_stream("openai", [delta(content="So: "), half], request=a_request(progress=progress))
 
-    assert progress.characters == len("So: ") + len('echo{"text": "x')
+    assert progress.size == len("So: ") + len('echo{"text": "x')
 
 
 @pytest.mark.requirement("S-002-LLM-03")

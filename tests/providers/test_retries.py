@@ -25,8 +25,10 @@ class Attempts:
     def __init__(self, *outcomes: ModelFailed | ModelReply) -> None:
         self.outcomes = list(outcomes)
         self.count = 0
+        self.left_s: list[float] = []
 
-    async def __call__(self) -> ModelReply:
+    async def __call__(self, left_s: float) -> ModelReply:
+        self.left_s.append(left_s)
         self.count += 1
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, ModelFailed):
@@ -55,6 +57,13 @@ async def run(
                 await clock.until_someone_sleeps()
                 clock.move(clock.slept[-1])
     return ended[0], clock.slept
+
+
+async def test_each_try_is_told_how_much_time_is_left() -> None:
+    attempts = Attempts(failed(), failed(), REPLY)
+    _, slept = await run(attempts, deadline_s=60)
+
+    assert attempts.left_s == [60, 60 - slept[0], 60 - sum(slept)]
 
 
 async def test_a_call_is_tried_again_with_growing_pauses() -> None:

@@ -245,7 +245,7 @@ async def nearly_full(stage: Stage) -> Scene:
             return Reply("Enough.")
         return Reply("", calls=[echo_of(asked.number, "x" * 7000 if asked.number == 1 else "y")])
 
-    agent = "context_window = 4096\nmax_tokens = 256\n"
+    agent = "context_window = 4096\nmax_tokens = 1300\n"
     async with stage.open(script, tools=("echo",), agent=agent) as scene:
         await scene.ask("Read it.")
     return scene

@@ -3,16 +3,23 @@
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from gateway.config.values import GatewayConfig
+from gateway.domain.agents import AgentDef
+from gateway.domain.budgets import Amount, Grant
 from gateway.domain.tokens import estimate_tokens
 from tests.fakes.client import Client, connected, http, post_chat, texts_of, types_of
-from tests.fakes.gateway import Setup, command, running
-from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.fakes.gateway import Setup, Site, command, running
+from tests.fakes.ledger import a_record, a_reservation
+from tests.fakes.model_server import Asked, Reply, Wire, scripted_server
 
 
 def limited(url: str, budgets: str, **more: object) -> Setup:
@@ -41,8 +48,103 @@ async def test_a_spent_budget_is_refused_before_a_byte_leaves(tmp_path: Path) ->
         *(0, 100),
     )
     assert told["resets_at"] == end["resets_at"]
+    assert (told["reserved"], end["reserved"]) == (0, 0)
+    assert answer.headers["Retry-After"] == str(ceil(told["retry_after_s"]))
     assert 0 < int(answer.headers["Retry-After"]) <= 86_400
     assert model.requests == []
+
+
+@pytest.mark.requirement("S-003-Budget-06")
+async def test_turns_at_once_that_fit_one_after_the_other_are_all_answered(tmp_path: Path) -> None:
+    limits = "daily = 6000\nsession = 5000\nper_agent = { tokens = 6000 }"
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(20, 30))) as model,
+        running(limited(model.url, limits), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = [await client.send("hi", peer=f"p{turn % 20}") for turn in range(40)]
+        ends = [(await client.ended(one["run_id"]))[-1] for one in sent]
+        day, *_ = (await client.call("budget.status"))["budgets"]
+
+    assert [end["type"] for end in ends] == ["done"] * 40
+    assert (day["used"], day["reserved"]) == (40 * 50, 0)
+    assert {asked.body["max_tokens"] > 3_000 for asked in model.requests} == {True}
+
+
+IMPATIENT = """
+[[agents]]
+id = "impatient"
+provider = "fake"
+model = "m"
+"""
+
+
+def impatient(config: GatewayConfig) -> GatewayConfig:
+    def changed(agent: AgentDef) -> AgentDef:
+        seconds: Any = 0.4 if agent.id == "impatient" else 20  # sooner than a file may say
+        return replace(agent, limits=replace(agent.limits, timeout_seconds=seconds))
+
+    return replace(config, agents=tuple(map(changed, config.agents)))
+
+
+async def test_who_waits_for_what_others_hold_is_refused_when_its_time_is_up(
+    tmp_path: Path,
+) -> None:
+    gate = anyio.Event()
+    setup = limited("", "daily = 6000\nsession = 5000")
+    async with scripted_server(lambda _asked: Reply("hi", usage=(20, 30), gate=gate)) as model:
+        setup = replace(setup, model_url=model.url, rest=setup.rest + IMPATIENT)
+        async with running(setup, tmp_path, impatient) as site, connected(site.url) as client:
+            first = await client.send("hi", peer="first")
+            await model.wait_for(1)
+            answer = await post_chat(site.url, "hi", agent="impatient")
+            (day, *_) = (await client.call("budget.status"))["budgets"]
+            gate.set()
+            done = (await client.ended(first["run_id"]))[-1]
+
+    told = answer.json["error"]
+    assert (answer.status, told["type"], told["scope"]) == (429, "budget_exceeded", "daily")
+    assert (told["used"], told["reserved"]) == (0, day["reserved"])
+    assert told["reserved"] > 4_096
+    assert told["message"] == f"token budget exceeded (daily: {told['reserved']}/6000)"
+    assert 0 < told["retry_after_s"] <= 60
+    assert told["retryable"]
+    assert answer.headers["Retry-After"] == str(ceil(told["retry_after_s"]))
+    assert (len(model.requests), done["type"]) == (1, "done")
+
+
+async def test_a_call_that_waits_for_its_budget_is_cancelled_like_any_other(tmp_path: Path) -> None:
+    gate = anyio.Event()
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(20, 30), gate=gate)) as model,
+        running(limited(model.url, "daily = 6000"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        first = await client.send("hi", peer="first")
+        await model.wait_for(1)
+        second, third = [await client.send("hi", peer=peer) for peer in ("second", "third")]
+        await client.call("chat.abort", run_id=second["run_id"])
+        stopped = (await client.ended(second["run_id"]))[-1]
+        gate.set()
+        ends = [(await client.ended(one["run_id"]))[-1]["type"] for one in (first, third)]
+        (day, *_) = (await client.call("budget.status"))["budgets"]
+
+    assert (stopped["type"], stopped["reason"], ends) == ("done", "cancelled", ["done", "done"])
+    assert (len(model.requests), day["used"], day["reserved"]) == (2, 100, 0)
+
+
+async def test_a_budget_that_never_resets_says_nothing_of_when_to_come_back(tmp_path: Path) -> None:
+    async with (
+        scripted_server([Reply("hi")]) as model,
+        running(limited(model.url, "session = 100"), tmp_path) as site,
+    ):
+        answer = await post_chat(site.url, "hi")
+
+    told = answer.json["error"]
+    assert (told["scope"], told["used"], told["reserved"]) == ("session", 0, 0)
+    assert (told["resets_at"], told["retryable"]) == (None, False)
+    assert "retry_after_s" not in told
+    assert "Retry-After" not in answer.headers
 
 
 @pytest.mark.requirement("S-003-Budget-08")
@@ -90,6 +192,24 @@ async def test_another_model_is_not_asked_in_a_replay_of_a_spent_budget(tmp_path
         500,
     )
     assert len(model.requests) == 1
+
+
+async def test_a_model_without_a_price_is_not_asked_while_a_budget_is_in_usd(
+    tmp_path: Path,
+) -> None:
+    prices = "prices = { m = { input = 1, output = 2 } }"
+    async with (
+        scripted_server([Reply("hi", usage=(50, 250))]) as model,
+        running(limited(model.url, "daily = { usd = 1 }", provider=prices), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        end = await client.ask("hi", peer="p")
+        other = await client.call("run.replay", run_id=end["run_id"], model="other")
+        (day, *_) = (await client.call("budget.status"))["budgets"]
+
+    assert "its model has no price" in other["response"]
+    assert len(model.requests) == 1
+    assert (day["unit"], day["used"], day["reserved"]) == ("usd", 0.00055, 0)
 
 
 async def test_records_are_told_as_json_and_as_csv(tmp_path: Path) -> None:
@@ -277,14 +397,16 @@ async def test_after_kill_9_the_counters_equal_the_ledger_and_nothing_is_held(
     async with scripted_server(at_first_for_ever) as model:
         config = await limited(model.url, "daily = 30000").written(tmp_path)
         async with command(config) as gateway, connected(gateway.url) as client:
-            for turn in range(12):
-                await client.send("hi", peer=f"p{turn}")
+            sent = [await client.send("hi", peer=f"p{turn}") for turn in range(12)]
             await model.wait_for(5)  # each holds 4096 tokens and its prompt: not all fit
             gateway.kill()
             await gateway.exit_code()
         gate.set()
         async with command(config) as gateway, connected(gateway.url) as client:
             await client.ask("again", peer="last")
+            for one in sent:
+                await client.call("chat.resume", run_id=one["run_id"])
+                await client.ended(one["run_id"])
             records = (await client.call("budget.records", limit=1000))["records"]
             day, *_ = (await client.call("budget.status"))["budgets"]
 
@@ -324,3 +446,231 @@ async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path
     assert [one["cost_usd"] for one in events if one["type"] == "usage"] == [0.00275] * 3
     assert "limit_warning" in [one.get("system_type") for one in events]
     assert [one["divergence"] for one in told] == [None] * 3
+
+
+# --- a clock that was far ahead -----------------------------------------------------------------
+
+
+async def spent_at(site: Site, at: datetime, tokens: int) -> None:
+    """As it was left by a process whose clock was there."""
+    ledger, wanted = site.rooms.stores.ledger, a_reservation(f"r-{at}", at=at)
+    held, _ = await ledger.reserve(wanted, lambda _: Grant(1, Amount(tokens)))
+    await ledger.settle(a_record(held, tokens, 0), lambda _: "")
+
+
+async def test_a_day_that_a_clock_was_ahead_in_can_be_seen_and_freed(tmp_path: Path) -> None:
+    limits = "daily = 9000\nmonthly = 20000"
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(40, 60))) as model,
+        running(limited(model.url, limits), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        before = await client.ask("hi", peer="a")
+        await spent_at(site, datetime(2990, 5, 6, tzinfo=UTC), 8_900)
+        refused = await client.ask("hi", peer="b")
+        await client.call("budget.status")
+        await spent_at(site, site.rooms.clock.now(), 300)  # it counts in the day to come
+        pinned = (await client.call("budget.status"))["budgets"][:2]
+        done = await client.call("budget.resync")
+        again = await client.call("budget.resync")
+        free = (await client.call("budget.status"))["budgets"][:2]
+        after = await client.ask("hi", peer="c")
+        entries = (await client.call("audit.tail"))["entries"]
+
+    assert (before["type"], refused["scope"], after["type"]) == ("done", "daily", "done")
+    assert [row["used"] for row in pinned] == [9_200, 9_200]
+    assert all("2990-05" in row["why"] and "budget resync" in row["why"] for row in pinned)
+    assert (done["changed"], done["was"], done["records"]) == (True, "2990-05-06", 1)
+    assert (again["changed"], again["records"]) == (False, 0)
+    assert [row["used"] for row in free] == [400, 400]
+    assert not any("why" in row for row in free)
+    (entry,) = [one for one in entries if one["kind"] == "budget.resynced"]
+    assert entry["detail"] == {"day": done["day"], "was": "2990-05-06", "records": 1}
+
+
+async def test_what_is_held_when_a_day_is_freed_counts_today(tmp_path: Path) -> None:
+    gate = anyio.Event()
+    async with (
+        scripted_server(lambda _asked: Reply("hi", usage=(40, 60), gate=gate)) as model,
+        running(limited(model.url, "daily = 9000"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        await spent_at(site, datetime(2990, 5, 6, tzinfo=UTC), 10)
+        sent = await client.send("hi")
+        await model.wait_for(1)
+        await client.call("budget.resync")
+        held, *_ = (await client.call("budget.status"))["budgets"]
+        gate.set()
+        await client.ended(sent["run_id"])
+        free, *_ = (await client.call("budget.status"))["budgets"]
+
+    assert (held["used"], held["reserved"] > 4_096) == (0, True)
+    assert (free["used"], free["reserved"]) == (100, 0)
+
+
+async def test_who_may_only_read_frees_no_day(tmp_path: Path) -> None:
+    token = '[[tokens]]\nname = "looks"\ntoken = "a-token-that-only-looks"\nscopes = ["read"]'
+    async with (
+        scripted_server([]) as model,
+        running(Setup(model.url, rest=token), tmp_path) as site,
+        connected(site.url, "a-token-that-only-looks") as client,
+    ):
+        refused = await client.refused("budget.resync")
+
+    assert refused.code == -32002
+
+
+@pytest.mark.parametrize("priced", [True, False])
+async def test_what_a_cancelled_reply_cost_is_told_where_its_price_is_known(
+    tmp_path: Path, priced: bool
+) -> None:
+    reply = Reply(["x" * 320, "never"], gates={2: anyio.Event()})
+    prices = "prices = { m = { input = 1, output = 10 } }" if priced else ""
+    async with (
+        scripted_server([reply]) as model,
+        running(Setup(model.url, provider=prices), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = await client.send("hi")
+        await client.until(sent["run_id"], lambda seen: len(texts_of(seen)) == 320)
+        await client.call("chat.abort", run_id=sent["run_id"])
+        events = await client.ended(sent["run_id"])
+        (record,) = (await client.call("budget.records"))["records"]
+        session = await client.call("session.get", session_key=sent["session_key"])
+
+    (usage,) = [one for one in events if one["type"] == "usage"]
+    cost = (usage["input_tokens"] + 10 * usage["output_tokens"]) / 1e6 if priced else None
+    assert usage["output_tokens"] == record["output_tokens"] == 100
+    assert usage["cost_usd"] == cost
+    assert (session["token_usage"]["cost_usd"] is not None) is priced
+    assert (record["cost_estimate_usd"] > 0.001) is priced
+
+
+# --- limits.token_budget: of one run ------------------------------------------------------------
+
+
+async def test_a_call_that_sends_more_than_the_run_may_use_is_not_made(tmp_path: Path) -> None:
+    async with (
+        scripted_server([Reply("hi", usage=(20, 30))]) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = await client.send("word " * 2_000, limits={"token_budget": 2_000})
+        end = (await client.ended(sent["run_id"]))[-1]
+        small = await client.ask("hi", peer="q", limits={"token_budget": 2_000})
+
+    assert (end["type"], end["reason"], end["tokens_used"]) == ("done", "token_budget", 0)
+    assert end["partial"]
+    assert small["reason"] == "answered"
+    assert len(model.requests) == 1
+
+
+async def test_what_a_call_sends_counts_while_its_reply_is_heard(tmp_path: Path) -> None:
+    """1,000 bytes a piece are 312 tokens; the prompt has at least as many."""
+    async with (
+        scripted_server([Reply(["x" * 1_000] * 9, usage=None)]) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        end = await client.ask("y" * 3_200, limits={"token_budget": 2_000})
+
+    assert (end["reason"], end["partial"], len(model.requests)) == ("token_budget", True, 1)
+    assert 1_000 <= len(end["response"]) <= 4_000
+
+
+# --- a service that does not keep to `max_tokens` -----------------------------------------------
+
+CHUNK = "and so it goes on "  # 18 bytes
+ENDLESS = [CHUNK] * 20_000
+
+
+def overrunning(kind: str, asked: Asked) -> Reply:
+    """Never ends by itself within any bound."""
+    if kind == "thinking":
+        return Reply("", thinking=ENDLESS)
+    if kind == "call":
+        return Reply("Let me see.", calls=[("c", "echo", f'{{"text": "{CHUNK * 1_000}"}}')])
+    return Reply(["日本語の文" * 3] * 20_000 if kind == "unicode" else ENDLESS)
+
+
+async def has_left(asked: Asked) -> None:
+    with anyio.fail_after(5):
+        await asked.disconnected.wait()
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+@pytest.mark.parametrize("kind", ["text", "thinking", "call", "unicode"])
+async def test_a_reply_longer_than_what_was_reserved_is_cut_off(
+    tmp_path: Path, kind: str, wire: Wire
+) -> None:
+    asked_for = 300
+    async with scripted_server(partial(overrunning, kind)) as model:
+        setup = limited(
+            model.url, "daily = 3000", wire=wire, tools=("echo",), agent=f"max_tokens = {asked_for}"
+        )
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            sent = await client.send("hi")
+            events = await client.ended(sent["run_id"])
+            if kind != "call":  # of which the fake tells all at once
+                await has_left(model.requests[0])
+            (record,) = (await client.call("budget.records"))["records"]
+            day, *_ = (await client.call("budget.status"))["budgets"]
+            replayed = await client.call("run.replay", run_id=sent["run_id"])
+
+    end, heard = events[-1], texts_of(events)
+    told = [one for one in events if one["type"] == "system"]
+    (notice,) = [one["system_message"] for one in told if one["system_type"] == "notice"]
+    assert notice == "The model service (fake) wrote more than was reserved for it and was cut off."
+    assert (end["type"], end["cut"], len(model.requests)) == ("done", True, 1)
+    assert end["response"] == (heard or notice)
+    assert bool(heard) == (kind != "thinking")
+    assert record["outcome"] == "overrun"
+    assert record["estimated"]
+    if kind != "call":
+        assert asked_for < record["output_tokens"] <= asked_for + 45
+    (usage,) = [one for one in events if one["type"] == "usage"]
+    assert usage["output_tokens"] == record["output_tokens"]
+    assert (day["used"], day["reserved"]) == (spent([record]), 0)
+    assert replayed["divergence"] is None
+
+
+async def test_without_a_limit_a_reply_is_cut_off_too_but_only_beyond_doubt(tmp_path: Path) -> None:
+    async with (
+        scripted_server(
+            lambda asked: Reply(["x" * 100] * (20 if asked.number == 1 else 9_000))
+        ) as model,
+        running(Setup(model.url, agent="max_tokens = 300"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        ends = [await client.ask("hi", peer=peer) for peer in "ab"]
+        records = (await client.call("budget.records"))["records"]
+
+    assert [end.get("cut", False) for end in ends] == [False, True]
+    assert [one["outcome"] for one in records] == ["overrun", "answered"]
+    assert len(ends[1]["response"]) <= 300 * 8 + 100
+
+
+async def test_a_reply_that_keeps_to_what_was_reserved_is_whole(tmp_path: Path) -> None:
+    text = ["four"] * 300
+    async with (
+        scripted_server([Reply(text, usage=(20, 300))]) as model,
+        running(limited(model.url, "daily = 3000", agent="max_tokens = 300"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        end = await client.ask("hi")
+        (record,) = (await client.call("budget.records"))["records"]
+
+    assert end["response"] == "".join(text)
+    assert (record["outcome"], record["output_tokens"]) == ("answered", 300)
+
+
+async def test_a_model_of_long_words_is_known_by_its_replies(tmp_path: Path) -> None:
+    replies = [Reply("x" * 1_400, usage=(20, 250)), Reply(["seven !"] * 290, usage=(20, 290))]
+    async with (
+        scripted_server(replies) as model,
+        running(limited(model.url, "daily = 9000", agent="max_tokens = 400"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        ends = [await client.ask("hi", peer=peer) for peer in "ab"]
+
+    assert [end.get("cut") for end in ends] == [None, None]

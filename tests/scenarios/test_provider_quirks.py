@@ -113,3 +113,34 @@ async def test_an_error_that_is_a_list_is_an_error(tmp_path: Path) -> None:
     assert (answer.status, answer.json["error"]["provider_status"]) == (502, 400)
     assert "refused the request" in answer.json["error"]["message"]
     assert b"org-77" not in answer.body
+
+
+BROKEN = [
+    [b"data: {nonsense}\n\n"],
+    [b'data: {"choices":[{"delta":{"content":"hi"}}\n\n'],
+    [b'data: {"choices":[{"delta":{"reasoning":"hm"}}]}\n\n', b"data: \xff\xfe\n\n"],
+]
+
+
+@pytest.mark.parametrize("raw", BROKEN)
+async def test_broken_json_before_any_text_is_asked_for_again(
+    tmp_path: Path, raw: list[bytes]
+) -> None:
+    async with (
+        scripted_server([Reply(raw=raw), Reply("whole")]) as model,
+        running(Setup(model.url), tmp_path) as site,
+    ):
+        answer = await post_chat(site.url, "hi")
+
+    assert (answer.status, answer.json["response"], len(model.requests)) == (200, "whole", 2)
+
+
+async def test_broken_json_behind_text_is_not_asked_for_again(tmp_path: Path) -> None:
+    raw = [b'data: {"choices":[{"delta":{"content":"so far"}}]}\n\n', b"data: {nonsense}\n\n"]
+    async with (
+        scripted_server([Reply(raw=raw), Reply("whole")]) as model,
+        running(Setup(model.url), tmp_path) as site,
+    ):
+        answer = await post_chat(site.url, "hi")
+
+    assert (answer.status, len(model.requests)) == (502, 1)

@@ -4,14 +4,14 @@ import csv
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.domain.accounts import Spending
-from gateway.domain.budgets import Budgets, RecordQuery, Scope, day_of
+from gateway.domain.budgets import Budgets, RecordQuery, Resync, Scope, day_of
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock
 from gateway.sessions.front import Front
@@ -20,11 +20,17 @@ from gateway.web.given import Moment, Place
 from gateway.web.identity import Principal, may, may_use
 from gateway.web.methods.chat import Text, visible_key
 from gateway.web.methods.sessions import Key
-from gateway.web.published.money import BudgetRow, BudgetStatus, SpendingPage, SpendingRecord
+from gateway.web.published.money import (
+    BudgetResync,
+    BudgetRow,
+    BudgetStatus,
+    SpendingPage,
+    SpendingRecord,
+)
 from gateway.web.published.operations import Answer, Described, Header, Operation
 from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import json_response
-from gateway.web.rpc import Call, Method
+from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import budget, token_record
 
 MORE = Header("X-Exogate-More", "Whether there are older ones.", "^(true|false)$", is_sure=True)
@@ -72,17 +78,24 @@ TABLE = Operation(
 )
 
 
+class Metering(Protocol):
+    budgets: Budgets
+    clock: Clock
+
+    async def resync(self, actor: str) -> Resync: ...
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetMethods:
     front: Front
     spending: Spending
-    budgets: Budgets
-    clock: Clock
+    meter: Metering
 
     def all(self) -> Sequence[Method]:
         return (
             Method("budget.status", BudgetsOf, ("read",), self.status),
             Method("budget.records", Records, ("read",), self.records),
+            Method("budget.resync", NoParams, ("admin",), self.resync),
         )
 
     def routes(self) -> Sequence[Described]:
@@ -97,14 +110,19 @@ class BudgetMethods:
         return await self._rows(self._scopes(self.front.agents))
 
     def _scopes(self, agents: Iterable[str] = ()) -> list[Scope]:
-        day = day_of(self.clock.now())
+        day = day_of(self.meter.clock.now())
         own = [Scope("agent", name) for name in sorted(agents)]
         return [Scope("day", day), Scope("month", day[:7]), *own]
 
     async def _rows(self, scopes: Sequence[Scope]) -> list[BudgetRow]:
         """A row for each scope and unit that has a limit; without one, its tokens."""
         tallies = await self.spending.tallies(scopes)
-        return [row for tally in tallies for row in budget(tally, self.budgets.limit(tally.scope))]
+        rows: list[BudgetRow] = []
+        for scope, tally in zip(scopes, tallies, strict=True):
+            found = budget(tally, self.meter.budgets.limit(tally.scope))
+            why = _why_ahead(scope, tally.scope)
+            rows += [{**row, "why": why} for row in found] if why else found
+        return rows
 
     async def status(self, call: Call, params: BudgetsOf) -> BudgetStatus:
         """What is spent and left, in every scope."""
@@ -113,6 +131,16 @@ class BudgetMethods:
             key = visible_key(call.principal, params.session_key)
             scopes.insert(0, Scope("session", str(key)))
         return {"budgets": await self._rows(scopes)}
+
+    async def resync(self, call: Call, _: NoParams) -> BudgetResync:
+        """Goes back to the day of the clock, where it was far ahead before."""
+        done = await self.meter.resync(call.principal.name)
+        return {
+            "changed": done.is_changed,
+            "day": done.day,
+            "was": done.was or None,
+            "records": done.records,
+        }
 
     async def records(self, call: Call, params: Records) -> SpendingPage:
         """Every call of a model, the newest first."""
@@ -132,6 +160,17 @@ class BudgetMethods:
             return json_response(told)
         headers = {"x-exogate-more": str(page.more).lower()}
         return Response(as_csv(rows), headers=headers, media_type="text/csv")
+
+
+def _why_ahead(wanted: Scope, counted: Scope) -> str | None:
+    """Why another day or month counts than that of the clock."""
+    if counted == wanted:
+        return None
+    return (
+        f"the clock was at {counted.name} before, and says {wanted.name} now: spending goes on to "
+        f"count in {counted.name}, so that nothing that was spent is free again. If {wanted.name} is "
+        "right, run `exogate budget resync`"
+    )
 
 
 def _query(principal: Principal, params: Records) -> RecordQuery:

@@ -1,6 +1,6 @@
 """What the gateway tells of itself, its agents and rules, and of what happens."""
 
-from typing import NotRequired
+from typing import NotRequired, Required
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
@@ -182,3 +182,16 @@ class Happening(TypedDict):
     session_key: str | None
     run_id: str | None
     payload: dict[str, object]
+
+
+class ProviderTested(TypedDict, total=False):
+    """What came back; or `kind` and `message` of what went wrong."""
+
+    ok: Required[bool]
+    provider: str
+    model: str
+    text: str
+    tokens: int
+    estimated: bool
+    kind: str
+    message: str

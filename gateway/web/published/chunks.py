@@ -91,9 +91,11 @@ class SystemMetadata(TypedDict, total=False):
     limit_type: str
     scope: str
     used: float
+    reserved: float
     limit: float
     unit: Unit
     resets_at: Time | None
+    retry_after_s: float
     source: str
     priority: Priority
     error_type: Literal["mcp_connection_error"]
@@ -151,6 +153,7 @@ class WhyFailed(TypedDict, total=False):
     retry_after_s: float
     scope: str
     used: float
+    reserved: float
     limit: float
     unit: Unit
     resets_at: Time | None

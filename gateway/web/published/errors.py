@@ -14,13 +14,15 @@ class Problem(TypedDict):
 
 
 class Spent(TypedDict, total=False):
-    """Facts of a budget that is spent."""
+    """Facts of a budget that refused a call. `retry_after_s` is not there if it never resets."""
 
     scope: str
     used: int | float
+    reserved: int | float
     limit: int | float
     unit: Literal["tokens", "usd"]
     resets_at: datetime | None
+    retry_after_s: float
 
 
 class ErrorObject(Spent):
@@ -31,7 +33,6 @@ class ErrorObject(Spent):
     code: str
     message: str
     retryable: bool
-    retry_after_s: NotRequired[float]
     problems: NotRequired[list[Problem]]
 
 

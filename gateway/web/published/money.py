@@ -1,5 +1,7 @@
 """What was spent, what is left, and the audit."""
 
+from typing import NotRequired
+
 from typing_extensions import TypedDict
 
 from gateway.domain.budgets import Outcome, Pricing, Unit
@@ -16,6 +18,16 @@ class BudgetRow(TypedDict):
     period_start: Time | None
     resets_at: Time | None
     unit: Unit
+    why: NotRequired[str]  # another day or month counts than that of the clock
+
+
+class BudgetResync(TypedDict):
+    """`was`: the day that counted before; `records`: how many are counted in another day now."""
+
+    changed: bool
+    day: str
+    was: str | None
+    records: int
 
 
 class BudgetStatus(TypedDict):
