@@ -17,8 +17,9 @@ from gateway.channels.verification import secret_of
 from gateway.channels.webhooks import WebhookDoor, address
 from gateway.control.bus import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
+from gateway.domain.channel_events import Heard
 from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Commands
-from gateway.domain.errors import ChannelRefused
+from gateway.domain.errors import ChannelRefused, Conflict
 from gateway.domain.outbox import DeadLetters
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Clock, Leave, Stores
@@ -79,7 +80,17 @@ class ChannelRoom:
 
     def methods(self, stores: Stores) -> Sequence[Method]:
         kept = (stores.dead_letters, stores.channel_events)
-        return ChannelMethods(self.statuses, *kept, lambda: self.intake.nudge(), self.clock).all()
+        nudge = lambda: self.intake.nudge()  # noqa: E731  # it is put in place later
+        return ChannelMethods(self.statuses, *kept, nudge, self.clock, self.take_again).all()
+
+    async def take_again(self, letter: Heard) -> None:
+        """Raises Conflict, and as WayIn.take_again."""
+        place = (letter.channel, letter.account)
+        ways = (one.way_in for one in self.open)
+        way = next((one for one in ways if (one.channel.name, one.channel.account) == place), None)
+        if way is None:
+            raise Conflict(f"channel {letter.channel} is not open: see `exogate channel list`")
+        await way.take_again(letter)
 
     def figures(self, letters: DeadLetters) -> ChannelFigures:
         intake, delivered = self.intake, self.deliveries.counts if self.deliveries else {}

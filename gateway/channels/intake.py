@@ -3,7 +3,7 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from weakref import WeakValueDictionary
@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 import anyio
 
 from gateway.channels.crossing import write_whence
-from gateway.domain.adapters import Incoming, Parsed
+from gateway.domain.adapters import Incoming, Parsed, Unusable
 from gateway.domain.bindings import Address
 from gateway.domain.channel_events import ChannelEvents, Heard, HeardAs
 from gateway.domain.channels import (
@@ -63,7 +63,11 @@ class Intake:
     )
 
     async def take(
-        self, channel: ChannelDef, parsed: Parsed, kept: ChannelMemo | None = None
+        self,
+        channel: ChannelDef,
+        parsed: Parsed,
+        kept: ChannelMemo | None = None,
+        unusable: Sequence[Unusable] = (),
     ) -> bool:
         """Comes back once everything of one call, answer or frame is durable: only then it may be
         acknowledged. False: of all its messages none is for us, and none will be answered. The adapter's state and what the socket `kept` go with the last message.
@@ -76,6 +80,8 @@ class Intake:
             memos += (ChannelMemo(channel.name, channel.account, "adapter", parsed.state),)
         last = len(parsed.messages) - 1
         written = is_ours = False
+        for one in unusable:
+            await self._keep(channel, one)
         for place, message in enumerate(parsed.messages):
             verdict = await self._judge(channel, message)
             is_ours = is_ours or not isinstance(verdict, Ignored)
@@ -83,6 +89,26 @@ class Intake:
         if memos and not written:
             await self.memos.write(*memos)
         return is_ours
+
+    async def _keep(self, channel: ChannelDef, one: Unusable) -> None:
+        """For the operator, if its sender may talk: others could fill the disk."""
+        message = one.message
+        if message is not None and one.is_certain:
+            verdict = await self._judge(channel, message)
+            if isinstance(verdict, (Ignored, Told)):
+                await self._one(channel, message, verdict, ())
+                return
+        name = f"sha256:{hashlib.sha256(one.text.encode()).hexdigest()}"
+        again = "" if message is None or not one.is_certain else f'{{"message":{one.text}}}'
+        if message is not None and one.is_certain:
+            name = message.platform_id
+        place = (channel.name, channel.account, name)
+        text = message.text if message is not None else one.text
+        heard = Heard(*place, "unreadable", self.clock.now(), text, one.why, again)
+        is_new = await self.events.hear(heard)
+        extra = {"channel": channel.name, "why": one.why, "id": name}
+        log.warning("a message cannot be taken and is kept for the operator", extra=extra)
+        self._count(channel, "unreadable" if is_new else "duplicate")
 
     async def _one(
         self, channel: ChannelDef, message: Incoming, verdict: Verdict, memos: Memos

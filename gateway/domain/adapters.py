@@ -327,6 +327,17 @@ class Parsed:
     state: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A message of a batch that cannot be taken as it came. `text` is its JSON; with a `message` an
+    operator can have it taken so, and without `is_certain` it is not certain who says it, or where."""
+
+    why: str
+    text: str
+    message: Incoming | None = None
+    is_certain: bool = True
+
+
 # ----------------------------------------------------------------------------- requests out
 @dataclass(frozen=True, slots=True)
 class Idempotency:

@@ -5,7 +5,7 @@ import sqlite3
 from functools import cache
 
 from gateway.domain.errors import StoreRefused
-from gateway.store.channel_tables import CHANNELS, DELIVERIES, WHENCE
+from gateway.store.channel_tables import CHANNELS, DELIVERIES, UNREAD, WHENCE
 from gateway.store.tables import (
     AFTERMATH,
     AUDIT,
@@ -32,6 +32,7 @@ MIGRATIONS: tuple[str, ...] = (
     FACTS + HEARING + TURNS,
     CHANNELS,
     ORIGINALS,
+    "",
 )
 VERSION = len(MIGRATIONS)
 # What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
@@ -41,6 +42,7 @@ _ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
     (4, ("node", "standing"), STANDING),
     (5, ("run", "whence"), WHENCE),
     (5, ("delivery", "arrived"), DELIVERIES),
+    (7, ("channel_heard", "why"), UNREAD),
 )
 
 

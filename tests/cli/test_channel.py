@@ -97,8 +97,13 @@ def test_where_no_channel_is_there_is_nothing_to_tell(shell: Shell) -> None:
     assert shell("--json", "channel", "list").json == {"channels": []}
     assert "no channel is configured" in shell("channel", "list").err
     letters = shell("--json", "channel", "dead-letters").json
-    assert letters == {"letters": [], "more": False, "unread": []}
-    assert "all that was sent has arrived" in shell("channel", "dead-letters").out
+    assert letters == {
+        "letters": [],
+        "more": False,
+        "unread": [],
+        "counts": {"outgoing": 0, "incoming": 0},
+    }
+    assert "no dead letters" in shell("channel", "dead-letters").out
 
 
 @pytest.mark.parametrize("verb", ["--resubmit", "--drop"])

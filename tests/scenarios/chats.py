@@ -229,3 +229,28 @@ async def is_answered_once_over_a_restart(chat: Chat, folder: Path) -> None:
                 await chat.sees("answer to after")
 
     assert chat.texts() == ["answer to before", "answer to meanwhile", "answer to after"]
+
+
+async def loses_what_nobody_can_encode_and_nothing_else(chat: Chat, folder: Path) -> None:
+    """The operator finds it among the dead letters with its reason, and can have it taken."""
+    chat.listed = True
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, folder):
+            await chat.say("before")
+            await chat.say("half \ud83d a sign")
+            await chat.say("after")
+            await chat.sees("answer to before")
+            await chat.sees("answer to after")
+            async with connected(chat.gateway) as client:
+                (listed,) = (await client.call("channel.list"))["channels"]
+                page = await client.call("channel.dead_letters")
+                (letter,) = page["unread"]
+                taken = await client.call("channel.resubmit", id=letter["id"])
+                await chat.sees("answer to half \ufffd a sign")
+                left = await client.call("channel.dead_letters")
+
+    assert len(chat.texts()) == 3
+    assert (letter["text"], listed["dead"]) == ("half \ufffd a sign", 1)
+    assert "half of a surrogate pair" in letter["why"]
+    assert page["counts"] == {"outgoing": 0, "incoming": 1}
+    assert (taken["state"], left["unread"]) == ("taken", [])

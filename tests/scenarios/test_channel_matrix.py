@@ -11,6 +11,7 @@ from tests.scenarios.chats import (
     CalledChat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    loses_what_nobody_can_encode_and_nothing_else,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
 )
@@ -131,3 +132,9 @@ async def test_the_bot_is_meant_by_its_name(chat: Matrix, tmp_path: Path) -> Non
 
 async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Matrix, tmp_path: Path) -> None:
     await is_answered_once_over_a_restart(chat, tmp_path)
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: Matrix, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)

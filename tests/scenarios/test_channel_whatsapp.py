@@ -15,6 +15,7 @@ from tests.scenarios.chats import (
     CalledChat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    loses_what_nobody_can_encode_and_nothing_else,
     opened,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
@@ -128,3 +129,9 @@ async def test_meta_is_told_that_the_address_is_ours_if_it_knows_the_word(
         (200, True),
         (403, False),
     ]
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: WhatsApp, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)

@@ -56,24 +56,33 @@ class DeadLetter(TypedDict):
 
 
 class UnreadMessage(TypedDict):
-    """What a platform sent and its adapter could not read."""
+    """What a platform sent and could not be taken; `why` is null where nobody wrote it down."""
 
     id: str
     channel: str
     account: str
+    why: str | None
     text: str
     at: Time
+
+
+class LetterCounts(TypedDict):
+    """All there are, of the channel that was asked for."""
+
+    outgoing: int
+    incoming: int
 
 
 class DeadLetterPage(TypedDict):
     letters: list[DeadLetter]
     more: bool
     unread: list[UnreadMessage]
+    counts: LetterCounts
 
 
 class LetterSettled(TypedDict):
     id: str
-    state: Literal["pending", "dropped"]
+    state: Literal["pending", "taken", "dropped"]
 
 
 class Paired(TypedDict):
