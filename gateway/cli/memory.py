@@ -82,9 +82,13 @@ def why(context: CliContext, fact_id: str) -> None:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     click.echo(_line(told["fact"]))
-    click.echo(f"learned {told['fact']['learned_at']} in {told['fact']['session_key']}")
+    click.echo(
+        f"learned {told['fact']['learned_at']} in {told['fact']['session_key'] or 'a conversation of another'}"
+    )
     for one in told["sources"]:
         click.echo(f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}")
+    if hidden := told["hidden"]:
+        click.echo(f"{hidden} more in conversations that are not yours to read")
 
 
 @memory.command()
@@ -151,7 +155,12 @@ def export(context: CliContext, whose: Somebody) -> None:
     with linked(context) as link:
         for one in _every(link, whose.found(link)):
             told = link.call("memory.why", fact_id=one["id"])
-            click.echo(json.dumps({**one, "sources": told["sources"]}, ensure_ascii=False))
+            click.echo(
+                json.dumps(
+                    {**one, "sources": told["sources"], "hidden": told["hidden"]},
+                    ensure_ascii=False,
+                )
+            )
 
 
 def _show(context: CliContext, method: str, whose: Somebody, asked: Mapping[str, object]) -> None:

@@ -62,6 +62,12 @@ def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -
     return "/".join(parts)
 
 
+def person_key(key: SessionKey, sender: str | None = None) -> str:
+    """Whom a conversation is with, for all that is kept of a person: in a room the sender, else the
+    peer. Facts, plugin stores and notes have it in common."""
+    return ":".join(map(encode_part, (key.channel, key.account, sender or key.peer)))
+
+
 def speaker(channel: str, account: str, person: str) -> str:
     """Who says something: a principal by its name, whoever writes elsewhere by the place."""
     if channel in OWN_CHANNELS:

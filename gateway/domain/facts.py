@@ -1,16 +1,17 @@
 """What is known about people: claims that were made, facts that came of them, and when each held."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
 from typing import Literal, Protocol
 
-from gateway.domain.bindings import peer_of
-from gateway.domain.ids import SessionKey
+from gateway.domain.bindings import peer_of, person_key, speaker
+from gateway.domain.ids import SessionKey, encode_part
 
 EntityType = Literal["fact", "relationship", "attribute"]
 SUBJECT = "user"  # who speaks, in what they say of themselves
+SAID_BY_MODEL = "assistant"  # it drew the conclusion; the quote is what it drew it from
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,43 @@ class FactQuery:
 
 
 @dataclass(frozen=True, slots=True)
+class Reader:
+    """Who asks where a fact was said: a principal by name, or whoever speaks in a conversation."""
+
+    person: str  # as `speaker` names them
+    key: SessionKey | None = None  # the conversation in which it would be told
+    scope: str | None = None  # of what is theirs alone
+    in_room: bool = False  # others read along
+    reads_all: bool = False
+
+    @classmethod
+    def of(cls, key: SessionKey, sender: str | None) -> "Reader":
+        person = speaker(key.channel, key.account, sender or key.peer)
+        return cls(person, key, scope_of(key, sender), is_room(key, sender))
+
+    def may_read(self, source: Source, scope: str) -> bool:
+        """Whether a source of a fact of that scope may be shown: one of this conversation, and
+        outside of rooms one of the reader's own. Nothing else leaves the conversation it is of."""
+        there = source.session_key
+        if self.reads_all or there == self.key:
+            return True
+        if self.in_room:
+            return False
+        said_by = there.peer if source.said_by == SAID_BY_MODEL else source.said_by
+        own = (speaker(there.channel, there.account, one) for one in (there.peer, said_by))
+        return scope == self.scope or self.person in own
+
+
+@dataclass(frozen=True, slots=True)
 class Origin:
     """Why a fact is believed."""
 
     fact: Fact
     sources: tuple[Source, ...]
     supersedes: tuple[str, ...]
+
+    def sources_for(self, reader: Reader) -> tuple[Source, ...]:
+        return tuple(one for one in self.sources if reader.may_read(one, self.fact.scope))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +181,16 @@ class Facts(Protocol):
 
 def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> str:
     """Facts belong to an agent and a person; `is_shared`: to all who talk to the agent."""
-    return str(key.agent) if is_shared else str(replace(key, peer=sender or key.peer))
+    return str(key.agent) if is_shared else f"{encode_part(key.agent)}:{person_key(key, sender)}"
 
 
 def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
     """In a direct chat all that the person ever said; in a room only what was said in that room."""
-    if is_shared or not sender or key.peer in {sender, peer_of(sender, is_foreign=True)}:
+    if is_shared or not is_room(key, sender):
         return Whose(scope=scope_of(key, sender, is_shared=is_shared))
     return Whose(room=key)
+
+
+def is_room(key: SessionKey, sender: str | None) -> bool:
+    """Whether others read along: in a direct chat the peer is whoever speaks."""
+    return bool(sender) and key.peer not in {sender, peer_of(sender or "", is_foreign=True)}

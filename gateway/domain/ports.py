@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gateway.domain.accounts import Audit, Ledger, Spending
 from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import person_key
 from gateway.domain.capabilities import Origin
 from gateway.domain.channel_events import ChannelEvents
 from gateway.domain.channels import ChannelMemos
@@ -85,6 +86,11 @@ class ToolScope:
     part: str = ""  # of the run's story, for whoever works on this call
     carve: Callable[[], Allowance] | None = field(default=None, compare=False, repr=False)
     spend: Callable[[Spent], None] = field(default=lambda spent: None, compare=False, repr=False)
+
+    @property
+    def person(self) -> str:
+        """Whose facts, notes and other stores a tool works on; `principal` is who is let in."""
+        return person_key(self.session_key, self.asked.said_by if self.asked else None)
 
 
 class Tool(Protocol):

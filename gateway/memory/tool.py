@@ -9,12 +9,14 @@ from typing import Protocol
 from gateway.domain.agents import MEMORY
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.facts import (
+    SAID_BY_MODEL,
     SUBJECT,
     Claim,
     Erasure,
     Fact,
     FactQuery,
     Facts,
+    Reader,
     Whose,
     scope_of,
     whose,
@@ -26,13 +28,16 @@ from gateway.domain.recall import Recalled, RecallKind
 from gateway.domain.settling import ClaimRefused
 from gateway.memory.neighbours import MOST_HOPS, neighbours
 
-SAID_BY = "assistant"  # it drew the conclusion; the quote is what it drew it from
 MOST_FOUND = 10
 MOST_FACTS = 50
 LONGEST_QUOTE = 300
 LONGEST_SAID = 1_000
 FORGOTTEN = "It was forgotten on demand: nothing is learned again from that message."
 NOT_YET = "Nothing is erased yet. If the person agrees, call forget with confirm and fact_id, once for each."
+HIDDEN = (
+    "{count} more of its sources were said in other conversations, which must not be shown in this "
+    "one. Say so if you are asked; do not guess what they were."
+)
 UNKNOWN = "There is no such fact of this person. Use history to find it."
 
 OPERATIONS = ("remember", "recall", "history", "as_of", "why", "neighbours", "forget")
@@ -80,6 +85,7 @@ class _Asked:
     key: SessionKey
     scope: str
     whose: Whose
+    reader: Reader
     run: ToolScope
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -113,7 +119,8 @@ class MemoryTool:
         key, sender = scope.session_key, scope.asked.said_by if scope.asked else None
         is_shared = key.agent in self.shared
         seen = whose(key, sender, is_shared=is_shared)
-        asked = _Asked(arguments, key, scope_of(key, sender, is_shared=is_shared), seen, scope)
+        theirs, reader = scope_of(key, sender, is_shared=is_shared), Reader.of(key, sender)
+        asked = _Asked(arguments, key, theirs, seen, reader, scope)
         act = {
             "remember": self._remember,
             "recall": self._recall,
@@ -135,7 +142,9 @@ class MemoryTool:
         now = self.clock.now()
         if source is not None:
             said = quote if quote in source.quote else ""
-            source = replace(source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY)
+            source = replace(
+                source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY_MODEL
+            )
         claim = Claim(
             subject=asked.text("subject", SUBJECT),
             predicate=asked.text("predicate"),
@@ -185,11 +194,15 @@ class MemoryTool:
         origin = await self.facts.origin(asked.text("fact_id"))
         if origin is None or not asked.sees(origin.fact):
             raise ToolFailed(UNKNOWN)
+        readable = origin.sources_for(asked.reader)
         sources = [
             {"at": _day(one.at), "said_by": one.said_by, "quote": one.quote[:LONGEST_SAID]}
-            for one in origin.sources[-MOST_FOUND:]
+            for one in readable[-MOST_FOUND:]
         ]
-        return {"fact": told(origin.fact), "sources": sources}
+        shown: dict[str, object] = {"fact": told(origin.fact), "sources": sources}
+        if hidden := len(origin.sources) - len(readable):
+            shown |= {"hidden": hidden, "note": HIDDEN.format(count=hidden)}
+        return shown
 
     async def _neighbours(self, asked: _Asked) -> object:
         hops = asked.arguments.get("hops", 2)

@@ -33,6 +33,10 @@ Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and of an HTTP answer
 MOST_RANDOM_BYTES = 64 * 1024
 _STEP_BYTES = 3 * 256 * 1024  # whole groups of three, so that the pieces fit together
 _BEHIND_HOST = re.compile(r"[/?#]")
+NOT_KEPT = (
+    "nothing is kept for a person in a request that belongs to no conversation: "
+    "ask in a conversation (/v1 names one with X-Exogate-Session)"
+)
 LONGEST_WAIT_MS = 600_000  # the call's own end, and that of whoever fetches, come first
 
 
@@ -52,11 +56,13 @@ class Means:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """Implements the Service of a call: one plugin's, on behalf of one person (None: nobody's)."""
+    """Implements the Service of a call: one plugin's, on behalf of one person (None: nobody's).
+    Without `keeps` nothing is written for that person."""
 
     means: Means
     plugin: PluginDef
     person: str | None = None
+    keeps: bool = True
 
     def log(self, level: str, message: str) -> None:
         number = {"debug": logging.DEBUG, "warn": logging.WARNING, "error": logging.ERROR}
@@ -101,6 +107,8 @@ class Host:
             case "list", prefix:
                 return "ok", self.means.encode(list(await store.list(space, prefix))).decode()
             case "set", key, value:
+                if space.person is not None and not self.keeps:
+                    raise Denied(NOT_KEPT)
                 await store.set(space, key, value)
             case "delete", key:
                 await store.delete(space, key)

@@ -65,7 +65,11 @@ class PluginTool:
         }
         text = means.encode(asked).decode()
         outcome = await self.sandbox.run(
-            self.loaded, "handle-tool-call", text, person=scope.principal
+            self.loaded,
+            "handle-tool-call",
+            text,
+            person=scope.person,
+            keeps=scope.is_kept,
         )
         if outcome.status == "ok":
             return outcome.text
@@ -135,13 +139,14 @@ class Sandbox:
         text: str,
         *,
         person: str | None = None,
+        keeps: bool = True,
         most_bytes: int = MOST_INPUT_BYTES,
     ) -> Outcome:
         """One call on behalf of a person, in a fresh instance."""
         if len(text.encode()) > most_bytes:
             told = f"its arguments are larger than {most_bytes // 1024} KiB"
             return Outcome("invalid", told)
-        host = Host(self.means, loaded.plugin, person)
+        host = Host(self.means, loaded.plugin, person, keeps=keeps)
         within_s = loaded.plugin.limits.timeout_s
         async with self._alone(loaded.plugin, person):
             return await self.pool.call(loaded.program, function, text, host, timeout_s=within_s)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import anyio
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import speaker
+from gateway.domain.bindings import person_key, speaker
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.facts import Fact
 from gateway.domain.ids import AgentId, SessionKey
@@ -33,7 +33,7 @@ Look = Callable[[], Awaitable[tuple[Recalled, ...]]]
 
 
 def person_of(new: NewEntry) -> str:
-    """Whose notes a tool keeps, and whose settings hold."""
+    """Who is let in: whose settings hold, and whom a tool is told of."""
     key = new.session_key
     return speaker(key.channel, key.account, new.sender or key.peer)
 
@@ -55,7 +55,8 @@ class Recollected:
         vault = self.vaults.get(agent.id)
         listed: tuple[Recalled, ...] = ()
         if vault is not None:
-            names = partial(vault.named, person_of(new), new.session_key, new.accepted_at)
+            key = new.session_key
+            names = partial(vault.named, person_key(key, new.sender), key, new.accepted_at)
             listed, _ = await self._found(names, new)
         if self.remember is None or not agent.context.semantic:
             return listed, SWITCHED_OFF if self.remember else ""

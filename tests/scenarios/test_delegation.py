@@ -1,11 +1,15 @@
 """Large results of real tools, read by a librarian first: over sockets, HTTP and a kill."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
 
+from gateway.config.values import GatewayConfig
+from gateway.domain.capabilities import parse_capability
+from gateway.domain.ports import PluginSpace
 from gateway.host.shipped import shipped_folder
 from tests.fakes.client import Client, HttpAnswer, connected, http
 from tests.fakes.gateway import Setup, command, running
@@ -25,6 +29,17 @@ FACT = "The harbour of Emden has a tide of three metres. "
 LARGE = FACT * 400
 WRITE = ("w", "vault_write", json.dumps({"path": "sea.md", "content": LARGE}))
 READ = ("r", "vault_read", '{"path": "sea.md"}')
+
+
+LOCAL_NOTES = PluginSpace("notes", "notes", "websocket:local:main")
+
+
+def for_all(config: GatewayConfig) -> GatewayConfig:
+    """One notebook for everybody: a request without a conversation has none of its own."""
+    grants = (parse_capability("store:notes:shared"),)
+    return replace(
+        config, plugins=tuple(replace(one, capabilities=grants) for one in config.plugins)
+    )
 
 
 def setup(url: str, rest: str = "") -> Setup:
@@ -84,6 +99,7 @@ async def test_the_librarian_reads_first_is_paid_by_its_parent_and_the_whole_can
         paid = await records(client, sent["session_key"])
         replay = await client.call("run.replay", run_id=sent["run_id"])
         listed = await client.call("agent.list")
+        await client.ask("write", peer="other")
         elsewhere = await client.send("read", peer="other")
         await client.ended(elsewhere["run_id"])
 
@@ -109,8 +125,7 @@ async def test_a_budget_that_the_librarian_would_break_is_not_spent(tmp_path: Pa
         running(setup(model.url, "[budgets]\nsession = 6000\n"), tmp_path) as site,
         connected(site.url) as client,
     ):
-        written = await client.send("write", peer="elsewhere")
-        await client.ended(written["run_id"])
+        await site.rooms.stores.plugins.set(LOCAL_NOTES, "note|sea.md", LARGE)
         sent = await client.send("read")
         await client.ended(sent["run_id"])
         status = await client.call("budget.status", session_key=sent["session_key"])
@@ -151,7 +166,7 @@ async def test_after_kill_9_in_the_librarian_only_the_summary_is_made_again(tmp_
 async def test_of_a_caller_who_keeps_the_conversation_nothing_is_kept(tmp_path: Path) -> None:
     async with (
         scripted_server(usual) as model,
-        running(setup(model.url), tmp_path) as site,
+        running(setup(model.url), tmp_path, for_all) as site,
     ):
         await complete(site.url, "write")
         answer = await complete(site.url, "read")

@@ -162,7 +162,7 @@ class Notes:
     async def list(self, space: PluginSpace, prefix: str) -> Sequence[str]:
         if self.fails:
             raise StoreUnavailable("gone")
-        assert space == PluginSpace("notes", "notes", "p")
+        assert space == PluginSpace("notes", "notes", "websocket:p:main")
         return ["note|a.md"]
 
 

@@ -16,25 +16,35 @@ from gateway.domain.facts import (
     Claim,
     EntityType,
     Erasure,
+    Fact,
     FactQuery,
     Facts,
     Origin,
+    Reader,
     Whose,
     scope_of,
     tombstone_of,
     whose,
 )
-from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.ports import Clock, Ids
-from gateway.domain.recall import RecallKind
+from gateway.domain.recall import Recalled, RecallKind
 from gateway.domain.settling import LONGEST_OBJECT
 from gateway.memory.neighbours import MOST_HOPS, neighbours
 from gateway.memory.tool import Find
 from gateway.sessions.upkeep import Upkeep
-from gateway.web.identity import CHAT, READS, Principal, sees_session
+from gateway.web.identity import CHAT, READS, Principal, may, may_use, sees_session
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Key
-from gateway.web.published.memory import FactOrigin, Forgotten, KnownFacts, MemoryFound
+from gateway.web.published.memory import (
+    FactOrigin,
+    Forgotten,
+    FoundFact,
+    FoundTurn,
+    KnownFact,
+    KnownFacts,
+    MemoryFound,
+)
 from gateway.web.refusals import InvalidParams
 from gateway.web.rpc import Call, Method
 from gateway.web.shapes import fact, recalled, source
@@ -153,14 +163,16 @@ class MemoryMethods:
         facts = [one for one in found if one.kind == "fact"]
         turns = [one for one in found if one.kind == "turn"]
         in_turn = [one for both in zip_longest(facts, turns) for one in both if one]
-        return {"results": [recalled(one) for one in in_turn[: params.limit]]}
+        return {"results": [await self._found(call, one) for one in in_turn[: params.limit]]}
 
     async def why(self, call: Call, params: Why) -> FactOrigin:
         """Where a fact was said."""
         origin = await self._origin(call.principal, params.fact_id)
+        sources = origin.sources_for(_reader(call.principal))
         return {
-            "fact": fact(origin.fact),
-            "sources": [source(one) for one in origin.sources],
+            "fact": await self._told(call, origin.fact),
+            "sources": [source(one) for one in sources],
+            "hidden": len(origin.sources) - len(sources),
             "supersedes": list(origin.supersedes),
             "superseded_by": origin.fact.superseded_by,
         }
@@ -175,7 +187,8 @@ class MemoryMethods:
             with_history=True,
             limit=params.skip + params.limit,
         )
-        return {"facts": [fact(one) for one in (await self.facts.select(query))[params.skip :]]}
+        found = await self.facts.select(query)
+        return await self._told_all(call, found[params.skip :])
 
     async def as_of(self, call: Call, params: AsOf) -> KnownFacts:
         """What was true at a time, as it was known at another."""
@@ -187,14 +200,14 @@ class MemoryMethods:
             known_at=params.known_at,
             limit=params.limit,
         )
-        return {"facts": [fact(one) for one in await self.facts.select(query)]}
+        return await self._told_all(call, await self.facts.select(query))
 
     async def neighbours(self, call: Call, params: Neighbours) -> KnownFacts:
         """Facts that hang together with a name."""
         _, seen = await self._asked(call, params)
         name, hops, limit = params.subject, params.hops, params.limit
         near = await neighbours(self.facts, seen, name, hops=hops, limit=limit)
-        return {"facts": [fact(one) for one in near]}
+        return await self._told_all(call, near)
 
     async def forget(self, call: Call, params: Forget) -> Forgotten:
         """Erases facts, or all that was said in a session."""
@@ -227,7 +240,7 @@ class MemoryMethods:
         ids = [f"f_{self.ids.new()}" for _ in claims]
         scope = scope_of(key, None, is_shared=key.agent in self.shared)
         kept = await self.facts.add(scope, claims, ids=ids, now=now)
-        return {"facts": [fact(one) for one in kept]}
+        return await self._told_all(call, kept)
 
     async def _asked(self, call: Call, params: _OfSomebody) -> tuple[SessionKey, Whose]:
         key = _key(call.principal, params)
@@ -244,15 +257,50 @@ class MemoryMethods:
 
     async def _origin(self, principal: Principal, fact_id: str) -> Origin:
         origin = await self.facts.origin(fact_id)
-        if origin is None or not sees_session(principal, origin.fact.session_key):
-            raise NotFound(f"fact {fact_id[:64]!r}")
-        return origin
+        if origin is not None:
+            key = origin.fact.session_key
+            is_everybodys = self._is_shared(origin.fact) and may_use(principal, key.agent)
+            if is_everybodys or sees_session(principal, key):
+                return origin
+        raise NotFound(f"fact {fact_id[:64]!r}")
+
+    def _is_shared(self, known: Fact) -> bool:
+        """All who talk to the agent know it, whoever said it."""
+        agent = known.session_key.agent
+        return agent in self.shared and known.scope == str(agent)
+
+    async def _told_all(self, call: Call, found: Sequence[Fact]) -> KnownFacts:
+        return {"facts": [await self._told(call, one) for one in found]}
+
+    async def _told(self, call: Call, known: Fact) -> KnownFact:
+        """Without the names of messages and sessions that are another's."""
+        told, principal = fact(known), call.principal
+        if may(principal, "read") or not self._is_shared(known):
+            return told
+        origin = await self.facts.origin(known.id)
+        sources = origin.sources_for(_reader(principal)) if origin else ()
+        own = {one.message_id for one in sources}
+        told["source_message_ids"] = [one for one in told["source_message_ids"] if one in own]
+        if not sees_session(principal, known.session_key):
+            told["session_key"] = None
+        return told
+
+    async def _found(self, call: Call, one: Recalled) -> FoundFact | FoundTurn:
+        found = recalled(one)
+        if found["kind"] == "fact" and one.fact is not None:
+            told = found["fact"] = await self._told(call, one.fact)
+            found["session_key"] = told["session_key"]
+            if found["message_id"] not in told["source_message_ids"]:
+                found["message_id"] = None
+        return found
 
     async def _doomed(self, principal: Principal, params: Forget) -> Erasure:
         if params.fact_id is not None:
             if params.session_key is not None or params.person is not None:
                 raise InvalidParams("give fact_id, session_key or person")
             origin = await self._origin(principal, params.fact_id)
+            if not sees_session(principal, origin.fact.session_key):
+                raise NotFound(f"fact {params.fact_id[:64]!r}")  # it is for others to erase
             require_own(principal, origin.fact.session_key)
             return Erasure(fact_id=params.fact_id, by=principal.name)
         key = _key(principal, params)
@@ -261,6 +309,10 @@ class MemoryMethods:
         if params.person is None or key.agent in self.shared:
             return Erasure(session_key=key, by=principal.name)
         return Erasure(scope=str(key), by=principal.name)
+
+
+def _reader(principal: Principal) -> Reader:
+    return Reader(encode_part(principal.name), reads_all=may(principal, "read"))
 
 
 def _key(principal: Principal, params: _OfSomebody) -> SessionKey:

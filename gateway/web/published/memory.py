@@ -9,6 +9,9 @@ from gateway.web.published.values import Time
 
 
 class KnownFact(TypedDict):
+    """`session_key` and `source_message_ids` name only what whoever asks may read; the key is null
+    if that is another's conversation."""
+
     id: str
     entity_type: EntityType
     subject: str
@@ -17,7 +20,7 @@ class KnownFact(TypedDict):
     functional: bool
     confidence: float
     scope: str
-    session_key: str
+    session_key: str | None
     learned_at: Time
     valid_from: Time
     valid_to: Time | None
@@ -41,8 +44,11 @@ class FactSource(TypedDict):
 
 
 class FactOrigin(TypedDict):
+    """`hidden`: so many more sources are in conversations that whoever asks may not read."""
+
     fact: KnownFact
     sources: list[FactSource]
+    hidden: int
     supersedes: list[str]
     superseded_by: str | None
 
@@ -52,7 +58,7 @@ class Found(TypedDict):
     text: str
     score: float
     why: str
-    session_key: str
+    session_key: str | None
     message_id: str | None
     at: Time
 
