@@ -229,6 +229,7 @@ def address_of(channel: ChannelDef, message: Incoming) -> Address:
         thread=None if message.shares_room else message.thread,
         sender=message.sender.id,
         is_foreign=True,
+        is_room=message.kind == "group",
     )
 
 

@@ -141,7 +141,7 @@ def list_channels(context: CliContext) -> None:
         return
     for one in told["channels"]:
         counts = f"{one['receiving']['count']} in, {one['sending']['count']} out"
-        waits = f"   {one['pending']} waiting, {one['dead']} dead letters"
+        waits = f"   {one['pending']} waiting, {one['dead'] + one['unread']} dead letters"
         why = f"   {one['why']}" if one["why"] else ""
         click.echo(shown(f"{one['name']:16} {one['state']:10} {counts}{waits}{why}"))
     if not told["channels"]:

@@ -16,7 +16,7 @@ def route() -> None:
 @route.command()
 @click.option("--channel", required=True)
 @click.option("--account", default="default", show_default=True)
-@click.option("--peer", default="main", show_default=True)
+@click.option("--peer", default="main", show_default=True, help="A room: room:ID.")
 @click.option("--guild")
 @click.option("--team")
 @click.pass_obj

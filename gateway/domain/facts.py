@@ -6,7 +6,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Literal, Protocol
 
-from gateway.domain.bindings import peer_of, person_key, speaker
+from gateway.domain.bindings import key_peer, peer_of, person_in, person_key, speaker
 from gateway.domain.ids import SessionKey, encode_part
 
 EntityType = Literal["fact", "relationship", "attribute"]
@@ -98,7 +98,7 @@ class Reader:
 
     @classmethod
     def of(cls, key: SessionKey, sender: str | None) -> "Reader":
-        person = speaker(key.channel, key.account, sender or key.peer)
+        person = speaker(key.channel, key.account, person_in(key, sender))
         return cls(person, key, scope_of(key, sender), is_room(key, sender))
 
     def may_read(self, source: Source, scope: str) -> bool:
@@ -109,7 +109,8 @@ class Reader:
             return True
         if self.in_room:
             return False
-        said_by = there.peer if source.said_by == SAID_BY_MODEL else source.said_by
+        by_model = source.said_by == SAID_BY_MODEL
+        said_by = there.peer if by_model else person_in(there, source.said_by)
         own = (speaker(there.channel, there.account, one) for one in (there.peer, said_by))
         return scope == self.scope or self.person in own
 
@@ -193,4 +194,7 @@ def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Wh
 
 def is_room(key: SessionKey, sender: str | None) -> bool:
     """Whether others read along: in a direct chat the peer is whoever speaks."""
-    return bool(sender) and key.peer not in {sender, peer_of(sender or "", is_foreign=True)}
+    if not sender:
+        return False
+    escaped = key_peer(peer_of(sender, is_foreign=True), is_room=False)
+    return key.peer not in {person_in(key, sender), escaped}

@@ -520,7 +520,7 @@ def test_no_adapter_says_which_account_a_message_came_to() -> None:
     shared = address_of(CHANNEL, replace(SAID, shares_room=True))
 
     where = {"guild": "g", "team": "t", "thread": "th"}
-    assert own == Address("tg", "bot", "room", **where, sender="ann", is_foreign=True)
+    assert own == Address("tg", "bot", "room", **where, sender="ann", is_foreign=True, is_room=True)
     assert shared == replace(own, thread=None)
 
 

@@ -208,8 +208,11 @@ async def is_heard_in_a_room_by_name_alone(chat: Chat, folder: Path) -> None:
             await chat.say("hi there", room=f"{chat.group}9", mention=True)
             await chat.say("hi there", room=chat.group, mention=True)
             answer = await chat.sees("answer to", chat.group)
+            async with connected(chat.gateway) as client:
+                (session,) = (await client.call("session.list"))["sessions"]
 
     assert "hi there" in answer
+    assert session["peer"] == f"room:{chat.group}"
     assert [room for room, _ in chat.shown.values()] == [chat.group]
     assert len(model.requests) == 1
 
@@ -250,7 +253,24 @@ async def loses_what_nobody_can_encode_and_nothing_else(chat: Chat, folder: Path
                 left = await client.call("channel.dead_letters")
 
     assert len(chat.texts()) == 3
-    assert (letter["text"], listed["dead"]) == ("half \ufffd a sign", 1)
+    assert (letter["text"], listed["unread"]) == ("half \ufffd a sign", 1)
     assert "half of a surrogate pair" in letter["why"]
     assert page["counts"] == {"outgoing": 0, "incoming": 1}
     assert (taken["state"], left["unread"]) == ("taken", [])
+
+
+async def keeps_a_room_from_a_direct_chat_of_the_same_id(chat: Chat, folder: Path) -> None:
+    """What is said to the agent alone is never shown to it in the room."""
+    chat.listed = True
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, folder):
+            await chat.say("Only 4711 opens my safe")
+            await chat.sees("4711")
+            await chat.say("in the room", room=chat.group, mention=True)
+            await chat.sees("in the room", chat.group)
+            async with connected(chat.gateway) as client:
+                sessions = (await client.call("session.list"))["sessions"]
+
+    assert chat.direct == chat.group
+    assert "4711" not in json.dumps(model.requests[-1].body)
+    assert {one["peer"] for one in sessions} == {chat.direct, f"room:{chat.group}"}

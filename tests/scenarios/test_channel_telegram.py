@@ -16,6 +16,7 @@ from tests.scenarios.chats import (
     Chat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    keeps_a_room_from_a_direct_chat_of_the_same_id,
     loses_what_nobody_can_encode_and_nothing_else,
     opened,
     pairs_and_is_answered,
@@ -208,3 +209,9 @@ async def test_a_batch_loses_those_messages_alone_that_cannot_be_encoded(tmp_pat
     assert "drop it" in str(refused)
     assert unknown.data["type"] == "not_found"
     assert left["counts"]["incoming"] == 4
+
+
+async def test_a_room_never_sees_the_direct_chat_that_has_its_id(tmp_path: Path) -> None:
+    chat = Telegram("1111", "1111", "1111")
+    async with chat.open():
+        await keeps_a_room_from_a_direct_chat_of_the_same_id(chat, tmp_path)

@@ -15,6 +15,7 @@ from tests.scenarios.chats import (
     CalledChat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    keeps_a_room_from_a_direct_chat_of_the_same_id,
     loses_what_nobody_can_encode_and_nothing_else,
     opened,
     pairs_and_is_answered,
@@ -135,3 +136,9 @@ async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
     chat: WhatsApp, tmp_path: Path
 ) -> None:
     await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)
+
+
+async def test_a_room_never_sees_the_direct_chat_that_has_its_id(tmp_path: Path) -> None:
+    chat = WhatsApp("US.1", "US.1", "US.1")
+    async with chat.open():
+        await keeps_a_room_from_a_direct_chat_of_the_same_id(chat, tmp_path)

@@ -76,7 +76,8 @@ class ChannelMethods:
                 _shown(
                     one,
                     held(one.name, "pending", "sending"),
-                    held(one.name, "unknown", "failed") + unread.get(one.name, 0),
+                    held(one.name, "unknown", "failed"),
+                    unread.get(one.name, 0),
                 )
                 for one in self.statuses()
             ]
@@ -139,7 +140,7 @@ def _require_all(call: Call) -> None:
         raise Forbidden("channels serve all agents, and your token reaches some only")
 
 
-def _shown(one: ChannelStatus, pending: int, dead: int) -> Channel:
+def _shown(one: ChannelStatus, pending: int, dead: int, unread: int) -> Channel:
     return {
         "name": one.name,
         "plugin": one.plugin,
@@ -152,6 +153,7 @@ def _shown(one: ChannelStatus, pending: int, dead: int) -> Channel:
         "refused": dict(one.refused),
         "pending": pending,
         "dead": dead,
+        "unread": unread,
     }
 
 

@@ -19,7 +19,8 @@ class ChannelProgress(TypedDict):
 
 
 class Channel(TypedDict):
-    """`refused` counts by reason; `pending` answers are not sent yet, `dead` ones are letters."""
+    """`refused` counts by reason; `pending` answers are not sent yet; `dead` ones are letters, as are
+    `unread` messages that came in."""
 
     name: str
     plugin: str
@@ -32,6 +33,7 @@ class Channel(TypedDict):
     refused: dict[str, int]
     pending: int
     dead: int
+    unread: int
 
 
 class ChannelList(TypedDict):
