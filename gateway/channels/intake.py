@@ -4,14 +4,14 @@ import hashlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
 import anyio
 
 from gateway.channels.crossing import write_whence
-from gateway.domain.adapters import Incoming, Parsed, Unusable
+from gateway.domain.adapters import Attachment, Incoming, Parsed, Unusable
 from gateway.domain.bindings import Address
 from gateway.domain.channel_events import ChannelEvents, Heard, HeardAs
 from gateway.domain.channels import (
@@ -37,6 +37,9 @@ log = logging.getLogger(__name__)
 TOO_LATE = (
     "Your message came in too late and was not answered. If it still matters, please send it again."
 )
+
+JOIN = Told("(joins the room)", do="join")  # the text stands in the outbox alone
+MOST_FILES, LONGEST_NAME = 10, 100  # that are named
 
 Memos = tuple[ChannelMemo, ...]
 
@@ -124,6 +127,8 @@ class Intake:
         # Asked only of those who may talk: nobody else is to be told anything.
         if self._is_too_old(channel, message):
             return await self._hear(channel, message, "expired", memos, told=Told(TOO_LATE))
+        if message.invites:
+            return await self._hear(channel, message, "told", memos, told=JOIN)
         if isinstance(verdict, Command) and self.commands is not None:
             return await self._command(self.commands, verdict, channel, message, memos)
         return await self._turn(channel, message, memos)
@@ -196,7 +201,7 @@ class Intake:
         # However much comes too late after a long silence, a room is told so once a day.
         late = (message.peer, message.thread or "", now.date().isoformat())
         name = _name(*place, *(late if outcome == "expired" else (message.platform_id,)))
-        deliveries = [] if told is None else [_answer(name, channel, message, told.text)]
+        deliveries = [] if told is None else [_answer(name, channel, message, told)]
         asked = None if told is None else told.asked
         heard = Heard(*place, message.platform_id, outcome, now)
         is_new = await self.events.hear(heard, deliveries, memos, asked)
@@ -244,17 +249,45 @@ def whence_of(message: Incoming) -> Whence:
 
 
 def _content(message: Incoming) -> str:
-    """What was said, or what was sent without a word."""
-    if message.text.strip() or not message.attachments:
-        return message.text.strip() and message.text
-    names = (one.name or one.mime or "a file" for one in message.attachments)
-    return f"[sent without a text: {', '.join(names)}]"
+    """What was said, and what came with it."""
+    said = message.text if message.text.strip() else ""
+    return "\n\n".join(part for part in (said, _files(message.attachments)) if part)
 
 
-def _answer(name: str, channel: ChannelDef, message: Incoming, text: str) -> NewDelivery:
-    whence = write_whence(whence_of(message))
+def _files(attachments: Sequence[Attachment]) -> str:
+    if not attachments:
+        return ""
+    count = len(attachments)
+    listed = "; ".join(map(_file, attachments[:MOST_FILES]))
+    more = f"; and {count - MOST_FILES} more" if count > MOST_FILES else ""
+    files = "a file that you" if count == 1 else f"{count} files that you"
+    return f"[With this message came {files} cannot see yet: {listed}{more}.]"
+
+
+def _file(one: Attachment) -> str:
+    told = [_plain(one.mime or ""), "" if one.size is None else _size(one.size)]
+    about = ", ".join(part for part in told if part)
+    name = _plain(one.name or "") or "without a name"
+    return f"{name} ({about})" if about else name
+
+
+def _plain(text: str) -> str:
+    """Names are the sender's: none may look like the end of the sentence."""
+    shown = "".join(one if one.isprintable() and one not in "[]" else " " for one in text)
+    return " ".join(shown.split())[:LONGEST_NAME]
+
+
+def _size(count: int) -> str:
+    for unit, least in (("MB", 1_000_000), ("KB", 1_000)):
+        if count >= least:
+            return f"{count / least:.3g} {unit}"
+    return f"{max(0, count)} bytes"
+
+
+def _answer(name: str, channel: ChannelDef, message: Incoming, told: Told) -> NewDelivery:
+    whence = write_whence(replace(whence_of(message), do=told.do))
     whither = (channel.name, channel.account, message.peer, message.thread)
-    return NewDelivery(name, *whither, text, whence)
+    return NewDelivery(name, *whither, told.text, whence)
 
 
 def _name(*parts: str) -> str:

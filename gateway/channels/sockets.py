@@ -105,7 +105,9 @@ class Machine:
     def closed(self, code: int | None) -> list[Wish]:
         if code in self._socket.fresh_codes:
             self.kept.clear()
+        reason = self._socket.reasons.get(str(code))
         told = f"the platform closed the connection (code {code})"
+        told = f"{reason} ({told})" if reason else told
         return [Leave(told, is_final=code in self._socket.fatal_codes)]
 
     def _follow(self, rule: FrameRule, frame: object, text: str) -> Iterator[Wish]:

@@ -48,6 +48,7 @@ class Chat(ABC):
     calls: list[ApiCall] = field(default_factory=list)
     shown: dict[str, tuple[str, str]] = field(default_factory=dict)  # room and text by id
     to_refuse: int = 0  # so many messages, as there were too many
+    attached: Json = field(default_factory=dict)  # to what is said, as the platform has it
     _news: anyio.Event = field(default_factory=anyio.Event)
 
     # ------------------------------------------------------------------------ the platform
@@ -274,3 +275,15 @@ async def keeps_a_room_from_a_direct_chat_of_the_same_id(chat: Chat, folder: Pat
     assert chat.direct == chat.group
     assert "4711" not in json.dumps(model.requests[-1].body)
     assert {one["peer"] for one in sessions} == {chat.direct, f"room:{chat.group}"}
+
+
+async def is_told_what_came_with_a_message(chat: Chat, folder: Path, *said: str) -> list[str]:
+    """What the model is asked for each; `attached` is with all of them."""
+    chat.listed = True
+    asked = []
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, folder):
+            for number, text in enumerate(said, 1):
+                await chat.say(text)
+                asked.append((await model.wait_for(number)).last_text)
+    return asked

@@ -16,6 +16,7 @@ from tests.scenarios.chats import (
     Chat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    is_told_what_came_with_a_message,
     keeps_a_room_from_a_direct_chat_of_the_same_id,
     loses_what_nobody_can_encode_and_nothing_else,
     opened,
@@ -68,7 +69,8 @@ secrets = {{ bot_token = "{TOKEN}" }}
                 "chat": {"id": int(room or self.direct), "type": kind},
                 "date": 4_000_000_000,
                 "text": f"@exo_bot {text}" if mention else text,
-            },
+            }
+            | self.attached,
         }
 
     async def answer(self, call: ApiCall) -> Told:
@@ -215,3 +217,18 @@ async def test_a_room_never_sees_the_direct_chat_that_has_its_id(tmp_path: Path)
     chat = Telegram("1111", "1111", "1111")
     async with chat.open():
         await keeps_a_room_from_a_direct_chat_of_the_same_id(chat, tmp_path)
+
+
+async def test_the_model_is_told_of_a_file_that_it_cannot_see(
+    chat: Telegram, tmp_path: Path
+) -> None:
+    chat.attached = {
+        "text": None,
+        "photo": [{"file_size": 900}, {"file_size": 120_400}],
+        "caption": "look",
+    }
+
+    asked = await is_told_what_came_with_a_message(chat, tmp_path, "")
+
+    told = "[With this message came a file that you cannot see yet: photo (120 KB).]"
+    assert asked == [f"look\n\n{told}"]
