@@ -64,10 +64,13 @@ class Doorman:
             return Ignored("direct_chats_disabled")
         if policy == "allowlist" and not is_listed:
             return Ignored("not_listed")
+        who = (channel.name, channel.account, message.sender.id)
+        if (is_listed or policy == "open") and await self.book.is_blocked(*who):
+            return Ignored("blocked")
         command = command_in(message.text)
         if command is None and (is_listed or policy == "open"):
             return Turn()
-        known = await self.book.find(channel.name, channel.account, message.sender.id)
+        known = await self.book.find(*who)
         if is_listed or (known is not None and known.state == "paired"):
             return _allowed(command, known)
         return await self._stranger(channel, message, known)

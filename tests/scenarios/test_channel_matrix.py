@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from tests.fakes.api import ApiCall, Json, Told
+from tests.fakes.client import connected
 from tests.fakes.model_server import scripted_server
 from tests.scenarios.chats import (
     LONG_S,
@@ -32,6 +33,7 @@ class Matrix(CalledChat):
     made: int = 0
     joined: set[str] = field(default_factory=set)
     invited: bool = False
+    policy: str = "pairing"
 
     @property
     def toml(self) -> str:
@@ -44,6 +46,7 @@ capabilities = ["http:{self.api}"]
 [channels.matrix]
 plugin = "matrix"
 config = {{ user_id = "{BOT}", api_base = "{self.api}" }}
+dm_policy = "{self.policy}"
 {self.rules}
 
 [channels.matrix.secrets]
@@ -73,7 +76,7 @@ hs_token = "{HS_TOKEN}"
         self.invited = True
         content = {"membership": "invite", "is_direct": True}
         await self._event(self.direct, "m.room.member", content, state_key=BOT)
-        if self.listed:
+        if self.listed or self.policy == "open":
             while self.direct not in self.joined:
                 await self.news()
 
@@ -184,3 +187,26 @@ async def test_an_invitation_into_a_room_that_is_closed_is_not_followed(
                 await chat.news()
 
     assert (chat.joined, model.requests) == ({chat.group}, [])
+
+
+@pytest.mark.parametrize("policy", ["open", "allowlist", "pairing"])
+async def test_who_is_blocked_is_not_answered_until_they_are_unblocked(
+    chat: Matrix, tmp_path: Path, policy: str
+) -> None:
+    """By an id with colons, whatever lets them talk."""
+    chat.listed, chat.policy = policy != "open", policy
+    who = {"channel": "matrix", "person": chat.person}
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, tmp_path):
+            await chat.say("before")
+            await chat.sees("answer to before")
+            async with connected(chat.gateway) as client:
+                await client.call("pair.block", **who)
+                await chat.say("meanwhile")
+                (listed,) = (await client.call("pair.list"))["pairings"]
+                await client.call("pair.unblock", **who)
+            await chat.say("after")
+            await chat.sees("answer to after")
+
+    assert (listed["person"], listed["state"]) == (chat.person, "denied")
+    assert [asked.last_text for asked in model.requests] == ["before", "after"]

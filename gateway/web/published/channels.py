@@ -108,4 +108,4 @@ class PairingRevoked(TypedDict):
     channel: str
     account: str
     person: str
-    state: Literal["revoked"]
+    state: Literal["revoked", "unblocked"]
