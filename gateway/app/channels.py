@@ -13,7 +13,7 @@ from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
 from gateway.channels.translating import WayIn
-from gateway.channels.verification import secret_of
+from gateway.channels.verification import proofs, secret_of
 from gateway.channels.webhooks import WebhookDoor, address
 from gateway.control.bus import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
@@ -77,6 +77,27 @@ class ChannelRoom:
                 health.end("refused", error.problem)
                 extra = {"channel": channel.name, "why": error.problem}
                 log.warning("a channel is refused", extra=extra)
+
+    def refuse_alike(self) -> None:
+        """Channels whose callers prove themselves by the same; the configuration is checked for that
+        as far as adapters are known that ship with the gateway."""
+        called = [one for one in self.open if isinstance(one.transport, Webhook)]
+        known = {
+            one.way_in.channel.name: proofs(one.way_in.adapter.description, one.way_in.channel)
+            for one in called
+        }
+        for one in called:
+            name = one.way_in.channel.name
+            others = [other for other in known if other != name and known[other] & known[name]]
+            if others:
+                problem = (
+                    f"its callers prove who they are by the same secret or key as those of "
+                    f"{', '.join(others)}, so each may take the other's calls; give each its own"
+                )
+                self.open.remove(one)
+                del self.door.addresses[name]
+                one.health.end("refused", problem)
+                log.warning("a channel is refused", extra={"channel": name, "why": problem})
 
     def methods(self, stores: Stores) -> Sequence[Method]:
         kept = (stores.dead_letters, stores.channel_events)

@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
@@ -33,6 +34,15 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "whatsapp": ("http:graph.facebook.com",),
     "matrix": (),
 }
+# By what the callers of webhooks prove who they are, and whether the adapter is called by default.
+PROOFS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "telegram": (("secrets.webhook_secret",), False),
+    "webhook": (("secrets.secret",), True),
+    "slack": (("secrets.signing_secret",), True),
+    "discord": (("config.public_key",), False),
+    "whatsapp": (("secrets.app_secret",), True),
+    "matrix": (("secrets.hs_token",), True),
+}
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
 
@@ -45,11 +55,15 @@ def known() -> Known:
     }
     folder = shipped_folder("plugins")
     bundled = {
-        name: BundledPlugin(folder / name / "tool.wasm", needs, is_usual=name in USUAL)
-        for name, needs in BUNDLED.items()
+        name: _bundled(folder / name / "tool.wasm", name, needs) for name, needs in BUNDLED.items()
     }
     trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
     decisions = ("default", *(point.name for point in entry_points(group=DECISION_TREES)))
     return Known(
         presets, bundled, context_window, output_limit, trees, decisions, CORE, problems_of
     )
+
+
+def _bundled(file: Path, name: str, needs: tuple[str, ...]) -> BundledPlugin:
+    proofs, is_called = PROOFS.get(name, ((), False))
+    return BundledPlugin(file, needs, name in USUAL, proofs, is_called)
