@@ -14,7 +14,7 @@ from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 import anyio
@@ -22,8 +22,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.client import connect as open_socket
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
-if TYPE_CHECKING:
-    from gateway.web.published.chunks import Chunk, Done
+Chunk: TypeAlias = dict[str, Any]  # `type` says which; its fields are those of docs/protocol.md
 
 ENDS = ("done", "error")
 WAITS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)  # before each new attempt to connect
@@ -91,7 +90,7 @@ class Client:
             raise Refused(answer["error"])
         return answer["result"]
 
-    async def ask(self, content: str, **params: object) -> AsyncIterator["Chunk"]:
+    async def ask(self, content: str, **params: object) -> AsyncIterator[Chunk]:
         """The chunks of its run, each once; `done` or `error` is the last. `params` are those of
         `chat.send`. Who listens no more stops nothing: that is what `chat.abort` is for."""
         run = _Run({"content": content, "idempotency_key": uuid4().hex, **params})
@@ -102,14 +101,14 @@ class Client:
         finally:
             self._chunks.pop(run.id, None)
 
-    async def answer(self, content: str, **params: object) -> "Done":
+    async def answer(self, content: str, **params: object) -> Chunk:
         """How its run ended; `response` is the text. Raises Failed, Refused, ConnectionLost."""
         last = [chunk async for chunk in self.ask(content, **params)][-1]
         if last["type"] != "done":
             raise Failed(last)
         return last
 
-    async def _heard(self, run: _Run) -> "Chunk":
+    async def _heard(self, run: _Run) -> Chunk:
         for wait in self._waits_s:
             try:
                 return await self._next(run)
@@ -117,7 +116,7 @@ class Client:
                 await anyio.sleep(wait)
         return await self._next(run)
 
-    async def _next(self, run: _Run) -> "Chunk":
+    async def _next(self, run: _Run) -> Chunk:
         if run.socket is None or run.socket is not self._socket:
             await self._begin(run)
         while True:

@@ -1,7 +1,13 @@
 """The client of one file, against a real gateway: every question once, whatever breaks."""
 
+import os
 import re
 import socket
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -178,3 +184,64 @@ def test_it_stays_small_and_asks_for_nothing_of_the_gateway() -> None:
 
     assert text.count("\n") < 200
     assert "gateway" not in imports
+
+
+USER = """
+import anyio
+
+from exogate_client import Chunk, Client, ConnectionLost, Failed, Refused, connect
+
+
+def is_text(chunk: Chunk) -> bool:
+    return bool(chunk["type"] == "content")
+
+
+async def main(token: str | None) -> str:
+    async with connect("http://127.0.0.1:7200", token, waits_s=[0.1]) as gateway:
+        same: Client = gateway
+        said = [str(chunk["content"]) async for chunk in same.ask("hi", peer="p") if is_text(chunk)]
+        try:
+            done = await gateway.answer("hi")
+        except Failed as error:
+            return str(error.chunk["message"])
+        except (ConnectionLost, Refused) as error:
+            return str(error)
+        return "".join(said) + str(done["response"])
+
+
+print(anyio.run(main, None))
+"""
+
+
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_it_passes_strict_typing_in_the_project_of_a_user(
+    tmp_path: Path, is_installed: bool
+) -> None:
+    """As a copy beside the program, and as the stubs that the wheel has beside the module."""
+    copy, python = tmp_path / "exogate_client.py", sys.executable
+    if is_installed:
+        venv.create(tmp_path / "venv")
+        python = str(tmp_path / "venv" / "bin" / "python")
+        (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+        (site / "others.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+        (site / copy.name).write_bytes((ROOT / copy.name).read_bytes())
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        placed = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+        copy = site / placed[copy.name]
+        copy.parent.mkdir()
+    copy.write_bytes((ROOT / "exogate_client.py").read_bytes())
+    (tmp_path / "program.py").write_text(USER, encoding="utf-8")
+
+    words = ["--strict", "--warn-unreachable", "--cache-dir", str(tmp_path / "cache")]
+    words += ["--python-executable", python, *([] if is_installed else [str(copy)])]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *words, "program.py"],
+        cwd=tmp_path,
+        env={"PATH": os.defpath},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout

@@ -19,7 +19,7 @@ from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
 from gateway.app.deliveries import delivering
-from gateway.app.health import Health
+from gateway.app.health import Health, StoreWatch
 from gateway.app.mcp import mcp_servers
 from gateway.app.mcp_serving import mcp_served
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
@@ -39,7 +39,6 @@ from gateway.config.values import GatewayConfig
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
-from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Clock, Ids, Stores
@@ -89,8 +88,6 @@ from gateway.web.settings import WebSettings
 
 log = logging.getLogger(__name__)
 
-PROBE_EVERY_S = 5.0
-
 
 @dataclass(slots=True)
 class Gateway:
@@ -115,8 +112,15 @@ class Gateway:
     channels: ChannelRoom
     pairing: PairingBook
     stateless: Stateless
-    health: Health = field(default_factory=Health)
     mcp: Door | None = None
+    watch: StoreWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.watch = StoreWatch(self.stores.care.probe, self.clock)
+
+    @property
+    def health(self) -> Health:
+        return self.watch.health
 
     def web(self, settings: WebSettings) -> WebApp:
         spending = BudgetMethods(self.front, self.stores.spending, self.config.budgets, self.clock)
@@ -170,7 +174,7 @@ class Gateway:
             settings,
             methods=methods,
             routes=documented(routes, self.version, documents),
-            ready=self.health.reasons,
+            ready=self.watch.reasons,
             clock=self.clock,
             identities=Identities(settings, self.clock, self.stores.audit),
         )
@@ -190,18 +194,6 @@ class Gateway:
         started = int(self.clock.now().timestamp())
         chat = ChatApi(self.front, to_json, from_json, self.ids)
         return chat, OpenAiApi(self.front, self.stateless, to_json, from_json, started)
-
-    async def watch_store(self) -> None:
-        """Readiness follows what the store can really do, until cancelled."""
-        while True:
-            await self.clock.sleep(PROBE_EVERY_S)
-            try:
-                await self.stores.care.probe()
-                self.health.store = None
-            except StoreLost:
-                raise  # accepted messages are safe; a new start finds out which answers are
-            except StoreUnavailable as error:
-                self.health.store = str(error)
 
     async def drain(self) -> None:
         """Takes nothing more in, and waits for the runs that are at work."""
@@ -272,7 +264,7 @@ async def assembled(
         await stack.enter_async_context(sent)
         rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))
         await rooms.memory.keeper.resume()
-        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh, rooms.watch_store)
+        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh, rooms.watch.run)
         for task in (*followed, partial(sweep, config, stores, clock), rooms.memory.indexer.run):
             group.start_soon(task)
         try:

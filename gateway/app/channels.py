@@ -1,8 +1,9 @@
 """The configured channels, each with its adapter: what comes in by them, and how they fare."""
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
@@ -13,7 +14,7 @@ from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
 from gateway.channels.translating import WayIn
-from gateway.channels.verification import proofs, secret_of
+from gateway.channels.verification import proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
 from gateway.control.bus import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 Transport = Webhook | Poll | Socket
+_SECRET = re.compile(r"\$\{secret:([^{}]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,7 @@ class ChannelRoom:
     async def _open(self, channel: ChannelDef, adapter: Adapter, health: Health) -> None:
         from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # the HTTP client is slow to import
 
-        transport = _transport(channel, adapter.description)
+        transport = transport_of(channel, adapter.description)
         health.transport = transport.type
         _check_needs(channel, adapter.description)
         scrub = Scrubber(channel.secrets).body
@@ -169,7 +171,25 @@ def _adapter(
     raise ChannelRefused(channel.name, problem or f"plugin {channel.plugin} is no channel adapter")
 
 
-def _transport(channel: ChannelDef, description: Description) -> Transport:
+def require_openable(channel: ChannelDef, description: Description, clock: Clock) -> None:
+    """Raises ChannelRefused for what a start would refuse, or what each connection would lack."""
+    transport = transport_of(channel, description)
+    _check_needs(channel, description)
+    if isinstance(transport, Webhook):
+        verifier(description, channel, clock)
+    for name in secrets_of(transport):
+        secret_of(channel, name)
+
+
+def secrets_of(transport: Transport) -> Sequence[str]:
+    """The secrets that a transport needs; a `setup` is left out where they are missing."""
+    if isinstance(transport, Webhook):
+        return (transport.challenge.secret,) if transport.challenge else ()
+    needed = replace(transport, setup=None) if isinstance(transport, Poll) else transport
+    return tuple(dict.fromkeys(_SECRET.findall(str(needed))))
+
+
+def transport_of(channel: ChannelDef, description: Description) -> Transport:
     """The one that is configured, else the first. Raises ChannelRefused."""
     offered = description.transports
     found = next((one for one in offered if channel.transport in {None, one.type}), None)

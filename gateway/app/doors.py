@@ -20,6 +20,8 @@ def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
         allowed_origins=settings.allowed_origins,
         trusted_proxies=settings.trusted_proxies,
         max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
+        max_unauthenticated=settings.max_unauthenticated,
         max_frame_bytes=settings.max_frame_bytes,
         max_body_bytes=settings.max_body_bytes,
     )

@@ -8,6 +8,7 @@ import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.link import linked
+from gateway.domain.terminal import one_line
 
 
 @click.group()
@@ -27,11 +28,11 @@ def list_agents(context: CliContext) -> None:
     for one in told["agents"]:
         chain = " -> ".join([f"{one['provider']}/{one['model']}", *one["fallbacks"]])
         tools, soul = _tools(one), _soul(one)
-        click.echo(f"{one['id']}   {chain}   tools {tools}   soul {soul}")
+        click.echo(one_line(f"{one['id']}   {chain}   tools {tools}   soul {soul}"))
     for one in told["subagents"]:
         model = "/".join(part for part in (one["provider"], one["model"]) if part)
         shown = f"{model or 'as its parent'}   tools {_tools(one)}   soul {_soul(one)}"
-        click.echo(f"{one['name']} (subagent)   {shown}")
+        click.echo(one_line(f"{one['name']} (subagent)   {shown}"))
 
 
 def _tools(one: Mapping[str, Any]) -> str:

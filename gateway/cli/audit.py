@@ -8,6 +8,7 @@ import click
 from gateway.cli.context import CliContext
 from gateway.cli.ending import FAILED
 from gateway.cli.link import linked
+from gateway.domain.terminal import one_line
 
 
 @click.group()
@@ -28,9 +29,8 @@ def tail(context: CliContext, limit: int) -> None:
     for one in reversed(told["entries"]):
         detail = one["detail"]
         shown = {name: detail[name] for name in detail if name != "authority"}
-        click.echo(
-            f"{one['seq']:>6}  {one['at']}  {one['kind']:16} {one['actor']}  {json.dumps(shown)}"
-        )
+        row = f"{one['seq']:>6}  {one['at']}  {one['kind']:16} {one['actor']}  {json.dumps(shown)}"
+        click.echo(one_line(row))
 
 
 @audit.command()

@@ -3,31 +3,39 @@
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import anyio
 import click
 
-from gateway.cli.context import CliContext
+from gateway.cli.channel_needs import Wanted, complete, require_working
+from gateway.cli.context import CliContext, data_dir, refuse
 from gateway.cli.ending import FAILED
 from gateway.cli.link import linked
 from gateway.cli.platform_script import PLATFORM, read_script
-from gateway.cli.plugin_files import BadPlugin, Given, given
+from gateway.cli.plugin_checking import examine
+from gateway.cli.plugin_files import BadPlugin, Given, given, given_as
 from gateway.cli.plugin_granting import (
     CAPABILITY,
-    Plan,
     agree,
     agreed,
     effect,
     installed,
+    place_of,
     planned,
+    save,
     tell,
 )
+from gateway.cli.plugin_place import Place
 from gateway.cli.plugin_words import asked_lines, block, shown
 from gateway.config import editing
 from gateway.config.plugins import BUNDLED
+from gateway.config.problems import ConfigInvalid
+from gateway.domain.adapters import Description, TransportKind
 from gateway.domain.capabilities import Capability, HttpGrant
+from gateway.domain.plugins import PluginDef
 from gateway.host.logs import logging_to
 
 
@@ -51,24 +59,7 @@ class _PairType(click.ParamType[tuple[str, str]]):
 PAIR = _PairType()
 
 
-@dataclass(frozen=True, slots=True)
-class _Wish:
-    name: str | None
-    secrets: Sequence[tuple[str, str]]
-    settings: Sequence[tuple[str, str]]
-    extra: tuple[Capability, ...]
-    yes: bool
-
-    def table(self, plan: Plan) -> Mapping[str, object]:
-        origins = [one for one in plan.asked if isinstance(one, HttpGrant)]
-        hosts = [str(one).removeprefix("http:") for one in origins]
-        # With one host it is clear where a secret may go.
-        secrets = {
-            name: {"value": value, "hosts": hosts} if len(hosts) > 1 else value
-            for name, value in self.secrets
-        }
-        given = {"plugin": plan.found.given.name, "secrets": secrets, "config": dict(self.settings)}
-        return {key: value for key, value in given.items() if value}
+TRANSPORT = click.Choice(["webhook", "poll", "socket"])
 
 
 def _source(kind: str) -> Given:
@@ -76,31 +67,154 @@ def _source(kind: str) -> Given:
     return given(kind if Path(kind).exists() else f"{BUNDLED}{kind}")
 
 
+def _entry(value: str, hosts: Sequence[str]) -> object:
+    """A secret as the file has it: with one host it is clear where it may go."""
+    return {"value": value, "hosts": list(hosts)} if len(hosts) > 1 else value
+
+
+def _wanted(
+    secrets: Sequence[tuple[str, str]],
+    settings: Sequence[tuple[str, str]],
+    transport: TransportKind | None,
+) -> Wanted:
+    return Wanted(dict(secrets), dict(settings), transport)
+
+
+def _hosts(granted: Iterable[Capability]) -> Sequence[str]:
+    return [str(one).removeprefix("http:") for one in granted if isinstance(one, HttpGrant)]
+
+
 @channel.command()
 @click.argument("kind", metavar="KIND|DIR")
 @click.option("--name", help="What to call the channel; if not said, as its adapter.")
 @click.option("--secret", "secrets", type=PAIR, multiple=True, help="A reference: ${env:TOKEN}.")
 @click.option("--set", "settings", type=PAIR, multiple=True, help="Of `config`, for the adapter.")
+@click.option("--transport", type=TRANSPORT, help="If not said, the first that it offers.")
 @click.option("--grant", "extra", type=CAPABILITY, multiple=True, help="Grant the adapter this.")
 @agree
 @click.pass_obj
-def add(context: CliContext, /, kind: str, **wish: Any) -> None:
-    """Show what a channel needs, and add it and its adapter to the configuration if you agree."""
+def add(
+    context: CliContext,
+    /,
+    kind: str,
+    *,
+    name: str | None,
+    extra: tuple[Capability, ...],
+    yes: bool,
+    **given: Any,
+) -> None:
+    """Ask for what a channel needs, and add it and its adapter to the configuration if you agree."""
     source = _source(kind)
-    wanted = _Wish(**wish)
-    plan = planned(context, source, wanted.extra, None)
-    if plan.found.told.info.kind != "channel":
+    plan = planned(context, source, extra, None)
+    description = plan.found.adapter
+    if description is None:
         raise BadPlugin(f"{source.name} is no channel adapter; see `exogate plugin install`")
-    name = wanted.name or source.name
-    plan = replace(plan, after=editing.with_channel(plan.after, name, wanted.table(plan)))
+    name = name or source.name
+    wanted = complete(name, _wanted(**given), description, yes=yes)
+    hosts = _hosts(plan.asked)
+    table: dict[str, object] = {"plugin": plan.found.given.name, "transport": wanted.transport}
+    table |= {"secrets": {key: _entry(one, hosts) for key, one in wanted.secrets.items()}}
+    table |= {"config": wanted.config}
+    table = {key: value for key, value in table.items() if value}
+    plan = replace(plan, after=editing.with_channel(plan.after, name, table))
+    _require_working(context, plan.place, plan.after, name, description)
     tell(context, [*block("asks for", list(asked_lines(plan.asked, plan.new))), plan.difference])
-    agreed("Add it, with these capabilities?", yes=wanted.yes)
+    agreed("Add it, with these capabilities?", yes=yes)
     installed(context, plan)
     if context.json:
         told = {"name": name, "plugin": source.name, "config": str(plan.place.path)}
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
         click.echo(f"channel {name} is in {plan.place.name}. {effect(context)}")
+
+
+def _require_working(
+    context: CliContext, place: Place, after: str, name: str, description: Description
+) -> None:
+    """Refuses what a start would; ends with 78 for a configuration that is not valid."""
+    try:
+        config = editing.checked(after, place.path, place.around)
+    except ConfigInvalid as error:
+        refuse(context, error)
+    require_working(name, config, description)
+
+
+@channel.command("set")
+@click.argument("name")
+@click.option("--secret", "secrets", type=PAIR, multiple=True, help="A reference: ${env:TOKEN}.")
+@click.option("--set", "settings", type=PAIR, multiple=True, help="Of `config`, for the adapter.")
+@click.option("--transport", type=TRANSPORT, help="How the platform is reached.")
+@agree
+@click.pass_obj
+def set_(
+    context: CliContext,
+    name: str,
+    *,
+    secrets: Sequence[tuple[str, str]],
+    settings: Sequence[tuple[str, str]],
+    transport: TransportKind | None,
+    yes: bool,
+) -> None:
+    """Change what a channel of the configuration is given."""
+    if not (secrets or settings or transport):
+        raise click.UsageError(
+            "say what to change: --set KEY=VALUE, --secret NAME=REF, --transport"
+        )
+    place = place_of(context)
+    keys = {"transport": transport} if transport else {}
+    tables: dict[str, dict[str, object]] = {"config": dict(settings)}
+    adapter = _adapter_of(context, place, name)
+    hosts = _hosts(adapter.capabilities)
+    tables["secrets"] = {key: _entry(value, hosts) for key, value in secrets}
+    after = editing.with_channel_keys(place.text, name, keys, tables)
+    found = anyio.run(examine, data_dir(context), given_as(adapter), adapter)
+    if found.adapter is None:
+        raise BadPlugin(f"{adapter.name} cannot be loaded: {shown('; '.join(found.problems))}")
+    _require_working(context, place, after, name, found.adapter)
+    _written(context, place, after, name, yes=yes)
+
+
+def _adapter_of(context: CliContext, place: Place, name: str) -> PluginDef:
+    """The plugin of a channel, also where the channel's own secrets do not resolve. Raises CannotEdit."""
+    bare = editing.without_channel(place.text, name)
+    try:
+        config = editing.checked(bare, place.path, place.around)
+    except ConfigInvalid as error:
+        refuse(context, error)
+    plugin = editing.plugin_of_channel(place.text, name)
+    found = next((one for one in config.plugins if one.name == plugin), None)
+    if found is None:
+        raise BadPlugin(f"channel {name} names the plugin {plugin}, which the file does not have")
+    return found
+
+
+@channel.command()
+@click.argument("name")
+@agree
+@click.pass_obj
+def remove(context: CliContext, name: str, *, yes: bool) -> None:
+    """Remove a channel and the bindings of its messages; its adapter and its conversations stay."""
+    place = place_of(context)
+    after = editing.without_channel(place.text, name)
+    count = editing.bindings_of(place.text, name)
+    if count:
+        tell(context, [f"{count} binding{'s' if count > 1 else ''} of its messages go with it."])
+    tell(context, ["Its adapter stays in [[plugins]], and its conversations stay in the store."])
+    _written(context, place, after, name, yes=yes)
+
+
+def _written(context: CliContext, place: Place, after: str, name: str, *, yes: bool) -> None:
+    is_changed = after != place.text
+    if is_changed:
+        tell(context, [editing.difference(place.text, after, place.name)])
+        agreed("Write it?", yes=yes)
+        save(context, place, after)
+    if context.json:
+        told = {"name": name, "config": str(place.path), "changed": is_changed}
+        click.echo(json.dumps(told, ensure_ascii=False))
+    else:
+        is_done = f"{place.name} is written. {effect(context)}"
+        click.echo(is_done if is_changed else f"channel {name} is so already; nothing changes")
 
 
 @channel.command()

@@ -1,7 +1,6 @@
 """`exogate chat`: talk to an agent in the terminal."""
 
 import json
-import re
 import select
 import sys
 from collections.abc import Mapping
@@ -10,12 +9,13 @@ from typing import Any
 import click
 
 from gateway.cli.context import CliContext
-from gateway.cli.ending import FAILED
+from gateway.cli.ending import FAILED, failure
 from gateway.cli.link import Link, linked
+from gateway.cli.terminal import tell_styled
 from gateway.domain.ids import encode_part
+from gateway.domain.terminal import one_line
 
 LISTEN_EVERY_S = 0.2  # to what is typed while an answer streams
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # all but tab and newline
 HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"
 
 
@@ -32,11 +32,12 @@ def chat(context: CliContext, message: str | None, agent: str | None, peer: str)
             return
         end = _ask(link, message, agent, peer)
         if context.json:
-            click.echo(json.dumps(end, ensure_ascii=False))
+            failed = failure(end["error_type"], end["message"]) if end["type"] == "error" else {}
+            click.echo(json.dumps({**end, **failed}, ensure_ascii=False))
         elif end["type"] == "done":
-            click.echo(plain(end["response"]))
+            click.echo(end["response"])
         if end["type"] == "error":
-            click.echo(f"exogate: {plain(end['message'])}", err=True)
+            click.echo(f"exogate: {end['message']}", err=True)
             sys.exit(FAILED)
 
 
@@ -44,13 +45,8 @@ def _ask(link: Link, message: str, agent: str | None, peer: str) -> Mapping[str,
     sent = link.call("chat.send", content=message, agent=agent, peer=peer)
     for event in link.events(sent["run_id"]):
         if event["type"] == "system":  # why an answer is cut short, what is nearly spent
-            click.echo(f"exogate: {plain(event['system_message'])}", err=True)
+            click.echo(f"exogate: {event['system_message']}", err=True)
     return event
-
-
-def plain(text: str) -> str:
-    """Without what would steer a terminal: a model, a tool or a page may have written it."""
-    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 class Conversation:
@@ -141,24 +137,21 @@ class Conversation:
 def _show(event: Mapping[str, Any]) -> None:
     match event["type"]:
         case "content":
-            click.echo(plain(event["content"]), nl=False)
+            click.echo(event["content"], nl=False)
         case "tool_call":
             call = event["tool_call"]
-            click.secho(plain(f"[{call['name']} {call['arguments']}]"), dim=True)
+            tell_styled(one_line(f"[{call['name']} {call['arguments']}]"), dim=True)
         case "tool_result":
             call = event["tool_call"]
-            click.secho(
-                f"[{call['name']}: {call['status']}, {call['duration_ms']:.1f} ms]", dim=True
-            )
+            text = f"[{call['name']}: {call['status']}, {call['duration_ms']:.1f} ms]"
+            tell_styled(one_line(text), dim=True)
         case "source":
             source = event["source"]
-            click.secho(
-                plain(f"[source: {source['title'] or source['id']} {source['url'] or ''}]"),
-                dim=True,
-            )
+            text = f"[source: {source['title'] or source['id']} {source['url'] or ''}]"
+            tell_styled(one_line(text), dim=True)
         case "system":
-            click.secho(f"\n{plain(event['system_message'])}", fg="yellow")
+            tell_styled(f"\n{event['system_message']}", fg="yellow")
         case "error":
-            click.secho(f"\n{plain(event['message'])}", fg="red")
+            tell_styled(f"\n{event['message']}", fg="red")
         case "done":
             click.echo()

@@ -1,20 +1,37 @@
 """What `exogate doctor` looks at: each check gives its findings and changes nothing."""
 
+import errno
+import os
 import resource
 import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from gateway.app.agents import soul_paths
+import anyio
+
+from gateway.agent.plans import Plans
+from gateway.app.agents import soul_paths, tree_paths
+from gateway.app.decisions import decision_trees
+from gateway.app.subagents import with_subagents
+from gateway.cli.known import DEFAULT_MODELS
+from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig
-from gateway.domain.errors import StoreRefused, StoreUnavailable
+from gateway.control.policy import DecisionTrees
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
+from gateway.domain.ids import AgentId
 from gateway.domain.providers import is_loopback
 from gateway.domain.tokens import estimate_tokens
+from gateway.host.clock import SystemClock
+from gateway.host.texts import FileTexts
+from gateway.memory.souls import Souls
+from gateway.providers.prices import is_listed
 from gateway.store.opening import look_over, read_owner
 
 LOW_DISK_BYTES = 500 * 1024 * 1024
@@ -31,6 +48,7 @@ class Finding:
     path: str
     message: str
     fix: str
+    place: KeyPath = ()  # of the configuration, if that is where it has to be mended
 
 
 Check = Callable[[GatewayConfig], Iterable[Finding]]
@@ -51,7 +69,8 @@ def claims(_config: GatewayConfig) -> Iterator[Finding]:
 
 def config_notices(config: GatewayConfig) -> Iterator[Finding]:
     for notice in config.notices:
-        yield Finding(notice.code, "warning", notice.path, notice.message, notice.fix)
+        told = (notice.path, notice.message, notice.fix)
+        yield Finding(notice.code, "warning", *told, notice.place)
 
 
 def data_dir(config: GatewayConfig) -> Iterator[Finding]:
@@ -80,20 +99,37 @@ def store(config: GatewayConfig) -> Iterator[Finding]:
         yield Finding("store.damaged", "error", str(folder), str(error), fix)
 
 
-def port(config: GatewayConfig) -> Iterator[Finding]:
+def data_dir_usable(config: GatewayConfig) -> Iterator[Finding]:
+    folder = config.gateway.data_dir
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    why = None
+    if not nearest.is_dir():
+        why = f"{nearest} is no directory"
+    elif not os.access(nearest, os.W_OK | os.X_OK):
+        why = f"{nearest} cannot be written by this user"
+    if why is not None:
+        where: KeyPath = ("gateway", "data_dir")
+        fix = "choose another directory, or change its owner or mode"
+        yield Finding("data.unusable", "error", dotted(where), why, fix, where)
+
+
+def listening(config: GatewayConfig) -> Iterator[Finding]:
     settings = config.gateway
     owner = read_owner(settings.data_dir)
-    if settings.port == 0 or (owner is not None and owner.url):
+    if owner is not None and owner.url:
         return
     with socket.socket(socket.AF_INET6 if ":" in settings.bind else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((settings.bind, settings.port))
         except OSError as error:
-            where = f"{settings.bind}:{settings.port}"
-            text = f"cannot listen there: {error.strerror}"
+            is_taken = error.errno == errno.EADDRINUSE
+            where: KeyPath = ("gateway", "port" if is_taken else "bind")
+            told = f"cannot listen on {settings.bind}:{settings.port}: {error.strerror}"
             fix = "stop what listens there, or choose another [gateway] port"
-            yield Finding("network.port", "error", where, text, fix)
+            fix = fix if is_taken else "write an address of this machine"
+            name = "network.port" if is_taken else "network.bind"
+            yield Finding(name, "error", dotted(where), told, fix, where)
 
 
 def exposure(config: GatewayConfig) -> Iterator[Finding]:
@@ -121,51 +157,103 @@ def keys(config: GatewayConfig) -> Iterator[Finding]:
             yield Finding("provider.key", "warning", f"providers.{name}", text, fix)
 
 
-def shadowed(config: GatewayConfig) -> Iterator[Finding]:
-    """A binding with the very fields of an earlier one can never win."""
-    first: dict[tuple[str | None, ...], int] = {}
-    for index, one in enumerate(config.bindings):
-        fields = (one.channel, one.account_id, one.peer_id, one.guild_id, one.team_id)
-        earlier = first.setdefault(fields, index)
-        if earlier != index:
-            text = f"it can never win: binding {earlier} asks for the same and comes first"
-            yield Finding("bindings.shadowed", "warning", f"bindings.{index}", text, "remove it")
+def unknown_models(config: GatewayConfig) -> Iterator[Finding]:
+    """Names that the public table of a provider does not have: a typing error, or newer than it."""
+    for place, agent in agent_places(config):
+        link: AgentDef | None = agent
+        while link is not None:
+            provider = config.providers.get(link.provider)
+            usual = DEFAULT_MODELS.get(link.provider)
+            if provider and link.model != usual and is_listed(provider, link.model) is False:
+                text = f"{link.provider}'s table of models does not know {link.model}"
+                fix = (
+                    "correct the name; a model that is newer than the table works, without a price"
+                )
+                where = (*place, "model")
+                yield Finding("model.unknown", "warning", dotted(where), text, fix, where)
+            link, place = link.fallback, (*place, "fallback")
 
 
-def souls(config: GatewayConfig) -> Iterator[Finding]:
-    for agent, path in soul_paths(config.agents).items():
-        try:
+def agent_places(config: GatewayConfig) -> Iterator[tuple[KeyPath, AgentDef]]:
+    """Every agent with its place in the file."""
+    first = int(config.default_agent is not None)
+    for index, agent in enumerate(config.agents):
+        yield (("agent",) if index < first else ("agents", index - first)), agent
+
+
+def texts(config: GatewayConfig) -> Iterator[Finding]:
+    """Souls, prompts of subagents and trees, read as at a start."""
+    helpers = with_subagents(config)[len(config.agents) :]
+    places: list[tuple[KeyPath, str]] = []
+    trees: list[tuple[KeyPath, AgentId, str]] = []
+    for place, agent in agent_places(config):
+        places.append(((*place, "soul_path"), soul_paths([agent])[agent.id]))
+        trees.append(((*place, "tree"), agent.id, tree_paths([agent])[agent.id]))
+    for index, one in enumerate(helpers):
+        places.append((("subagents", index, "prompt_path"), soul_paths([one])[one.id]))
+    decisions = decision_trees({one.decision for one in config.agents})
+    found = anyio.run(_read_texts, places, trees, decisions)
+    yield from found
+    for id_, path in soul_paths(config.agents).items():
+        with suppress(OSError, UnicodeDecodeError):
             tokens = estimate_tokens(Path(path).read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError) as error:
-            text = f"the soul of {agent} cannot be read: {error}"
-            yield Finding("soul.unreadable", "error", path, text, "mend the file or soul_path")
-            continue
-        if tokens > LONG_SOUL_TOKENS:
-            text = f"the soul of {agent} has about {tokens} tokens, and is sent with every call"
-            yield Finding("soul.long", "warning", path, text, "shorten it")
+            if tokens > LONG_SOUL_TOKENS:
+                text = f"the soul of {id_} has about {tokens} tokens, and is sent with every call"
+                yield Finding("soul.long", "warning", path, text, "shorten it")
+
+
+async def _read_texts(
+    souls: Sequence[tuple[KeyPath, str]],
+    trees: Sequence[tuple[KeyPath, AgentId, str]],
+    decisions: DecisionTrees,
+) -> list[Finding]:
+    clock = SystemClock()
+    found: list[Finding] = []
+    for where, path in souls:
+        try:
+            await Souls(FileTexts(clock), {AgentId("tried"): path}, clock=clock).load()
+        except GatewayError as error:
+            fix = "mend the file or the path"
+            found.append(Finding("soul.unreadable", "error", dotted(where), str(error), fix, where))
+    for where, agent, path in trees:
+        try:
+            await Plans(FileTexts(clock), {agent: path}, decisions=decisions).load()
+        except GatewayError as error:
+            why, fix = str(error).partition("\n")[0], "`exogate tree check` says everything"
+            found.append(Finding("tree.refused", "error", dotted(where), why, fix, where))
+    return found
 
 
 def plugins(config: GatewayConfig) -> Iterator[Finding]:
-    """Each enabled one is loaded for trial, as at a start."""
+    """Each enabled one is loaded for trial, as at a start, and channels are opened with theirs."""
     if not any(plugin.is_enabled for plugin in config.plugins):
         return
     from gateway.cli.plugin_checking import refusals  # noqa: PLC0415  # the sandbox is slow to import
 
-    for name, why in refusals(config.plugins):
+    places = {one.name: index for index, one in enumerate(config.plugins)}
+    for kind, name, why in refusals(config):
+        where: KeyPath = (kind, places[name] if kind == "plugins" else name)
+        where = (*where, "sha256") if "sha256" in why else where
         fix = f"exogate plugin inspect {name} shows what it needs and has"
-        yield Finding("plugin.refused", "error", f"plugins.{name}", why, fix)
+        if kind == "channels":
+            fix = f"exogate channel set {name} changes what it is given"
+        yield Finding(f"{kind[:-1]}.refused", "error", f"{kind}.{name}", why, fix, where)
 
+
+# What a start would refuse, besides what reading the configuration finds.
+TRIALS: Sequence[Check] = (data_dir_usable, listening, texts, plugins, unknown_models)
 
 CHECKS: Sequence[Check] = (
     claims,
     config_notices,
     data_dir,
+    data_dir_usable,
     store,
-    port,
+    listening,
     exposure,
     open_files,
     keys,
-    shadowed,
-    souls,
+    unknown_models,
+    texts,
     plugins,
 )

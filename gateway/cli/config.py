@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gateway.cli.context import CliContext, as_json, config_path, refuse
+from gateway.cli.context import (
+    CliContext,
+    as_json,
+    config_path,
+    problem_as_json,
+    refuse,
+    surroundings,
+)
 from gateway.cli.ending import BAD_CONFIG
-from gateway.cli.known import known
-from gateway.config.environment import read_environment
-from gateway.config.problems import ConfigInvalid, nearest
-from gateway.config.values import Notice, Overrides, Surroundings
+from gateway.config.problems import Code, ConfigInvalid, Finding, Problem, nearest
+from gateway.config.values import Notice
 
 if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
     from gateway.config.effective import Row
@@ -27,20 +32,48 @@ def config() -> None:
 @config.command()
 @click.pass_obj
 def validate(context: CliContext) -> None:
-    """Check the configuration; say every error at once."""
+    """Check the configuration as a start would; say every error at once."""
     try:
         loaded = _load(context)
+        name, warnings = loaded.document.name, _tried(loaded)
     except ConfigInvalid as error:
-        click.echo(json.dumps(as_json(error)) if context.json else error.render())
+        if context.json:
+            told = {**as_json(error), "notices": [problem_as_json(one) for one in error.warnings]}
+            click.echo(json.dumps(told, ensure_ascii=False))
+        else:
+            _warn(error.warnings)
+            click.echo(error.render())
         raise SystemExit(BAD_CONFIG) from None
-    name, notices = loaded.document.name, loaded.config.notices
     if context.json:
-        noted = [_notice_as_json(notice) for notice in notices]
-        click.echo(json.dumps({"ok": True, "file": name or None, "notices": noted}))
+        noted = [problem_as_json(one) for one in warnings]
+        told = {"ok": True, "file": name or None, "notices": noted}
+        click.echo(json.dumps(told, ensure_ascii=False))
         return
-    for notice in notices:
-        click.echo(f"notice: {notice.path}: {notice.message}\n  fix: {notice.fix}", err=True)
+    _warn(warnings)
     click.echo(f"{name} is valid" if name else "there is no config file: the defaults are valid")
+
+
+def _warn(warnings: Iterable[Problem]) -> None:
+    for one in warnings:
+        click.echo(one.render(), err=True)
+
+
+def _tried(loaded: "Loaded") -> tuple[Problem, ...]:
+    """What is no error. Raises ConfigInvalid for what a start would refuse besides."""
+    from gateway.cli.checks import TRIALS  # noqa: PLC0415  # the whole gateway, which reading does without
+    from gateway.config.placing import placed, warned  # noqa: PLC0415  # as above
+
+    found = [finding for check in TRIALS for finding in check(loaded.config)]
+    # Who listens there now may be gone at the start: the configuration is not wrong by that.
+    errors = [one for one in found if one.severity == "error" and one.id != "network.port"]
+    notices = [
+        *loaded.config.notices,
+        *(Notice(o.id, o.path, o.message, o.fix, o.place) for o in found if o not in errors),
+    ]
+    if errors:
+        wrong = [Finding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]
+        raise placed(wrong, loaded.document, notices=notices)
+    return warned(notices, loaded.document)
 
 
 @config.command()
@@ -96,11 +129,9 @@ def schema() -> None:
 def path(context: CliContext) -> None:
     """Print the file that counts; fail if there is none."""
     found = config_path(context)
-    if context.json:
-        click.echo(json.dumps({"path": str(found) if found else None}))
-    elif found:
-        click.echo(str(found))
-    if not found:
+    if found:
+        click.echo(json.dumps({"path": str(found)}) if context.json else str(found))
+    else:
         home = Path.home() / ".config" / "exogate" / "config.toml"
         raise click.ClickException(f"there is no ./config.toml and no {home}: defaults are used")
 
@@ -108,9 +139,7 @@ def path(context: CliContext) -> None:
 def _load(context: CliContext) -> "Loaded":
     from gateway.config.reading import read  # noqa: PLC0415  # pydantic is slow to import
 
-    overrides = Overrides(context.data_dir)
-    around = Surroundings(read_environment(), Path.home(), Path.cwd(), known(), overrides)
-    return read(config_path(context), around)
+    return read(config_path(context), surroundings(context))
 
 
 def _rows(context: CliContext) -> tuple["Loaded", tuple["Row", ...]]:
@@ -135,12 +164,3 @@ def _bare(value: object) -> str:
 
 def _row_as_json(row: "Row") -> dict[str, object]:
     return {"key": row.key, "value": row.value, "origin": row.origin}
-
-
-def _notice_as_json(notice: Notice) -> dict[str, str]:
-    return {
-        "code": notice.code,
-        "key": notice.path,
-        "message": notice.message,
-        "fix": notice.fix,
-    }

@@ -7,12 +7,12 @@ from typing import NoReturn
 
 import click
 
-from gateway.cli.ending import BAD_CONFIG
+from gateway.cli.ending import BAD_CONFIG, failure
 from gateway.cli.known import known
 from gateway.config.environment import read_environment
-from gateway.config.load import find_file, load
-from gateway.config.problems import ConfigInvalid
-from gateway.config.values import GatewayConfig, Overrides
+from gateway.config.load import find_data_dir, find_file, is_named_file, load
+from gateway.config.problems import ConfigInvalid, Problem
+from gateway.config.values import GatewayConfig, Overrides, Surroundings
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,30 @@ def config_path(context: CliContext) -> Path | None:
     )
 
 
+def surroundings(context: CliContext) -> Surroundings:
+    environment = read_environment()
+    is_named = is_named_file(context.config_path, environment)
+    overrides = Overrides(context.data_dir)
+    return Surroundings(environment, Path.home(), Path.cwd(), known(), overrides, is_named)
+
+
+def data_dir(context: CliContext) -> Path:
+    """All that a verb needs to find the running gateway, whose configuration may be broken by now.
+
+    Ends with 78 if the file cannot be read.
+    """
+    try:
+        return find_data_dir(
+            context.config_path,
+            environment=read_environment(),
+            home=Path.home(),
+            cwd=Path.cwd(),
+            given=context.data_dir,
+        )
+    except ConfigInvalid as error:
+        refuse(context, error)
+
+
 def refuse(context: CliContext, error: ConfigInvalid) -> NoReturn:
     if context.json:
         click.echo(json.dumps(as_json(error), ensure_ascii=False))
@@ -62,17 +86,18 @@ def refuse(context: CliContext, error: ConfigInvalid) -> NoReturn:
 
 def as_json(error: ConfigInvalid) -> dict[str, object]:
     """The failure as programs read it."""
-    problems = [
-        {
-            "code": problem.code,
-            "source": problem.source,
-            "line": problem.line or None,
-            "column": problem.column or None,
-            "key": problem.key,
-            "message": problem.message,
-            "fix": problem.fix,
-        }
-        for problem in error.problems
-    ]
-    failure = {"type": error.code, "message": str(error)}
-    return {"ok": False, "error": failure, "problems": problems, "left_out": error.left_out}
+    problems = [problem_as_json(problem) for problem in error.problems]
+    told = failure(error.code, str(error))
+    return {**told, "problems": problems, "left_out": error.left_out}
+
+
+def problem_as_json(problem: Problem) -> dict[str, object]:
+    return {
+        "code": problem.code,
+        "source": problem.source,
+        "line": problem.line or None,
+        "column": problem.column or None,
+        "key": problem.key,
+        "message": problem.message,
+        "fix": problem.fix,
+    }

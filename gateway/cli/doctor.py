@@ -21,13 +21,17 @@ def doctor(context: CliContext, *, strict: bool) -> None:
     results = [list(check(config)) for check in CHECKS]
     findings = sorted(chain.from_iterable(results), key=lambda one: one.severity)
     if context.json:
-        click.echo(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False))
+        click.echo(json.dumps([_as_json(finding) for finding in findings], ensure_ascii=False))
     else:
         lines = [_line(finding) for finding in findings]
         fine = sum(not found for found in results)
         click.echo("\n".join([*lines, f"{fine} of {len(CHECKS)} checks found nothing"]))
     if any(strict or finding.severity == "error" for finding in findings):
         sys.exit(FAILED)
+
+
+def _as_json(finding: Finding) -> dict[str, object]:
+    return {name: value for name, value in asdict(finding).items() if name != "place"}
 
 
 def _line(finding: Finding) -> str:

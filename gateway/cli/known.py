@@ -2,6 +2,7 @@
 
 from functools import cache
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 from gateway.config.values import BundledPlugin, Known, Preset
@@ -43,6 +44,8 @@ PROOFS: dict[str, tuple[tuple[str, ...], bool]] = {
     "whatsapp": (("secrets.app_secret",), True),
     "matrix": (("secrets.hs_token",), True),
 }
+# Names in `config` without which an adapter knows no mention.
+MENTION_KEYS = {"telegram": "username"}
 # Those of a start without any agent: whatever they are granted is harmless.
 USUAL = frozenset({"echo", "calc", "time", "notes"})
 
@@ -60,10 +63,25 @@ def known() -> Known:
     trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
     decisions = ("default", *(point.name for point in entry_points(group=DECISION_TREES)))
     return Known(
-        presets, bundled, context_window, output_limit, trees, decisions, CORE, problems_of
+        presets,
+        bundled,
+        context_window,
+        output_limit,
+        trees,
+        decisions,
+        CORE,
+        problems_of,
+        has_mcp=find_spec("mcp") is not None,
     )
 
 
 def _bundled(file: Path, name: str, needs: tuple[str, ...]) -> BundledPlugin:
     proofs, is_called = PROOFS.get(name, ((), False))
-    return BundledPlugin(file, needs, name in USUAL, proofs, is_called)
+    return BundledPlugin(
+        file,
+        needs,
+        is_usual=name in USUAL,
+        proofs=proofs,
+        is_called=is_called,
+        mention_key=MENTION_KEYS.get(name),
+    )

@@ -8,8 +8,8 @@ from typing import Any
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from gateway.cli.context import CliContext, config_or_exit
-from gateway.cli.ending import NotAllowed, Unreachable
+from gateway.cli.context import CliContext, data_dir
+from gateway.cli.ending import NotAllowed, Refused, Unreachable
 from gateway.domain.errors import Busy, GatewayError
 from gateway.host.keyfile import read_key
 from gateway.store.opening import read_owner
@@ -79,8 +79,8 @@ class Link:
 
 
 def _error(error: Mapping[str, Any]) -> GatewayError:
-    kind = _KINDS.get(error["code"], GatewayError)
-    return kind(str(error["message"]))
+    kind, message = _KINDS.get(error["code"]), str(error["message"])
+    return kind(message) if kind else Refused(message, error.get("data") or {})
 
 
 @contextmanager
@@ -89,13 +89,13 @@ def linked(context: CliContext, answer_s: float = ANSWER_S) -> Iterator[Link]:
 
     Raises Unreachable with what to do about it, NotAllowed.
     """
-    data_dir = config_or_exit(context).gateway.data_dir
-    owner = read_owner(data_dir)
+    folder = data_dir(context)
+    owner = read_owner(folder)
     if owner is None or owner.url is None:
-        raise Unreachable(f"no gateway is running on {data_dir}; start one with `exogate run`")
-    key = read_key(data_dir)
+        raise Unreachable(f"no gateway is running on {folder}; start one with `exogate run`")
+    key = read_key(folder)
     if key is None:
-        raise NotAllowed(f"the operator's key in {data_dir} cannot be read by this user")
+        raise NotAllowed(f"the operator's key in {folder} cannot be read by this user")
     url = owner.url.replace("http", "ws", 1) + "/ws"
     headers = {"Authorization": f"Bearer {key}"}
     try:

@@ -9,6 +9,7 @@ import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.ending import ending_well
+from gateway.cli.terminal import guard_streams
 
 # verb -> module and name of its click command
 VERBS = {
@@ -49,7 +50,11 @@ class Verbs(click.Group):
         return command
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+# `color`: click takes nothing out of a text, which is made visible instead.
+SETTINGS = {"help_option_names": ["-h", "--help"], "color": True}
+
+
+@click.group(cls=Verbs, context_settings=SETTINGS)
 @click.option("--config", "-c", type=click.Path(path_type=Path), help="The configuration file.")
 @click.option(
     "--data-dir", type=click.Path(path_type=Path), help="Where the gateway keeps its data."
@@ -61,6 +66,12 @@ def exogate(
     ctx: click.Context, config: Path | None, data_dir: Path | None, *, as_json: bool, debug: bool
 ) -> None:
     """A multi-channel gateway for AI agents."""
+    key, is_pair, _ = str(config or "").partition("=")
+    if config is not None and is_pair and not config.exists():
+        raise click.UsageError(
+            f"--config names the configuration file, and no file is called {key}=...; "
+            f"to set a key of a channel, write --set {key}=..."
+        )
     ctx.obj = CliContext(config, data_dir, as_json, debug)
 
 
@@ -72,6 +83,12 @@ TEXT_FOLLOWS = frozenset({"-m", "--message"})  # whatever it looks like
 
 def gathered(words: Sequence[str]) -> list[str]:
     """The words of a command with the options of every verb in front."""
+    front, rest = _parted(words)
+    return [*front, *rest]
+
+
+def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The options of every verb, and all other words."""
     front: list[str] = []
     rest = list(words)
     place = 0
@@ -83,7 +100,7 @@ def gathered(words: Sequence[str]) -> list[str]:
             front += [rest.pop(place), rest.pop(place)]
         else:
             place += 2 if word in TEXT_FOLLOWS else 1
-    return [*front, *rest]
+    return front, rest
 
 
 def _holds_its_value(word: str) -> bool:
@@ -94,9 +111,11 @@ def _holds_its_value(word: str) -> bool:
 
 
 def main() -> None:
-    words = gathered(sys.argv[1:])
-    with ending_well(debug="--debug" in words):
-        exogate(words, prog_name="exogate")
+    guard_streams()
+    front, rest = _parted(sys.argv[1:])
+    with ending_well(debug="--debug" in front, as_json="--json" in front):
+        # click's own way to end knows no JSON; what a verb returns is None, of --help 0
+        exogate([*front, *rest], prog_name="exogate", standalone_mode=False)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import click
 from gateway.cli.context import CliContext
 from gateway.cli.link import Link, linked
 from gateway.domain.ids import SessionKey
+from gateway.domain.terminal import one_line
 
 PAGE = 50
+MOST_OTHERS = 5  # conversations that are offered
 limited = click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True)
 
 
@@ -30,7 +32,18 @@ class Somebody:
         if self.session is not None:
             return {"session_key": self.session}
         route = link.call("route.explain", channel="websocket", account="local")
-        return {"session_key": route["session_key"]}
+        key = str(route["session_key"])
+        found = link.call("session.list", limit=MOST_OTHERS + 1)
+        others = [one["session_key"] for one in found["sessions"] if one["session_key"] != key]
+        click.echo(f"Shown is the memory of {key}: you, at the command line.", err=True)
+        if others:
+            has_more = found["more"] or len(others) > MOST_OTHERS
+            more = " and more (exogate session list)" if has_more else ""
+            shown = ", ".join(others[:MOST_OTHERS])
+            click.echo(f"Others, by --session or --person: {shown}{more}", err=True)
+        else:
+            click.echo("There are no other conversations yet.", err=True)
+        return {"session_key": key}
 
 
 def of_somebody(command: Callable[..., None]) -> Callable[..., None]:
@@ -68,7 +81,8 @@ def search(context: CliContext, query: str, whose: Somebody, kind: str | None, l
     for one in found["results"]:
         turn = f"{one['at'][:10]}  {one.get('said_by')}: {one['text']}"
         shown = _line(one["fact"]) if "fact" in one else turn
-        click.echo(f"{one['score']:6.3f}  {one['kind']:4}  {shown}   ({one['why']})")
+        row = f"{one['score']:6.3f}  {one['kind']:4}  {shown}   ({one['why']})"
+        click.echo(one_line(row))
 
 
 @memory.command()
@@ -82,11 +96,12 @@ def why(context: CliContext, fact_id: str) -> None:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
     click.echo(_line(told["fact"]))
-    click.echo(
-        f"learned {told['fact']['learned_at']} in {told['fact']['session_key'] or 'a conversation of another'}"
-    )
+    learned_in = told["fact"]["session_key"] or "a conversation of another"
+    click.echo(f"in the memory of {told['fact']['scope']}")
+    click.echo(f"learned {told['fact']['learned_at']} in {learned_in}")
     for one in told["sources"]:
-        click.echo(f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}")
+        row = f"{one['at']}  {one['said_by']} in {one['message_id']}: {one['quote']}"
+        click.echo(one_line(row))
     if hidden := told["hidden"]:
         click.echo(f"{hidden} more in conversations that are not yours to read")
 
@@ -110,7 +125,7 @@ def history(context: CliContext, /, whose: Somebody, **asked: object) -> None:
 @limited
 @click.pass_obj
 def as_of(context: CliContext, /, whose: Somebody, **asked: object) -> None:
-    """Show what was true at AT (2026-03-01, or with a time)."""
+    """Show what was true at AT: today, a day (2026-03-01, its end) or a time."""
     _show(context, "memory.as_of", whose, asked)
 
 
@@ -136,6 +151,9 @@ def forget(context: CliContext, fact_id: str | None, whose: Somebody, *, yes: bo
         raise click.UsageError("name a FACT_ID, --session or --person")
     with linked(context) as link:
         which = {"fact_id": fact_id} if fact_id else whose.found(link)
+        if fact_id:
+            scope = link.call("memory.why", fact_id=fact_id)["fact"]["scope"]
+            click.echo(f"It is in the memory of {scope}.", err=True)
         told = link.call("memory.forget", dry_run=not yes, **which)
     messages = f" and {told['messages']} messages" if "messages" in told else ""
     what = f"{told['count']} facts{messages}"
@@ -186,7 +204,7 @@ def _line(fact: Mapping[str, Any]) -> str:
     dates = [f"since {since[:10]}"] if since != until else []  # else nobody said since when
     dates += [f"until {until[:10]}"] if until else []
     ended = "  superseded" if fact["superseded_at"] else ""
-    return (
+    return one_line(
         f"{fact['id']}  {fact['subject']} {fact['predicate']} {fact['object']}"
         f"   {' '.join(dates)}, told {fact['learned_at'][:10]}{ended}"
     )

@@ -6,11 +6,11 @@ from typing import Any
 
 import click
 
-from gateway.cli.chat import plain
 from gateway.cli.context import CliContext
 from gateway.cli.link import linked
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import decode_part, encode_part
+from gateway.domain.terminal import one_line
 
 STATES = {
     "asked": "waits",
@@ -127,4 +127,4 @@ def _line(one: Mapping[str, Any]) -> str:
     name = f" ({one['name']})" if one.get("name") else ""
     state = STATES[one["state"]] + (", owner" if one.get("owner") else "")
     who = ":".join(encode_part(one[part]) for part in ("channel", "account", "person"))
-    return plain(f"{who}{name}  {state}")
+    return one_line(f"{who}{name}  {state}")

@@ -9,13 +9,13 @@ from typing import Any
 import anyio
 import click
 
-from gateway.cli.context import CliContext, config_or_exit
+from gateway.cli.context import CliContext, config_or_exit, data_dir
 from gateway.cli.ending import FAILED, Unreachable
 from gateway.cli.link import linked
 from gateway.cli.plugin_checking import Examined, examine
 from gateway.cli.plugin_files import BadPlugin, Given, checked_name, given, given_as
 from gateway.cli.plugin_granting import grant, install, revoke
-from gateway.cli.plugin_place import config_in_force, data_dir
+from gateway.cli.plugin_place import config_in_force
 from gateway.cli.plugin_scaffold import NoScaffold, made
 from gateway.cli.plugin_words import asked_lines, block, import_lines, shown, tool_line
 from gateway.config.problems import choose, quoted

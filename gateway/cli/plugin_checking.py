@@ -1,5 +1,6 @@
 """What a plugin's file is, found out in a sandbox of this command's own; no gateway has to run."""
 
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,12 +12,17 @@ import anyio
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
+from gateway.app.channels import require_openable
 from gateway.app.plugins import Nowhere
 from gateway.channels.crossing import read_description
 from gateway.cli.plugin_files import BadPlugin, Given
-from gateway.domain.errors import PluginRefused
+from gateway.config.values import GatewayConfig
+from gateway.domain.adapters import Description
+from gateway.domain.channels import ChannelDef
+from gateway.domain.errors import ChannelRefused, PluginRefused
 from gateway.domain.plugins import PluginAccount, PluginDef
 from gateway.host.clock import SystemClock
+from gateway.host.logs import logging_to
 from gateway.sandbox.compiling import Uncompiled
 from gateway.sandbox.grants import missing, needed
 from gateway.sandbox.hosting import Means
@@ -36,6 +42,7 @@ class Examined:
     told: PluginAccount
     size: int = 0
     problems: tuple[str, ...] = ()
+    adapter: Description | None = None  # what a channel adapter says of itself
 
     @property
     def sha256(self) -> str:
@@ -85,17 +92,37 @@ async def examine(data_dir: Path, given: Given, configured: PluginDef | None = N
             return Examined(given, PluginAccount(info(definition, None)), problems=(str(error),))
 
 
-def refusals(plugins: Sequence[PluginDef]) -> list[tuple[str, str]]:
-    """The plugins that a gateway would refuse at its start, and why. Nothing is kept."""
+def refusals(config: GatewayConfig) -> list[tuple[str, str, str]]:
+    """The plugins and channels that a gateway would refuse at its start, and why. Nothing is kept."""
 
-    async def load(folder: str) -> list[tuple[str, str]]:
+    async def load(folder: str) -> list[tuple[str, str, str]]:
         found = Plugins()
         async with opened(Path(folder)) as sandbox:
-            await found.load(sandbox, plugins)
-        return [(one.name, one.why or "") for one in found.infos if one.state == "refused"]
+            await found.load(sandbox, config.plugins)
+        why = [
+            ("plugins", one.name, one.why or "") for one in found.infos if one.state == "refused"
+        ]
+        return why + [*_closed(config.channels, found)]
 
-    with TemporaryDirectory(prefix="exogate-") as folder:
+    with (
+        TemporaryDirectory(prefix="exogate-") as folder,
+        logging_to(sys.stderr, "critical", "auto"),
+    ):
         return anyio.run(load, folder)
+
+
+def _closed(channels: Sequence[ChannelDef], found: Plugins) -> Iterator[tuple[str, str, str]]:
+    adapters = {one.plugin.name: one for one in found.adapters}
+    refused = {one.name for one in found.infos if one.state == "refused"}
+    for channel in channels:
+        adapter = adapters.get(channel.plugin)
+        try:
+            if adapter is not None:
+                require_openable(channel, adapter.description, SystemClock())
+            elif channel.plugin not in refused:
+                yield "channels", channel.name, f"plugin {channel.plugin} is no channel adapter"
+        except ChannelRefused as error:
+            yield "channels", channel.name, error.problem
 
 
 async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Examined:
@@ -103,9 +130,10 @@ async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Ex
     inspection, needs = compiled.inspection, needed(compiled.inspection)
     told = replace(info(definition, None), kind=inspection.kind, sha256=compiled.sha256)
     problems: list[str] = []
+    adapter = None
     try:  # whatever it imports: what it is not granted is another question
         loaded = await sandbox.load(replace(definition, deny_unused=True))
-        told = info(definition, loaded)
+        told, adapter = info(definition, loaded), loaded.described.adapter
         gate = ToolGate(
             sandbox.tools(loaded), schemas=SchemaChecks(), decode=from_json, clock=SystemClock()
         )
@@ -116,7 +144,7 @@ async def _examined(sandbox: Sandbox, given: Given, definition: PluginDef) -> Ex
     imports = {name: needs.get(name) for name in inspection.imports}
     touches = PluginAccount(told, inspection.guest, imports, lacking)
     size = (await to_thread.run_sync(given.file.stat)).st_size
-    return Examined(given, touches, size, (*_unlike(given, touches), *problems))
+    return Examined(given, touches, size, (*_unlike(given, touches), *problems), adapter)
 
 
 def _unlike(given: Given, found: PluginAccount) -> Iterator[str]:

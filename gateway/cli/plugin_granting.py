@@ -12,11 +12,11 @@ from typing import Any
 import anyio
 import click
 
-from gateway.cli.context import CliContext, refuse
+from gateway.cli.context import CliContext, data_dir, refuse
 from gateway.cli.known import known
 from gateway.cli.plugin_checking import Examined, examine
 from gateway.cli.plugin_files import BadPlugin, Given, given, replace_file
-from gateway.cli.plugin_place import Place, config_place, data_dir
+from gateway.cli.plugin_place import Place, config_place
 from gateway.cli.plugin_words import asked_lines, block, shown, tool_line
 from gateway.config import editing
 from gateway.config.plugins import BUNDLED

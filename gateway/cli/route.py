@@ -6,6 +6,7 @@ import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.link import linked
+from gateway.domain.terminal import one_line
 
 
 @click.group()
@@ -15,7 +16,7 @@ def route() -> None:
 
 @route.command()
 @click.option("--channel", required=True)
-@click.option("--account", default="default", show_default=True)
+@click.option("--account", help="If not said, as `exogate chat`: local; of a platform: default.")
 @click.option("--peer", default="main", show_default=True, help="A room: room:ID.")
 @click.option("--guild")
 @click.option("--team")
@@ -32,4 +33,4 @@ def explain(context: CliContext, /, **address: str | None) -> None:
     click.echo(f"{shown['agent_id']}   matched by {shown['matched_by']} ({which})")
     click.echo(f"session {shown['session_key']}")
     for one in shown["rejected"]:
-        click.echo(f"  not binding {one['index']}: {one['why']}")
+        click.echo(one_line(f"  not binding {one['index']}: {one['why']}"))

@@ -21,6 +21,7 @@ from gateway.control.rules.compiling import CORE, ROOTS, Rule, problems_of
 from gateway.control.rules.engine import load_rules, view
 from gateway.control.words import meant
 from gateway.domain.events import Event, kind_named
+from gateway.domain.terminal import one_line
 from gateway.host.clock import SystemClock
 from gateway.web.shapes import rules as told_rules
 
@@ -48,9 +49,10 @@ def list_rules(context: CliContext) -> None:
     for one in told["rules"]:
         flags = [name for name in ("core", "quarantined") if one[name]]
         flags += [] if one["enabled"] else ["disabled"]
-        click.echo("   ".join([one["id"], ", ".join(one["on"]), *flags, one["source"]]))
+        row = "   ".join([one["id"], ", ".join(one["on"]), *flags, one["source"]])
+        click.echo(one_line(row))
         if one["errors"]:
-            click.echo(f"    {one['errors']} errors; the last: {one['last_error']}")
+            click.echo(one_line(f"    {one['errors']} errors; the last: {one['last_error']}"))
     for one in told["refused"]:
         click.echo(f"refused: {one['file']}\n{one['why']}")
 

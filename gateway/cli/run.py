@@ -11,6 +11,7 @@ from gateway.cli.context import CliContext, config_or_exit
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
+from gateway.domain.terminal import one_line
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
@@ -33,7 +34,7 @@ def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     observability = config.observability
 
     def ready(running: app.Running) -> None:
-        click.echo("\n".join(banner(running)))
+        click.echo("\n".join(map(one_line, banner(running))))
         sys.stdout.flush()
 
     async def serve() -> None:

@@ -52,6 +52,8 @@ def show(context: CliContext, key: str, limit: int) -> None:
     """Show the end of a conversation."""
     with linked(context) as link:
         page = link.call("chat.history", session_key=key, limit=limit)
+        if not page["messages"]:
+            link.call("session.get", session_key=key)  # refused if there is no such session
     if context.json:
         click.echo(json.dumps(page, ensure_ascii=False))
         return
@@ -60,7 +62,8 @@ def show(context: CliContext, key: str, limit: int) -> None:
             f" [{call['function']['name']} {call['function']['arguments']}]"
             for call in one["tool_calls"] or ()
         )
-        click.echo(f"{one['created_at'][:19]}Z {one['role']:9} {one['content']}{calls}")
+        said = f"{one['content']}{calls}".replace("\n", "\n    ")  # no line of it looks like a row
+        click.echo(f"{one['created_at'][:19]}Z {one['role']:9} {said}")
 
 
 @session.command()

@@ -2,13 +2,15 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.ending import FAILED
 from gateway.cli.link import linked
+from gateway.domain.terminal import one_line
 
 
 @click.command()
@@ -20,22 +22,26 @@ def status(context: CliContext) -> None:
     if context.json:
         click.echo(json.dumps(shown))
     else:
-        click.echo(f"exogate {shown['version']}   {'ready' if shown['ready'] else 'NOT READY'}")
-        for reason in (*shown["reasons"], *shown["problems"]):
-            click.echo(f"  !          {reason}")
-        click.echo(f"  Process    {shown['pid']}, up {shown['uptime_s']:.0f} s")
-        click.echo(f"  Config     {shown['config']}")
-        click.echo(f"  Store      {shown['store']['url']}")
-        click.echo(f"  Agents     {', '.join(shown['agents'])}")
-        click.echo(f"  Plugins    {', '.join(map(_plugin, shown['plugins'])) or 'none'}")
-        click.echo(f"  Channels   {', '.join(map(_channel, shown['channels'])) or 'none'}")
-        if shown["mcp"]:
-            click.echo(f"  MCP        {', '.join(map(server, shown['mcp']))}")
-        click.echo(f"  Sessions   {shown['sessions']}")
-        click.echo(f"  Messages   {shown['running']} at work, {shown['pending']} not ended")
-        click.echo(f"  Memory     {shown['memory']['backlog']} sessions to look at for facts")
+        click.echo("\n".join(map(one_line, _lines(shown))))
     if not shown["ready"]:
         sys.exit(FAILED)
+
+
+def _lines(shown: Mapping[str, Any]) -> Iterator[str]:
+    yield f"exogate {shown['version']}   {'ready' if shown['ready'] else 'NOT READY'}"
+    for reason in (*shown["reasons"], *shown["problems"]):
+        yield f"  !          {reason}"
+    yield f"  Process    {shown['pid']}, up {shown['uptime_s']:.0f} s"
+    yield f"  Config     {shown['config']}"
+    yield f"  Store      {shown['store']['url']}"
+    yield f"  Agents     {', '.join(shown['agents'])}"
+    yield f"  Plugins    {', '.join(map(_plugin, shown['plugins'])) or 'none'}"
+    yield f"  Channels   {', '.join(map(_channel, shown['channels'])) or 'none'}"
+    if shown["mcp"]:
+        yield f"  MCP        {', '.join(map(server, shown['mcp']))}"
+    yield f"  Sessions   {shown['sessions']}"
+    yield f"  Messages   {shown['running']} at work, {shown['pending']} not ended"
+    yield f"  Memory     {shown['memory']['backlog']} sessions to look at for facts"
 
 
 def _channel(one: Mapping[str, str]) -> str:

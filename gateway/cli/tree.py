@@ -9,6 +9,7 @@ import click
 
 import gateway
 from gateway.cli.context import CliContext
+from gateway.cli.ending import failure
 from gateway.control.trees.formatting import formatted
 from gateway.control.trees.loading import load
 from gateway.control.trees.plan import TreePlan
@@ -119,7 +120,8 @@ def _script(file: Path) -> Script:
 def _refuse(context: CliContext, file: Path, error: TreeInvalid) -> NoReturn:
     if context.json:
         found = [_as_json(problem) for problem in error.problems]
-        shown = {"ok": False, "file": str(file), "problems": found, "left_out": error.left_out}
+        failed = failure("tree_invalid", f"{file} is not a valid tree")
+        shown = {**failed, "file": str(file), "problems": found, "left_out": error.left_out}
         click.echo(json.dumps(shown))
     else:
         click.echo(error)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gateway.config.environment import TOKEN, value_of
+from gateway.config.environment import TOKEN
 from gateway.config.problems import Code, Finding, KeyPath, Report, choose, quoted
 from gateway.config.schema import GatewaySection, TokenSection
 from gateway.config.secrets import SecretSource
@@ -14,6 +14,7 @@ from gateway.domain.providers import is_loopback
 from gateway.domain.secrets import Secret
 
 SCOPES = ("chat", "read", "admin", "impersonate", "metrics")
+LEAST_TOKEN = 16  # characters of the operator's, where others can reach the gateway
 RESERVED = ("local", "operator")  # principals that are not made by a token of the file
 
 
@@ -52,7 +53,7 @@ class Access:
             self._check_name(section.name, names, path)
             self._check_scopes(section.scopes, agent_ids, path)
             token = self.source.follow((*path, "token"), section.token)
-            if token is None:
+            if token is None or self._is_blank((*path, "token"), token):
                 continue
             if token in values:
                 message = f"the same token as that of {values[token]}"
@@ -62,22 +63,44 @@ class Access:
             grants.append(TokenGrant(section.name, Secret(token), tuple(section.scopes)))
         return tuple(grants)
 
-    def check_door(self, bind: str, *, has_tokens: bool) -> None:
-        if not is_loopback(bind) and not has_tokens:
+    def check_door(self, bind: str, operator: Secret | None, *, has_tokens: bool) -> None:
+        if is_loopback(bind):
+            return
+        if not has_tokens:
             message = (
                 f"{quoted(bind)} can be reached from other machines, and no token is set: "
                 "the gateway would obey anyone"
             )
             fix = f'set {TOKEN} or [gateway] token, or write bind = "127.0.0.1"'
             self.report.wrong(Code.OPEN_DOOR, ("gateway", "bind"), message, fix)
+        if operator is not None and len(operator.reveal().strip()) < LEAST_TOKEN:
+            message = (
+                f"the operator's token is shorter than {LEAST_TOKEN} characters, and {quoted(bind)} "
+                "can be reached from other machines: it could be guessed"
+            )
+            self._wrong_token(("gateway", "token"), Code.OPEN_DOOR, message)
 
     def _operator_token(self, section: GatewaySection) -> Secret | None:
         path, token = ("gateway", "token"), None
-        if value_of(self.source.environment, TOKEN):
+        if TOKEN in self.source.environment:
             token = self.source.variable(path, TOKEN)
-        elif section.token:
+        elif section.token is not None:
             token = self.source.follow(path, section.token)
-        return Secret(token) if token else None
+        return None if token is None or self._is_blank(path, token) else Secret(token)
+
+    def _is_blank(self, path: KeyPath, token: str) -> bool:
+        """Reports it: who wrote it meant a token, and without one anybody nearby is the operator."""
+        if token.strip():
+            return False
+        self._wrong_token(path, Code.MALFORMED, "the token is blank")
+        return True
+
+    def _wrong_token(self, path: KeyPath, code: Code, message: str) -> None:
+        fix = "make one: openssl rand -hex 32"
+        if path == ("gateway", "token") and TOKEN in self.source.environment:
+            self.report.findings.append(Finding(code, path, message, fix, variable=TOKEN))
+        else:
+            self.report.wrong(code, path, message, fix)
 
     def _check_name(self, name: str, names: set[str], path: KeyPath) -> None:
         if name in RESERVED:

@@ -20,7 +20,7 @@ from gateway.config.schema import (
 )
 from gateway.config.values import Surroundings
 from gateway.domain.agents import OPEN_PROJECT, AgentDef, ContextRules, Limits, ProjectDef
-from gateway.domain.bindings import Binding
+from gateway.domain.bindings import OWN_CHANNELS, Binding
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY
 from gateway.domain.prompts import PLACES, TemplateInvalid, compile_prompt
@@ -28,6 +28,7 @@ from gateway.domain.subagents import DELEGATE
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5
+Tried = tuple[object, ...]  # what tells one way to ask a model from another
 BINDING_FIELDS = ("channel", "account_id", "peer_id", "guild_id", "team_id")
 
 
@@ -77,10 +78,17 @@ class Agents:
             context=self._context(path, section.context, asked["context_window"]),
             **asked,
         )
-        return replace(agent, fallback=self._fallback(path, section, section, agent))
+        below = self._fallback(path, section, section, agent, tried=(_tried(asked),))
+        return replace(agent, fallback=below)
 
     def _fallback(
-        self, above: KeyPath, owner: AgentSection, section: ModelSection, agent: AgentDef
+        self,
+        above: KeyPath,
+        owner: AgentSection,
+        section: ModelSection,
+        agent: AgentDef,
+        *,
+        tried: tuple[Tried, ...],
     ) -> AgentDef | None:
         """The same agent with another model, which may be able to read less."""
         fallback, path = section.fallback, (*above, "fallback")
@@ -92,8 +100,24 @@ class Agents:
             return None
         asked = self._asked(path, fallback)
         context = self._context(None, owner.context, asked["context_window"])
-        below = self._fallback(path, owner, fallback, agent)
+        below = self._fallback(path, owner, fallback, agent, tried=(*tried, _tried(asked)))
+        self._check_other(path, asked, tried)
         return replace(agent, **asked, context=context, fallback=below)
+
+    def _check_other(
+        self, path: KeyPath, asked: Mapping[str, Any], tried: tuple[Tried, ...]
+    ) -> None:
+        """A fallback that asks what has just failed is none. A chain that is too long is reported
+        already."""
+        is_long = any(
+            one.code == Code.OUT_OF_RANGE and one.path[: len(path)] == path
+            for one in self.report.findings
+        )
+        if _tried(asked) in tried and asked["model"] and not is_long:
+            what = f"{asked['provider']}/{asked['model']}"
+            message = f"this fallback asks {what}, which has failed when it is needed"
+            fix = "name another provider or model, or remove it"
+            self.report.wrong(Code.NO_USE, path, message, fix, at="table")
 
     def _asked(self, path: KeyPath, section: ModelSection) -> dict[str, Any]:
         """What an agent and each of its fallbacks has of its own."""
@@ -230,6 +254,10 @@ class Agents:
         return str(found)
 
 
+def _tried(asked: Mapping[str, Any]) -> Tried:
+    return tuple(asked[name] for name in ("provider", "model", "thinking", "stream"))
+
+
 def _check_server(where: KeyPath, tool: str, servers: Sequence[str], report: Report) -> None:
     name, slash, one = tool.removeprefix(FAMILY).partition("/")
     if name not in servers:
@@ -273,9 +301,13 @@ def resolve_projects(sections: Iterable[ProjectSection], report: Report) -> tupl
 
 
 def resolve_bindings(
-    sections: Iterable[BindingSection], agent_ids: tuple[str, ...], report: Report
+    sections: Iterable[BindingSection],
+    agent_ids: tuple[str, ...],
+    channels: tuple[str, ...],
+    report: Report,
 ) -> tuple[Binding, ...]:
     bindings = []
+    first: dict[tuple[str | None, ...], int] = {}
     for index, section in enumerate(sections):
         path: KeyPath = ("bindings", index)
         if section.agent_id not in agent_ids:
@@ -287,5 +319,14 @@ def resolve_bindings(
             message = f"binding {index} says not where: it matches nothing"
             fix = f"add at least one of {', '.join(BINDING_FIELDS)}"
             report.wrong(Code.MISSING, path, message, fix, at="table")
+        if section.channel is not None and section.channel not in (*channels, *OWN_CHANNELS):
+            message = f"there is no channel {quoted(section.channel)}"
+            fix = f"{choose(section.channel, channels)}; only who may impersonate can speak as another"
+            report.note("unknown-channel", (*path, "channel"), message, fix)
+        fields = tuple(places[name] for name in BINDING_FIELDS)
+        earlier = first.setdefault(fields, index)
+        if earlier != index and any(fields):
+            message = f"it can never win: binding {earlier} asks for the same and comes first"
+            report.note("bindings.shadowed", path, message, "remove it, or make it say more")
         bindings.append(Binding(AgentId(section.agent_id), **places))
     return tuple(bindings)

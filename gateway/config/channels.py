@@ -46,23 +46,25 @@ class Channels:
                     Code.DUPLICATE, path, message, "give each channel a value of its own"
                 )
 
+    def _called_adapter(self, channel: ChannelDef) -> BundledPlugin | None:
+        """If it ships with the gateway and the channel's platform calls it."""
+        file = next((one.path for one in self.plugins if one.name == channel.plugin), None)
+        found = next((one for one in self.bundled.values() if one.file == file), None)
+        if found is None or channel.transport == "webhook":
+            return found
+        return found if channel.transport is None and found.is_called else None
+
     def _proofs(self, channel: ChannelDef) -> Iterator[tuple[str, str]]:
         """What proves who calls it, by its key in the section."""
-        file = next((one.path for one in self.plugins if one.name == channel.plugin), None)
-        adapter = next((one for one in self.bundled.values() if one.file == file), None)
-        is_called = adapter is not None and channel.transport in {
-            "webhook",
-            None if adapter.is_called else "webhook",
-        }
-        if adapter is None or not is_called:
+        adapter = self._called_adapter(channel)
+        if adapter is None:
             return
         secrets = {one.name: one.value.reveal() for one in channel.secrets}
         for key in adapter.proofs:
             kind, _, name = key.partition(".")
-            if kind == "secrets" and secrets.get(name):
-                yield key, secrets[name]
-            elif kind == "config" and isinstance(given := channel.config.get(name), str) and given:
-                yield key, given.lower()
+            given = secrets.get(name) if kind == "secrets" else channel.config.get(name)
+            if isinstance(given, str) and given:
+                yield key, given if kind == "secrets" else given.lower()
 
     def _channel(self, name: str, section: ChannelSection) -> ChannelDef:
         path: KeyPath = ("channels", name)

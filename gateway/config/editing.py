@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import stat
 import tempfile
 import tomllib
 from collections.abc import Mapping
@@ -14,10 +15,10 @@ import tomlkit
 
 from gateway.config.document import Document, parse, read_document
 from gateway.config.lists import line_end, longer, shorter
-from gateway.config.placing import Positions, Span, locate, masked
+from gateway.config.placing import Positions, Span, locate, masked, written
 from gateway.config.problems import KeyPath, choose, quoted
 from gateway.config.reading import interpreted
-from gateway.config.values import Surroundings
+from gateway.config.values import GatewayConfig, Surroundings
 from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
 
@@ -50,6 +51,99 @@ def with_plugin(text: str, plugin: Mapping[str, object]) -> str:
 def with_channel(text: str, name: str, channel: Mapping[str, object]) -> str:
     """Adds it at the end; the keys of `channel` are those of `[channels.NAME]`."""
     return _with_named(text, "channels", name, channel)
+
+
+def with_channel_keys(
+    text: str, name: str, keys: Mapping[str, str], tables: Mapping[str, Mapping[str, object]]
+) -> str:
+    """Sets `keys` of `[channels.NAME]`, and those of its tables `config` and `secrets`."""
+    for key, text_of_key in keys.items():
+        text = _Table.of_channel(text, name).with_value(key, text_of_key)
+    for table, values in tables.items():
+        for key, value in values.items():
+            found = _Table.of_channel(text, name)
+            inner = found.table.get(table)
+            if inner is None:
+                text = found.with_value(table, {key: value})
+                continue
+            below = replace(found, table=inner, path=(*found.path, table))
+            if isinstance(inner.get(key), dict) and isinstance(value, dict):  # a secret with hosts
+                inner = replace(below, table=inner[key], path=(*below.path, key))
+                text = inner.with_value("value", value["value"])
+            else:
+                text = below.with_inner_value(found, key, value)
+    return text
+
+
+def plugin_of_channel(text: str, name: str) -> str:
+    """The name of its adapter. Raises CannotEdit."""
+    return str(_Table.of_channel(text, name).table.get("plugin"))
+
+
+def bindings_of(text: str, channel: str) -> int:
+    """How many bindings only messages of this channel can match."""
+    return len(_bindings_of(_parsed(text), channel))
+
+
+def _bindings_of(document: Mapping[str, Any], channel: str) -> set[int]:
+    bindings = _tables(document, "bindings")
+    return {
+        index
+        for index, one in enumerate(bindings)
+        if isinstance(one, dict) and one.get("channel") == channel
+    }
+
+
+def without_channel(text: str, name: str) -> str:
+    """Removes `[channels.NAME]`, and the bindings that only messages from there could match."""
+    found = _Table.of_channel(text, name)
+    document = found.document
+    bindings, gone = document.get("bindings", []), _bindings_of(document, name)
+    del document["channels"][name]
+    if gone:
+        document["bindings"] = [one for i, one in enumerate(bindings) if i not in gone]
+    source = found.source
+
+    def goes(path: KeyPath) -> bool:
+        is_binding = path[:1] == ("bindings",) and len(path) > 1 and path[1] in gone
+        return path[:2] == ("channels", name) or is_binding
+
+    for span in reversed(written(source, goes)):
+        before = source[: span.start]
+        if before.endswith((b"\n\n", b"\n\r\n")):  # the empty line goes with what it set apart
+            before = before.rstrip(b"\r\n") + line_end(source)
+        source = before + source[span.end :]
+    left = tomllib.loads(source.decode().removeprefix("\ufeff"))
+    for key in ("channels", "bindings"):  # without a header of its own an empty table is none
+        if not document.get(key) and key not in left:
+            document.pop(key, None)
+    return _proved(source, document)
+
+
+def has_agents(text: str) -> bool:
+    document = _parsed(text)
+    return "agent" in document or "agents" in document
+
+
+def has_plugin(text: str, name: str) -> bool:
+    return any(one.get("name") == name for one in _parsed(text).get("plugins", []))
+
+
+def with_agent(text: str, agent: Mapping[str, object]) -> str:
+    """Adds `[agent]` at the end, or sets these keys of the one that there is."""
+    document = _parsed(text)
+    if "agent" in document:
+        for key, value in agent.items():
+            text = _Table.of_agent(text, None).with_value(key, value)
+        return text
+    if "agents" in document:
+        raise CannotEdit("the file has [[agents]] and no default agent; set its provider by hand")
+    document["agent"] = dict(agent)
+    gap = "" if not text else "\n" if text.endswith("\n") else "\n\n"
+    lines = [f"{key} = {_written(value).decode()}" for key, value in agent.items()]
+    added = "\n".join(["[agent]", *lines, ""])
+    source = text.encode()
+    return _proved(source + (gap + added).encode().replace(b"\n", line_end(source)), document)
 
 
 def with_provider(text: str, name: str, provider: Mapping[str, object]) -> str:
@@ -146,12 +240,19 @@ def current(path: Path, around: Surroundings) -> str:
     return read_document(path, around.name(path)).source.decode()
 
 
+def checked(text: str, path: Path, around: Surroundings) -> GatewayConfig:
+    """What a text comes to. Raises ConfigInvalid if the gateway could not start with it."""
+    name, source = around.name(path), text.encode()
+    status = path.stat() if path.exists() else None
+    return interpreted(Document(path, name, source, parse(source, name), status), around).config
+
+
 def save(path: Path, before: str, after: str, around: Surroundings) -> None:
     """Writes all of it or nothing. Raises ConfigInvalid if the gateway could not start with it,
     CannotEdit if the file is not what it was or cannot be written."""
     name, source = around.name(path), after.encode()
-    mode = path.stat().st_mode & 0o777 if path.exists() else OWNERS_ALONE
-    interpreted(Document(path, name, source, parse(source, name), mode), around)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else OWNERS_ALONE
+    checked(after, path, around)
     if current(path, around) != before:
         raise CannotEdit(f"{name} has changed meanwhile; try again")
     try:
@@ -180,6 +281,18 @@ class _Table:
         names = [str(table.get("name")) for table in plugins]
         message = f"the file has no [[plugins]] named {quoted(name)}"
         raise CannotEdit(f"{message}; {choose(name, names)}")
+
+    @staticmethod
+    def of_channel(text: str, name: str) -> "_Table":
+        document, source = _parsed(text), text.encode()
+        channels = document.get("channels", {})
+        table = channels.get(name) if isinstance(channels, dict) else None
+        if not isinstance(table, dict) or not all(
+            isinstance(table.get(key, {}), dict) for key in ("config", "secrets")
+        ):
+            message = f"the file has no [channels.{name}]"
+            raise CannotEdit(f"{message}; {choose(name, channels)}")
+        return _Table(source, document, table, ("channels", name), locate(source))
 
     @staticmethod
     def of_agent(text: str, id_: str | None) -> "_Table":
@@ -227,6 +340,12 @@ class _Table:
         place = self.place(key)
         return self._with_key(key, value) if place is None else self.spliced(place, _written(value))
 
+    def with_inner_value(self, above: "_Table", key: str, value: object) -> str:
+        """Also where the table is only there by dotted keys, `config.scheme = ...`, of the one above."""
+        with suppress(CannotEdit):
+            return self.with_value(key, value)
+        return above._with_pair(f"{self.path[-1]}.{_key(key)}", value)  # noqa: SLF001  # of this class
+
     def with_element(self, key: str, value: str) -> str:
         """A list of texts with one more."""
         whole = self.place(key)
@@ -238,13 +357,20 @@ class _Table:
         )
 
     def _with_key(self, key: str, value: object) -> str:
+        return self._with_pair(_key(key), value)
+
+    def _with_pair(self, key: str, value: object) -> str:
         """Behind a key that such a table usually has, else behind its header."""
         pair = key.encode() + b" = " + _written(value)
         table = self.positions.places[self.path]["table"]
-        places = (self.place(other) for other in ("path", "name", "model", "provider", "id"))
+        places = (
+            self.place(other) for other in ("path", "name", "model", "provider", "id", "plugin")
+        )
         end = next((place.end for place in places if place), table.end)
         if self.source[table.start : table.start + 1] == b"{":
-            return self.spliced(Span(end, end), b", " + pair)
+            ends = [place.end for other in self.table if (place := self.place(other))]
+            at = max(ends, default=table.start + 1)
+            return self.spliced(Span(at, at), (b", " if ends else b" ") + pair)
         start = self.source.rfind(b"\n", 0, end) + 1
         line = self.source[start:].partition(b"\n")[0].removesuffix(b"\r")
         indent = line[: len(line) - len(line.lstrip())]

@@ -9,6 +9,7 @@ from gateway.config.values import Known
 
 TOKEN = "EXOGATE_TOKEN"
 CONFIG = "EXOGATE_CONFIG"
+NO_COLOR = "NO_COLOR"  # set: the command line writes no colours
 GEMINI_KEY = "AGENT_GEMINI_API_KEY"
 MCP_SERVER = "default"  # the one that variables stand for
 MCP_URL = "AGENT_MCP_SERVER_URL"

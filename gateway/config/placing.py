@@ -2,9 +2,9 @@
 
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import tree_sitter_toml
 from tree_sitter import Language, Node, Parser
@@ -23,6 +23,7 @@ from gateway.config.problems import (
     printable,
 )
 from gateway.config.secrets import REFERENCE
+from gateway.config.values import Notice
 
 DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
 KINDS: tuple[At, ...] = ("value", "key", "table")
@@ -80,9 +81,10 @@ class Positions:
         before = self.source[:offset].decode(errors="replace").removeprefix("\ufeff")
         return before.count("\n") + 1, len(before) - before.rfind("\n")
 
-    def add_table(self, node: Node) -> None:
+    def add_table(self, node: Node) -> KeyPath:
+        """The path of the table, which is empty for what is none."""
         if not node.named_children or node.named_children[0].type not in _KEYS:
-            return
+            return ()
         opening = Span(node.start_byte, node.start_byte + 1)  # its first bracket
         path: KeyPath = ()
         parts = _parts(node.named_children[0])
@@ -96,6 +98,7 @@ class Positions:
         for child in node.named_children:
             if child.type == "pair":
                 self.add_pair(path, child)
+        return path
 
     def add_pair(self, path: KeyPath, pair: Node) -> None:
         if len(pair.named_children) < 2 or pair.named_children[0].type not in _KEYS:
@@ -136,6 +139,33 @@ def locate(source: bytes) -> Positions:
     return positions
 
 
+def written(source: bytes, gone: Callable[[KeyPath], bool]) -> list[Span]:
+    """Whole lines of the tables and pairs whose path is `gone`, in order; comments behind a table's
+    last pair belong to what follows."""
+    positions = Positions(source)
+    root = Parser(Language(tree_sitter_toml.language())).parse(source).root_node
+    found: list[Span] = []
+    for node in root.named_children:
+        path = () if node.type == "pair" else positions.add_table(node)
+        pairs = [one for one in (node, *node.named_children) if one.type == "pair"]
+        if path and gone(path):
+            found.append(Span(node.start_byte, (pairs or [node])[-1].end_byte))
+        else:
+            found += [
+                Span(one.start_byte, one.end_byte) for one in pairs if gone((*path, *_names(one)))
+            ]
+    return [_lines(source, span) for span in found]
+
+
+def _names(pair: Node) -> KeyPath:
+    return tuple(name for name, _ in _parts(pair.named_children[0]))
+
+
+def _lines(source: bytes, span: Span) -> Span:
+    start, end = source.rfind(b"\n", 0, span.start) + 1, source.find(b"\n", max(span.end - 1, 0))
+    return Span(start, len(source) if end < 0 else end + 1)
+
+
 def _parts(key: Node) -> list[tuple[str, Span]]:
     """The parts of a dotted key, each with its place."""
     found = list(_PART.finditer(key.text or b""))[:DEEPEST]
@@ -147,29 +177,59 @@ def _name(part: str) -> str:
     return next(iter(tomllib.loads(f"{part} = 0"))) if part[0] in "\"'" else part
 
 
-def placed(findings: Sequence[Finding], document: Document, *, left_out: int) -> ConfigInvalid:
+def placed(
+    findings: Sequence[Finding],
+    document: Document,
+    *,
+    left_out: int = 0,
+    notices: Sequence[Notice] = (),
+) -> ConfigInvalid:
     """In the order of the file, behind what did not come from it."""
-    positions = locate(document.source)
-    unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
-    hidden, secrets = _hiding(positions, unknown)
+    places = _Places(document, findings)
+    problems = places.problems(findings)
+    more = left_out + len(findings) - len(problems)
+    return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
 
-    def start(finding: Finding) -> int:
+
+def warned(notices: Sequence[Notice], document: Document) -> tuple[Problem, ...]:
+    """Notices with their places, in the order of the file."""
+    found = [Finding(one.code, one.place, one.message, one.fix) for one in notices]
+    return _Places(document, ()).problems(found, severity="warning")
+
+
+class _Places:
+    """Where findings stand in one file, and what of it may be shown."""
+
+    def __init__(self, document: Document, findings: Sequence[Finding]) -> None:
+        self._document, self._positions = document, locate(document.source)
+        unknown = {finding.path for finding in findings if finding.code == Code.UNKNOWN_KEY}
+        self._hidden, self._secrets = _hiding(self._positions, unknown)
+
+    def problems(
+        self, findings: Sequence[Finding], severity: Literal["error", "warning"] = "error"
+    ) -> tuple[Problem, ...]:
+        return tuple(
+            self._problem(one, severity) for one in sorted(findings, key=self._start)[:SHOWN]
+        )
+
+    def _start(self, finding: Finding) -> int:
         if finding.variable:
             return -1
-        span = positions.span(finding.path, finding.at)
-        return span.start + _into(document.source[span.start : span.end], finding.column)
+        span = self._positions.span(finding.path, finding.at)
+        source = self._document.source[span.start : span.end]
+        return span.start + _into(source, finding.column)
 
-    problems = []
-    for finding in sorted(findings, key=start)[:SHOWN]:
+    def _problem(self, finding: Finding, severity: Literal["error", "warning"]) -> Problem:
+        document, secrets = self._document, self._secrets
         line, column, text, caret = 0, 0, "", 0
         if not finding.variable and document.path:
-            line, column = positions.line_column(start(finding))
-            text, caret = fitted(*excerpt(document.source, start(finding), hidden), secrets)
+            start = self._start(finding)
+            line, column = self._positions.line_column(start)
+            text, caret = fitted(*excerpt(document.source, start, self._hidden), secrets)
         source = finding.variable or document.name or "configuration"
         key = struck(dotted(finding.path), secrets)
-        message, fix = struck(finding.message, secrets), struck(finding.fix, secrets)
-        problems.append(Problem(finding.code, source, line, column, key, message, fix, text, caret))
-    return ConfigInvalid(tuple(problems), left_out=left_out + len(findings) - len(problems))
+        said = struck(finding.message, secrets), struck(finding.fix, secrets)
+        return Problem(finding.code, source, line, column, key, *said, text, caret, severity)
 
 
 def _into(text: bytes, column: int | None) -> int:

@@ -32,13 +32,17 @@ class Code(StrEnum):
     MISSING_FILE = "CFG012"
     OPEN_DOOR = "CFG013"
     NO_KEY = "CFG014"
+    UNTRUSTED_FILE = "CFG015"
+    NOT_INSTALLED = "CFG016"
+    NO_USE = "CFG017"
+    REFUSED_AT_START = "CFG018"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A problem that does not know yet where in the file it is."""
 
-    code: Code
+    code: str
     path: KeyPath
     message: str
     fix: str
@@ -64,14 +68,14 @@ class Report:
         self.findings.append(Finding(code, path, message, fix, at))
 
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
-        self.notices.append(Notice(code, dotted(path), message, fix))
+        self.notices.append(Notice(code, dotted(path), message, fix, path))
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A problem with its place. `line` is 0 where there is no file (then `source` is a variable)."""
 
-    code: Code
+    code: str
     source: str
     line: int
     column: int
@@ -80,11 +84,12 @@ class Problem:
     fix: str
     text: str = ""  # the source line, secrets masked; empty if it may not be shown
     caret: int = 0  # where in `text` the place is
+    severity: Literal["error", "warning"] = "error"
 
     def render(self) -> str:
         place = f"{self.source}:{self.line}:{self.column}" if self.line else self.source
         subject = f" {self.key}:" if self.key else ""
-        lines = [f"{place}: error[{self.code}]{subject} {self.message}"]
+        lines = [f"{place}: {self.severity}[{self.code}]{subject} {self.message}"]
         if self.text:
             lines += [f"{self.line:>5} | {self.text}", f"{'':>5} | {' ' * self.caret}^"]
         return "\n".join([*lines, f"{'':>5} = fix: {self.fix}"])
@@ -95,9 +100,15 @@ class ConfigInvalid(GatewayError):
 
     code = "config_error"
 
-    def __init__(self, problems: tuple[Problem, ...], *, left_out: int = 0) -> None:
+    def __init__(
+        self,
+        problems: tuple[Problem, ...],
+        *,
+        left_out: int = 0,
+        warnings: tuple[Problem, ...] = (),
+    ) -> None:
         super().__init__(f"{len(problems) + left_out} errors in the configuration")
-        self.problems, self.left_out = problems, left_out
+        self.problems, self.left_out, self.warnings = problems, left_out, warnings
 
     def render(self) -> str:
         count = len(self.problems) + self.left_out

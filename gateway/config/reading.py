@@ -1,6 +1,6 @@
 """The thorough way: a document, the environment and the command line become one configuration."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,8 +45,9 @@ from gateway.config.values import (
     Surroundings,
 )
 from gateway.domain.agents import OWN_TOOLS, RESULT
+from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId
-from gateway.domain.mcp import FAMILY
+from gateway.domain.mcp import FAMILY, McpNotInstalled
 from gateway.domain.rules import RuleDef
 
 # What a variable's key has to belong to, and how that is called.
@@ -68,7 +69,8 @@ class Loaded:
 
 def read(path: Path | None, around: Surroundings) -> Loaded:
     """`path` None: no file. Raises ConfigInvalid with every problem at once."""
-    return interpreted(read_document(path, around.name(path)) if path else Document(), around)
+    document = read_document(path, around.name(path)) if path else Document()
+    return interpreted(document, around)
 
 
 def interpreted(document: Document, around: Surroundings) -> Loaded:
@@ -78,7 +80,10 @@ def interpreted(document: Document, around: Surroundings) -> Loaded:
     choice = _add_usual_agent(content, around, report)
     variables = _add_variables(content, around, choice, report)
     names = _Names(
-        _agent_ids(content), _provider_names(content, around.known), _plugin_names(content)
+        _agent_ids(content),
+        _provider_names(content, around.known),
+        _plugin_names(content),
+        _channel_names(content),
     )
     reading = _Reading(around, document, choice, names, report)
     sections, wrong, left_out = check(content)
@@ -91,7 +96,7 @@ def interpreted(document: Document, around: Surroundings) -> Loaded:
             replace(found, variable=found.variable or variables.get(found.path))
             for found in (*wrong, *(f for f in report.findings if is_news(f, wrong)))
         ]
-        raise placed(findings, document, left_out=left_out)
+        raise placed(findings, document, left_out=left_out, notices=report.notices)
     return Loaded(config, document, sections, _origins(config, variables, around.overrides))
 
 
@@ -116,6 +121,7 @@ class _Names:
     agents: tuple[str, ...]
     providers: tuple[str, ...]
     plugins: Mapping[str, bool]  # whether it is enabled
+    channels: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +142,31 @@ class _Reading:
         definitions = agents.resolve()
         subagents = resolve_subagents(sections.subagents, agents, names.agents)
         delegation = resolve_delegation(sections.delegation, sections.subagents, report)
+        self._check_trust(sections)
         given = Given(source, report)
         plugins = Plugins(around, given, folder, report).resolve(sections.plugins)
         known = (names.plugins, around.known.bundled)
         channels = Channels(given, report, plugins, *known).resolve(sections.channels)
+        self._check_mentions(sections, channels)
+        self._check_mcp(sections)
         providers = Providers(around.known, source, report, agents.used)
         providers.resolve(sections.providers)
         access = Access(around, source, folder, report)
         gateway = access.settings(sections.gateway)
         grants = access.grants(sections.tokens, names.agents, gateway.token)
-        has_tokens = bool(gateway.token or sections.gateway.token or sections.tokens)
-        access.check_door(gateway.bind, has_tokens=has_tokens)
-        bindings = resolve_bindings(sections.bindings, names.agents, report)
+        is_meant = sections.gateway.token is not None or TOKEN in around.environment
+        has_tokens = is_meant or bool(sections.tokens)
+        access.check_door(gateway.bind, gateway.token, has_tokens=has_tokens)
+        bindings = resolve_bindings(sections.bindings, names.agents, names.channels, report)
         rules, rule_folder = self._rules(sections, folder)
-        if self.document.mode & 0o044 and any(n.code == "literal-secret" for n in report.notices):
+        if self.document.can_others_read and any(
+            n.code == "literal-secret" for n in report.notices
+        ):
             message = f"others can read {self.document.name}, and it holds secrets"
             report.note("readable-file", (), message, f"chmod 600 {path}")
+        if why := self.document.why_writable():
+            message = f"{why}, and so decide what the gateway does: {self.document.name}"
+            report.note("writable-file", (), message, f"chmod go-w {path}")
         return GatewayConfig(
             gateway=gateway,
             agents=with_results(definitions, delegation),
@@ -177,6 +192,45 @@ class _Reading:
             observability=ObservabilitySettings(**dict(sections.observability)),
             notices=tuple(report.notices),
         )
+
+    def _check_mentions(self, sections: ConfigFile, channels: Sequence[ChannelDef]) -> None:
+        """A room whose adapter knows no mention stays silent until somebody answers the bot."""
+        paths = {one.name: one.path.removeprefix(BUNDLED) for one in sections.plugins}
+        for channel in channels:
+            bundled = self.around.known.bundled.get(paths.get(channel.plugin, ""))
+            key = bundled.mention_key if bundled else None
+            if key is None or channel.config.get(key) not in (None, ""):
+                continue
+            for room, rule in channel.groups.items():
+                asked = rule.require_mention
+                if channel.require_mention if asked is None else asked:
+                    message = f"rooms need a mention, and config.{key} is missing to know one"
+                    fix = f"add {key} to config of [channels.{channel.name}], or require_mention = false"
+                    where = ("channels", channel.name, "groups", room)
+                    self.report.note("no-mentions", where, message, fix)
+
+    def _check_mcp(self, sections: ConfigFile) -> None:
+        if self.around.known.has_mcp:
+            return
+        places: list[KeyPath] = [("mcp", "servers", name) for name in sections.mcp.servers]
+        if sections.mcp.serve.enabled:
+            places.append(("mcp", "serve", "enabled"))
+        for place in places:
+            error = McpNotInstalled()
+            message, _, fix = str(error).partition(": ")
+            self.report.wrong(Code.NOT_INSTALLED, place, message, fix, at="table")
+
+    def _check_trust(self, sections: ConfigFile) -> None:
+        """A file that only lies in the current folder starts no program for whoever else wrote it."""
+        programs = [name for name, one in sections.mcp.servers.items() if one.command is not None]
+        why = self.document.why_untrusted() if programs and not self.around.is_named else None
+        if why is None:
+            return
+        message = f"{self.document.name} was found, not named, and starts a program, but {why}"
+        fix = f"read it, then chown or chmod 600 it, or name it: --config {self.document.name}"
+        for name in programs:
+            where = ("mcp", "servers", name, "command")
+            self.report.wrong(Code.UNTRUSTED_FILE, where, message, fix)
 
     def _rules(
         self, sections: ConfigFile, folder: Path
@@ -313,6 +367,11 @@ def _provider_names(content: Mapping[str, Any], known: Known) -> tuple[str, ...]
     own = content.get("providers")
     names = (*known.presets, DEMO, *(own if isinstance(own, dict) else ()))
     return tuple(dict.fromkeys(names))
+
+
+def _channel_names(content: Mapping[str, Any]) -> tuple[str, ...]:
+    own = content.get("channels")
+    return tuple(own) if isinstance(own, dict) else ()
 
 
 def _plugin_names(content: Mapping[str, Any]) -> dict[str, bool]:

@@ -89,6 +89,15 @@ class GatewaySection(Section):
     trusted_proxies: list[Network] = key([], "Addresses or networks of proxies that are believed.")
     drain_s: float = key(_GATEWAY.drain_s, "Seconds that turns get to finish.", ge=0, le=3_600)
     max_connections: int = key(_GATEWAY.max_connections, "Open connections.", ge=1, le=1_000_000)
+    max_connections_per_address: int = key(
+        _GATEWAY.max_connections_per_address,
+        "Of one address, or IPv6 /64; loopback is exempt.",
+        ge=1,
+        le=1_000_000,
+    )
+    max_unauthenticated: int = key(
+        _GATEWAY.max_unauthenticated, "Without a valid token, in all.", ge=1, le=1_000_000
+    )
     max_frame_bytes: int = key(
         _GATEWAY.max_frame_bytes, "Largest WebSocket frame, in bytes.", ge=1_024, le=67_108_864
     )

@@ -121,7 +121,7 @@ def read_secret(path: Path) -> str:
     finally:
         os.close(opened)
     text = raw.strip(b"\r\n")
-    if not text or not text.isascii() or len(raw) > LARGEST:
+    if not text.strip() or not text.isascii() or len(raw) > LARGEST:
         message = f"{path} holds no secret: it is empty, too large or not plain text"
         raise _bad(message, f"write the secret into {path}")
     return text.decode()

@@ -35,6 +35,8 @@ class GatewaySettings:
     trusted_proxies: tuple[str, ...] = ()
     drain_s: float = 20.0
     max_connections: int = 12_000
+    max_connections_per_address: int = 1_000
+    max_unauthenticated: int = 256
     max_frame_bytes: int = 1_048_576
     max_body_bytes: int = 4_194_304
 
@@ -86,6 +88,7 @@ class Notice:
     path: str
     message: str
     fix: str
+    place: tuple[str | int, ...] = ()  # the same path, part by part
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +111,7 @@ class BundledPlugin:
     is_usual: bool = False
     proofs: tuple[str, ...] = ()  # secrets.NAME, config.NAME
     is_called: bool = False
+    mention_key: str | None = None  # of `config`, without which it knows no mention in a room
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Known:
     decisions: tuple[str, ...] = ("default",)
     core_rules: Path | None = None  # a file of rules that nobody can change
     rule_problems: Callable[[RuleDef], Sequence[RuleProblem]] = lambda rule: ()
+    has_mcp: bool = True  # the SDK is an extra
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,20 +155,29 @@ class Surroundings:
     cwd: Path
     known: Known
     overrides: Overrides = field(default_factory=Overrides)
+    is_named: bool = True  # the file: else it is the one that was found in the usual places
 
     def path(self, text: str, folder: Path) -> Path:
-        """As a configuration writes it: `~` is the home, anything relative starts at `folder`."""
-        if text == "~" or text.startswith("~/"):
-            return self.home / text[2:]
-        return folder / text
+        return placed_at(text, folder, home=self.home)
 
     def name(self, path: Path) -> str:
-        """A file as messages call it: as short as it is clear."""
-        if path.is_relative_to(self.cwd):
-            return str(path.relative_to(self.cwd))
-        if path.is_relative_to(self.home):
-            return f"~/{path.relative_to(self.home)}"
-        return str(path)
+        return shorter_name(path, home=self.home, cwd=self.cwd)
+
+
+def placed_at(text: str, folder: Path, *, home: Path) -> Path:
+    """As a configuration writes it: `~` is the home, anything relative starts at `folder`."""
+    if text == "~" or text.startswith("~/"):
+        return home / text[2:]
+    return folder / text
+
+
+def shorter_name(path: Path, *, home: Path, cwd: Path) -> str:
+    """A file as messages call it: as short as it is clear."""
+    if path.is_relative_to(cwd):
+        return str(path.relative_to(cwd))
+    if path.is_relative_to(home):
+        return f"~/{path.relative_to(home)}"
+    return str(path)
 
 
 @dataclass(frozen=True, slots=True)

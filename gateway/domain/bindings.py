@@ -1,6 +1,6 @@
 """Where a message comes from, and the bindings that say which agent answers it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from gateway.domain.ids import AgentId, SessionKey, encode_part
@@ -109,10 +109,17 @@ def address_in(channel: str, account: str, peer: str) -> Address:
     return Address(channel, account, raw, is_foreign=True, is_room=is_room)
 
 
+def of_person(key: SessionKey, sender: str | None) -> str:
+    """An agent and whom it talks with, for all that is kept of a person: in a room the sender, else
+    the peer. Facts, plugin stores and notes have the person in common."""
+    return str(
+        key if not sender or sender == key.peer else replace(key, peer=person_in(key, sender))
+    )
+
+
 def person_key(key: SessionKey, sender: str | None = None) -> str:
-    """Whom a conversation is with, for all that is kept of a person: in a room the sender, else the
-    peer. Facts, plugin stores and notes have it in common."""
-    return ":".join(map(encode_part, (key.channel, key.account, person_in(key, sender))))
+    """The same person, whichever agent they talk with: `channel:account:peer`."""
+    return of_person(key, sender).partition(":")[2]
 
 
 def speaker(channel: str, account: str, person: str) -> str:

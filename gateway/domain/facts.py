@@ -6,8 +6,8 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Literal, Protocol
 
-from gateway.domain.bindings import key_peer, peer_of, person_in, person_key, speaker
-from gateway.domain.ids import SessionKey, encode_part
+from gateway.domain.bindings import key_peer, of_person, peer_of, person_in, speaker
+from gateway.domain.ids import SessionKey
 
 EntityType = Literal["fact", "relationship", "attribute"]
 SUBJECT = "user"  # who speaks, in what they say of themselves
@@ -182,7 +182,7 @@ class Facts(Protocol):
 
 def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> str:
     """Facts belong to an agent and a person; `is_shared`: to all who talk to the agent."""
-    return str(key.agent) if is_shared else f"{encode_part(key.agent)}:{person_key(key, sender)}"
+    return str(key.agent) if is_shared else of_person(key, sender)
 
 
 def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
@@ -194,7 +194,7 @@ def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Wh
 
 def is_room(key: SessionKey, sender: str | None) -> bool:
     """Whether others read along: in a direct chat the peer is whoever speaks."""
-    if not sender:
+    if not sender or key.peer == sender:
         return False
     escaped = key_peer(peer_of(sender, is_foreign=True), is_room=False)
     return key.peer not in {person_in(key, sender), escaped}

@@ -243,7 +243,7 @@ class SettingsStore(Protocol):
 
 class StoreCare(Protocol):
     async def probe(self) -> None:
-        """Proves that a commit reaches the disk; raises StoreUnavailable."""
+        """Proves that something can be committed; raises StoreUnavailable."""
         ...
 
     async def sweep(self, *, before: datetime, limit: int) -> int:

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from functools import cached_property
 from unicodedata import normalize
 
@@ -96,11 +96,47 @@ class Told:
         return (source.at if source else self.said_at) or self.since
 
     @property
-    def place(self) -> tuple[datetime, bool, datetime, str]:
+    def place(self) -> tuple[datetime, bool, datetime, datetime, str]:
         """Where it belongs among others: at equal times what only ended yields to what began, and
-        what was said later wins."""
+        what was said later wins, or else what was learned later. `in_order` sees to it that no
+        two objects stand at one place: the object only keeps claims of one together."""
         has_begun = self.claim.valid_to is None or self.since < self.claim.valid_to
-        return (self.since, has_begun, self.said, self.object)
+        return (self.since, has_begun, self.said, self.learned_at, self.object)
+
+
+def in_order(claims: Sequence[Claim]) -> list[Claim]:
+    """Claims in the order in which one message, or one call, states them: what takes the place of
+    an earlier one is said a microsecond after it, so that the later statement wins."""
+    ranks: dict[tuple[object, ...], int] = {}
+    begun: dict[tuple[object, ...], str] = {}
+    ordered = []
+    for claim in claims:
+        told = Told("", claim, claim.valid_from)
+        said_in = claim.source.message_id if claim.source else claim.valid_from
+        lane = "" if claim.functional else told.object
+        key = (said_in, form(claim.subject), predicate_form(claim.predicate), lane)
+        last = begun.get(key)
+        if last is not None and (last == told.object) == told.only_ends:
+            ranks[key] = ranks.get(key, 0) + 1
+        if not told.only_ends:
+            begun[key] = told.object
+        elif last == told.object:
+            del begun[key]
+        ordered.append(_later(claim, timedelta(microseconds=ranks.get(key, 0))))
+    return ordered
+
+
+def _later(claim: Claim, by: timedelta) -> Claim:
+    """A date of its own stays."""
+    if not by:
+        return claim
+    source = claim.source and replace(claim.source, at=claim.source.at + by)
+    undated = claim.source.at if claim.source else claim.valid_from
+    since, until = (
+        one + by if one == undated else one for one in (claim.valid_from, claim.valid_to)
+    )
+    assert since is not None
+    return replace(claim, valid_from=since, valid_to=until, source=source)
 
 
 @dataclass(slots=True)

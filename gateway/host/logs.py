@@ -9,6 +9,8 @@ from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from typing import Literal, TextIO
 
+from gateway.domain.terminal import one_line, visible
+
 Format = Literal["auto", "json", "console"]
 
 MOST_WAITING = 10_000
@@ -53,7 +55,7 @@ class JsonLines(logging.Formatter):
         shown = {**_facts(record), **_bound(record)}
         if record.exc_info:
             shown["exception"] = self.formatException(record.exc_info)
-        return json.dumps(shown, default=str, ensure_ascii=False)
+        return visible(json.dumps(shown, default=str, ensure_ascii=False))
 
 
 class Console(logging.Formatter):
@@ -62,11 +64,12 @@ class Console(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         facts = _facts(record)
         bound = " ".join(f"{name}={value!r}" for name, value in _bound(record).items())
-        line = (
+        line = one_line(
             f"{facts['at'][11:19]} {record.levelname.lower():7} {facts['event']} {bound}".rstrip()
         )
-        if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+        if record.exc_info:  # set in, so that no message in it looks like another line
+            line += "\n" + visible(self.formatException(record.exc_info))
+            line = line.replace("\n", "\n    ")
         return line
 
 

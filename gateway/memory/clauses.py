@@ -117,14 +117,17 @@ _STARTER = (
     r"(?:i|i['’](?:m|ve|d|ll)|im|my|our|we|call me|it['’]?s|it is|that['’]?s|actually|not|no|oh|wait|sorry"
     r"|can|could|would|will|shall|should|do|does|did|is|are|was|what|where|who|how|why|when|which"
     r"|please|tell|he|she|they|you|ich|mein|meine|(?-i:[A-Z])[\w-]{1,30}['’]s"
-    r"|live|work|moved|love|like|hate|used|was born)\b"
+    r"|lived?|worked|work|moved|love|like|hate|used|was born)\b"
 )
+_AND = r"(?:and|but|so|because|also|then|und|aber)"
+_WHEN = r"(?:(?:now|nowadays|currently|today|then|later|before|before that|previously|formerly|earlier|once|jetzt)\s+){0,2}"
 _BETWEEN = re.compile(
-    rf"(?:\s*(?:[,:–—，]|\s-)\s*(?:(?:and|but|so|because|also|then|und|aber)\s+)?"
-    rf"|\s+(?:and|but|so|because|also|then|und|aber)\s+)(?={_STARTER}|[我])",
+    rf"(?:\s*(?:[,:–—，]|\s-)\s*(?:{_AND}\s+)?|\s+{_AND}\s+){_WHEN}(?={_STARTER}|[我])",
     re.IGNORECASE,
 )
-_BARE_VERB = re.compile(r"(?:live|work|moved|love|like|hate|used to|was born)\b", re.IGNORECASE)
+_BARE_VERB = re.compile(
+    r"(?:lived?|worked|work|moved|love|like|hate|used to|was born)\b", re.IGNORECASE
+)
 _ASKS = re.compile(
     r"\s*(?:(?:and|so|but|then|now|please|hey|hi|hello),?\s+){0,3}"
     r"(?:who|what|where|when|why|how|which|whose|do|does|did|is|are|was|were|can|could|should|shall"
@@ -220,7 +223,8 @@ _LEAD = re.compile(
     r"|btw|by the way|anyway|fyi|now|then|please|just|note(?: that)?|ps|update"
     r"|(?:please )?remember(?: that| this)?|don['’]?t forget(?: that)?|you should know(?: that)?"
     r"|just so you know|for (?:the record|context|your information)|to be honest|honestly"
-    r"|in fact|actually|because|since|thanks|thank you|guess what|good news|bad news)"
+    r"|in fact|before that|before|previously|formerly|earlier|once|currently|nowadays"
+    r"|actually|because|since|thanks|thank you|guess what|good news|bad news)"
     r"[,:!]?\s+){1,4}(?!it['’]?s\b|it is\b|that['’]?s\b|(?:his|her|its) name\b)",
     re.IGNORECASE,
 )

@@ -3,8 +3,10 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 
+NOW = ("today", "now")
+LAST_MOMENT = time.max.replace(tzinfo=UTC)  # of a day
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _NUMBERS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
@@ -62,6 +64,22 @@ def parse(text: object, said_at: datetime) -> datetime | None:
         return None
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     return at if at <= said_at else None
+
+
+def end_of(day: str) -> datetime | None:
+    """Its last moment, in UTC; None if the text is no day in ISO form."""
+    try:
+        at = datetime.strptime(day.strip(), "%Y-%m-%d")  # noqa: DTZ007  # the time comes now
+    except ValueError:
+        return None
+    return datetime.combine(at, LAST_MOMENT)
+
+
+def as_asked(at: datetime | str, now: datetime) -> datetime:
+    """The moment at which something is asked for: of a day its end, of the day that it is now, now."""
+    if isinstance(at, str) or (at.timetz() == LAST_MOMENT and at.date() == now.date()):
+        return now
+    return at
 
 
 def _day(year: int, month: int = 1, day: int = 1) -> datetime:

@@ -7,6 +7,7 @@ become is not for the model to say: so nothing that stands in a message reaches 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, get_args
 
 from gateway.domain.agents import AgentDef
@@ -103,7 +104,17 @@ def claims_of(
     if not isinstance(facts, list):
         return None
     claims = dict.fromkeys(_claims(facts, key, said))
-    return tuple(claims)[:MOST_CLAIMS]
+    texts = {str(one.message_id): (number, one.text) for number, one in enumerate(said)}
+    return tuple(sorted(claims, key=partial(_stated_at, texts)))[:MOST_CLAIMS]
+
+
+def _stated_at(texts: Mapping[str, tuple[int, str]], claim: Claim) -> tuple[int, int]:
+    """Which message says it and where: a model lists facts in any order."""
+    assert claim.source is not None
+    number, text = texts[claim.source.message_id]
+    quote = claim.source.quote
+    within = quote.lower().rfind(claim.object.lower())
+    return number, text.index(quote) + max(0, within)
 
 
 def _unfenced(reply: str) -> str:

@@ -12,6 +12,7 @@ from gateway.domain.facts import Claim, Facts, Whose, scope_of, whose
 from gateway.domain.hearing import Hearing
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Clock, Decode, Encode, Ids, Model
+from gateway.domain.settling import in_order
 
 LATELY = timedelta(days=400)
 _SINCE = re.compile(r"\bsince\b|\bseit\b", re.IGNORECASE)
@@ -45,7 +46,7 @@ class Keeping:
         scope = scope_of(key, person, is_shared=self._is_shared(key))
         if not claims:
             return
-        claims = [one for claim in claims for one in _affirmed(claim)]
+        claims = [one for claim in in_order(claims) for one in _affirmed(claim)]
         ids = [f"f_{self.ids.new()}" for _ in claims]
         try:
             await self.facts.add(scope, claims, ids=ids, now=self.clock.now())

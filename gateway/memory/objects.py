@@ -22,7 +22,8 @@ _NAME_OVER = re.compile(
 )
 _PLACE_OVER = re.compile(
     r"\s(?:(?:and|or|with|for|as|after|before|by|that|together|alone|to|at|from|until|till)\s"
-    r"|on\s\d|a (?:few|couple)\s|the (?:spring|summer|autumn|fall|winter)\b|next\s).*$",
+    r"|on\s\d|a (?:few|couple)\s|the (?:spring|summer|autumn|fall|winter)\b|next\s).*$"
+    r"|\s(?:before|previously|formerly|earlier|originally|back then|in the past)$",
     re.IGNORECASE,
 )
 _NONE = re.compile(

@@ -85,7 +85,7 @@ FORMS: tuple[Form, ...] = (
     _form("name", rf"(?:(?:you (?:can|may) )?call me|{_AM}called|i go by)\s{_REST}", keeps="name"),
     _form(
         "location",
-        rf"i (?:no longer live|don['’]?t live|used to live|lived) in {_REST}",
+        rf"i (?:no longer live|don['’]?t live|used to live|lived|was living) in {_REST}",
         _END,
         "place",
     ),
@@ -103,7 +103,7 @@ FORMS: tuple[Form, ...] = (
     _form("hometown", rf"(?:i come from|{_AM}(?:originally )?from) {_REST}", keeps="place"),
     _form(
         "employer",
-        rf"i (?:no longer work|don['’]?t work|used to work|stopped working|worked) (?:at|for) {_REST}",
+        rf"i (?:no longer work|don['’]?t work|used to work|stopped working|worked|was working) (?:at|for) {_REST}",
         _END,
         "place",
     ),

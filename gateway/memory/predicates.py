@@ -42,6 +42,11 @@ def predicate_of(words: str) -> str:
     return _SAME.get(name, name)
 
 
+def kept_under(predicate: str) -> str:
+    """What somebody calls it on purpose, in the word that extraction uses; whole, whatever it is."""
+    return (predicate_of(predicate) if len(predicate) <= LONGEST else "") or predicate
+
+
 def is_functional(predicate: str, *, otherwise: bool = False) -> bool:
     """`otherwise`: what holds for a predicate that nobody here knows."""
     if _FUNCTIONAL.fullmatch(predicate):

@@ -25,8 +25,10 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, ToolScope
 from gateway.domain.recall import Recalled, RecallKind
-from gateway.domain.settling import ClaimRefused
+from gateway.domain.settling import ClaimRefused, by_time
+from gateway.memory import dates
 from gateway.memory.neighbours import MOST_HOPS, neighbours
+from gateway.memory.predicates import is_functional, kept_under
 
 MOST_FOUND = 10
 MOST_FACTS = 50
@@ -138,6 +140,7 @@ class MemoryTool:
             raise ToolFailed(f"It is not kept: {error}.") from error
 
     async def _remember(self, asked: _Asked) -> object:
+        predicate = kept_under(asked.text("predicate"))
         source, quote = asked.run.asked, str(asked.arguments.get("quote") or "")
         now = self.clock.now()
         if source is not None:
@@ -147,9 +150,9 @@ class MemoryTool:
             )
         claim = Claim(
             subject=asked.text("subject", SUBJECT),
-            predicate=asked.text("predicate"),
+            predicate=predicate,
             object=asked.text("object"),
-            functional=bool(asked.arguments.get("functional")),
+            functional=is_functional(predicate, otherwise=bool(asked.arguments.get("functional"))),
             valid_from=_since(asked, now) or (source.at if source else now),
             session_key=asked.key,
             source=source,
@@ -178,17 +181,17 @@ class MemoryTool:
             with_history=True,
             limit=MOST_FACTS,
         )
-        return {"facts": [told(fact) for fact in await self.facts.select(query)]}
+        return {"facts": [told(fact) for fact in await select(self.facts, query)]}
 
     async def _as_of(self, asked: _Asked) -> object:
-        known_at = asked.arguments.get("known_at")
+        known_at, now = asked.arguments.get("known_at"), self.clock.now()
         query = FactQuery(
             asked.whose,
-            at=_date(asked.text("at")),
-            known_at=_date(str(known_at)) if known_at else None,
+            at=_moment(asked.text("at"), now),
+            known_at=_moment(str(known_at), now) if known_at else None,
             limit=MOST_FACTS,
         )
-        return {"facts": [told(fact) for fact in await self.facts.select(query)]}
+        return {"facts": [told(fact) for fact in await select(self.facts, query)]}
 
     async def _why(self, asked: _Asked) -> object:
         origin = await self.facts.origin(asked.text("fact_id"))
@@ -234,7 +237,19 @@ class MemoryTool:
             with_history=True,
             limit=MOST_FACTS,
         )
-        return await self.facts.select(query)
+        return await select(self.facts, query)
+
+
+async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
+    """Under the name that facts are kept under now; what was kept under the given name before names
+    were made one is found as well."""
+    given = query.predicate
+    found = [*await facts.select(query)]
+    if given is not None and (name := kept_under(given)) != given:
+        known = {one.id for one in found}
+        more = await facts.select(replace(query, predicate=name))
+        found += [one for one in more if one.id not in known]
+    return sorted(found, key=by_time)[: query.limit]
 
 
 def told(fact: Fact) -> dict[str, object]:
@@ -264,6 +279,12 @@ def _since(asked: _Asked, now: datetime) -> datetime | None:
     if since and since > now + timedelta(days=1):
         raise ToolFailed("That is still to come. Keep it as a plan, with its date in the object.")
     return since
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    """Of a day its end."""
+    is_now = text.strip().lower() in dates.NOW
+    return now if is_now else dates.as_asked(dates.end_of(text) or _date(text), now)
 
 
 def _date(text: str) -> datetime:

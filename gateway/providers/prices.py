@@ -8,8 +8,10 @@ from decimal import Decimal
 from gateway.domain.budgets import NANO, Pricing
 from gateway.domain.providers import ProviderDef
 from gateway.domain.usage import Usage
+from gateway.providers.presets import PRESETS
 
 _MOST_UNKNOWN = 1000
+LISTED = frozenset({"anthropic", "openai", "gemini", "openrouter"})  # presets with a public table
 
 
 class PriceTable:
@@ -65,3 +67,18 @@ def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> 
             counts, model, provider_api_url=url, genai_request_timestamp=at
         ).total_price
     return None
+
+
+def is_listed(definition: ProviderDef, model: str) -> bool | None:
+    """Whether the public table of a preset knows the model; None where there is no such table."""
+    preset = PRESETS.get(definition.name)
+    is_own = preset is None or definition.base_url.rstrip("/") != preset.base_url
+    if is_own or definition.name not in LISTED:
+        return None
+    from genai_prices import Usage as Counts  # noqa: PLC0415  # slow to import
+    from genai_prices import calc_price  # noqa: PLC0415  # slow to import
+
+    with suppress(LookupError):
+        calc_price(Counts(input_tokens=1), model, provider_id=definition.name)
+        return True
+    return model in definition.prices

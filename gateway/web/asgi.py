@@ -4,22 +4,30 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+import anyio
 from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gateway.domain.channels import Webhooks
 from gateway.domain.errors import GatewayError
 from gateway.domain.ports import Clock
 from gateway.web.guards import BodyLimit, Doorway, SecurityHeaders
-from gateway.web.health import Ready, alive, readiness
-from gateway.web.identity import Identities, Principal
+from gateway.web.health import Readiness, Ready, alive
+from gateway.web.identity import Identities, Principal, may
 from gateway.web.openai_shapes import Failed
-from gateway.web.refusals import InvalidParams, MethodNotAllowed, NotHere, Unauthorized
+from gateway.web.refusals import (
+    InvalidParams,
+    MethodNotAllowed,
+    NotHere,
+    TooManyFailures,
+    Unauthorized,
+    delay_of,
+)
 from gateway.web.responses import INTERNAL, error_response, failure_of
 from gateway.web.rpc import Method, Registry, validate
 from gateway.web.settings import WebSettings
@@ -38,8 +46,8 @@ Raised = Callable[[Request, Exception], Awaitable[Response]]
 class WebApp:
     """ASGI for HTTP; `sockets` decides on WebSockets, which never become ASGI events.
 
-    Host and Origin are checked for everything; everything but `/healthz` needs a credential, also
-    what does not exist. Webhooks prove in their own way who they are.
+    Host and Origin are checked for everything; everything but `/healthz` and `/readyz` needs a
+    credential, also what does not exist. Webhooks prove in their own way who they are.
     """
 
     def __init__(
@@ -79,10 +87,10 @@ class WebApp:
                 await self._routes(scope, receive, send)
                 return
         except GatewayError as error:
-            response = _told(scope["path"], error)
+            response = await _refusal_at_the_door(scope["path"], error)
         await response(scope, receive, send)
 
-    def _enter(self, scope: Scope) -> Response | None:
+    def _enter(self, scope: Scope) -> ASGIApp | None:
         """What is answered without any route; None once the visitor may go on to them."""
         visitor = self._reception.visitor(scope["headers"], scope["client"], scope["server"])
         self._doorway.check(visitor)
@@ -91,13 +99,24 @@ class WebApp:
             _require(method, READ_METHODS)
             return alive()
         identity = self._identities.of_visitor(visitor, sends_any=path.startswith(OPENAI))
-        if identity is None:
-            raise Unauthorized
         if path == "/readyz":
             _require(method, READ_METHODS)
-            return readiness(self._ready)
+            may_know = identity is not None and may(identity.principal, "read")
+            return Readiness(self._ready, tells_why=may_know)
+        if identity is None:
+            raise Unauthorized
         scope["state"]["principal"] = identity.principal
         return None
+
+
+async def _refusal_at_the_door(path: str, error: GatewayError) -> Response:
+    """Whoever guesses tokens hears of it late, or has to connect anew for the next one."""
+    response = _told(path, error)
+    if delay_s := delay_of(error):
+        await anyio.sleep(delay_s)
+    elif isinstance(error, TooManyFailures):
+        response.headers["connection"] = "close"
+    return response
 
 
 def _require(method: str, known: Sequence[str]) -> None:

@@ -14,6 +14,9 @@ from gateway.web.settings import WebSettings
 from gateway.web.timers import Timer
 
 LAGGING = 4408
+TOO_MANY = 4429
+ROOM = "room"  # why a socket is not read
+SLOWEST = 10_000  # bytes a second that a reader may take before it answers a ping
 
 
 class Wire(asyncio.Protocol):
@@ -21,11 +24,14 @@ class Wire(asyncio.Protocol):
 
     __slots__ = (
         "_discarded",
+        "_holds",
         "_in",
         "_linger",
         "_lobby",
         "_out",
+        "_pongs",
         "_pulse",
+        "_roomy",
         "_settings",
         "_transport",
     )
@@ -36,22 +42,38 @@ class Wire(asyncio.Protocol):
         self._transport, self._settings, self._lobby = transport, settings, lobby
         loop = asyncio.get_running_loop()
         self._in = Incoming(self, settings, max_frame)
+        self._holds: set[str] = set()
+        self._roomy = asyncio.Event()
         lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
-        self._out = Outgoing(transport, settings, loop, lag)
+        self._out = Outgoing(transport, settings, lobby.backlog, lag, self._room_changed)
         self._pulse = Pulse(self, self._in, self._out, settings.ping_interval_s)
         self._linger = Timer(loop, transport.abort)
         self._discarded = 0
+        self._pongs = 0  # bytes, while the transport took nothing
 
     # what the owner of the socket may do
 
     def listen(self, listener: Listener) -> None:
         self._in.listener = listener
-        self._lobby.enter(self)
 
-    def send(self, payload: bytes) -> None:
-        """Sends a text message, never waits, and drops it once the socket is closing."""
+    def trust(self) -> None:
+        """The peer has said who it is."""
+        self._lobby.know(self)
+
+    def send(self, payload: bytes, *, if_room: bool = False) -> bool:
+        """Sends a text message, never waits, and drops it once the socket is closing. False: it was not
+        sent, for the reader is behind and it was for `if_room`."""
+        return self._in.is_over or self._out.send(text_frame(payload), if_room=if_room)
+
+    def push(self, payload: bytes) -> None:
+        """As `send`, but a reader that leaves too much of it unread is cut off."""
         if not self._in.is_over:
-            self._out.send(text_frame(payload))
+            self._out.push(text_frame(payload))
+
+    async def room(self) -> None:
+        """Returns once there is room, or the socket is closing."""
+        while not self._in.is_over and not self._out.has_room:
+            await self._roomy.wait()
 
     def close(self, code: int, reason: str = "") -> None:
         """Says goodbye; the peer has `close_linger_s` to say it too."""
@@ -65,15 +87,19 @@ class Wire(asyncio.Protocol):
         """Another limit from the next message on."""
         self._in.parser.max_message_size = max_frame
 
-    def hold(self) -> None:
-        """Reads no more until `go_on`."""
-        if not self._in.is_held and not self._in.is_over:
+    def hold(self, why: str) -> None:
+        """Reads no more until `go_on` for each reason."""
+        if self._in.is_over:
+            return
+        self._holds.add(why)
+        if not self._in.is_held:
             self._in.is_held = True
             if not self._transport.is_closing():
                 self._transport.pause_reading()
 
-    def go_on(self) -> None:
-        if not self._in.is_held:
+    def go_on(self, why: str) -> None:
+        self._holds.discard(why)
+        if not self._in.is_held or self._holds:
             return
         self._in.is_held = False
         self._in.read()
@@ -85,6 +111,13 @@ class Wire(asyncio.Protocol):
     def shutdown(self) -> None:
         """The gateway restarts."""
         self.close(CloseCode.SERVICE_RESTART, self._lobby.farewell())
+
+    @property
+    def is_known(self) -> bool:
+        return False  # whoever is known is no stranger any more: `trust`
+
+    def make_room(self) -> None:
+        self.close(TOO_MANY, "too many connections without a token: authenticate at once")
 
     def cut(self) -> None:
         self._transport.abort()
@@ -100,7 +133,15 @@ class Wire(asyncio.Protocol):
                 return
         self._in.read(data)
         if answers := self._in.parser.data_to_send():
-            self._out.send(b"".join(answers))
+            self._answer_pings(b"".join(answers))
+
+    def _answer_pings(self, pongs: bytes) -> None:
+        """Nobody needs many of them; whoever asks for many and reads none has to go."""
+        self._pongs = self._pongs + len(pongs) if self._out.is_full else 0
+        if self._pongs > self._settings.send_queue_bytes // 4:
+            self.close(LAGGING, "you read too slowly")
+        else:
+            self._out.send(pongs)
 
     def pause_writing(self) -> None:
         self._out.fill()
@@ -112,6 +153,17 @@ class Wire(asyncio.Protocol):
         self._part()
         self._linger.stop()
         self._lobby.leave(self)
+
+    def _room_changed(self) -> None:
+        """A peer that reads slowly is asked for nothing more until it has read."""
+        if not self._out.has_room:
+            self._roomy = asyncio.Event()
+            self.hold(ROOM)
+            return
+        self._roomy.set()
+        self.go_on(ROOM)
+        if self._in.listener is not None:
+            self._in.listener.roomy()
 
     # how it ends
 
@@ -130,20 +182,24 @@ class Wire(asyncio.Protocol):
         self._pulse.stop()
         self._out.end(b"".join(self._in.parser.data_to_send()))
         self._linger.start(self._settings.close_linger_s)
-        self.go_on()
+        self._roomy.set()
+        self._holds.clear()
+        self.go_on(ROOM)
         if self._in.listener is not None:
             self._in.listener.ended()
 
 
 class Pulse:
-    """A peer from which nothing came for a whole interval is pinged, and then given up."""
+    """A peer from which nothing came for a whole interval is pinged, and then given up: not before it
+    could have read what is before the ping. Whoever is not heard, or not sent to, is not judged."""
 
-    __slots__ = ("_in", "_interval_s", "_out", "_pinged", "_timer", "_wire", "heard")
+    __slots__ = ("_in", "_interval_s", "_out", "_read", "_silent", "_timer", "_wire", "heard")
 
     def __init__(self, wire: Wire, incoming: Incoming, out: Outgoing, interval_s: float) -> None:
         self._wire, self._in, self._out = wire, incoming, out
         self._interval_s = interval_s
-        self._pinged = False
+        self._silent = 0  # intervals
+        self._read = 0  # bytes that had been written when the peer was heard last
         self.heard = True
         self._timer = Timer(asyncio.get_running_loop(), self._look)
         self._timer.start(interval_s)
@@ -152,12 +208,16 @@ class Pulse:
         self._timer.stop()
 
     def _look(self) -> None:
-        if self._pinged and not self.heard:
-            self._wire.close(CloseCode.INTERNAL_ERROR, "no sign of life")
-            return
-        self._pinged = not self.heard
-        if self._pinged:
+        if self.heard or self._in.is_held or self._out.is_full:
+            self._silent, self._read = 0, self._out.written
+        else:
+            self._silent += 1
+        if self._silent == 1:
             self._in.parser.send_ping(b"exogate")
             self._out.send(b"".join(self._in.parser.data_to_send()))
+        unread_s = (self._out.written - self._read) / SLOWEST
+        if self._silent > 1 and (self._silent - 1) * self._interval_s > unread_s:
+            self._wire.close(CloseCode.INTERNAL_ERROR, "no sign of life")
+            return
         self.heard = False
         self._timer.start(self._interval_s)

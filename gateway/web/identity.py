@@ -1,20 +1,21 @@
 """Who is asking, and what may they: bearer tokens, the local operator, scopes, failed attempts."""
 
 import hmac
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
-from ipaddress import IPv6Address, ip_network
 from typing import TypeVar
 
 from gateway.domain.accounts import Audit
 from gateway.domain.audit import Deed, Recurrences
 from gateway.domain.bindings import OWN_CHANNELS
+from gateway.domain.errors import GatewayError
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock
 from gateway.web.refusals import TooManyFailures, Unauthorized
 from gateway.web.settings import WebSettings
-from gateway.web.visitors import IpAddress, Visitor
+from gateway.web.visitors import IpAddress, Visitor, place_of
 
 SCOPES = frozenset({"chat", "read", "admin", "impersonate", "metrics"})
 CHAT = ("chat",)
@@ -75,7 +76,8 @@ class Identity:
 
 
 class FailedAttempts:
-    """Counts wrong tokens per address, and shuts out the address that guesses; no other."""
+    """Counts wrong tokens per address. An address that guesses hears late that it was wrong, so that
+    it cannot guess fast; only few answers are late at a time, so that they hold no seats."""
 
     def __init__(
         self,
@@ -85,33 +87,39 @@ class FailedAttempts:
         max_peers: int = 10_000,
         audit: Audit | None = None,
     ) -> None:
-        self._limit, self._window_s = settings.auth_failures, settings.auth_window_s
-        self._lockout_s, self._max_peers = settings.auth_lockout_s, max_peers
+        self._settings, self._max_peers = settings, max_peers
         self._clock, self._audit = clock, audit
         self._recurrences = Recurrences()
         self._failed: dict[str, tuple[int, float]] = {}  # count, start of its window
-        self._shut: dict[str, float] = {}  # until
+        self._slowed: dict[str, float] = {}  # until
+        self._late: deque[tuple[float, str]] = deque()  # when which answers are told, in order
 
-    def refuse_if_shut(self, address: IpAddress | None) -> None:
-        """Raises TooManyFailures."""
-        if not self._shut:
-            return
-        peer = _peer(address)
-        left = self._shut.get(peer, 0.0) - self._clock.monotonic()
-        if left > 0:
-            raise TooManyFailures(left)
-        self._shut.pop(peer, None)
-
-    def count(self, address: IpAddress | None) -> None:
-        self._note(_peer(address))
-        peer, now = _peer(address), self._clock.monotonic()
+    def refusal(self, address: IpAddress | None) -> GatewayError:
+        """What to tell whoever brought a wrong token: Unauthorized, or TooManyFailures."""
+        settings, now, peer = self._settings, self._clock.monotonic(), place_of(address)
+        self._note(peer)
+        if self._slowed.get(peer, now) > now:
+            _keep(self._slowed, peer, now + settings.auth_slowed_s, self._max_peers)
+            return TooManyFailures(settings.auth_slowed_s, self._delay(peer, now))
+        self._slowed.pop(peer, None)
         times, since = self._failed.pop(peer, (0, now))
-        if now - since > self._window_s:
+        if now - since > settings.auth_window_s:
             times, since = 0, now
-        if times + 1 >= self._limit:
-            _keep(self._shut, peer, now + self._lockout_s, self._max_peers)
+        if times + 1 >= settings.auth_failures:
+            _keep(self._slowed, peer, now + settings.auth_slowed_s, self._max_peers)
         else:
             _keep(self._failed, peer, (times + 1, since), self._max_peers)
+        return Unauthorized()
+
+    def _delay(self, peer: str, now: float) -> float:
+        late, settings = self._late, self._settings
+        while late and late[0][0] <= now:
+            late.popleft()
+        of_peer = sum(other == peer for _, other in late)
+        if len(late) >= settings.auth_delayed or of_peer >= settings.auth_delayed_per_address:
+            return 0.0
+        late.append((now + settings.auth_delay_s, peer))
+        return settings.auth_delay_s
 
     def _note(self, peer: str) -> None:
         at = self._clock.now()
@@ -121,16 +129,10 @@ class FailedAttempts:
 
 
 def _keep(kept: dict[str, T], peer: str, value: T, limit: int) -> None:
+    kept.pop(peer, None)
     kept[peer] = value
     if len(kept) > limit:
         del kept[next(iter(kept))]  # the oldest: memory is bounded whatever comes
-
-
-def _peer(address: IpAddress | None) -> str:
-    """One visitor holds a whole /64 of IPv6."""
-    if isinstance(address, IPv6Address):
-        return str(ip_network((address, 64), strict=False))
-    return str(address)
 
 
 class Identities:
@@ -179,17 +181,14 @@ class Identities:
         return self.of_token(token, visitor)
 
     def of_token(self, token: str, visitor: Visitor) -> Identity:
-        """Our own command line is known even at an address where somebody guessed.
+        """A valid token is let in, also from an address where somebody guesses.
 
         Raises Unauthorized, TooManyFailures.
         """
         proof = _proof(token)
         found = self._principal(proof)
-        if found is not LOCAL:  # no token of `[[tokens]]` can have that name
-            self._attempts.refuse_if_shut(visitor.client)
         if found is None:
-            self._attempts.count(visitor.client)
-            raise Unauthorized
+            raise self._attempts.refusal(visitor.client)
         return Identity(found, proof)
 
     def holds(self, identity: Identity) -> bool:

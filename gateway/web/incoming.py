@@ -29,6 +29,10 @@ class Listener(Protocol):
         """A whole text message, not yet decoded."""
         ...
 
+    def roomy(self) -> None:
+        """A reader that was behind has read."""
+        ...
+
     def ended(self) -> None:
         """Once; nothing can be sent any more."""
         ...

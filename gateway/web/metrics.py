@@ -18,7 +18,6 @@ from gateway.domain.mcp import Foreign
 from gateway.domain.outbox import DeadLetters
 from gateway.sessions.front import Front
 from gateway.web.asgi import principal_of
-from gateway.web.health import Ready
 from gateway.web.identity import may
 from gateway.web.published.operations import Answer, Described, Operation
 from gateway.web.refusals import Forbidden
@@ -45,7 +44,7 @@ class Metrics:
     spending: Spending
     refusals: Mapping[str, int]  # by scope
     budgets: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]  # rows as in budget.status
-    ready: Ready
+    ready: Callable[[], Sequence[str]]  # as it was found last
     version: str
     channels: "ChannelFigures"
     mcp: Foreign

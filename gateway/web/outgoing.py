@@ -1,10 +1,11 @@
-"""What goes out by one WebSocket: whoever sends never waits, and a reader that lags is cut off."""
+"""What goes out by one WebSocket: whoever sends never waits, and a peer that does not read is cut off."""
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
 
 from gateway.web.settings import WebSettings
+from gateway.web.timers import StallTimer
 
 MOST_GATHERED = 65_536
 
@@ -19,62 +20,95 @@ def text_frame(payload: bytes) -> bytes:
     return b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload)
 
 
+class Backlog:
+    """Bytes that wait for their readers, of all connections."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+
 class Outgoing:
-    """Frames wait here only while the transport is full. Too many, too large or for too long:
-    `lagging` is called, once, and never from inside `send`: a producer may be in the middle of its
-    listeners."""
+    """Frames wait here only while the transport is full. With many waiting there is no room: its owner
+    is told and should ask for no more, until it is told again. `lagging` is called for a peer that
+    takes nothing for too long, or of which too much waits that cannot be had later; never from inside
+    `push`: a producer may be in the middle of its listeners."""
 
     __slots__ = (
+        "_backlog",
         "_batch",
         "_batched_bytes",
-        "_deadline",
-        "_full",
         "_given_up",
         "_lagging",
         "_loop",
         "_queue",
         "_queued_bytes",
+        "_room_changed",
         "_settings",
+        "_stall",
         "_transport",
+        "has_room",
+        "is_full",
+        "written",
     )
 
     def __init__(
         self,
         transport: asyncio.Transport,
         settings: WebSettings,
-        loop: asyncio.AbstractEventLoop,
+        backlog: Backlog,
         lagging: Callable[[], None],
+        room_changed: Callable[[], None],
     ) -> None:
-        self._transport, self._settings, self._loop = transport, settings, loop
-        self._lagging = lagging
+        self._transport, self._settings, self._backlog = transport, settings, backlog
+        self._lagging, self._room_changed = lagging, room_changed
+        self._loop = asyncio.get_running_loop()
+        self._stall = StallTimer(self._loop, transport, settings.write_deadline_s, self._give_up)
         self._batch: list[bytes] = []
         self._batched_bytes = 0
-        self._queue: deque[bytes] | None = None
+        self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._full = self._given_up = False
-        self._deadline: asyncio.TimerHandle | None = None
+        self._given_up = False
+        self.is_full = False  # the transport
+        self.has_room = True
+        self.written = 0  # bytes given to the transport
 
-    def send(self, frame: bytes) -> None:
-        if not self._full:
+    def send(self, frame: bytes, *, if_room: bool = False) -> bool:
+        """An answer: whoever asks for more is not read while there is no room. Or, `if_room`, what can
+        be had later; False: it was not sent."""
+        if not self.is_full:
             self._gather(frame)
-            return
-        if self._given_up:
-            return
-        if self._queue is None:
-            self._queue = deque()
+        elif not self._given_up:
+            if if_room and not self.has_room:
+                return False
+            self._wait(frame)
+        return True
+
+    def push(self, frame: bytes) -> None:
+        """What cannot be had later: it waits for the reader, within a bound."""
+        if not self.is_full:
+            self._gather(frame)
+        elif not self._given_up:
+            self._wait(frame)
+            limits, everywhere = self._settings, self._backlog.bytes
+            crowded = not self.has_room and everywhere > limits.push_queues_bytes
+            if crowded or self._queued_bytes > limits.push_queue_bytes:
+                self._give_up()
+
+    def _wait(self, frame: bytes) -> None:
         self._queue.append(frame)
         self._queued_bytes += len(frame)
-        limits = self._settings
-        if (
-            self._queued_bytes > limits.send_queue_bytes
-            or len(self._queue) > limits.send_queue_frames
-        ):
-            self._give_up()
+        self._backlog.bytes += len(frame)
+        if self.has_room and self._queued_bytes > self._settings.send_queue_bytes:
+            self.has_room = False
+            self._room_changed()
 
     def _give_up(self) -> None:
-        self._given_up = True
-        self._stop_deadline()
-        self._loop.call_soon(self._lagging)
+        if not self._given_up:
+            self._given_up = True
+            self._stall.stop()
+            self._loop.call_soon(self._lagging)
 
     def _gather(self, frame: bytes) -> None:
         """What is sent in one round of the loop costs one system call."""
@@ -89,39 +123,43 @@ class Outgoing:
         if self._batch:
             gathered = b"".join(self._batch)
             self._batch.clear()
+            self.written += self._batched_bytes
             self._batched_bytes = 0
             if not self._transport.is_closing():
                 self._transport.write(gathered)
 
     def fill(self) -> None:
         """The transport takes no more for now. What it holds itself may have come as one frame."""
-        self._full = True
+        self.is_full = True
         if self._given_up:
             return
-        if self._transport.get_write_buffer_size() > self._settings.send_queue_bytes:
+        if self._transport.get_write_buffer_size() > self._settings.push_queue_bytes:
             self._give_up()
-        elif self._deadline is None:
-            self._deadline = self._loop.call_later(self._settings.write_deadline_s, self._lagging)
+        else:
+            self._stall.start()
 
     def drain(self) -> None:
         """The transport takes more: it is given just as much, so that each stretch has a deadline."""
-        self._full = False
-        self._stop_deadline()
+        self.is_full = False
+        self._stall.stop()
         self._flush()
-        while self._queue and not self._full:
+        while self._queue and not self.is_full:
             frame = self._queue.popleft()
             self._queued_bytes -= len(frame)
+            self._backlog.bytes -= len(frame)
+            self.written += len(frame)
             self._transport.write(frame)
+        if not self.has_room and self._queued_bytes <= self._settings.send_queue_bytes // 2:
+            self.has_room = True
+            self._room_changed()
 
     def end(self, last: bytes) -> None:
         """Forgets what waits here and sends one last thing after what the transport holds."""
-        self._stop_deadline()
+        self._stall.stop()
         self._flush()
-        self._queue, self._queued_bytes = None, 0
+        self._backlog.bytes -= self._queued_bytes
+        self._queue.clear()
+        self._queued_bytes = 0
+        self.has_room = self._given_up = True
         if last and not self._transport.is_closing():
             self._transport.write(last)
-
-    def _stop_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None

@@ -13,9 +13,17 @@ from gateway.web.frames import Wire
 from gateway.web.handshake import Door, Handshake, accept
 from gateway.web.lobby import Lobby
 from gateway.web.parsing import LimitedHttp
-from gateway.web.refusals import Full, HeadTooLarge, InvalidRequest, TooSlow
+from gateway.web.refusals import (
+    Full,
+    HeadTooLarge,
+    InvalidRequest,
+    TooManyOfAddress,
+    TooSlow,
+    delay_of,
+)
 from gateway.web.settings import WebSettings
-from gateway.web.timers import Timer
+from gateway.web.timers import StallTimer, Timer
+from gateway.web.visitors import parse_address
 
 _LINGER_S = 1.0  # how long a refused peer may take to read why
 
@@ -31,17 +39,24 @@ class GuardedHttp(LimitedHttp):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own narrowing
         super().connection_made(transport)
         self.patience = Timer(self.loop, self._lose_patience)
-        self._stall = Timer(self.loop, transport.abort)  # an answer that nobody takes
+        self._stall = StallTimer(  # an answer that nobody takes
+            self.loop, transport, self.settings.write_deadline_s, transport.abort
+        )
         self._linger = Timer(self.loop, transport.abort)
-        if self._lobby.is_overrun:
+        self._late = Timer(self.loop, self._refuse_late)
+        peer = parse_address(str(self.client[0])) if self.client else None
+        self._proxy = peer if self._lobby.reception.is_trusted(peer) else None
+        has_seat = self._lobby.settle(self, None if self._proxy else peer)
+        if self._lobby.is_overrun or self._lobby.is_besieged(self):
             transport.abort()
-        elif self._lobby.is_full:
-            self._refuse(Full())
+        elif self._lobby.is_full or not has_seat:
+            self._refuse(Full() if has_seat else TooManyOfAddress())
         else:
             self.patience.start(self.settings.header_timeout_s)
+            self._lobby.doubt(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        for timer in (self.patience, self._stall, self._linger):
+        for timer in (self.patience, self._stall, self._linger, self._late):
             timer.stop()
         super().connection_lost(exc)
         self._lobby.leave(self)
@@ -57,12 +72,39 @@ class GuardedHttp(LimitedHttp):
                 self._upgrade(data[int(upgrade.args[0]) :])
                 return
         except httptools.HttpParserError as error:
-            self._refuse(self.refusal or InvalidRequest(f"not HTTP: {str(error)[:100]}"))
+            self._refuse(self.reason(error))
         self._watch()
+
+    def on_headers_complete(self) -> None:
+        if self._proxy is not None:  # the seat is that of whom it names
+            address = self._lobby.reception.client(self.headers, self._proxy)
+            if not self._lobby.settle(self, address):
+                self._stop(TooManyOfAddress())
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._lobby.know(self)  # until it is answered
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.pipeline and not self.is_known:
+            self._lobby.doubt(self)
+
+    @property
+    def is_known(self) -> bool:
+        """By its latest request: whoever was let in with it has a principal."""
+        return self.scope is not None and "principal" in self.scope["state"]
+
+    def make_room(self) -> None:
+        if self.cycle is None or self.in_head or self.in_body:
+            self._refuse(Full())
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall.start(self.settings.write_deadline_s)
+        self._stall.start()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -111,6 +153,10 @@ class GuardedHttp(LimitedHttp):
         else:
             cycle.keep_alive = False  # a later request of a pipeline: the earlier is answered
 
+    def _refuse_late(self) -> None:
+        assert self.refusal is not None
+        self._refuse(self.refusal)
+
     def _say_goodbye(self, answer: bytes) -> None:
         """And waits a moment: a peer that is cut off while it sends would never see the answer."""
         self.transport.write(answer)
@@ -132,13 +178,18 @@ class GuardedHttp(LimitedHttp):
                 Handshake(target, self.headers, self.client, self.server, answer)
             )
         except GatewayError as error:
-            self._refuse(error)
+            self.refusal = error
+            if delay_s := delay_of(error):
+                self._is_refused = True
+                self._late.start(delay_s)
+            else:
+                self._refuse(error)
             return
         self.patience.stop()
         self._stall.stop()
         self.parser = None  # type: ignore[assignment]  # it holds us, and we are done
         wire = Wire(self.transport, self.settings, self._lobby, entrance.max_frame)
-        self.connections.discard(self)
+        self._lobby.change(self, wire)
         self.transport.write(answer)
         self.transport.set_protocol(wire)
         entrance.start(wire)

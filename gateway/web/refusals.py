@@ -15,12 +15,21 @@ class Unauthorized(GatewayError):
 
 
 class TooManyFailures(GatewayError):
+    """A wrong token of an address that guesses. It is told `delay_s` late."""
+
     code = "too_many_failures"
     retryable = True
 
-    def __init__(self, retry_after_s: float) -> None:
-        super().__init__("too many failed attempts from your address; try again later")
-        self.retry_after_s = retry_after_s
+    def __init__(self, retry_after_s: float, delay_s: float = 0.0) -> None:
+        super().__init__(
+            "too many wrong tokens from your address: check your token, and try again later"
+        )
+        self.retry_after_s, self.delay_s = retry_after_s, delay_s
+
+
+def delay_of(error: GatewayError) -> float:
+    """How late it is told, in seconds."""
+    return error.delay_s if isinstance(error, TooManyFailures) else 0.0
 
 
 class Forbidden(GatewayError):
@@ -54,6 +63,13 @@ class InvalidRequest(GatewayError):
 
 class InvalidJson(InvalidRequest):
     code = "invalid_json"
+
+
+class VersionNotSupported(GatewayError):
+    code = "http_version_not_supported"
+
+    def __init__(self) -> None:
+        super().__init__("this gateway speaks HTTP/1.1 and HTTP/1.0")
 
 
 class NotUpgradable(InvalidRequest):
@@ -126,6 +142,15 @@ class Full(Busy):
 
     def __init__(self) -> None:
         super().__init__("too many connections", retry_after_s=5.0)
+
+
+class TooManyOfAddress(GatewayError):
+    code = "too_many_connections"
+    retryable = True
+
+    def __init__(self) -> None:
+        super().__init__("too many connections from your address")
+        self.retry_after_s = 5.0
 
 
 class NotHere(GatewayError):

@@ -36,9 +36,11 @@ from gateway.web.refusals import (
     NotHere,
     TargetTooLong,
     TooManyFailures,
+    TooManyOfAddress,
     TooSlow,
     Unauthorized,
     UnknownMethod,
+    VersionNotSupported,
 )
 
 
@@ -60,9 +62,11 @@ FAILURES: Mapping[type[GatewayError], Failure] = {
     Unauthorized: Failure(401, -32001, "unauthorized"),
     Forbidden: Failure(403, -32002, "forbidden"),
     TooManyFailures: Failure(429, -32001, "rate_limited"),
+    TooManyOfAddress: Failure(429, -32005, "rate_limited"),
     InvalidJson: Failure(400, -32700, "invalid_request"),
     InvalidRequest: Failure(400, -32600, "invalid_request"),
     UnknownMethod: Failure(404, -32601, "unknown_method"),
+    VersionNotSupported: Failure(505, -32600, "invalid_request"),
     MethodNotAllowed: Failure(405, -32600, "invalid_request"),
     InvalidParams: Failure(422, -32602, "invalid_params"),
     ClaimRefused: Failure(422, -32602, "invalid_params"),

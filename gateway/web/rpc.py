@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from math import isfinite
@@ -50,12 +50,25 @@ Frame = Item | tuple[Item, ...]
 
 
 class Peer(Protocol):
-    """The connection a call came by. Nothing here waits."""
+    """The connection a call came by. Nothing here waits but `room`."""
 
     @property
     def is_open(self) -> bool: ...
 
     def notify(self, method: str, params_json: bytes) -> None: ...
+
+    def offer(self, method: str, params_json: bytes) -> bool:
+        """Notifies of what can be had later. False: not now, the reader is behind."""
+        ...
+
+    async def room(self) -> None:
+        """Returns once the reader has caught up, or the connection has ended."""
+        ...
+
+    def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None:
+        """Runs it once there is room, one after another; in the place of what has the same name. None:
+        there is nothing left to do under that name."""
+        ...
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Runs it once when the connection ends; what it gives back takes it off the list again."""

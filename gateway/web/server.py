@@ -39,7 +39,7 @@ class WebServer:
 
     def __init__(self, app: WebApp, settings: WebSettings) -> None:
         self._app, self._settings = app, settings
-        self._lobby = Lobby(settings.max_connections)
+        self._lobby = Lobby(settings)
         self._config = _config(app, settings)
         self._listeners: list[asyncio.Server] = []
         self._stop = anyio.Event()

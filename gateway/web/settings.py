@@ -27,6 +27,9 @@ class WebSettings:
     trusted_proxies: tuple[str, ...] = ()  # addresses or networks
 
     max_connections: int = 12_000  # of the whole gateway
+    max_connections_per_address: int = 1_000  # or IPv6 /64; loopback is exempt
+    max_unauthenticated: int = 256  # of the whole gateway
+    unauthenticated_grace_s: float = 1.0  # a connection counts as one of them then
     max_frame_bytes: int = 1_048_576  # a frame, and a message of several
     max_body_bytes: int = 4_194_304
     max_target_bytes: int = 8_192
@@ -41,8 +44,9 @@ class WebSettings:
     max_fragments: int = 1_024
     ping_interval_s: float = 20.0
     write_deadline_s: float = 10.0
-    send_queue_bytes: int = 1_048_576
-    send_queue_frames: int = 1_000
+    send_queue_bytes: int = 1_048_576  # beyond it nothing more is asked for; and the largest answer
+    push_queue_bytes: int = 8_388_608  # of events that cannot be had later
+    push_queues_bytes: int = 268_435_456  # of all connections; then those without room are closed
     close_linger_s: float = 10.0
     max_calls: int = 64  # answered side by side for one connection; then it is read no further
     max_calls_total: int = 8_192  # of the whole gateway; then calls are refused as busy
@@ -51,7 +55,12 @@ class WebSettings:
 
     auth_failures: int = 10
     auth_window_s: float = 60.0
-    auth_lockout_s: float = 300.0
+    auth_slowed_s: float = (
+        300.0  # an address that guesses is answered late; a valid token is let in
+    )
+    auth_delay_s: float = 1.0
+    auth_delayed_per_address: int = 4  # wait at the same time; beyond it the answer comes at once
+    auth_delayed: int = 64
 
     def __post_init__(self) -> None:
         names = [token.name for token in self.tokens]

@@ -1,6 +1,7 @@
 """The `/ws` endpoint: who may talk, one JSON-RPC message a frame, calls side by side, pushes."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,7 +10,7 @@ from pydantic import BaseModel
 
 from gateway.domain.errors import Busy, GatewayError
 from gateway.web import rpc
-from gateway.web.frames import LAGGING, Wire
+from gateway.web.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.guards import Doorway
 from gateway.web.handshake import Handshake
 from gateway.web.identity import Identities, Identity, Principal
@@ -19,15 +20,19 @@ from gateway.web.refusals import (
     NotHere,
     TooManyFailures,
     Unauthorized,
+    delay_of,
 )
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import Reception, Visitor
 from gateway.web.workers import Workers
 
+log = logging.getLogger(__name__)
+
 PATH = "/ws"
 UNAUTHORIZED = 4401
-TOO_MANY = 4429
 NOT_UTF8 = 1007
+BUSY_S = 0.1  # until a worker is asked for again
+CALLS, GUESS = "calls", "guess"  # why a socket is not read
 What = TypeVar("What")
 
 
@@ -91,6 +96,7 @@ class Connection:
         "_calls",
         "_deadline",
         "_identity",
+        "_late",
         "_seat",
         "_sockets",
         "_visitor",
@@ -102,11 +108,14 @@ class Connection:
     ) -> None:
         self._sockets, self._wire, self._visitor = sockets, wire, visitor
         self._identity = identity
-        self._seat = Seat(wire, identity.principal) if identity else None
+        self._seat = Seat(wire, identity.principal, sockets.workers) if identity else None
         self._calls = Calls(wire, sockets)
         self._deadline: asyncio.TimerHandle | None = None
+        self._late: asyncio.TimerHandle | None = None  # until a refusal is told
         sockets.connections.add(self)
-        if identity is None:
+        if identity is not None:
+            wire.trust()
+        else:
             self._deadline = asyncio.get_running_loop().call_later(
                 sockets.settings.pre_auth_timeout_s, wire.close, LAGGING, "authenticate first"
             )
@@ -118,6 +127,8 @@ class Connection:
     # what the wire says
 
     def message(self, data: bytes) -> None:
+        if self._late is not None:
+            return
         try:
             text = data.decode()
         except UnicodeDecodeError:
@@ -132,9 +143,15 @@ class Connection:
         else:
             self._calls.begin(frame, self._seat)
 
+    def roomy(self) -> None:
+        if self._seat is not None:
+            self._seat.roomy()
+
     def ended(self) -> None:
         self._sockets.connections.discard(self)
         self._stop_deadline()
+        if self._late is not None:
+            self._late.cancel()
         if self._seat is not None:
             self._seat.leave()
 
@@ -148,16 +165,29 @@ class Connection:
                 raise Unauthorized
             identity = self._identify(frame)
         except GatewayError as error:
-            self._wire.send(rpc.encode_error(id_, error))
-            shut_out = isinstance(error, TooManyFailures)
-            self._wire.close(TOO_MANY if shut_out else UNAUTHORIZED, "authenticate first")
+            self._refuse(rpc.encode_error(id_, error), error)
             return
         self._stop_deadline()
+        self._wire.trust()
         self._wire.allow(self._sockets.settings.max_frame_bytes)
         seat = self._sit_down(identity)
         if not frame.is_notification:
             call = rpc.Call(seat.principal, seat, frame.method)
             self._wire.send(rpc.encode_result(id_, introduce(call, None)))
+
+    def _refuse(self, answer: bytes, error: GatewayError) -> None:
+        """Whoever guesses tokens hears of it late."""
+        code = TOO_MANY if isinstance(error, TooManyFailures) else UNAUTHORIZED
+
+        def refuse() -> None:
+            self._wire.send(answer)
+            self._wire.close(code, "authenticate first")
+
+        if not (delay_s := delay_of(error)):
+            refuse()
+            return
+        self._wire.hold(GUESS)
+        self._late = asyncio.get_running_loop().call_later(delay_s, refuse)
 
     def _sit_down(self, identity: Identity) -> "Seat":
         self._identity = identity
@@ -165,7 +195,7 @@ class Connection:
             if self._seat.principal == identity.principal:
                 return self._seat
             self._seat.leave()
-        self._seat = Seat(self._wire, identity.principal)
+        self._seat = Seat(self._wire, identity.principal, self._sockets.workers)
         return self._seat
 
     def _identify(self, request: rpc.Request) -> Identity:
@@ -199,16 +229,58 @@ class Seat:
     """One principal on one socket: nothing that was meant for it is heard when the socket has ended
     or has become another's. What methods and listeners use of it never waits."""
 
-    __slots__ = ("_callbacks", "_wire", "is_open", "principal")
+    __slots__ = (
+        "_behind",
+        "_callbacks",
+        "_is_catching_up",
+        "_wire",
+        "_workers",
+        "is_open",
+        "principal",
+    )
 
-    def __init__(self, wire: Wire, principal: Principal) -> None:
-        self._wire, self.principal = wire, principal
+    def __init__(self, wire: Wire, principal: Principal, workers: Workers) -> None:
+        self._wire, self.principal, self._workers = wire, principal, workers
         self._callbacks: dict[int, Callable[[], None]] = {}
+        self._behind: dict[str, Callable[[], Awaitable[None]]] = {}
+        self._is_catching_up = False
         self.is_open = True
 
     def notify(self, method: str, params_json: bytes) -> None:
         if self.is_open:
-            self._wire.send(rpc.encode_notification(method, params_json))
+            self._wire.push(rpc.encode_notification(method, params_json))
+
+    def offer(self, method: str, params_json: bytes) -> bool:
+        if not self.is_open:
+            return True
+        return self._wire.send(rpc.encode_notification(method, params_json), if_room=True)
+
+    async def room(self) -> None:
+        await self._wire.room()
+
+    def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None:
+        self._behind.pop(name, None)
+        if work is not None and self.is_open:
+            self._behind[name] = work
+
+    def roomy(self) -> None:
+        """One worker does all that waits for room, so that many of them starve no other socket."""
+        if not self._behind or self._is_catching_up or not self.is_open:
+            return
+        self._is_catching_up = self._workers.take(self._catch_up)
+        if not self._is_catching_up:
+            asyncio.get_running_loop().call_later(BUSY_S, self.roomy)
+
+    async def _catch_up(self) -> None:
+        try:
+            while self._behind and self.is_open:
+                await self._wire.room()
+                await self._behind.pop(next(iter(self._behind)))()
+        except GatewayError as error:
+            log.warning("a reader that lagged cannot be caught up", extra={"why": str(error)})
+            self._wire.close(LAGGING, "you read too slowly; resume from the last seq")
+        finally:
+            self._is_catching_up = False
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         """Runs it at the end, at once if that has been; gives back how to take it off again."""
@@ -225,6 +297,7 @@ class Seat:
 
     def leave(self) -> None:
         self.is_open = False
+        self._behind.clear()
         callbacks, self._callbacks = self._callbacks, {}
         rpc.run_all(callbacks.values())
 
@@ -280,7 +353,7 @@ class Calls:
         self._in_flight += 1
         self._unstarted += 1
         if self._in_flight >= self._sockets.settings.max_calls:
-            self._wire.hold()
+            self._wire.hold(CALLS)
         return True
 
     async def _answer(self, prepared: rpc.Prepared, seat: Seat) -> None:
@@ -334,7 +407,7 @@ class Calls:
     def _finish(self) -> None:
         self._in_flight -= 1
         if self._in_flight < self._sockets.settings.max_calls:
-            self._wire.go_on()
+            self._wire.go_on(CALLS)
 
 
 _BUSY = Busy("too many calls at work in the gateway; nothing was begun")

@@ -21,6 +21,8 @@ port = 7311
 data_dir = "{folder}/data"
 token = "operator-token-0123456789"
 max_connections = 77
+max_connections_per_address = 11
+max_unauthenticated = 7
 
 [[tokens]]
 name = "alice"
@@ -59,6 +61,7 @@ def test_the_front_door_is_given_what_the_configuration_says(tmp_path: Path) -> 
     settings = web_settings(config, "key")
 
     assert (settings.bind, settings.port, settings.max_connections) == ("127.0.0.2", 7311, 77)
+    assert (settings.max_connections_per_address, settings.max_unauthenticated) == (11, 7)
     assert settings.operator_secret == "operator-token-0123456789"
     assert [(one.name, one.scopes) for one in settings.tokens] == [
         ("alice", frozenset({"chat", "agent:main"}))

@@ -93,9 +93,7 @@ async def test_what_would_steer_the_terminal_is_shown_as_what_it_is(
             first = await to_thread.run_sync(alone, "chat", "-m", "hi")
             typed = await to_thread.run_sync(lambda: alone("chat", typed="hi again\n/quit\n"))
 
-    assert first.out == "wiped\N{REPLACEMENT CHARACTER}[2J\N{REPLACEMENT CHARACTER}2J" + (
-        "\N{REPLACEMENT CHARACTER} and\tkept\nwhole\n"
-    )
+    assert first.out == "wiped\\x1b[2J\\u009b2J\\x07 and\tkept\nwhole\n"
     assert "\x1b" not in typed.out
     assert "kept\nwhole" in typed.out
 

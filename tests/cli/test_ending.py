@@ -1,6 +1,7 @@
 """How a command ends: one exit code and one sentence for each kind of trouble."""
 
 import errno
+import json
 
 import click
 import pytest
@@ -57,3 +58,11 @@ def test_a_result_that_finds_no_room_is_a_sentence() -> None:
 def test_a_defect_is_not_hidden() -> None:
     with pytest.raises(ExceptionGroup), ending_well(debug=False):
         raise ExceptionGroup("tasks", [ZeroDivisionError()])
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError("by nothing"), PermissionError("by nothing")])
+def test_a_defect_is_json_too(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(type(error)), ending_well(debug=False, as_json=True):
+        raise error
+
+    assert json.loads(capsys.readouterr().out)["error"]["type"] == "internal_error"

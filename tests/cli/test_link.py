@@ -1,6 +1,48 @@
 """The command line finds the running gateway, and says what is wrong when it cannot."""
 
+from pathlib import Path
+
+import pytest
+
 from tests.cli.conftest import Shell
+
+VERBS = ("status", "session list", "budget status", "channel list", "audit tail", "pair list")
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        '[gateway]\ndata_dir = "{data}"\ntoken = "${{env:NOT_HERE}}"\n',
+        '[gateway]\ndata_dir = "{data}"\nprot = 3\n[nonsense]\n[[bindings]]\nagent_id = 3\n',
+        '[gateway]\ndata_dir = "{data}"\n[providers.x]\napi_key = "${{file:/nowhere}}"\n',
+        "[agent\n[gateway]\n  port = \n  data_dir = '{data}' # here\n[agent]\nid = \"x",
+        'gateway.data_dir = "{data}"\n= broken',
+        '[ "gateway" ]\n"data_dir" = "{data}"\n\xff',
+    ],
+)
+def test_verbs_need_the_data_directory_and_nothing_else_of_the_configuration(
+    shell: Shell, tmp_path: Path, broken: str
+) -> None:
+    data = shell.config.parent / "data"
+    file = tmp_path / "broken.toml"
+    file.write_bytes(broken.format(data=data).encode("latin-1"))
+    invalid = Shell(file)
+
+    assert invalid("config", "validate").code == 78
+    assert [invalid(*verb.split()).code for verb in VERBS] == [0] * len(VERBS)
+    assert invalid("chat", "-m", "hi", "--peer", "broken").code == 0
+
+
+def test_a_data_directory_that_is_named_needs_no_configuration_at_all(
+    shell: Shell, tmp_path: Path
+) -> None:
+    nowhere = Shell(tmp_path / "nowhere.toml")
+
+    named = nowhere("--data-dir", str(shell.config.parent / "data"), "status")
+    missing = nowhere("status")
+
+    assert named.code == 0
+    assert (missing.code, "nowhere.toml" in missing.err) == (78, True)
 
 
 def test_without_its_key_it_is_not_allowed_in(shell: Shell) -> None:

@@ -66,6 +66,51 @@ def test_whoever_is_not_named_is_the_one_at_the_command_line(shell: Shell) -> No
     assert "Wanda" not in shell("memory", "search", "fish", "--person", PERSON).out
 
 
+def test_without_a_name_it_is_said_whose_memory_is_shown_and_which_others_there_are(
+    shell: Shell,
+) -> None:
+    told(shell, "My cat is called Mia.", "thanks")
+    for number in range(7):
+        assert shell("chat", "-m", "hi", "--peer", f"crowd{number}").code == 0
+    verbs = [
+        ("search", "Mia"),
+        ("history", "user"),
+        ("as-of", "today"),
+        ("neighbours", "Mia"),
+        ("export",),
+    ]
+
+    said = [shell("memory", *verb) for verb in verbs]
+    listed = shell("--json", "memory", "history", "user")
+    named = shell("memory", "search", "Mia", "--kind", "fact", "--person", PERSON)
+    fact_id = named.out.split()[2]
+    why, counted = shell("memory", "why", fact_id), shell("memory", "forget", fact_id)
+
+    for one in (*said, listed):
+        assert one.code == 0
+        assert "the memory of demo:websocket:local:main" in one.err
+        assert one.err.count("demo:websocket:local:crowd") == 5
+        assert "exogate session list" in one.err
+        assert "crowd" not in one.out
+    assert isinstance(listed.json["facts"], list)
+    assert (named.err, "Mia" in named.out) == ("", True)
+    assert f"in the memory of {PERSON}" in why.out
+    assert f"in the memory of {PERSON}" in counted.err
+
+
+def test_what_was_learned_today_is_so_today(shell: Shell) -> None:
+    told(shell, "My bird is called Pip.", "thanks")
+    learned = shell("--json", "memory", "search", "Pip", "--kind", "fact", "--person", PERSON)
+    day = learned.json["results"][0]["fact"]["learned_at"][:10]
+
+    for when in ("today", "now", day):
+        assert "Pip" in shell("memory", "as-of", when, "--person", PERSON).out
+        known = shell("memory", "as-of", when, "--known-at", when, "--person", PERSON)
+        assert "Pip" in known.out
+    assert "Pip" not in shell("memory", "as-of", "2020-01-01", "--person", PERSON).out
+    assert shell("memory", "as-of", "someday", "--person", PERSON).code == 1
+
+
 def test_what_makes_no_sense_is_wrong_usage(shell: Shell) -> None:
     assert shell("memory", "forget").code == 2
     assert shell("memory", "forget", "f_1", "--session", PERSON).code == 2

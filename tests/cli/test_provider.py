@@ -102,3 +102,32 @@ def test_a_provider_without_a_usual_model_needs_to_be_told_one(alone: Shell, is_
 
     assert ran.code == 1
     assert ("--model" in ran.err) is not is_told
+
+
+@pytest.mark.parametrize("own", ["", '[agent]\nid = "own"\nprovider = "demo"\ntools = ["time"]\n'])
+def test_another_provider_takes_no_tools_and_no_budgets_and_says_so(alone: Shell, own: str) -> None:
+    plugin = '[[plugins]]\nname = "time"\npath = "bundled:time"\n' if own else ""
+    alone.config.write_text(f"{own}{plugin}[budgets]\nmonthly = 7\n", encoding="utf-8")
+    keys = ("agent.tools", "agent.id", "budgets.daily.tokens", "budgets.monthly.tokens")
+    before = [alone("config", "get", key).out for key in keys]
+
+    words = ("provider", "add", "openai", "--key", "${env:KEY}", "--use", "--yes")
+    ran = alone(*words, env={"KEY": "sk-1234567890"})
+
+    after = [alone("config", "get", key, env={"KEY": "k"}).out for key in keys]
+    assert ran.code == 0, ran.err
+    assert after == before
+    assert "instead of demo/demo" in ran.out
+    assert f"keeps these tools: {'time' if own else 'echo, calc, time, notes, memory'}" in ran.out
+    assert "budgets stay as they are" in ran.out
+    assert '+provider = "openai"' in ran.out
+
+
+def test_a_provider_that_no_agent_asks_says_how_it_is_used(alone: Shell) -> None:
+    ran = alone("provider", "add", "ollama", "--yes")
+    wrong = alone("provider", "add", "mine", "--model", "m", "--yes")
+    unknown = alone("provider", "add", "openrouter", "--use", "--model", "m", "--yes")
+
+    assert "--use" in ran.out
+    assert "only the tools and budgets" in ran.out
+    assert (wrong.code, unknown.code) == (2, 78)

@@ -11,3 +11,10 @@ def test_a_route_is_explained_with_its_losers(shell: Shell) -> None:
     assert "demo   matched by default" in other.out
     assert "session demo:slack:default:a%3Ab" in other.out
     assert "not binding 0: channel is 'slack'" in other.out
+
+
+def test_a_route_has_the_account_that_chat_speaks_as(shell: Shell) -> None:
+    said = shell("--json", "chat", "-m", "hi", "--peer", "route").json["session_key"]
+    told = shell("--json", "route", "explain", "--channel", "websocket", "--peer", "route").json
+
+    assert told["session_key"] == said == "demo:websocket:local:route"

@@ -25,10 +25,78 @@ def test_loopback_needs_none(arena: Arena, bind: str) -> None:
 
 @pytest.mark.parametrize("text", ["token = '${env:PHONE}'", TOKEN, ""])
 def test_any_token_opens_the_door(arena: Arena, text: str) -> None:
-    environment = {"PHONE": "secret-of-phone"} if text else {"EXOGATE_TOKEN": "other"}
+    environment = (
+        {"PHONE": "secret-of-the-phone"} if text else {"EXOGATE_TOKEN": "another-long-one"}
+    )
     arena = replace(arena, environment=environment)
 
     assert arena.load(f"[gateway]\nbind = '0.0.0.0'\n{text}").gateway.bind == "0.0.0.0"
+
+
+BLANKS = ["", " ", "   "]
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0"])
+@pytest.mark.parametrize("blank", BLANKS)
+def test_a_blank_token_is_a_problem_wherever_it_comes_from(
+    arena: Arena, blank: str, bind: str
+) -> None:
+    head = f"[gateway]\nbind = '{bind}'\n"
+    of_file = arena.problems(f"{head}token = '{blank}'")
+    of_environment = replace(arena, environment={"EXOGATE_TOKEN": blank}).problems(head)
+    of_reference = replace(arena, environment={"PHONE": blank}).problems(f"{head}{TOKEN}")
+    of_list = arena.problems(f"{head}[[tokens]]\nname = 'phone'\ntoken = '{blank}'")
+
+    assert "gateway.token" in [problem.key for problem in of_file]
+    assert [problem.source for problem in of_environment] == ["EXOGATE_TOKEN"]
+    assert [problem.key for problem in of_reference] == ["tokens.0.token"]
+    assert "tokens.0.token" in [problem.key for problem in of_list]
+
+
+@pytest.mark.parametrize("blank", [*BLANKS, "\n", " \n", "\t\r\n"])
+def test_a_blank_secret_file_is_a_problem(arena: Arena, blank: str) -> None:
+    arena.secret("door", blank)
+
+    (problem,) = arena.problems("[gateway]\ntoken = '${file:door}'")
+
+    assert problem.key == "gateway.token"
+
+
+@pytest.mark.parametrize(
+    ("bind", "length", "codes"),
+    [
+        ("0.0.0.0", 15, ["CFG013"]),
+        ("::", 15, ["CFG013"]),
+        ("192.168.1.5", 1, ["CFG013"]),
+        ("0.0.0.0", 16, []),
+        ("127.0.0.1", 1, []),
+        ("localhost", 15, []),
+    ],
+)
+@pytest.mark.parametrize("by", ["file", "environment"])
+def test_a_weak_token_of_the_operator_does_not_open_the_door_to_others(
+    arena: Arena, bind: str, length: int, codes: list[str], by: str
+) -> None:
+    name = "EXOGATE_TOKEN" if by == "environment" else "DOOR"
+    arena = replace(arena, environment={name: "x" * length})
+    line = "token = '${env:DOOR}'" if by == "file" else ""
+
+    text = f"[gateway]\nbind = '{bind}'\n{line}"
+    if not codes:
+        assert arena.load(text).gateway.token is not None
+        return
+    found = arena.problems(text)
+
+    assert [problem.code for problem in found] == codes
+    assert all("shorter than 16" in problem.message for problem in found)
+
+
+def test_spaces_make_no_token_strong(arena: Arena) -> None:
+    arena = replace(arena, environment={"DOOR": "short".ljust(40)})
+
+    found = arena.problems("[gateway]\nbind = '0.0.0.0'\ntoken = '${env:DOOR}'")
+
+    assert [problem.code for problem in found] == ["CFG013"]
 
 
 def test_the_environments_token_comes_first(arena: Arena) -> None:

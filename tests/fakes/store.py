@@ -45,6 +45,9 @@ class InlineWriter(Writer):
         except StoreUnavailable as error:
             failed(error)
 
+    def join(self) -> None:
+        """There is no thread."""
+
     def _done(self, operation: Operation[T], *, durable: bool) -> T:
         if self._stopped is not None:
             raise StoreUnavailable(self._stopped)
@@ -64,6 +67,9 @@ class InlineReaders(Readers):
         if not self._is_open:
             raise StoreUnavailable("the store is closed")
         return query(self._db)
+
+    def join(self) -> None:
+        """There is no thread."""
 
 
 @asynccontextmanager

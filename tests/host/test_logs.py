@@ -71,3 +71,15 @@ def test_a_reader_that_is_stuck_costs_records_and_neither_time_nor_the_end() -> 
     target.go_on.set()
 
     assert written == ""
+
+
+def test_no_line_steers_the_terminal_that_shows_it() -> None:
+    made = log.makeRecord(log.name, logging.WARNING, "f", 1, "a\x1b[2J\x9b\n\u202eb", (), None)
+    made.session = "x\x7f\u2066"
+
+    on_console, in_json = Console().format(made), JsonLines().format(made)
+
+    assert all(one.isprintable() for one in (on_console, in_json))
+    assert r"a\x1b[2J\u009b\n\u202eb" in on_console
+    assert json.loads(in_json)["event"] == "a\x1b[2J\x9b\n\u202eb"
+    assert json.loads(in_json)["session"] == "x\x7f\u2066"

@@ -93,6 +93,20 @@ async def test_what_was_true_and_what_was_believed_at_a_time_are_two_questions()
     assert unknown == {"facts": []}
 
 
+@pytest.mark.parametrize("today", ["today", "NOW", "2026-01-01", "2026-01-01T12:00:00Z"])
+async def test_what_was_learned_today_is_true_and_believed_today(today: str) -> None:
+    async with open_memory() as stores:
+        memory = tool(stores)
+        await use(memory, "remember", scope(), predicate="tea", object="green")
+        then = await use(memory, "as_of", scope(), at="2025-12-31", known_at=today)
+        now = await use(memory, "as_of", scope(), at=today, known_at=today)
+        before = await use(memory, "as_of", scope(), at=today, known_at="2025-12-31")
+
+    assert [one["object"] for one in then["facts"]] == ["green"]
+    assert [one["object"] for one in now["facts"]] == ["green"]
+    assert before == {"facts": []}
+
+
 async def test_what_is_still_to_come_is_no_fact() -> None:
     async with open_memory() as stores:
         memory = tool(stores)
@@ -234,7 +248,7 @@ async def test_a_dog_leads_to_her_vet_and_to_where_the_vet_works() -> None:
         two = await use(memory, "neighbours", scope(), subject="luna", hops=2)
 
     assert {fact["predicate"] for fact in one["facts"]} == {"dog_name", "vet"}
-    assert {fact["predicate"] for fact in two["facts"]} == {"dog_name", "vet", "works_at", "tea"}
+    assert {fact["predicate"] for fact in two["facts"]} == {"dog_name", "vet", "employer", "tea"}
 
 
 @pytest.mark.parametrize(

@@ -147,6 +147,10 @@ def parse_answer(data: bytes) -> Answer:
     return Answer(int(first.split(" ")[1]), headers, body)
 
 
+async def always_ready() -> Sequence[str]:
+    return ()
+
+
 @asynccontextmanager
 async def running(
     settings: WebSettings = OPEN,
@@ -157,11 +161,15 @@ async def running(
 ) -> AsyncIterator[Site]:
     clock = FakeClock()
     identities = Identities(settings, clock)
+
+    async def ready() -> Sequence[str]:
+        return reasons
+
     app = build(
         settings,
         methods=methods,
         routes=routes,
-        ready=lambda: reasons,
+        ready=ready,
         clock=clock,
         identities=identities,
     )

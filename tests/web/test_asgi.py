@@ -8,6 +8,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from gateway.domain.errors import Busy, NotFound
+from gateway.web.settings import TokenDef
 from tests.web.running import ALICE, BEARER, GUARDED, OPEN, Refused, Site, running
 
 
@@ -58,7 +59,7 @@ async def test_a_token_names_its_principal_whatever_else_it_says() -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/whoami", "/readyz", "/nothing", "/", "/ws", "/healthz/", "//healthz"]
+    "path", ["/whoami", "/nothing", "/", "/ws", "/healthz/", "//healthz", "/readyz/"]
 )
 @pytest.mark.parametrize(
     "headers", [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic YTpi"}]
@@ -81,17 +82,30 @@ async def test_a_token_in_the_address_is_no_token() -> None:
             assert (await site.get(f"/whoami?{name}={ALICE.secret}")).status == 401
 
 
-async def test_health_needs_no_credential_and_readiness_says_why_not() -> None:
-    async with running(GUARDED, reasons=("the store cannot commit",)) as site:
-        alive = await site.get("/healthz")
-        ready = await site.get("/readyz", BEARER)
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+async def test_health_and_readiness_need_no_credential(method: str) -> None:
+    async with running(GUARDED) as site:
+        alive = await site.get("/healthz", method=method)
+        ready = await site.get("/readyz", method=method)
 
-        assert (alive.status, alive.json) == (200, {"status": "ok"})
-        assert ready.status == 503
-        assert ready.json == {"status": "not_ready", "reasons": ["the store cannot commit"]}
-        assert ready.headers["retry-after"]
-    async with running(OPEN) as site:
-        assert (await site.get("/readyz")).json == {"status": "ready"}
+    assert (alive.status, ready.status) == (200, 200)
+    if method == "GET":
+        assert (alive.json, ready.json) == ({"status": "ok"}, {"status": "ready"})
+
+
+async def test_why_it_is_not_ready_is_told_to_those_who_may_read() -> None:
+    reader = TokenDef("reader", "reader-secret-token", frozenset({"read"}))
+    settings = replace(GUARDED, tokens=(ALICE, reader))
+    async with running(settings, reasons=("the store cannot commit",)) as site:
+        by_nobody = await site.get("/readyz")
+        by_chat = await site.get("/readyz", BEARER)
+        by_reader = await site.get("/readyz", {"Authorization": f"Bearer {reader.secret}"})
+        by_guess = await site.get("/readyz", {"Authorization": "Bearer wrong"})
+
+    assert [one.status for one in (by_nobody, by_chat, by_reader, by_guess)] == [503, 503, 503, 401]
+    assert by_nobody.json == by_chat.json == {"status": "not_ready"}
+    assert by_reader.json == {"status": "not_ready", "reasons": ["the store cannot commit"]}
+    assert by_nobody.headers["retry-after"]
 
 
 async def test_what_is_not_there_is_not_found() -> None:

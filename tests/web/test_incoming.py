@@ -19,6 +19,8 @@ class Ear:
     def message(self, data: bytes) -> None:
         self.heard.append(bytes(data))
 
+    def roomy(self) -> None: ...
+
     def ended(self) -> None: ...
 
     def close(self, code: int, reason: str = "") -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.web.outgoing import MOST_GATHERED, Outgoing, text_frame
+from gateway.web.outgoing import MOST_GATHERED, Backlog, Outgoing, text_frame
 from gateway.web.settings import WebSettings
 
 
@@ -31,10 +31,15 @@ class Pipe(asyncio.Transport):
         return self.unsent
 
 
-def outgoing(lagging: Callable[[], None], **limits: Any) -> tuple[Outgoing, Pipe]:
+def outgoing(
+    lagging: Callable[[], None],
+    room_changed: Callable[[], None] = lambda: None,
+    backlog: Backlog | None = None,
+    **limits: Any,
+) -> tuple[Outgoing, Pipe]:
     pipe = Pipe()
-    loop = asyncio.get_running_loop()
-    return Outgoing(pipe, WebSettings(**limits), loop, lagging), pipe
+    settings = WebSettings(**limits)
+    return Outgoing(pipe, settings, backlog or Backlog(), lagging, room_changed), pipe
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
@@ -88,10 +93,12 @@ async def test_what_waits_goes_out_in_order_and_just_as_much_as_is_taken() -> No
 
 
 @pytest.mark.parametrize(
-    "limits", [{"send_queue_bytes": 100}, {"send_queue_frames": 10}], ids=["bytes", "frames"]
+    "limits",
+    [{"push_queue_bytes": 100}, {"push_queues_bytes": 100, "send_queue_bytes": 50}],
+    ids=["its own", "of all"],
 )
-async def test_too_much_waiting_is_reported_once_and_never_from_inside_a_send(
-    limits: dict[str, int],
+async def test_too_much_that_cannot_be_had_later_is_reported_once_and_never_from_inside_a_push(
+    limits: dict[str, Any],
 ) -> None:
     reported = anyio.Event()
     reports: list[int] = []
@@ -104,7 +111,7 @@ async def test_too_much_waiting_is_reported_once_and_never_from_inside_a_send(
     out.fill()
 
     for _ in range(50):
-        out.send(b"x" * 10)
+        out.push(b"x" * 10)
     assert not reports
     with anyio.fail_after(5):
         await reported.wait()
@@ -120,7 +127,7 @@ async def test_what_the_transport_itself_holds_counts_and_may_be_one_frame(
     unsent: int, times: int
 ) -> None:
     reports: list[int] = []
-    out, pipe = outgoing(lambda: reports.append(1), send_queue_bytes=100)
+    out, pipe = outgoing(lambda: reports.append(1), push_queue_bytes=100)
     pipe.unsent = unsent
     pipe.on_write = out.fill
 
@@ -144,12 +151,46 @@ async def test_a_reader_that_takes_nothing_for_too_long_is_reported() -> None:
         await reported.wait()
 
 
-async def test_a_reader_that_takes_something_in_time_is_not() -> None:
+async def test_answers_wait_for_their_reader_however_many_they_are() -> None:
     reports: list[int] = []
-    out, _ = outgoing(lambda: reports.append(1), write_deadline_s=0.0)
+    out, pipe = outgoing(lambda: reports.append(1), push_queue_bytes=100, send_queue_bytes=50)
     out.fill()
+    for number in range(100):
+        out.send(b"%03d" % number)
+    out.drain()
+    await anyio.lowlevel.checkpoint()
+
+    assert pipe.written == [b"%03d" % number for number in range(100)]
+    assert not reports
+
+
+async def test_what_can_be_had_later_is_refused_while_there_is_no_room() -> None:
+    told: list[bool] = []
+    backlog = Backlog()
+    out, pipe = outgoing(
+        lambda: None, lambda: told.append(out.has_room), backlog, send_queue_bytes=9
+    )
+    out.fill()
+    taken = [out.send(b"four", if_room=True) for _ in range(5)]
+    waiting = backlog.bytes
     out.drain()
 
-    await anyio.wait_all_tasks_blocked()
+    assert taken == [True, True, True, False, False]
+    assert (told, waiting, backlog.bytes) == ([False, True], 12, 0)
+    assert pipe.written == [b"four"] * 3
+    assert out.send(b"more", if_room=True)
+    out.end(b"")
 
+
+async def test_a_reader_that_takes_a_little_within_each_deadline_is_not() -> None:
+    reports: list[int] = []
+    out, pipe = outgoing(lambda: reports.append(1), write_deadline_s=0.2)
+    pipe.unsent = 100
+    out.fill()
+    for _ in range(10):
+        pipe.unsent -= 1
+        await anyio.sleep(0.1)  # five deadlines in all
     assert not reports
+
+    out.drain()
+    out.end(b"")

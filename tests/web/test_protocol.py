@@ -1,6 +1,7 @@
 """HTTP over real sockets: who is too large, too slow, too many or ambiguous."""
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import replace
 
 import anyio
@@ -15,6 +16,7 @@ from tests.web.running import (
     GUARDED,
     OPEN,
     PING,
+    ROUTES,
     Answer,
     Site,
     ask,
@@ -51,12 +53,18 @@ async def spoken(site: Site, head: str, body: bytes = b"") -> Answer:
         ("OPTIONS * HTTP/1.1\n%", 400),
         ("CONNECT evil.com:443 HTTP/1.1\n%", 400),
         ("GET /h\xe9 HTTP/1.1\n%", 400),
-        ("GET /healthz HTTP/9.9\n%", 400),
         ("WHAT /healthz HTTP/1.1\n%", 400),
         ("garbage", 400),
         ("GET /healthz HTTP/1.1\n%\nBad Header: x", 400),
         ("GET /healthz HTTP/1.1\n%\n folded: x", 400),
-        ("PRI * HTTP/2.0\n\nSM", 400),
+        ("GET /healthz http/1.1\n%", 400),
+        ("GET /healthz HTTP/1\n%", 400),
+        ("GET /healthz HTTP/1.\n%", 400),
+        ("GET /healthz HTTP/11.1\n%", 400),
+        ("GET /healthz HTTP/1.10\n%", 400),
+        ("GET /healthz HTTP/x.y\n%", 400),
+        ("GET /healthz HTTP/\n%", 400),
+        ("GET /healthz HTTP/-1.1\n%", 400),
     ],
 )
 async def test_a_request_is_plain_or_refused(head: str, status: int) -> None:
@@ -69,6 +77,108 @@ async def test_a_request_is_plain_or_refused(head: str, status: int) -> None:
         if status == 400:
             assert answer.json["error"]["type"] == "invalid_request"
             assert answer.headers["connection"] == "close"
+
+
+OTHER_VERSIONS = [
+    "GET /healthz HTTP/2.0\n%",
+    "GET /healthz HTTP/2.0\n%\nBad Header: x",
+    "GET /healthz HTTP/2\n%",
+    "GET /healthz HTTP/0.9\n%",
+    "GET /healthz HTTP/1.2\n%",
+    "GET /healthz HTTP/3.0\n%",
+    "GET /healthz HTTP/9.9\n%",
+    "GET /healthz",  # HTTP/0.9 has no more
+    "PRI * HTTP/2.0\n\nSM",
+    "GET /ws HTTP/2.0\n%\nConnection: Upgrade\nUpgrade: websocket",
+]
+
+
+@pytest.mark.parametrize("head", OTHER_VERSIONS)
+async def test_another_version_of_http_is_refused_with_505(head: str) -> None:
+    async with running() as site:
+        answer = await spoken(site, head)
+
+        assert answer.status == 505
+        assert answer.json["error"]["code"] == "http_version_not_supported"
+        assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize("version", ["HTTP/2.0", "HTTP/1.2"])
+async def test_another_version_is_refused_also_when_it_comes_byte_by_byte(version: str) -> None:
+    async with running() as site, await site.dial() as stream:
+        with suppress(anyio.BrokenResourceError):  # refused before the last byte
+            for byte in f"GET /healthz {version}\r\nHost: {site.address}\r\n\r\n".encode():
+                await stream.send(bytes([byte]))
+        answer = parse_answer(await read_all(stream))
+
+        assert answer.status == 505
+
+
+async def test_another_version_behind_a_good_request_is_not_served() -> None:
+    async with running() as site:
+        host = f"Host: {site.address}"
+        pair = "".join(f"GET /healthz HTTP/{of}\r\n{host}\r\n\r\n" for of in ("1.1", "2.0"))
+        answers = await site.raw(pair.encode())
+
+        assert answers.count(b'{"status":"ok"}') == 1
+
+
+async def spoken_headers(request: Request) -> Response:
+    await request.body()
+    return json_response([[name, value] for name, value in request.headers.items()])
+
+
+HEADERS = (*ROUTES, Route("/headers", spoken_headers, methods=["POST"]))
+
+
+@pytest.mark.parametrize("by_bytes", [False, True], ids=["at once", "byte by byte"])
+async def test_trailers_are_no_headers(by_bytes: bool) -> None:
+    trailers = "".join(
+        f"{name}: from-the-trailer\r\n"
+        for name in ("Authorization", "Host", "X-Forwarded-For", "Origin", "Expect", "X-Other")
+    )
+    async with running(GUARDED, routes=HEADERS) as site, await site.dial() as stream:
+        head = (
+            f"POST /headers HTTP/1.1\r\nHost: {site.address}\r\nTransfer-Encoding: chunked\r\n"
+            f"Authorization: {BEARER['Authorization']}\r\nConnection: close\r\n\r\n"
+        )
+        whole = f"{head}3\r\nabc\r\n0\r\n{trailers}\r\n".encode()
+        for piece in [bytes([byte]) for byte in whole] if by_bytes else [whole]:
+            await stream.send(piece)
+        answer = parse_answer(await read_all(stream))
+
+        assert answer.status == 200
+        assert "from-the-trailer" not in answer.body.decode()
+        assert sorted(name for name, _ in answer.json) == [
+            "authorization",
+            "connection",
+            "host",
+            "transfer-encoding",
+        ]
+
+
+async def test_a_token_in_a_trailer_is_no_token() -> None:
+    async with running(GUARDED, routes=HEADERS) as site:
+        answer = await spoken(
+            site,
+            "POST /headers HTTP/1.1\n%\nTransfer-Encoding: chunked\nConnection: close",
+            f"0\r\nAuthorization: {BEARER['Authorization']}\r\n\r\n".encode(),
+        )
+
+        assert answer.status == 401
+
+
+@pytest.mark.parametrize(
+    "trailers",
+    [b"X: y\r\n" * 100, b"X: " + b"y" * 20_000, b"X" * 500_000, b"X: " + b"y" * 500_000],
+    ids=["many", "long", "endless name", "endless value"],
+)
+async def test_trailers_are_limited_like_headers(trailers: bytes) -> None:
+    async with running(routes=HEADERS) as site:
+        head = "POST /headers HTTP/1.1\n%\nTransfer-Encoding: chunked"
+        answer = await spoken(site, head, b"0\r\n" + trailers + b"\r\n\r\n")
+
+        assert answer.status == 431
 
 
 @pytest.mark.parametrize(
@@ -327,6 +437,26 @@ async def test_an_answer_that_nobody_takes_is_given_up() -> None:
         await stream.send(f"GET /endless HTTP/1.1\r\nHost: {site.address}\r\n\r\n".encode())
         with anyio.fail_after(5):
             await ended.wait()
+
+
+async def test_a_slow_reader_of_an_answer_gets_all_of_it() -> None:
+    async def large(_request: Request) -> Response:
+        return Response(b"x" * 20_000_000)  # more than client and kernel take
+
+    settings = replace(OPEN, write_deadline_s=0.4)
+    async with (
+        running(settings, routes=(Route("/large", large),)) as site,
+        await site.dial() as stream,
+    ):
+        head = f"GET /large HTTP/1.1\r\nHost: {site.address}\r\nConnection: close\r\n\r\n"
+        await stream.send(head.encode())
+        size = 0
+        for _ in range(20):
+            size += len(await stream.receive(200_000))
+            await anyio.sleep(0.05)  # in all longer than the deadline
+        size += len(await read_all(stream))
+
+    assert size > 20_000_000
 
 
 async def test_an_upgrade_that_we_do_not_know_is_answered_as_if_it_were_not_there() -> None:

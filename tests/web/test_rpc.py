@@ -29,6 +29,13 @@ class Nobody:
 
     def notify(self, method: str, params_json: bytes) -> None: ...
 
+    def offer(self, method: str, params_json: bytes) -> bool:
+        return True
+
+    async def room(self) -> None: ...
+
+    def catch_up(self, name: str, work: Any) -> None: ...
+
     def on_close(self, callback: Any) -> Any: ...
 
 

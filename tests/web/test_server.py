@@ -17,7 +17,7 @@ from gateway.web.refusals import AddressInUse, CannotListen
 from gateway.web.responses import json_response
 from gateway.web.server import Address, WebServer, serve
 from tests.fakes.clock import FakeClock
-from tests.web.running import OPEN, ask, parse_answer, read_all, running
+from tests.web.running import OPEN, always_ready, ask, parse_answer, read_all, running
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
@@ -35,7 +35,7 @@ async def test_a_free_port_is_found_and_told() -> None:
 async def test_a_busy_port_is_named() -> None:
     async with running() as site:
         settings = replace(OPEN, port=site.address.port)
-        app = build(settings, methods=(), ready=tuple, clock=FakeClock())
+        app = build(settings, methods=(), ready=always_ready, clock=FakeClock())
 
         with pytest.raises(AddressInUse, match=str(site.address.port)):
             await serve(app, settings)
@@ -45,7 +45,7 @@ async def test_a_busy_port_is_named() -> None:
 @pytest.mark.parametrize("bind", ["192.0.2.1", "no.such.name.invalid"])
 async def test_an_address_that_is_not_ours_is_named(bind: str) -> None:
     settings = replace(OPEN, bind=bind)
-    app = build(settings, methods=(), ready=tuple, clock=FakeClock())
+    app = build(settings, methods=(), ready=always_ready, clock=FakeClock())
 
     with pytest.raises(CannotListen, match=bind), anyio.fail_after(5):
         await serve(app, settings)
@@ -96,7 +96,9 @@ async def test_who_does_not_finish_in_time_is_cut_off() -> None:
         raise AssertionError
 
     settings = replace(OPEN, port=0)
-    app = build(settings, methods=(), ready=tuple, clock=FakeClock(), routes=(Route("/x", stuck),))
+    app = build(
+        settings, methods=(), ready=always_ready, clock=FakeClock(), routes=(Route("/x", stuck),)
+    )
     server = WebServer(app, settings)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:

@@ -1,8 +1,10 @@
 """Addresses by value, proxies by trust."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gateway.web.visitors import Reception, parse_address
+from gateway.web.visitors import IpAddress, Reception, parse_address, parse_hop
 
 LOOPBACK = ("127.0.0.1", 1)
 
@@ -57,7 +59,32 @@ def test_a_peer_elsewhere_is_not_near() -> None:
         (b"9.9.9.9", "9.9.9.9"),
         (b"127.0.0.1, 9.9.9.9", "9.9.9.9"),  # what the sender wrote comes first and is not believed
         (b"9.9.9.9, 10.0.0.1", "9.9.9.9"),  # a second proxy of ours
-        (b"9.9.9.9, nonsense", "None"),
+        (b"9.9.9.9:51234", "9.9.9.9"),
+        (b"9.9.9.9:51234, 10.0.0.1:80", "9.9.9.9"),
+        (b"[2001:db8::7]:51234", "2001:db8::7"),
+        (b"[2001:db8::7]", "2001:db8::7"),
+        (b"2001:db8::7", "2001:db8::7"),
+        (b"[fe80::7%eth0]:51234", "fe80::7"),
+        (b"fe80::7%eth0", "fe80::7"),
+        (b"[::ffff:9.9.9.9]:51234", "9.9.9.9"),
+        # What cannot be read counts as the proxy's that passed it on.
+        (b"9.9.9.9, nonsense", "127.0.0.1"),
+        (b"9.9.9.9, unknown, 10.0.0.1", "10.0.0.1"),
+        (b"9.9.9.9, ", "127.0.0.1"),
+        (b"9.9.9.9:", "127.0.0.1"),
+        (b"9.9.9.9:65536", "127.0.0.1"),
+        (b"9.9.9.9:8\xb2", "127.0.0.1"),
+        (b"9.9.9.9%eth0", "127.0.0.1"),
+        (b"[9.9.9.9]:80", "127.0.0.1"),
+        (b"[2001:db8::7]80", "127.0.0.1"),
+        (b"[2001:db8::7", "127.0.0.1"),
+        (b"2001:db8::7]", "127.0.0.1"),
+        (b"[2001:db8::7%]", "127.0.0.1"),
+        (b"unix:", "127.0.0.1"),
+        (b"[2001:db8::7%" + b"z" * 5_000 + b"]", "127.0.0.1"),
+        (b"", "127.0.0.1"),
+        (b"127.0.0.1", "127.0.0.1"),
+        (b"10.0.0.1, 127.0.0.1", "10.0.0.1"),
     ],
 )
 def test_behind_a_trusted_proxy_the_last_foreign_hop_is_the_client(
@@ -71,6 +98,29 @@ def test_behind_a_trusted_proxy_the_last_foreign_hop_is_the_client(
     assert not visitor.is_near
 
 
+@given(text=st.text(st.sampled_from("0123456789abf:.[]% ,x"), max_size=50))
+def test_what_a_proxy_names_is_an_address_or_nothing(text: str) -> None:
+    found = parse_hop(text)
+
+    assert found is None or parse_hop(str(found)) == found
+
+
+@given(address=st.ip_addresses(), port=st.integers(0, 65_535))
+def test_an_address_is_the_same_with_its_port(address: IpAddress, port: int) -> None:
+    bare = f"[{address}]" if address.version == 6 else str(address)
+
+    assert parse_hop(f" {bare}:{port}") == parse_hop(str(address)) == parse_address(str(address))
+
+
+@pytest.mark.parametrize("network", ["::ffff:10.0.0.0/104", "::ffff:10.0.0.1"])
+def test_a_trusted_network_may_be_written_as_ipv6(network: str) -> None:
+    hops = [(b"x-forwarded-for", b"9.9.9.9")]
+
+    visitor = Reception((network,)).visitor(hops, ("::ffff:10.0.0.1", 1), LOOPBACK)
+
+    assert str(visitor.client) == "9.9.9.9"
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -81,15 +131,15 @@ def test_behind_a_trusted_proxy_the_last_foreign_hop_is_the_client(
         [(b"via", b"1.1 proxy")],
         [(b"x-forwarded-for", b"")],
         [(b"x-forwarded-for", b"127.0.0.1")],
-        [(b"x-forwarded-for", b"10.0.0.1, 127.0.0.1")],
+        [(b"x-forwarded-for", b"127.0.0.1:51234")],
     ],
 )
-def test_a_trusted_proxy_that_names_nobody_brings_somebody_unknown_from_afar(
+def test_what_a_trusted_proxy_brings_without_a_name_is_its_own_and_from_afar(
     headers: list[tuple[bytes, bytes]],
 ) -> None:
     visitor = Reception(("127.0.0.1", "10.0.0.0/8")).visitor(headers, LOOPBACK, LOOPBACK)
 
-    assert visitor.client is None
+    assert str(visitor.client) == "127.0.0.1"
     assert not visitor.is_near
 
 

@@ -114,7 +114,7 @@ class ChatMethods:
         if not accepted.duplicate:
             run, peer = self.front.live.find(accepted.run_id), call.peer
             if run is not None:
-                call.after_answer(lambda: follow(run, peer))
+                call.after_answer(lambda: follow(self.front, run, peer))
         return {
             "message_id": accepted.message_id,
             "run_id": accepted.run_id,
@@ -164,17 +164,9 @@ class ChatMethods:
 
         Missed events come first, then the answer, then what is still to come."""
         run = await find_run(self.front, call.principal, params.run_id)
-        if isinstance(run, RunRecord):
-            await _replay_ended(run, call.peer, params.after_seq)
-            return {"run_id": params.run_id, "live": False}
-        seq = params.after_seq
-        while run.events_after(seq, REPLAYED_AT_ONCE + 1)[REPLAYED_AT_ONCE:]:
-            for event in run.events_after(seq, REPLAYED_AT_ONCE):
-                call.peer.notify("chat.event", event)
-            seq = max(seq, run.first_seq - 1) + REPLAYED_AT_ONCE
-            await checkpoint()
-        follow(run, call.peer, after_seq=seq)
-        return {"run_id": params.run_id, "live": not run.ended}
+        call.peer.catch_up(params.run_id, None)
+        live = await _replay(self.front, run, call.peer, params.after_seq)
+        return {"run_id": params.run_id, "live": live}
 
 
 async def history_page(
@@ -204,31 +196,64 @@ def given(limits: OwnLimits | None) -> Mapping[str, int]:
     return {} if limits is None else limits.model_dump(exclude_none=True)
 
 
-def follow(run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:
-    """The peer hears the run until either of them ends."""
+def follow(front: Front, run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:
+    """The peer hears the run until either of them ends. While it reads more slowly than the run
+    speaks, nothing is kept for it: it is caught up from the run's own events."""
+    seq = max(after_seq, run.first_seq - 1)
+    for event in run.events_after(seq, len(run.events)) if run.events else ():
+        if not peer.offer("chat.event", event):
+            _follow_later(front, run, peer, seq)
+            return
+        seq += 1
+    if run.ended:
+        return
 
     def hear(event: bytes, last: bool) -> None:  # noqa: FBT001  # the shape of a Listener
-        if event:
-            peer.notify("chat.event", event)
-        if last:
+        if event and not peer.offer("chat.event", event):
+            stop()
+            forget()
+            _follow_later(front, run, peer, run.first_seq + len(run.events) - 2)
+        elif last:
             forget()
 
     forget = _nothing
-    stop = run.listen(hear, after_seq=after_seq, owner=peer, replaced=lambda: forget())
-    if not run.ended:
-        forget = peer.on_close(stop)
+    stop = run.listen(hear, after_seq=seq, owner=peer, replaced=lambda: forget())
+    forget = peer.on_close(stop)
 
 
 def _nothing() -> None:
     """There is nothing to forget yet."""
 
 
-async def _replay_ended(run: RunRecord, peer: Peer, after_seq: int) -> None:
-    events = run.log.split(b"\n") if run.log else []
-    first = run.first_seq
-    missed = events[max(0, after_seq + 1 - first) :]
-    for place, event in enumerate(missed, 1):
-        peer.notify("chat.event", event)
+def _follow_later(front: Front, run: LiveRun, peer: Peer, seq: int) -> None:
+    """What comes after that event is told once the peer has read."""
+    run_id = run.run_id
+
+    async def go_on() -> None:
+        await _replay(front, await front.run(run_id), peer, seq)
+
+    peer.catch_up(run_id, go_on)
+
+
+async def _replay(front: Front, run: LiveRun | RunRecord, peer: Peer, after_seq: int) -> bool:
+    """Tells what was missed as fast as it is read, then follows; whether the run is still live."""
+    if isinstance(run, RunRecord):
+        events = run.log.split(b"\n") if run.log else []
+        await _tell(events[max(0, after_seq + 1 - run.first_seq) :], peer)
+        return False
+    seq = after_seq
+    while missed := run.events_after(seq, REPLAYED_AT_ONCE):
+        seq = max(seq, run.first_seq - 1) + len(missed)
+        await _tell(missed, peer)
+        await checkpoint()
+    follow(front, run, peer, after_seq=seq)
+    return not run.ended
+
+
+async def _tell(events: Sequence[bytes], peer: Peer) -> None:
+    for place, event in enumerate(events, 1):
+        while not peer.offer("chat.event", event):
+            await peer.room()
         if place % REPLAYED_AT_ONCE == 0:
             await checkpoint()
 

@@ -7,7 +7,7 @@ from typing import Literal, cast
 from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import address_in
+from gateway.domain.bindings import OWN_CHANNELS, address_in
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
@@ -44,7 +44,7 @@ class _Params(BaseModel):
 
 class Explain(_Params):
     channel: Text
-    account: Text = "default"
+    account: Text | None = None
     peer: Text = "main"
     guild: Text | None = None
     team: Text | None = None
@@ -200,8 +200,10 @@ class InsightMethods:
 
     def explain(self, call: Call, params: Explain) -> RouteExplained:
         """Which agent answers an address, and why."""
+        own = call.principal.name if params.channel in OWN_CHANNELS else "default"
+        account = params.account or own  # as a message gets it that names none
         address = replace(
-            address_in(params.channel, params.account, params.peer),
+            address_in(params.channel, account, params.peer),
             guild=params.guild,
             team=params.team,
         )

@@ -4,9 +4,9 @@ from collections.abc import Awaitable, Callable, Sequence, Set
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
 from gateway.domain.bindings import OWN_CHANNELS
 from gateway.domain.conversations import Erased
@@ -29,9 +29,11 @@ from gateway.domain.facts import (
 from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.ports import Clock, Ids
 from gateway.domain.recall import Recalled, RecallKind
-from gateway.domain.settling import LONGEST_OBJECT
+from gateway.domain.settling import LONGEST_OBJECT, in_order
+from gateway.memory import dates
 from gateway.memory.neighbours import MOST_HOPS, neighbours
-from gateway.memory.tool import Find
+from gateway.memory.predicates import is_functional, kept_under
+from gateway.memory.tool import Find, select
 from gateway.sessions.upkeep import Upkeep
 from gateway.web.identity import CHAT, READS, Principal, may, may_use, sees_session
 from gateway.web.methods.chat import Text, require_own, visible_key
@@ -61,7 +63,12 @@ def _aware(at: datetime) -> datetime:
         raise ValueError("is before or after all years") from None
 
 
+def _whole_day(at: object) -> object:
+    return (dates.end_of(at) if isinstance(at, str) else None) or at
+
+
 When = Annotated[datetime, AfterValidator(_aware)]  # without an offset: UTC
+Moment = Annotated[datetime, BeforeValidator(_whole_day), AfterValidator(_aware)]  # a day: its end
 Limit = Annotated[int, Field(ge=1, le=MOST_FACTS)]
 
 
@@ -99,8 +106,8 @@ class History(_OfSomebody):
 
 
 class AsOf(_OfSomebody):
-    at: When
-    known_at: When | None = None
+    at: Moment | Literal["today", "now"]
+    known_at: Moment | Literal["today", "now"] | None = None
     subject: Text | None = None
     limit: Limit = 500
 
@@ -187,20 +194,21 @@ class MemoryMethods:
             with_history=True,
             limit=params.skip + params.limit,
         )
-        found = await self.facts.select(query)
+        found = await select(self.facts, query)
         return await self._told_all(call, found[params.skip :])
 
     async def as_of(self, call: Call, params: AsOf) -> KnownFacts:
         """What was true at a time, as it was known at another."""
         _, seen = await self._asked(call, params)
+        now = self.clock.now()
         query = FactQuery(
             seen,
             subject=params.subject,
-            at=params.at,
-            known_at=params.known_at,
+            at=dates.as_asked(params.at, now),
+            known_at=None if params.known_at is None else dates.as_asked(params.known_at, now),
             limit=params.limit,
         )
-        return await self._told_all(call, await self.facts.select(query))
+        return await self._told_all(call, await select(self.facts, query))
 
     async def neighbours(self, call: Call, params: Neighbours) -> KnownFacts:
         """Facts that hang together with a name."""
@@ -236,7 +244,7 @@ class MemoryMethods:
         key, now = _key(call.principal, params), self.clock.now()
         if any(one.valid_from and one.valid_from > now + timedelta(days=1) for one in params.facts):
             raise InvalidParams("valid_from is still to come: what is not true yet is no fact")
-        claims = [_claim(one, key, now) for one in params.facts]
+        claims = in_order([_claim(one, key, now) for one in params.facts])
         ids = [f"f_{self.ids.new()}" for _ in claims]
         scope = scope_of(key, None, is_shared=key.agent in self.shared)
         kept = await self.facts.add(scope, claims, ids=ids, now=now)
@@ -332,9 +340,9 @@ def _key(principal: Principal, params: _OfSomebody) -> SessionKey:
 def _claim(new: NewFact, key: SessionKey, now: datetime) -> Claim:
     return Claim(
         subject=new.subject,
-        predicate=new.predicate,
+        predicate=(predicate := kept_under(new.predicate)),
         object=new.object,
-        functional=new.functional,
+        functional=is_functional(predicate, otherwise=new.functional),
         valid_from=new.valid_from or now,
         session_key=key,
         entity_type=new.entity_type,

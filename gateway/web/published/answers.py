@@ -19,8 +19,10 @@ class ReadyForWork(TypedDict):
 
 
 class NotReady(TypedDict):
+    """`reasons` is for those who may read."""
+
     status: Literal["not_ready"]
-    reasons: list[str]
+    reasons: NotRequired[list[str]]
 
 
 class CallMade(TypedDict):

@@ -15,8 +15,8 @@ _ABOUT = (
     "Fields may be added to answers; what is asked may only have those that stand here, unless its "
     "schema allows more."
 )
-_EVERYWHERE = (400, 401, 403, 408, 413, 414, 429, 431, 500, 503)  # refused at the door
-_BY_PARSER = (400, 408, 413, 414, 431, 503)  # perhaps before anybody knows what was asked
+_EVERYWHERE = (400, 401, 403, 408, 413, 414, 429, 431, 500, 503, 505)  # refused at the door
+_BY_PARSER = (400, 408, 413, 414, 431, 503, 505)  # perhaps before anybody knows what was asked
 _REFUSED: Mapping[int, str] = {
     400: "Not understood.",
     401: "No credential that counts.",
@@ -33,6 +33,7 @@ _REFUSED: Mapping[int, str] = {
     502: "The model service failed.",
     503: "Busy, starting or stopping, or nothing can be stored; nothing was accepted.",
     504: "The run reached its time limit.",
+    505: "Another version of HTTP than 1.0 and 1.1.",
 }
 _REFUSED_HEADERS: Mapping[int, tuple[Header, ...]] = {
     401: (Header("WWW-Authenticate", "How to say who you are.", is_sure=True),),

@@ -1,7 +1,7 @@
 """Calls a method on behalf of a principal and keeps what its connection was sent."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +26,14 @@ class FakePeer:
         require_promised(method, frame)
         heard = {"chat.event": self.events, "event": self.told}[method]
         heard.append(frame["params"])
+
+    def offer(self, method: str, params_json: bytes) -> bool:
+        self.notify(method, params_json)
+        return True
+
+    async def room(self) -> None: ...
+
+    def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None: ...
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
         self.callbacks.append(callback)

@@ -106,6 +106,18 @@ async def test_a_fact_has_all_of_its_fields_and_a_confidence_from_0_to_1() -> No
     }
 
 
+@pytest.mark.parametrize("today", ["today", "now", "2026-01-01", "2026-01-01T12:00:00Z"])
+async def test_what_was_learned_today_is_true_and_believed_today(today: str) -> None:
+    async with open_memory() as stores:
+        asked = methods(stores)
+        await added(asked, {"predicate": "tea", "object": "green"})
+        now = await call(asked, "memory.as_of", session_key=KEY, at=today, known_at=today)
+        before = await call(asked, "memory.as_of", session_key=KEY, at="2025-12-31")
+
+    assert [one["object"] for one in now["facts"]] == ["green"]
+    assert before == {"facts": []}
+
+
 async def test_what_is_still_to_come_is_no_fact() -> None:
     async with open_memory() as stores:
         asked = methods(stores)

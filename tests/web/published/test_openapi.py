@@ -69,7 +69,7 @@ def test_the_parts_of_an_address_and_the_headers_are_parameters() -> None:
 def test_an_operation_may_be_refused_like_all_and_in_its_own_ways() -> None:
     document = described(refusals=(422,))
 
-    statuses = {400, 401, 403, 408, 413, 414, 422, 429, 431, 500, 503}
+    statuses = {400, 401, 403, 408, 413, 414, 422, 429, 431, 500, 503, 505}
     assert set(only(document)["responses"]) == {"200", *map(str, statuses)}
     shared = document["components"]["responses"]
     assert set(shared) == {f"ErrorAnswer{status}" for status in statuses}
