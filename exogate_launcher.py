@@ -4,6 +4,7 @@ Other distributions install a top-level package of the same name; whichever came
 overwritten the other's files. This module's name is unique, so it is always ours.
 """
 
+import resource
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -29,6 +30,8 @@ def main() -> None:
     if problem is not None:
         sys.stderr.write(f"exogate: {problem}\n")
         sys.exit(1)
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY:
+        sys.dont_write_bytecode = True  # Python 3.11 leaves a file cut off at a limit as it is
     from gateway.cli.main import main as run  # noqa: PLC0415  # only once it is known to be ours
 
     run()

@@ -5,20 +5,25 @@ python tools/build_guests.py --check NAME...  fails if what comes out is not wha
 --env DIR   a virtual environment with the toolchain (what `needs` names); else the one of PATH
 --out DIR   writes DIR/NAME.wasm and leaves the repository as it is
 
-NAME is a directory of plugins/ or wasm-examples/.
+NAME is a directory of plugins/ or wasm-examples/. What its build needs of npm comes from the lock file
+in tools/guests that names the same packages, each checked against its digest; nothing else is fetched.
 """
 
 import argparse
+import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
 
 from gateway.cli.plugin_building import built, keep
 from gateway.cli.plugin_files import ABOUT, WASM
 
 ROOT = Path(__file__).parent.parent
+LOCKS = Path(__file__).parent / "guests"
 SHELVES = (ROOT / "plugins", ROOT / "wasm-examples")
 
 
@@ -27,6 +32,28 @@ def directory_of(name: str) -> Path:
         if (shelf / name / ABOUT).is_file():
             return shelf / name
     sys.exit(f"{name}: there is no plugins/{name} and no wasm-examples/{name} with a {ABOUT}")
+
+
+def lock_of(directory: Path) -> Path | None:
+    """The directory of the lock file with what a build needs; None if that is not of npm."""
+    build = tomllib.loads((directory / ABOUT).read_text(encoding="utf-8"))["build"]
+    needs = {need for need in build.get("needs", ()) if "@" in need}
+    if not needs:
+        return None
+    for package in LOCKS.glob("*/package.json"):
+        locked = json.loads(package.read_text(encoding="utf-8"))["dependencies"]
+        if {f"{name}@{version}" for name, version in locked.items()} == needs:
+            return package.parent
+    sys.exit(f"{directory.name}: no lock file in tools/guests has {', '.join(sorted(needs))}")
+
+
+def install(lock: Path, folder: Path, environment: dict[str, str]) -> None:
+    """What the lock file names, as it is there. From then on npm may fetch nothing."""
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(lock / name, folder)
+    words = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
+    subprocess.run(words, cwd=folder, env=environment, check=True)
+    environment["npm_config_offline"] = "true"
 
 
 def built_aside(directory: Path, env: Path | None) -> bytes:
@@ -38,6 +65,9 @@ def built_aside(directory: Path, env: Path | None) -> bytes:
         shelf = Path(scratch) / directory.parent.name
         leave = shutil.ignore_patterns(WASM, "core.wasm", "node_modules", "__pycache__")
         shutil.copytree(directory.parent, shelf, ignore=leave)
+        lock = lock_of(directory)
+        if lock is not None:
+            install(lock, shelf / directory.name, environment)
         return built(shelf / directory.name, environment)
 
 

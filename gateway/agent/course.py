@@ -9,11 +9,18 @@ from gateway.agent.voice import Voice, warn
 from gateway.agent.wishes import Moment
 from gateway.agent.words import STOPS, WARNINGS, Reading, spent_reading, stop_text
 from gateway.control.policy import AgentState, warning_at
-from gateway.domain.agents import Limits
+from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.chunks import DoneReason
 from gateway.domain.tokens import BYTES_A_TOKEN
 from gateway.domain.usage import Usage
+
+CONTEXT = "context_window"  # among the warnings of a run: it came near the window's end
+
+
+def context_line(agent: AgentDef) -> int:
+    """Tokens from which on the window counts as nearly full."""
+    return max(1, agent.context_window * agent.context.warning_percent // 100)
 
 
 class Course:
@@ -73,8 +80,11 @@ class Course:
         self._shown = self.context_tokens
         told = {"context_tokens": self.context_tokens, "max_context_tokens": most}
         self._voice.chunk("context_update", told)
-        if self.context_tokens >= warning_at(most, self._job.agent.context.warning_percent):
-            self.warn("context_window")
+        if self.context_tokens < context_line(self._job.agent):
+            return
+        if self._job.was_near:  # it was told when the line was crossed
+            self.change(warnings=self.state.warnings | {CONTEXT})
+        self.warn(CONTEXT)
 
     # -- warnings and the stop
 

@@ -10,6 +10,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.agent.carving import Carving
+from gateway.agent.fitting import SLACK, fitted
 from gateway.agent.job import Answer, Emit, Gate, Job
 from gateway.agent.leaves import LEAVES
 from gateway.agent.pace import News, Pace
@@ -32,7 +33,7 @@ from gateway.agent.wishes import (
 from gateway.agent.words import CUT_OFF
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import BudgetExceeded, Payer
-from gateway.domain.errors import ModelFailed
+from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.messages import ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Model
@@ -221,14 +222,30 @@ class Driver:
             if wish.ticket not in self.turn.tickets.open:
                 self._news.came.set()  # it has stopped the turn
 
+        first: ModelFailed | None = None
         while True:
             try:
-                return await self.model.reply(self._request(agent, wish), hear)
+                return await self.model.reply(self._fitting(agent, wish), hear)
             except ModelFailed as failure:
-                if failure.started or agent.fallback is None:
+                if isinstance(failure, TooLarge) and first is not None and agent.fallback is None:
+                    raise first from failure  # which says more of what was asked for
+                if failure.started or failure.kind == "unmetered" or agent.fallback is None:
                     raise
+                first = first or failure
                 log.warning("falling back", extra={"from": agent.model, "why": str(failure)})
                 agent = agent.fallback
+
+    def _fitting(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
+        """Fits the window of this agent's model, or raises TooLarge."""
+        request, context = self._request(agent, wish), self.job.context
+        window = agent.context_window
+        if request.model != agent.model:
+            window = _window_of(agent, request.model)
+        told = self.turn.course.context_tokens  # which may count system and tools, or may not
+        most = told + context.system_tokens + context.tools_tokens + SLACK
+        if most + request.max_tokens <= window:
+            return request
+        return fitted(request, context, window)
 
     def _request(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
         is_first = agent is self.job.agent
@@ -276,3 +293,11 @@ class Driver:
             return await self.gate.call(self.job.agent, call, scope)
         told = f"{call.name} did not answer within {wish.timeout_s:g} s."
         return ToolResult(call.id, call.name, told, is_error=True, spent=tuple(spent))
+
+
+def _window_of(agent: AgentDef, model: str) -> int:
+    """Of a model that a tree or a rule may have chosen: as the agent or one of its fallbacks has it."""
+    one: AgentDef | None = agent
+    while one is not None and one.model != model:
+        one = one.fallback
+    return (one or agent).context_window

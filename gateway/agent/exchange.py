@@ -17,7 +17,8 @@ from gateway.control.trees.calls import Call
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec
 from gateway.domain.usage import Spent, Usage
-from gateway.memory.window import message_tokens
+from gateway.memory.window import message_tokens, paired
+from gateway.tools.originals import SPEC
 
 
 @dataclass(slots=True)
@@ -64,7 +65,7 @@ class Exchange:
             ticket,
             self.replies,
             self.system,
-            tuple(self.messages),
+            paired(tuple(self.messages)),  # whatever the tree put between them
             self._tools(options.get("tools")),
             model,
             budget,
@@ -74,10 +75,16 @@ class Exchange:
         )
 
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
-        """Of the agent's, those that the leaf names and no rule has taken away."""
+        """Of the agent's, those that the leaf names and no rule has taken away; and the one that reads
+        on where a result is shown in part."""
         wanted = named if isinstance(named, list) else [tool.name for tool in self.job.tools]
-        tools = (tool for tool in self.job.tools if tool.name in wanted)
-        return tuple(tool for tool in tools if self.voice.allows(tool.name))
+        tools = [tool for tool in self.job.tools if tool.name in wanted]
+        for message in self.messages:
+            excerpt = message.result.excerpt if message.result is not None else None
+            if excerpt is not None and excerpt.reference:
+                tools = [*(tool for tool in tools if tool.name != SPEC.name), SPEC]
+                break
+        return tuple([tool for tool in tools if self.voice.allows(tool.name)])
 
     def hear(self, delta: Delta) -> bool:
         """A piece of a reply; False if that is more than the budget allows."""

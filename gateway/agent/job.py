@@ -65,6 +65,7 @@ class Job:
     context_id: NodeId | None = None  # the node that the message wants to grow from
     known: Callable[[int, ToolCall], ToolResult | None] = lambda step, call: None  # has it run?
     waiting: tuple[Notice, ...] = ()  # from other sessions
+    was_near: bool = False  # the window's end, when the run before ended, and is still
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import cast
 
 from gateway.agent.sight import ROOTS
-from gateway.agent.turn import Leaves, Turn
+from gateway.agent.turn import EXECUTE, Leaves, Turn
 from gateway.control.notices import Moment as Point
 from gateway.control.trees.calls import Call
 from gateway.control.trees.registry import Registry
@@ -231,12 +231,20 @@ def has_xml_tools(_turn: Turn, _: Call) -> bool:
     return False
 
 
-@_leaf("tools.execute")
+@_leaf(EXECUTE)
 def execute_item(turn: Turn, call: Call) -> object:
-    """The call that the loop around is at."""
+    """The call that the loop around is at. An error is a result too, and the next call is made."""
     item = call.read("item")
     found = turn.round.named(item.get("id") if isinstance(item, Mapping) else None)
     return turn.call_tool(call, found) if found else call.failed("there is no such call")
+
+
+@_leaf("oracle.drain_after_tool")
+def drain_after_tool(turn: Turn, _: Call) -> bool:
+    """Fails while the round is not closed: older trees leave that to the next question, and repeat
+    until success, which only an answer is."""
+    turn.exchange.drain("after_tool")
+    return not turn.round.is_open
 
 
 def _draining(point: Point) -> Leaf:
@@ -251,7 +259,6 @@ for _name, _same in {
     "oracle.emit_done_warning": emit_termination,
     "oracle.inject_notifications": _draining("turn_start"),
     "oracle.drain_turn_start": _draining("turn_start"),
-    "oracle.drain_after_tool": _draining("after_tool"),
     "oracle.drain_immediate": _draining("immediate"),
 }.items():
     _leaf(_name)(_same)

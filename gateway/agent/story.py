@@ -9,7 +9,7 @@ from gateway.agent.patience import until_stored
 from gateway.agent.reins import Said
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import JournalNote
-from gateway.domain.messages import Extras, ToolCall, ToolResult
+from gateway.domain.messages import Excerpt, Extras, ToolCall, ToolResult
 from gateway.domain.model import BudgetWarning, ModelReply
 from gateway.domain.ports import Clock, Decode, Encode, Journal
 from gateway.domain.usage import Spent, Usage
@@ -128,8 +128,9 @@ class Story:
 def result_from(value: dict[str, object]) -> ToolResult:
     spent = value.pop("spent", ())
     assert isinstance(spent, list | tuple)
-    told = tuple(map(spent_from, spent))
-    return ToolResult(**value, spent=told)  # type: ignore[arg-type]  # written by note_result
+    told, cut = tuple(map(spent_from, spent)), value.pop("excerpt", None)
+    excerpt = Excerpt(**cut) if isinstance(cut, dict) else None
+    return ToolResult(**value, spent=told, excerpt=excerpt)  # type: ignore[arg-type]  # written by note_result
 
 
 def spent_from(value: Mapping[str, Any]) -> Spent:

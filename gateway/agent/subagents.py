@@ -16,9 +16,10 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId
+from gateway.domain.messages import ToolResult, within_boundary
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Journal, Tool, ToolScope
-from gateway.domain.settings import UserSettings
+from gateway.domain.settings import UserSettings, chain_of
 from gateway.domain.subagents import MOST_DEPTH, SubagentDef
 from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
 from gateway.domain.usage import Spent, Usage
@@ -58,6 +59,7 @@ class Subagents:
     settings: Callable[[str], Awaitable[UserSettings]]  # of a principal
     journal: Journal
     json: Json
+    agents: Mapping[AgentId, AgentDef] = field(default_factory=dict)  # as they are configured
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
     @property
@@ -77,10 +79,10 @@ class Subagents:
         return _whole(answer)
 
     async def condense(
-        self, name: str, question: str, text: str, scope: ToolScope, *, least: int
+        self, name: str, question: str, result: ToolResult, scope: ToolScope, *, least: int
     ) -> str:
-        """What it makes of a text for whoever asked the question: in one turn and without tools,
-        because a text of others must not get hands. Raises ToolFailed, also where so few tokens are
+        """What it makes of a result for whoever asked the question: in one turn and without tools,
+        because what others say must not get hands. Raises ToolFailed, also where so few tokens are
         left that it could not read the least."""
         child = await self._child(name, scope)
         once = replace(child.limits, max_iterations=1, soft_warning_percent=NEVER)
@@ -88,9 +90,10 @@ class Subagents:
         alone = replace(child, tools=(), limits=once, max_tokens=reply)
         room = min(child.context_window - reply, child.limits.token_budget)
         most = int(READ_SHARE * room) - estimate_tokens(question)
-        if most < min(least, estimate_tokens(text)):
+        if most < min(least, estimate_tokens(result.content)):
             raise ToolFailed(f"{name} could not read enough of it: too few tokens are left.")
-        asked = f"{question}\n\n{within(text, most)}"
+        shown = within_boundary(within(result.content, most), result.boundary)
+        asked = f"{question}\n\n{shown}"
         answer = await self._answer(alone, asked, scope)
         end = answer.end
         if isinstance(end, Fail) or end.partial:
@@ -105,7 +108,8 @@ class Subagents:
         if parent is None:
             raise ToolFailed(f"{name} can only be asked by an agent.")
         settings = await until_stored(self.aside.clock, lambda: self.settings(scope.principal))
-        child = child_of(self.known[name], parent, settings.valid)
+        whole = self.agents.get(parent.id)  # a person may have chosen one of its fallbacks
+        child = child_of(self.known[name], parent, settings.valid, whole)
         tokens, seconds = child.limits.token_budget, child.limits.timeout_seconds
         if scope.carve is not None:
             left = scope.carve()
@@ -183,10 +187,17 @@ class _Bill:
             self.spend(Spent(usage, answer.provider, answer.model))
 
 
-def child_of(its: SubagentDef, parent: AgentDef, settings: Mapping[str, object]) -> AgentDef:
-    """The agent that it is for this parent and this person; what it does not say is its parent's."""
+def child_of(
+    its: SubagentDef,
+    parent: AgentDef,
+    settings: Mapping[str, object],
+    whole: AgentDef | None = None,
+) -> AgentDef:
+    """The agent that it is for this parent and this person; what it does not say is its parent's.
+    `whole`: the parent as it is configured."""
     wanted, own = settings.get("subagent_model"), _with_own_model(its, parent)
-    served = next((one for one in (own, *_chain(parent)) if one.model == wanted), own)
+    chain = (own, *chain_of(parent), *chain_of(whole))
+    served = next((one for one in chain if one.model == wanted), own)
     longest = settings.get("librarian_timeout", its.timeout_seconds)
     assert isinstance(longest, int)  # it is valid
     return replace(
@@ -218,12 +229,6 @@ def _with_own_model(its: SubagentDef, parent: AgentDef) -> AgentDef:
         max_tokens=min(parent.max_tokens, its.output_limit or parent.max_tokens),
         context_window=its.context_window or parent.context_window,
     )
-
-
-def _chain(agent: AgentDef | None) -> Iterator[AgentDef]:
-    while agent is not None:
-        yield agent
-        agent = agent.fallback
 
 
 def within(text: str, tokens: int) -> str:

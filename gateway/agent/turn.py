@@ -42,13 +42,16 @@ from gateway.control.trees.registry import Act
 from gateway.control.trees.run import Host, Outcome, Run
 from gateway.domain.agents import Limits
 from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.errors import ModelFailed
+from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.events import Event
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Delta
 
 log = logging.getLogger(__name__)
 
+UNMETERED_S = 5.0  # after which the ledger may be written again
+
+EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
 Leaves = Mapping[str, Callable[["Turn", Call], object]]
 
 
@@ -306,6 +309,11 @@ def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
         told = str(failure)
         return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
     told = BROKEN[failure.kind].format(provider=failure.provider)
+    if failure.kind == "unmetered":  # no provider's fault
+        text = exchange.heard or told
+        return Fail(told, text, "internal_error", retryable=True, retry_after_s=UNMETERED_S)
+    if isinstance(failure, TooLarge):
+        told = f"This does not fit the model: {failure.detail}."
     return Fail(
         told,
         exchange.heard or told,
@@ -350,7 +358,8 @@ def _inputs(job: Job, exchange: Exchange) -> Mapping[str, object]:
 def _given(leaf: Call, result: ToolResult) -> bool:
     """The answer of a leaf that has a result."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
-    return not result.is_error
+    offered = leaf.plan.offered
+    return not result.is_error or (offered is not None and offered.name == EXECUTE)
 
 
 def _refused(turn: Turn, step: int, wanted: ToolCall) -> ToolResult | None:

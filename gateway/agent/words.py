@@ -35,7 +35,7 @@ BROKEN: Mapping[FailureKind, str] = {
     "bad_request": "The model service ({provider}) refused the request.",
     "context_overflow": "This conversation is too long for the model ({provider}).",
     "not_found": "The model service ({provider}) does not know the model. The operator has to check it.",
-    "unmetered": "The model service ({provider}) was not asked: the accounts cannot be kept. Try again later.",
+    "unmetered": "The gateway cannot keep its accounts at the moment, so no model was asked. Try again later.",
     "refused_key": "There is no key for the model service ({provider}). The operator has to add it.",
 }
 

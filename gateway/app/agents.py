@@ -6,7 +6,9 @@ from gateway.agent.plans import SHIPPED
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
+from gateway.domain.settings import Choosable
 from gateway.host.shipped import shipped_folder
+from gateway.providers.thinking import why_no_thinking
 
 NO_AGENT = "agent:"  # a scope that limits to an agent that nobody can define
 
@@ -24,6 +26,17 @@ def usual_agent(config: GatewayConfig) -> AgentDef:
     nobody = AgentDef(AgentId("main"), "", "")
     first = next(iter(config.agents), nobody)
     return next((agent for agent in config.agents if agent.id == config.default_agent), first)
+
+
+def choosable(config: GatewayConfig) -> Choosable:
+    """What users can set for themselves."""
+
+    def no_thinking(agent: AgentDef) -> str | None:
+        provider = config.providers.get(agent.provider)
+        wire = provider.wire if provider else None
+        return why_no_thinking(agent.provider, wire, agent.model, agent.max_tokens)
+
+    return Choosable(usual_agent(config), config.agents, config.subagents, no_thinking)
 
 
 def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:

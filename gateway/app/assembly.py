@@ -14,7 +14,7 @@ from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
 from gateway.agent.plans import Plans
-from gateway.app.agents import closed_agents, soul_paths, template_paths, tree_paths, usual_agent
+from gateway.app.agents import choosable, closed_agents, soul_paths, template_paths, tree_paths
 from gateway.app.authority import note_start
 from gateway.app.channels import ChannelRoom, channel_room
 from gateway.app.decisions import decision_trees
@@ -26,7 +26,7 @@ from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory
 from gateway.app.models import models
 from gateway.app.pairing import chat_commands, pairing_book
 from gateway.app.parts import Parts
-from gateway.app.plugins import loaded_plugins
+from gateway.app.plugins import follow, loaded_plugins
 from gateway.app.replays import replays
 from gateway.app.rules import Rulebook
 from gateway.app.subagents import gate_of, subagents_of, with_subagents
@@ -35,13 +35,15 @@ from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
 from gateway.channels.pairing import PairingBook
 from gateway.config.keys import json_schema
-from gateway.config.values import GatewayConfig
+from gateway.config.values import GatewayConfig, QueueSettings
 from gateway.control.bus import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Door
 from gateway.domain.ports import Clock, Ids, Stores
+from gateway.domain.supervision import Work as Beside
+from gateway.domain.supervision import supervise
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
@@ -136,7 +138,7 @@ class Gateway:
             *SessionMethods(self.front).all(),
             *UpkeepMethods(self.front).all(),
             *EventMethods(self.bus).all(),
-            *SettingsMethods(self.settings, usual_agent(self.config)).all(),
+            *SettingsMethods(self.settings, choosable(self.config)).all(),
             *RuleMethods(lambda: self.rules.current).all(),
             *ReplayMethods(self.front, self.replays).all(),
             *InsightMethods(
@@ -244,14 +246,16 @@ async def assembled(
         gate = ToolGate(
             (
                 memory_tool(stores, config.agents, clock, ids),
-                ResultTool(stores.originals),
+                ResultTool(stores.originals, stores.transcript),
                 *plugins.tools,
             ),
             schemas=SchemaChecks(),
             decode=strict_json,
             clock=clock,
+            originals=stores.originals,
         )
         await stack.enter_async_context(mcp_servers(config, gate, stores, bus, clock))
+        await follow(plugins, gate, stores.audit, clock)
         await note_start(stores.audit, config, plugins.infos, version, clock.now())
         rules = Rulebook(config, clock)
         opened = (version, clock, bus, ids, stores, souls, plans, decisions)
@@ -264,13 +268,27 @@ async def assembled(
         await stack.enter_async_context(sent)
         rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))
         await rooms.memory.keeper.resume()
-        followed = (souls.keep_fresh, plans.keep_fresh, rules.keep_fresh, rooms.watch.run)
-        for task in (*followed, partial(sweep, config, stores, clock), rooms.memory.indexer.run):
-            group.start_soon(task)
+        _work_beside(rooms, plans, partial(sweep, config, stores, clock), group)
         try:
             yield rooms
         finally:
             group.cancel_scope.cancel()
+
+
+def _work_beside(rooms: Gateway, plans: Plans, sweeping: Beside, group: TaskGroup) -> None:
+    """What goes on for as long as the gateway runs."""
+    beside: dict[str, Beside] = {
+        "souls": rooms.souls.keep_fresh,
+        "trees": plans.keep_fresh,
+        "rules": rooms.rules.keep_fresh,
+        "store": rooms.watch.run,
+        "sweep": sweeping,
+        "index": rooms.memory.indexer.run,
+    }
+    for name, task in beside.items():
+        may_end = name == "rules"  # there may be none to follow
+        work = partial(supervise, name, task, rooms.clock, may_end=may_end)
+        group.start_soon(work, name=name)
 
 
 async def _judged_plans(
@@ -305,10 +323,10 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         work=Work(means, runs),
         clock=parts.clock,
         ids=parts.ids,
-        bounds=Bounds(config.queue.max_pending, config.queue.max_pending_total),
+        bounds=bounds_of(config.queue),
         manner=Manner(config.queue.mode, config.queue.debounce_ms / 1000),
     )
-    upheld = (parts.stores.conversations, parts.stores.erasures, parts.stores.sessions)
+    upheld = (parts.stores.conversations, parts.stores.erasures, parts.stores.sessions, episodes)
     front = Front(
         agents=agents,
         router=router,
@@ -321,7 +339,7 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
         souls=parts.souls,
         plans=parts.plans,
         clock=parts.clock,
-        upkeep=Upkeep(*upheld, episodes, parts.clock, memory.indexer.note, memory.forget),
+        upkeep=Upkeep(*upheld, parts.clock, memory.indexer.note, memory.forget, reception.holding),
     )
     commands = chat_commands(config, parts.stores, front, memory, parts.pairing)
     return Gateway(
@@ -347,6 +365,16 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     )
 
 
+def bounds_of(queue: QueueSettings) -> Bounds:
+    return Bounds(
+        queue.max_pending,
+        queue.max_pending_total,
+        queue.max_pending_mb,
+        queue.max_pending_total_mb,
+        queue.max_pending_per_principal,
+    )
+
+
 def _means(
     parts: Parts,
     agents: Mapping[AgentId, AgentDef],
@@ -358,6 +386,7 @@ def _means(
         agents=agents,
         inbox=parts.stores.inbox,
         journal=parts.stores.journal,
+        runs=parts.stores.runs,
         episodes=episodes,
         souls=parts.souls,
         model=parts.model,

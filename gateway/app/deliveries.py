@@ -15,6 +15,7 @@ from gateway.domain.channels import ChannelDef
 from gateway.domain.inbound import Inbound
 from gateway.domain.inbox import Accepted
 from gateway.domain.outbox import Deliver, Outbox
+from gateway.domain.supervision import supervise
 from gateway.sessions.deliveries import Deliveries
 from gateway.sessions.front import Front
 
@@ -44,7 +45,7 @@ async def delivering(
         room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
         room.intake.accept = partial(_accept, room.intake.accept, streams)
         stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))
-        group.start_soon(deliveries.run)
+        group.start_soon(partial(supervise, "deliveries", deliveries.run, clock, may_end=True))
         try:
             yield
         finally:

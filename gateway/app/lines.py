@@ -1,5 +1,6 @@
 """The lines of all channels to their platforms, once messages can be taken in."""
 
+from functools import partial
 from random import random
 
 import anyio
@@ -9,6 +10,7 @@ from gateway.channels.live import LiveChannel
 from gateway.channels.supervision import supervise
 from gateway.domain.dialling import Dialler
 from gateway.domain.ports import Fetch
+from gateway.domain.supervision import supervise as keep_at_it
 
 
 async def keep_lines(room: ChannelRoom) -> None:
@@ -26,7 +28,11 @@ async def keep_lines(room: ChannelRoom) -> None:
             anyio.create_task_group() as group,
         ):
             for one in room.open:
-                group.start_soon(supervise, _live(room, one, fetch, dialler), one.transport)
+                work = partial(supervise, _live(room, one, fetch, dialler), one.transport)
+                name = f"channel:{one.way_in.channel.name}"
+                group.start_soon(
+                    partial(keep_at_it, name, work, room.clock, may_end=True), name=name
+                )
 
 
 def _live(room: ChannelRoom, opened: OpenChannel, fetch: Fetch, dialler: Dialler) -> LiveChannel:

@@ -14,6 +14,7 @@ from gateway.control.bus import Bus
 from gateway.domain.audit import Deed
 from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.ports import Clock, Stores
+from gateway.domain.supervision import supervise
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
 
@@ -54,7 +55,13 @@ async def mcp_servers(
         )
         servers = Servers({one.name: Server(one, means, group) for one in config.mcp_servers})
         for server in servers.by_name.values():
-            group.start_soon(server.run)
+            group.start_soon(
+                supervise,
+                f"mcp:{server.server.name}",
+                server.run,
+                clock,
+                name=f"mcp:{server.server.name}",
+            )
         gate.foreign = servers
         try:
             yield

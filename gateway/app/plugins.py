@@ -1,26 +1,44 @@
 """The sandbox with what host functions need of the other rooms."""
 
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
+import anyio
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
 from gateway.channels.crossing import read_description
 from gateway.config.values import GatewayConfig
+from gateway.domain.accounts import Audit
+from gateway.domain.agents import AgentDef
+from gateway.domain.audit import Deed
 from gateway.domain.errors import Denied
-from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import Ask, Clock, Fetch, Fetched, HostFunction, Leave, PluginStore
+from gateway.domain.mcp import Foreign, Lacking, McpStatus
+from gateway.domain.plugins import PluginDef, PluginInfo
+from gateway.domain.ports import (
+    Ask,
+    Clock,
+    Fetch,
+    Fetched,
+    HostFunction,
+    Leave,
+    PluginStore,
+    Tool,
+)
 from gateway.host.folder import Folder
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.opening import open_sandbox
 from gateway.sandbox.plugins import Plugins
+from gateway.tools.gate import ToolGate
 
 log = logging.getLogger(__name__)
 
 HOST_FUNCTIONS = "exogate.host_functions"
+PATIENCE_S = 5.0  # with plugins that are compiled, before the gateway serves without them
+TURN_WAITS_S = 10.0
 
 
 @asynccontextmanager
@@ -47,8 +65,55 @@ async def loaded_plugins(
                 idle_s=config.sandbox.idle_s,
             )
         )
-        await plugins.load(sandbox, config.plugins)
-        yield plugins
+        group = await stack.enter_async_context(anyio.create_task_group())
+        adapters = {channel.plugin for channel in config.channels}
+        await plugins.load_beside(
+            sandbox, config.plugins, group, needed=adapters, patience_s=PATIENCE_S
+        )
+        try:
+            yield plugins
+        finally:
+            group.cancel_scope.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """Implements the Foreign port around another, as long as plugins are being compiled: a turn
+    waits for those that its agent has, and for a moment only."""
+
+    plugins: Plugins
+    behind: Foreign
+
+    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
+        with anyio.move_on_after(min(TURN_WAITS_S, agent.limits.timeout_seconds)):
+            await self.plugins.ready(agent.tools)
+        return await self.behind.prepare(agent)
+
+    def statuses(self) -> Sequence[McpStatus]:
+        return self.behind.statuses()
+
+    def outcomes(self) -> Mapping[tuple[str, str], int]:
+        return self.behind.outcomes()
+
+
+async def follow(plugins: Plugins, gate: ToolGate, audit: Audit, clock: Clock) -> None:
+    """Whatever of them is loaded after the start is taken into the gate."""
+    behind = gate.foreign
+    if not plugins.is_complete:
+        gate.foreign = Coming(plugins, behind)
+
+    async def settled(info: PluginInfo, tools: Sequence[Tool]) -> None:
+        if tools:
+            gate.renew(info.name, tools)
+        if plugins.is_complete:
+            gate.foreign = behind
+        extra = {"plugin": info.name, "state": info.state}
+        log.info("a plugin came after the start", extra=extra)
+        if info.state == "refused":
+            told = {"plugin": info.name, "why": info.why}
+            await audit.append(Deed(clock.now(), "plugin.refused", "config", told))
+
+    await plugins.follow(settled)
 
 
 @asynccontextmanager

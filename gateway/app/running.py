@@ -2,8 +2,9 @@
 
 import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from anyio import to_thread
@@ -14,15 +15,30 @@ from gateway.app.doors import web_settings
 from gateway.app.lines import keep_lines
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
+from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginInfo
+from gateway.domain.supervision import supervise
 from gateway.host.garbage import settle
+from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
+from gateway.host.streams import has_terminal
+from gateway.store.faults import file_faults
 from gateway.store.opening import note_owner
 from gateway.web.server import Address, WebServer
 
 log = logging.getLogger(__name__)
 
 GOODBYE_S = 2.0  # for answers that are on their way when the last run has ended
+
+
+class EndedByItself(GatewayError):
+    code = "ended_by_itself"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the gateway ended although nobody told it to: something in it was cancelled, which is a "
+            "defect; accepted messages are safe, start it again and see the log"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +59,25 @@ async def run(
     ready: Callable[[Running], None],
     accept_loss: bool = False,
 ) -> None:
-    """Runs a gateway until SIGTERM or SIGINT. `ready` is called once it can answer.
+    """Runs a gateway until SIGTERM, SIGINT or the end of its terminal. `ready` is called once it can
+    answer.
 
     Raises the GatewayError that kept it from starting.
     """
+    was_told = False
     # A signal that comes at any moment from here on ends it in good order.
-    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    by_hangup = has_terminal()
+    with anyio.open_signal_receiver(*_heeded()) as signals:
         async with (
             assembled(config, version=version, accept_loss=accept_loss) as rooms,
             anyio.create_task_group() as group,
         ):
             server = await open_doors(rooms, group, ready)
-            await anext(signals)
+            await _stop(signals, by_hangup=by_hangup)
+            was_told = True
 
             async def end_at_once() -> None:
-                await anext(signals)
+                await _stop(signals, by_hangup=False)
                 log.warning("told twice: stopping at once")
                 group.cancel_scope.cancel()
 
@@ -66,20 +86,43 @@ async def run(
             server.stop(GOODBYE_S)
             await server.stopped.wait()
             group.cancel_scope.cancel()
+    if not was_told:
+        raise EndedByItself
+
+
+def _heeded() -> Sequence[signal.Signals]:
+    """SIGHUP stays ignored if `nohup` said so."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return (signal.SIGTERM, signal.SIGINT)
+    return (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+async def _stop(signals: AsyncIterator[signal.Signals], *, by_hangup: bool) -> None:
+    """Waits until a signal says that the gateway is to stop."""
+    async for number in signals:
+        if number != signal.SIGHUP:
+            return
+        if by_hangup:
+            log.info("the terminal closes: stopping")
+            return
+        log.warning("SIGHUP is ignored: restart the gateway to load a changed configuration")
 
 
 async def open_doors(
     rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
 ) -> WebServer:
-    """Comes back once it can answer. Raises AddressInUse, CannotListen."""
+    """Comes back once it can answer. Raises AddressInUse, CannotListen, StoreUnavailable."""
     data_dir = rooms.config.gateway.data_dir
-    settings = web_settings(rooms.config, await to_thread.run_sync(make_key, data_dir))
+    with file_faults(str(data_dir / KEY)):
+        key = await to_thread.run_sync(make_key, data_dir)
+    settings = web_settings(rooms.config, key)
     server = WebServer(rooms.web(settings), settings)
     address: Address = await group.start(server.serve)
     url = f"http://{address}"
     await note_owner(data_dir, url)
     resumed = await rooms.front.reception.resume()
-    group.start_soon(keep_lines, rooms.channels)
+    lines = partial(keep_lines, rooms.channels)
+    group.start_soon(partial(supervise, "lines", lines, rooms.clock, may_end=True), name="lines")
     rooms.health.starting = False
     settle()
     ready(Running(rooms.config, url, resumed, rooms.plugins.infos, rooms.channels.statuses()))

@@ -28,17 +28,18 @@ def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) ->
     """From now on agents have them as tools."""
     known = {one.name: one for one in config.subagents}
     json, journal = Json(to_json, from_json), parts.stores.journal
-    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json)
+    agents = {agent.id: agent for agent in config.agents}
+    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json, agents)
     parts.gate.renew("", subagents.tools)
     return subagents
 
 
 def gate_of(
     config: GatewayConfig, parts: Parts, subagents: Subagents
-) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]] | None]:
+) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]]]:
     """What agents have that people talk to, and how to forget what it keeps of a session."""
     if not config.delegation.is_enabled:
-        return parts.gate, None
+        return parts.gate, parts.gate.excerpts.forget
     kept = parts.stores.originals
     gate = Delegating(parts.gate, subagents, config.delegation, kept, subagents.json)
     return gate, kept.forget

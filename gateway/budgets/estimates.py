@@ -58,5 +58,5 @@ def _message_bytes(message: Message) -> int:
     for call in message.tool_calls:
         size += text_bytes(call.id) + text_bytes(call.name) + text_bytes(call.arguments)
     if message.result is not None:
-        size += text_bytes(message.result.call_id) + text_bytes(message.result.content)
+        size += text_bytes(message.result.call_id) + text_bytes(message.result.told)
     return size

@@ -4,6 +4,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,6 +18,7 @@ from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId
 from gateway.domain.ports import HttpFailed
+from gateway.domain.supervision import contained
 from gateway.sessions.runs import LiveRun
 
 log = logging.getLogger(__name__)
@@ -55,7 +57,9 @@ class Streaming:
         if outbound.edits or outbound.typing_every_s is not None:
             mine = _Followed(run_id, read_whence(whence), self._post.clock.monotonic())
             self._followed[run_id] = mine
-            self._group.start_soon(self._accompany, mine, run)
+            self._group.start_soon(
+                contained, "an answer on its way", partial(self._accompany, mine, run)
+            )
         ended = [name for name, one in self._followed.items() if one.is_over.is_set()]
         for name in ended[: max(0, len(self._followed) - _KNOWN)]:
             del self._followed[name]

@@ -10,6 +10,7 @@ from gateway.control.policy import DECISION_TREES
 from gateway.control.rules.compiling import CORE, problems_of
 from gateway.host.shipped import shipped_folder
 from gateway.providers.presets import PRESETS
+from gateway.providers.thinking import why_no_thinking
 from gateway.providers.windows import context_window, output_limit
 
 # What a start without a configuration asks; ollama has whatever was pulled.
@@ -67,6 +68,7 @@ def known() -> Known:
         bundled,
         context_window,
         output_limit,
+        why_no_thinking,
         trees,
         decisions,
         CORE,

@@ -260,6 +260,18 @@ def revoke(context: CliContext, name: str, capability: Capability, *, yes: bool)
     _change(context, name, capability, editing.without_capability, "Revoke it?", yes=yes)
 
 
+def _becomes(lost: editing.LostHost) -> str:
+    """Of a secret, in one sentence."""
+    if lost.hosts:
+        return (
+            f"Secret {shown(lost.name)} is not sent there any more; "
+            f"it stays for {shown(', '.join(lost.hosts))}."
+        )
+    value = shown(lost.value) if lost.value.startswith("${") else ""
+    kept = f"; what {value} leads to stays where it is" if value else ", and its value with it"
+    return f"Secret {shown(lost.name)} is for this host alone: it is removed from the file{kept}."
+
+
 def _change(
     context: CliContext,
     name: str,
@@ -270,12 +282,13 @@ def _change(
     yes: bool,
 ) -> None:
     place = place_of(context)
+    is_less = edit is editing.without_capability
+    lost = editing.lost_hosts(place.text, name, capability) if is_less else ()
     after = edit(place.text, name, capability)
     is_changed = after != place.text
     if is_changed:
-        tell(
-            context, [*asked_lines([capability]), editing.difference(place.text, after, place.name)]
-        )
+        diff = editing.difference(place.text, after, place.name)
+        tell(context, [*asked_lines([capability]), *map(_becomes, lost), diff])
         agreed(question, yes=yes)
         save(context, place, after)
         tell(context, [f"{place.name} is written. {effect(context)}"])
@@ -283,7 +296,8 @@ def _change(
         tell(context, [f"{name} is granted {capability} already; nothing changes"])
     if context.json:
         told = {"name": name, "capability": str(capability), "config": str(place.path)}
-        click.echo(json.dumps({**told, "changed": is_changed}))
+        secrets = [{"name": one.name, "hosts": list(one.hosts)} for one in lost]
+        click.echo(json.dumps({**told, "changed": is_changed, "secrets": secrets}))
 
 
 def place_of(context: CliContext) -> Place:

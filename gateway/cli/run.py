@@ -15,6 +15,7 @@ from gateway.domain.terminal import one_line
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
+from gateway.host.streams import detach_streams, hold_hangup
 
 
 @click.command()
@@ -29,6 +30,8 @@ from gateway.host.logs import logging_to
 @click.pass_obj
 def run(context: CliContext, port: int | None, *, accept_loss: bool) -> None:
     """Run the gateway until Ctrl+C or SIGTERM."""
+    hold_hangup()
+    detach_streams()
     config = config_or_exit(context, port=port)
     allow_open_files()
     observability = config.observability
@@ -87,7 +90,10 @@ def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
     """Those that run, and those that cannot."""
     loaded = ", ".join(plugin.name for plugin in plugins if plugin.state == "loaded")
     refused = [plugin for plugin in plugins if plugin.state == "refused"]
+    coming = ", ".join(plugin.name for plugin in plugins if plugin.state == "compiling")
     lines = [f"{loaded}   (sandboxed)"] if loaded else []
+    if coming:
+        lines.append(f"being compiled: {coming}   (its tools come when that is done)")
     if len(refused) == 1:
         lines.append(f"refused: {refused[0].name}: {refused[0].why}")
     elif refused:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from gateway.config.environment import Choice, default_model
+from gateway.config.environment import DEMO, Choice, default_model
 from gateway.config.problems import Code, KeyPath, Report, choose, quoted
 from gateway.config.reaching import BindingSection, ProjectSection, SubagentSection
 from gateway.config.schema import (
@@ -123,10 +123,13 @@ class Agents:
         """What an agent and each of its fallbacks has of its own."""
         known, provider = self.around.known, section.provider or self.choice.provider
         model = self.model(path, provider, section.model)
+        max_tokens = self._max_tokens(path, section, model)
+        if section.thinking:
+            self._check_thinking(path, provider, model, max_tokens)
         return {
             "provider": provider,
             "model": model,
-            "max_tokens": self._max_tokens(path, section, model),
+            "max_tokens": max_tokens,
             "context_window": section.context_window or known.context_window(model),
             **section.model_dump(include={"temperature", "thinking", "stream"}),
         }
@@ -144,6 +147,18 @@ class Agents:
             fix = 'add model = "..."'
             self.report.wrong(Code.MISSING, (*path, "model"), message, fix, at="table")
         return model or ""
+
+    def _check_thinking(self, path: KeyPath, provider: str, model: str, max_tokens: int) -> None:
+        """Of a provider that is not known nothing is said: that is wrong already."""
+        known, own = self.around.known, self.sections.providers.get(provider)
+        preset = known.presets.get(provider)
+        wire = preset.wire if preset else own.wire if own else None
+        if provider not in self.providers or (wire is None and provider != DEMO) or not model:
+            return
+        why = known.no_thinking(provider, wire, model, max_tokens)
+        if why is not None:
+            fix = "remove it, or choose a model that can"
+            self.report.wrong(Code.NOT_A_CHOICE, (*path, "thinking"), why, fix)
 
     def _max_tokens(self, path: KeyPath, section: ModelSection, model: str) -> int:
         most = self.around.known.output_limit(model)

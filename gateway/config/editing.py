@@ -5,7 +5,7 @@ import os
 import stat
 import tempfile
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from gateway.config.placing import Positions, Span, locate, masked, written
 from gateway.config.problems import KeyPath, choose, quoted
 from gateway.config.reading import interpreted
 from gateway.config.values import GatewayConfig, Surroundings
-from gateway.domain.capabilities import Capability, parse_capability
+from gateway.domain.capabilities import Capability, HttpGrant, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
 
 _BUDGETS = ("session", "daily", "monthly", "per_agent")
@@ -172,8 +172,73 @@ def with_capability(text: str, plugin: str, capability: Capability) -> str:
     return found.with_element("capabilities", str(capability))
 
 
+@dataclass(frozen=True, slots=True)
+class LostHost:
+    """A secret that names a host which its plugin may reach no longer."""
+
+    path: KeyPath  # of the secret
+    value: str  # as it is written, mostly a reference
+    hosts: tuple[str, ...]  # that it is still for; none: it is removed
+
+    @property
+    def name(self) -> str:
+        return str(self.path[-1])
+
+
+def lost_hosts(text: str, plugin: str, capability: Capability) -> tuple[LostHost, ...]:
+    """What becomes of secrets if it is revoked: a secret for a host that is not granted is an error."""
+    if not isinstance(capability, HttpGrant):
+        return ()
+    document = _parsed(text)
+    lost: list[LostHost] = []
+    for index, table in enumerate(document.get("plugins", [])):
+        if table.get("name") == plugin:
+            others = [one for one in table.get("capabilities", []) if not _is_same(one, capability)]
+            is_last = not any(str(one).startswith("http:") for one in others)
+            where: KeyPath = ("plugins", index)
+            lost += _lost(where, table, capability, bare=is_last)
+    channels = document.get("channels", {})
+    for name, table in channels.items() if isinstance(channels, dict) else ():
+        if isinstance(table, dict) and table.get("plugin") == plugin:
+            lost += _lost(("channels", name), table, capability, bare=False)
+    return tuple(lost)
+
+
+def _lost(
+    path: KeyPath, table: Mapping[str, Any], capability: Capability, *, bare: bool
+) -> Iterator[LostHost]:
+    """`bare`: also those that name no host, which are for the only one."""
+    secrets = table.get("secrets", {})
+    for name, secret in secrets.items() if isinstance(secrets, dict) else ():
+        whole = secret if isinstance(secret, dict) else {"value": secret}
+        hosts = whole.get("hosts") or []
+        if not isinstance(hosts, list):
+            continue
+        kept = [str(one) for one in hosts if not _is_same(f"http:{one}", capability)]
+        if len(kept) < len(hosts) or (bare and not hosts):
+            yield LostHost((*path, "secrets", name), str(whole.get("value", "")), tuple(kept))
+
+
+def _without_host(text: str, lost: LostHost) -> str:
+    document, written = _parsed(text), tomlkit.parse(text)
+    for whole in (document, written):
+        table: Any = whole
+        for part in lost.path[:-2]:
+            table = table[part]
+        secrets = table["secrets"]
+        if lost.hosts:
+            secrets[lost.name]["hosts"] = list(lost.hosts)
+        elif len(secrets) > 1:
+            del secrets[lost.name]
+        else:
+            del table["secrets"]
+    return _proved(tomlkit.dumps(written).encode(), document)
+
+
 def without_capability(text: str, plugin: str, capability: Capability) -> str:
-    """Revokes it."""
+    """Revokes it. Secrets that are for its host alone go with it."""
+    for lost in lost_hosts(text, plugin, capability):
+        text = _without_host(text, lost)
     found = _Table.of_plugin(text, plugin)
     granted: list[object] = found.table.get("capabilities", [])
     kept = [one for one in granted if not _is_same(one, capability)]

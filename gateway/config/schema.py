@@ -254,7 +254,7 @@ class NamedAgentSection(AgentSection):
 
 
 class PluginLimitsSection(Section):
-    """Bounds of one call of a plugin."""
+    """Bounds of one call of a plugin, and of calls at a time."""
 
     timeout_s: float = key(_PLUGIN.timeout_s, "Seconds.", gt=0, le=60)
     memory_mb: int = key(_PLUGIN.memory_mb, "MiB of memory.", ge=1, le=512)
@@ -262,6 +262,7 @@ class PluginLimitsSection(Section):
         None, "Instructions, about. Absent: what fits into the time.", ge=1, le=2**62
     )
     output_kb: int = key(_PLUGIN.output_kb, "KiB of its answer.", ge=1, le=8_192)
+    concurrency: int = key(_PLUGIN.concurrency, "Calls at a time; more wait.", ge=1, le=1_024)
 
 
 class PluginSection(Section):
@@ -352,6 +353,11 @@ class QueueSection(Section):
     )
     max_pending: int = key(_QUEUE.max_pending, "Messages in one session.", ge=1, le=1_000_000)
     max_pending_total: int = key(_QUEUE.max_pending_total, "In all.", ge=1, le=100_000_000)
+    max_pending_mb: int = key(_QUEUE.max_pending_mb, "MB in one session.", ge=1, le=1_000_000)
+    max_pending_total_mb: int = key(_QUEUE.max_pending_total_mb, "MB in all.", ge=1, le=100_000_000)
+    max_pending_per_principal: int = key(
+        _QUEUE.max_pending_per_principal, "Messages of one token or person.", ge=1, le=100_000_000
+    )
     max_running: int = key(_QUEUE.max_running, "Turns at work at a time.", ge=1, le=100_000)
 
 

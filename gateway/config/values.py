@@ -62,6 +62,9 @@ class QueueSettings:
     debounce_ms: int = 0
     max_pending: int = 1_000
     max_pending_total: int = 100_000
+    max_pending_mb: int = 64
+    max_pending_total_mb: int = 1_024
+    max_pending_per_principal: int = 5_000
     max_running: int = 256
 
 
@@ -131,6 +134,8 @@ class Known:
     bundled: Mapping[str, BundledPlugin]
     context_window: Callable[[str], int]
     output_limit: Callable[[str], int | None]
+    # why a model cannot be asked to think: provider, wire (None: the demo), model, max_tokens
+    no_thinking: Callable[[str, Wire | None, str, int], str | None] = lambda *about: None
     trees: tuple[str, ...] = ("default",)
     decisions: tuple[str, ...] = ("default",)
     core_rules: Path | None = None  # a file of rules that nobody can change

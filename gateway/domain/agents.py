@@ -6,11 +6,12 @@ from types import MappingProxyType
 from typing import Literal
 
 from gateway.domain.ids import AgentId
+from gateway.domain.messages import READS
 
 # Who looks for facts. "auto": patterns after each turn, and a model where one compacts anyway.
 Extraction = Literal["auto", "model", "patterns", "off"]
 FactScope = Literal["person", "agent"]  # "agent": all who talk to the agent know the same facts
-MEMORY, RESULT = "memory", "result"
+MEMORY, RESULT = "memory", READS
 OWN_TOOLS = (MEMORY, RESULT)  # that an agent may list besides plugins
 
 

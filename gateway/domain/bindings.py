@@ -8,6 +8,9 @@ from gateway.domain.ids import AgentId, SessionKey, encode_part
 MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]
 OWN_CHANNELS = frozenset({"websocket", "api"})  # where a principal's name is the account
 
+# Among whom turns are shared out: a token, or a channel's account; and there a person.
+Share = tuple[tuple[str, ...], str]
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -127,3 +130,11 @@ def speaker(channel: str, account: str, person: str) -> str:
     if channel in OWN_CHANNELS:
         return encode_part(account)
     return ":".join(map(encode_part, (channel, account, person)))
+
+
+def share_of(key: SessionKey, sender: str | None) -> Share:
+    """A principal shares with the others. The people of a channel's account share what it gets, so
+    that no channel gets more turns the more people write there."""
+    if key.channel in OWN_CHANNELS:
+        return (key.account,), ""
+    return (key.channel, key.account), sender or key.peer

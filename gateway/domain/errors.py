@@ -212,7 +212,7 @@ FailureKind = Literal[
 
 
 RETRYABLE: frozenset[FailureKind] = frozenset(
-    {"rate", "overloaded", "server", "network", "timeout", "truncated"}
+    {"rate", "overloaded", "server", "network", "timeout", "truncated", "unmetered"}
 )
 
 
@@ -243,7 +243,22 @@ class ModelFailed(GatewayError):
         self.retryable = kind in RETRYABLE
 
 
+class MalformedReply(ModelFailed):
+    """Bytes that are no JSON: damaged on the way, and worth another try like a broken connection."""
+
+    def __init__(self, provider: str, detail: str, *, started: bool) -> None:
+        super().__init__(provider, "protocol", detail, started=started)
+        self.retryable = True
+
+
 class NeverSent(ModelFailed):
     """Nothing of the call reached the provider."""
 
     sent = False
+
+
+class TooLarge(NeverSent):
+    """It does not fit the model's window, so nobody was asked; `detail` says what is too large."""
+
+    def __init__(self, provider: str, detail: str) -> None:
+        super().__init__(provider, "context_overflow", detail)

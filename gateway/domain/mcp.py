@@ -8,6 +8,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId
 from gateway.domain.model import ToolSpec
+from gateway.domain.scrubbing import scanner
 from gateway.domain.secrets import Secret
 
 FAMILY = "mcp:"  # in an agent's list: mcp:SERVER, or mcp:SERVER/TOOL
@@ -50,10 +51,8 @@ class McpServerDef:
         """Without what it was given in secret: many a server repeats it in what it says."""
         values = [one.reveal() for one in self.hidden]
         words = {word for value in values for word in (value, *value.split()[-1:])}  # Bearer WORD
-        for word in sorted(words, key=len, reverse=True):
-            if len(word) >= SHORTEST_SECRET:
-                text = text.replace(word, "***")
-        return text
+        marks = ((word, "***") for word in sorted(words) if len(word) >= SHORTEST_SECRET)
+        return scanner(tuple(marks)).text(text)
 
 
 McpState = Literal["idle", "connected", "failing"]

@@ -1,5 +1,6 @@
 """What is said in a conversation: messages with their tool calls and results, and nodes of the tree."""
 
+import json
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
@@ -8,6 +9,8 @@ from gateway.domain.chunks import SystemType
 from gateway.domain.ids import NodeId, RunId
 from gateway.domain.usage import Spent
 
+READS = "result"  # the tool that reads on
+TAG = "tool-result-"
 # A summary is nothing that anybody said: it stands in the tree for what was said before it.
 Role = Literal["user", "assistant", "tool", "summary"]
 NodeStatus = Literal["complete", "partial", "cancelled", "error"]
@@ -24,8 +27,28 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """How much a model is shown of a result that is too large: characters of its begin and of its
+    end. The tool `result` reads all `size` of them by the `reference`, if there is one."""
+
+    head: int
+    tail: int
+    size: int
+    reference: str = ""
+
+    def of(self, content: str) -> str:
+        """With a marker that names the reference."""
+        reads = json.dumps({"id": self.reference, "offset": self.head})
+        how = f"; the tool {READS} reads them: {reads}" if self.reference else ""
+        left_out = f"[… {self.size - self.head - self.tail} characters left out{how} …]"
+        return f"{content[: self.head]}\n{left_out}\n{content[len(content) - self.tail :]}"
+
+
+@dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of a tool call; an error is a result too, and tells the model what to do."""
+    """What came of a tool call; an error is a result too, and tells the model what to do. The
+    `boundary` is random: a model is shown the content between two tags of that name, which nothing
+    in the content can know. It is made once, so that the same bytes are sent again."""
 
     call_id: str
     name: str
@@ -33,6 +56,21 @@ class ToolResult:
     is_error: bool = False
     duration_ms: float = 0.0
     spent: tuple[Spent, ...] = ()  # by models that worked for it; no conversation keeps it
+    boundary: str = field(default="", compare=False)
+    excerpt: Excerpt | None = None
+
+    @property
+    def told(self) -> str:
+        """As a model is shown it."""
+        content = self.content if self.excerpt is None else self.excerpt.of(self.content)
+        return within_boundary(content, self.boundary)
+
+
+def within_boundary(content: str, boundary: str) -> str:
+    """Between two tags; as it is if there is none, as in what was kept before there were any."""
+    if not boundary:
+        return content
+    return f"<{TAG}{boundary}>\n{content}\n</{TAG}{boundary}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.secrets import Secret
 
 PluginKind = Literal["tool", "channel"]
-PluginState = Literal["loaded", "refused", "disabled"]
+PluginState = Literal["loaded", "compiling", "refused", "disabled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +30,13 @@ class PluginSecret:
 
 @dataclass(frozen=True, slots=True)
 class PluginLimits:
-    """Bounds of one call."""
+    """Bounds of one call, and of calls at a time."""
 
     timeout_s: float = 10.0
     memory_mb: int = 64
     fuel: int | None = None  # None: as much as fits into the time
     output_kb: int = 1024
+    concurrency: int = 8  # calls at a time; more wait
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
 """What users set for all of their own queries, and what then holds for one of them. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gateway.domain.agents import BOUNDS, AgentDef, Limits
+from gateway.domain.subagents import SubagentDef
 
 # The limits that a user may set, and a single request tighten.
 USER_LIMITS = (
@@ -39,6 +40,46 @@ def problem_with(name: str, value: object) -> str | None:
     if name == "thinking_enabled":
         return None if isinstance(value, bool) else "has to be true or false"
     return None
+
+
+@dataclass(frozen=True, slots=True)
+class Choosable:
+    """What users can choose with this configuration. `usual`: whose models are named to them;
+    `no_thinking`: why an agent's model cannot be asked to think."""
+
+    usual: AgentDef
+    agents: Sequence[AgentDef] = ()
+    subagents: Sequence[SubagentDef] = ()
+    no_thinking: Callable[[AgentDef], str | None] = lambda agent: None
+
+    def problem_with(self, name: str, value: object) -> str | None:
+        """Why a setting that is valid would change nothing here."""
+        asked = {one.model for one in self._asked()}
+        if name == "oracle_model" and value not in asked:
+            return f"no agent asks this model; choose one of: {self._models()}"
+        if name == "subagent_model" and not self.subagents:
+            return "there are no subagents"
+        if name == "subagent_model" and value not in asked | {one.model for one in self.subagents}:
+            return f"no subagent can ask it; choose one of: {self._models()}"
+        return self._why_not() if (name, value) == ("thinking_enabled", True) else None
+
+    def _why_not(self) -> str | None:
+        """Why no model can be asked to think."""
+        reasons = [self.no_thinking(one) for one in self._asked()]
+        return None if None in reasons else reasons[0]
+
+    def _asked(self) -> Sequence[AgentDef]:
+        return [one for agent in (self.usual, *self.agents) for one in chain_of(agent)]
+
+    def _models(self) -> str:
+        return ", ".join(dict.fromkeys(one.model for one in chain_of(self.usual)))
+
+
+def chain_of(agent: AgentDef | None) -> Iterator[AgentDef]:
+    """With its fallbacks."""
+    while agent is not None:
+        yield agent
+        agent = agent.fallback
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,9 @@ _SHAPES: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
     "over": (),
 }
 
+# What a mark may hold besides; tapes of before have it not.
+_MORE: Mapping[str, tuple[type | tuple[type, ...], ...]] = {"result": (str, (dict, type(None)))}
+
 
 _NO_TIME = 253_402_300_799_999_999  # microseconds: the calendar has ended
 
@@ -121,6 +124,7 @@ def _mark(plain: object) -> Mark:
             pass
         case [str(kind), *values] if kind in _SHAPES:
             types = _SHAPES[kind]
+            types += _MORE.get(kind, ()) if len(values) > len(types) else ()
             if len(values) == len(types) and all(map(isinstance, values, types)):
                 return Mark(kind, tuple(values))  # type: ignore[arg-type]  # one of the table's
     raise ValueError("it holds a mark that is none")

@@ -22,6 +22,7 @@ from mcp.shared.message import SessionMessage
 
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.ports import Clock
+from gateway.domain.scrubbing import scanner
 from gateway.mcp.bounds import TooMuch, Weight, check_size
 
 log = logging.getLogger(__name__)
@@ -144,7 +145,7 @@ class _Said:
 
     def __init__(self, server: str, clock: Clock, secrets: Sequence[str]) -> None:
         self._server, self._clock = server, clock
-        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._scanner = scanner(tuple((secret, "***") for secret in secrets))
         self._minute, self._count = 0, 0
 
     async def listen(self, process: Process) -> None:
@@ -167,9 +168,7 @@ class _Said:
         self._count += 1
         if self._count > MOST_SAID:
             return
-        text = line.decode("utf-8", "replace")
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
+        text = self._scanner.text(line.decode("utf-8", "replace"))
         extra = {"server": self._server, "line": text[:LONGEST_SAID]}
         log.debug("an MCP server says", extra=extra)
 

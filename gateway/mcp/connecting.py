@@ -27,6 +27,7 @@ MOST_TOOLS = 128
 MOST_PAGES = 20
 MOST_PARTS = 1_000  # of a result
 LONGEST_WHY = 300
+_MOST_WHY = 8_192  # it is cut once no secret can be cut in two
 
 for _name in ("mcp.client", "httpx2"):  # they tell addresses with their queries, and traces
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -188,5 +189,5 @@ def why_not(error: BaseException) -> str:
         case TimeoutError():
             return "it was not there in time"
         case httpx2.HTTPError() | MCPError() | Ended():
-            return " ".join(str(error).split())[:LONGEST_WHY] or type(error).__name__
+            return " ".join(str(error).split())[:_MOST_WHY] or type(error).__name__
     return f"it does not speak MCP as it should ({type(error).__name__})"

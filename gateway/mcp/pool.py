@@ -10,7 +10,8 @@ from anyio.abc import TaskGroup, TaskStatus
 
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.ports import Clock
-from gateway.mcp.connecting import Line, why_not
+from gateway.domain.supervision import survives
+from gateway.mcp.connecting import LONGEST_WHY, Line, why_not
 
 log = logging.getLogger(__name__)
 
@@ -71,8 +72,10 @@ class Pool:
             async with self.dial(self.server) as line:
                 task_status.started(line)
                 await line.over.wait()
-        except Exception as error:
-            why = self.server.hushed(why_not(error))
+        except BaseException as error:
+            if not survives(error):
+                raise
+            why = self.server.hushed(why_not(error))[:LONGEST_WHY]
             if line is None:
                 raise NotThere(why) from error
             line.end(why)

@@ -13,8 +13,9 @@ from anyio.abc import TaskGroup
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus
 from gateway.domain.ports import Clock, PluginStore, SchemaCheck, Tool
+from gateway.domain.supervision import survives
 from gateway.mcp.carrying import user
-from gateway.mcp.connecting import Broke, Line, why_not
+from gateway.mcp.connecting import LONGEST_WHY, Broke, Line, why_not
 from gateway.mcp.listing import Listing
 from gateway.mcp.pool import Dial, NotThere, Pool
 from gateway.mcp.tools import McpTool
@@ -156,18 +157,28 @@ class Server:
             await self._wanted.wait()
             began = clock.monotonic()
             try:
-                line = await self._pool.open()
-                await self._list(line)
+                await self._connect()
             except NotThere as error:
-                self._failed(self.server.hushed(str(error)))
+                self._failed(self.server.hushed(str(error))[:LONGEST_WHY])
             else:
-                await self._watch(line)
                 losses = 0 if clock.monotonic() - began >= STEADY_S else losses + 1
-                self._down(line)
             if failures := max(self._failures, losses):
                 await clock.sleep(_pause(failures) * self.means.random())
             if clock.monotonic() - self._wanted_at >= WANTED_S:
                 self._wanted = anyio.Event()
+
+    async def _connect(self) -> None:
+        """Until the connection is over. Raises NotThere."""
+        line = await self._pool.open()
+        try:
+            await self._list(line)
+            await self._watch(line)
+        except BaseException as error:
+            line.end("it is left")
+            if survives(error) and self._line is line:
+                self._down(line)
+            raise
+        self._down(line)
 
     def _failed(self, why: str) -> None:
         self._failures += 1
@@ -225,7 +236,7 @@ class Server:
 
     def _down(self, line: Line) -> None:
         name = self.server.name
-        self._line, why = None, self.server.hushed(line.why)
+        self._line, why = None, self.server.hushed(line.why)[:LONGEST_WHY]
         self.means.renew(f"{FAMILY}{name}", ())
         log.info("an MCP server is left", extra={"server": name, "why": why})
         self.means.tell("mcp.disconnected", {"server": name, "why": why})

@@ -64,11 +64,11 @@ def tool_of(
     server: McpServerDef, caller: Caller, tool: types.Tool, schemas: SchemaCheck
 ) -> McpTool:
     name, hints = exposed(server.name, tool.name), tool.annotations
-    takes = json.dumps(tool.input_schema)
+    takes = server.hushed(json.dumps(tool.input_schema))
     family = f"{FAMILY}{server.name}/{tool.name}"
     # The server says that a second call changes nothing.
     may_repeat = bool(hints and (hints.read_only_hint or hints.idempotent_hint))
-    what = described(server.name, tool.description)
+    what = described(server.name, server.hushed(tool.description or ""))
     spec = ToolSpec(name, what, takes, family=family, may_repeat=may_repeat)
     return McpTool(server, caller, tool.name, spec, digest_of(tool), _promised(tool, schemas))
 

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.domain.messages import Message, Node
+from gateway.domain.messages import Message, Node, within_boundary
 from gateway.domain.summaries import Summary, from_plain, to_plain
 from gateway.domain.tokens import estimate_tokens
 from gateway.memory.identifiers import files_and_symbols, missing_from
@@ -84,7 +84,8 @@ def _line(node: Node) -> str:
     said, day = node.message, node.created_at.date().isoformat()
     if said.result is not None:
         content = cut(said.result.content, RESULT_SHOWN // 2, RESULT_SHOWN // 2)
-        return f"[{day}] result of {said.result.name}: {content}"
+        told = within_boundary(content, said.result.boundary)
+        return f"[{day}] result of {said.result.name}: {told}"
     calls = "".join(f" [calls {call.name} {call.arguments[:200]}]" for call in said.tool_calls)
     return f"[{day}] {said.role}: {cut(said.text, MESSAGE_SHOWN // 2, MESSAGE_SHOWN // 2)}{calls}"
 

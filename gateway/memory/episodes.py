@@ -131,5 +131,11 @@ def _episode(
 
 
 def _weight(nodes: tuple[Node, ...]) -> int:
-    # A node costs memory even when its text is short.
-    return sum(node.token_count + 100 for node in nodes)
+    """A node costs memory even when its text is short, and so does what is not shown of a result."""
+    weight = 0
+    for node in nodes:
+        weight += node.token_count + 100
+        result = node.message.result
+        if result is not None and result.excerpt is not None:
+            weight += len(result.content) // 3
+    return weight

@@ -9,6 +9,7 @@ unknown is looked at again, which changes nothing.
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import groupby
 
 import anyio
@@ -19,6 +20,7 @@ from gateway.domain.facts import Claim
 from gateway.domain.hearing import Said
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
+from gateway.domain.supervision import contained
 from gateway.memory.keeping import Keeping
 from gateway.memory.patterns import claims_in
 from gateway.memory.reader import Reader
@@ -57,7 +59,9 @@ class Keeper:
         hearing, how = self._keeping.hearing, self._keeping.how
         self._behind = {key: 0 for key in await hearing.behind() if how(key) != "off"}
         self._reader.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
-        self._group.start_soon(self._catch_up_all, tuple(self._behind), anyio.Event())
+        self._group.start_soon(
+            contained, "facts", partial(self._catch_up_all, tuple(self._behind), anyio.Event())
+        )
 
     def told(self, key: SessionKey, said: Sequence[Said], upto: NodeId) -> None:
         """What people said in a run that has ended, with that node. Never waits."""
@@ -70,7 +74,9 @@ class Keeper:
             self._behind[key] += 1  # it is read from the store, in its order
         elif found := self._found(key, said):
             written = self._writing[key] = anyio.Event()
-            self._group.start_soon(self._write, key, found, upto, written)
+            self._group.start_soon(
+                contained, "facts", partial(self._write, key, found, upto, written)
+            )
         else:
             self._looked(key, upto)
 
@@ -81,7 +87,7 @@ class Keeper:
             return
         if written is None:
             written = anyio.Event()
-            self._group.start_soon(self._catch_up_all, (key,), written)
+            self._group.start_soon(contained, "facts", partial(self._catch_up_all, (key,), written))
         with anyio.move_on_after(SETTLE_S):
             await written.wait()
 
@@ -125,7 +131,7 @@ class Keeper:
         self._places[key] = upto
         if not self._is_noting:
             self._is_noting = True
-            self._group.start_soon(self._note)
+            self._group.start_soon(contained, "facts", partial(self._note))
 
     async def _note(self) -> None:
         """In one commit for all, while there is something; never ahead of facts on their way."""
@@ -147,7 +153,7 @@ class Keeper:
         self._places.pop(key, None)
         if key not in self._behind:
             self._behind[key] = 0
-        self._group.start_soon(self._catch_up_later, key)
+        self._group.start_soon(contained, "facts", partial(self._catch_up_later, key))
 
     async def _catch_up_later(self, key: SessionKey) -> None:
         await self._keeping.clock.sleep(AGAIN_S)

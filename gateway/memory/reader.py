@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import anyio
 from anyio.abc import TaskGroup
@@ -13,6 +14,7 @@ from gateway.domain.facts import Claim
 from gateway.domain.hearing import Said
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.model import Delta
+from gateway.domain.supervision import contained
 from gateway.domain.words import words_of
 from gateway.memory import extraction
 from gateway.memory.keeping import Keeping
@@ -47,14 +49,14 @@ class Reader:
     def resume(self, keys: Sequence[SessionKey]) -> None:
         now = self._keeping.clock.monotonic()
         self._debts = {key: _Debt(now, None) for key in keys}
-        self._group.start_soon(self._pay_all, tuple(keys))
+        self._group.start_soon(contained, "facts by a model", partial(self._pay_all, tuple(keys)))
 
     def owe(self, key: SessionKey, since: NodeId) -> None:
         """All that was said since that node is to be looked at, once the session is quiet."""
         now, debt = self._keeping.clock.monotonic(), self._debts.get(key)
         if debt is None:
             debt = self._debts[key] = _Debt(now, since)
-            self._group.start_soon(self._pay, key, debt)
+            self._group.start_soon(contained, "facts by a model", partial(self._pay, key, debt))
         debt.said_at, debt.since = now, debt.since or since
 
     async def _pay_all(self, keys: Sequence[SessionKey]) -> None:

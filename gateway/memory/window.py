@@ -6,7 +6,7 @@ from itertools import pairwise
 from zlib import crc32
 
 from gateway.domain.ids import NodeId
-from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.messages import Excerpt, Message, Node, ToolCall, ToolResult
 from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
 
 Exchange = tuple[Node, ...]
@@ -22,7 +22,7 @@ def message_tokens(message: Message) -> int:
     for call in message.tool_calls:
         tokens += estimate_tokens(call.name) + estimate_tokens(call.arguments) + MESSAGE_OVERHEAD
     if message.result is not None:
-        tokens += estimate_tokens(message.result.content) + MESSAGE_OVERHEAD
+        tokens += estimate_tokens(message.result.told) + MESSAGE_OVERHEAD
     return tokens
 
 
@@ -68,18 +68,21 @@ def fitting(exchanges: Sequence[Exchange], room: int, first: NodeId | None) -> S
     return shown[start:]
 
 
-def shortened(exchanges: Sequence[Exchange]) -> Sequence[Exchange]:
+def shortened(exchanges: Sequence[Exchange], whole: int = SHOWN_WHOLE) -> Sequence[Exchange]:
     """With the long results of all but the newest cut down; the store keeps the whole."""
-    old = [tuple(map(_short, exchange)) for exchange in exchanges[:-SHOWN_WHOLE]]
-    return [*old, *exchanges[-SHOWN_WHOLE:]]
+    first = max(0, len(exchanges) - whole)
+    return [*(tuple(map(_short, one)) for one in exchanges[:first]), *exchanges[first:]]
 
 
 def _short(node: Node) -> Node:
     result = node.message.result
     if result is None or len(result.content) <= HEAD + TAIL + 100:
         return node
-    content = cut(result.content)
-    message = replace(node.message, result=replace(result, content=content), kept={})
+    size, reference = len(result.content), str(node.id)
+    if result.excerpt is not None:
+        size, reference = result.excerpt.size, result.excerpt.reference or reference
+    excerpt = Excerpt(HEAD, TAIL, size, reference)
+    message = replace(node.message, result=replace(result, excerpt=excerpt), kept={})
     return replace(node, message=message, token_count=message_tokens(message))
 
 
@@ -92,19 +95,26 @@ def cut(content: str, head: int = HEAD, tail: int = TAIL) -> str:
 
 
 def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Every call has its result: a conversation may go on from the middle of an exchange, and a
-    model refuses a history with a call that nobody answered."""
+    """Every call is followed by its result at once, in the order of the calls: a model refuses any
+    other history. What stands between them comes behind them; a call that nobody answered gets a
+    result that says so, and a result without its call is left out."""
     mended: list[Message] = []
-    waiting: dict[str, ToolCall] = {}
+    waiting: dict[str, Message] = {}  # by call, of the last message that asked for tools
+    between: list[Message] = []
     for message in messages:
-        if message.result is not None:
-            waiting.pop(message.result.call_id, None)
-        else:
-            mended.extend(_unanswered(call) for call in waiting.values())
-            waiting = {call.id: call for call in message.tool_calls}
-        mended.append(message)
-    mended.extend(_unanswered(call) for call in waiting.values())
-    return messages if len(mended) == len(messages) else tuple(mended)
+        result = message.result
+        if result is None and waiting and message.role != "assistant":
+            between.append(message)
+        elif result is None:
+            mended += (*waiting.values(), *between)
+            mended.append(message)
+            waiting, between = {}, []
+            for call in message.tool_calls:
+                waiting[call.id] = _unanswered(call)
+        elif result.call_id in waiting:
+            waiting[result.call_id] = message
+    mended += (*waiting.values(), *between)
+    return messages if mended == list(messages) else tuple(mended)
 
 
 def _unanswered(call: ToolCall) -> Message:

@@ -1,16 +1,15 @@
 """Secrets on their way out and back: filled in for the declared origins, scrubbed from answers."""
 
-import json
 import re
-from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Iterator, Sequence
-from urllib.parse import quote_from_bytes, unquote_to_bytes
+from collections.abc import Sequence
+from urllib.parse import unquote_to_bytes
 
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.capabilities import Origin
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import PluginSecret
+from gateway.domain.scrubbing import scanner
 from gateway.outbound.addresses import is_loopback
 
 _OPEN = "${secret:"
@@ -19,9 +18,6 @@ _PLACEHOLDER = re.compile(r"\$\{secret:([^${}]*)\}")
 _FITS_URL = re.compile(r"(?!\.+\Z)[A-Za-z0-9._~:@=-]+")
 _FITS_HEADER = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 _FITS_FRAME = re.compile(r"[ !#-\[\]-~]+")  # stands in a JSON string as it is
-_ESCAPE = re.compile(rb"%[0-9A-F]{2}")
-_LONG = 65_536
-_SHORTEST_FORM = 6  # an encoded form that is shorter stands in unrelated data by chance
 
 
 class Filling:
@@ -74,76 +70,32 @@ def _is_unheard(origin: Origin) -> bool:
 class Scrubber:
     """Replaces the values of secrets by their names, also in the forms that an echo gives them."""
 
-    __slots__ = ("_marks",)
+    __slots__ = ("_scanner",)
 
     def __init__(self, secrets: Sequence[PluginSecret]) -> None:
-        marks = {
-            form: f"[secret {secret.name}]".encode()
-            for secret in secrets
-            for form in _forms(_as_bytes(secret.value.reveal()))
-        }
-        # A longer form first: it may contain a shorter one.
-        self._marks = sorted(marks.items(), key=lambda mark: -len(mark[0]))
+        marks = ((one.value.reveal(), f"[secret {one.name}]") for one in secrets)
+        self._scanner = scanner(tuple(marks))
 
     def in_url(self, url: str) -> bool:
         """Whether it carries one of them, whatever of it is escaped."""
         raw = _as_bytes(url)
-        plain = unquote_to_bytes(raw)
-        return any(form in raw or form in plain for form, _ in self._marks)
+        return self._scanner.finds(raw) or self._scanner.finds(unquote_to_bytes(raw))
 
     def text(self, text: str) -> str:
-        raw = _as_bytes(text)
-        for form, mark in self._marks:
-            raw = raw.replace(form, mark)
-        return raw.decode(errors="replace")
+        return self._scanner.data(_as_bytes(text)).decode(errors="replace")
 
     async def body(self, body: bytes) -> bytes:
         """As `text`, and lets others run in between if it is a long one."""
-        is_long = len(body) > _LONG
-        for form, mark in self._marks:
-            body = body.replace(form, mark)
-            if is_long:
-                await checkpoint()
-        return body
+        work = self._scanner.steps(body)
+        while True:
+            try:
+                next(work)
+            except StopIteration as done:
+                scrubbed: bytes = done.value
+                return scrubbed
+            await checkpoint()
 
 
 def _as_bytes(text: str) -> bytes:
     """Bytes that were no UTF-8 when they came in go out as they were."""
     return text.encode(errors="surrogateescape")
-
-
-def _forms(value: bytes) -> Iterator[bytes]:
-    if not value:
-        return
-    yield value
-    for form in (*_json_forms(value), *_percent_forms(value), *_base64_forms(value)):
-        if len(form) >= _SHORTEST_FORM:
-            yield form
-
-
-def _json_forms(value: bytes) -> Iterator[bytes]:
-    text = value.decode(errors="surrogateescape")
-    for is_ascii in (True, False):
-        escaped = _as_bytes(json.dumps(text, ensure_ascii=is_ascii)[1:-1])
-        yield escaped
-        yield escaped.replace(b"/", rb"\/")
-
-
-def _percent_forms(value: bytes) -> Iterator[bytes]:
-    for safe in ("", "/", "/:@!$&'()*+,;="):
-        upper = quote_from_bytes(value, safe=safe).encode()
-        for form in (upper, upper.replace(b"~", b"%7E"), upper.replace(b"%20", b"+")):
-            yield form
-            yield _ESCAPE.sub(lambda escape: escape[0].lower(), form)
-
-
-def _base64_forms(value: bytes) -> Iterator[bytes]:
-    """Alone, and inside of something longer: there it may begin at any of three places."""
-    for encode in (b64encode, urlsafe_b64encode):
-        alone = encode(value)
-        yield alone
-        yield alone.rstrip(b"=")
-        for before in range(3):
-            packed = encode(bytes(before) + value)
-            # Only the characters that no neighbour has a bit in.
-            yield packed[(8 * before + 5) // 6 : 8 * (before + len(value)) // 6]

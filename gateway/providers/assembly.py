@@ -1,6 +1,7 @@
 """One reply while it arrives: what was heard, drafts of tool calls, and what it came to."""
 
 import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
@@ -33,6 +34,8 @@ CALL_COST = 1024
 PART_COST = 16
 # Servers take tools' names of 64. In an id some hide a signature; one that is longer we replace.
 LONGEST_NAME, LONGEST_ID = 256, 16_384
+LONGEST_SENT = 64
+_SENDABLE, _UNSENDABLE = re.compile(r"[A-Za-z0-9_-]{1,64}"), re.compile(r"[^A-Za-z0-9_-]+")
 # So many deltas a reply are heard as they come. After that it is a flood, heard in larger pieces.
 DELTAS_A_TOKEN = 4
 LEAST_DELTAS = 1000
@@ -211,7 +214,7 @@ class Assembly:
 
     def _recover(self, answer: str) -> None:
         """Calls that stand in the text or the thinking, unless the wire brought its own."""
-        self.calls = [draft for draft in self.calls if draft.name or draft.arguments]
+        self.calls = [one for one in self.calls if one.name or one.arguments or one.id]
         if self.calls or not self._in_text or not self._in_thinking:
             return
         for name, arguments, _ in counted(self._in_text, self._in_thinking, answer):
@@ -226,10 +229,7 @@ class Assembly:
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]  # else cut off
         calls: dict[str, ToolCall] = {}
         for place, draft in enumerate(drafts):
-            if not 0 < len(draft.name) <= LONGEST_NAME:
-                raise self.failed(
-                    "protocol", "a tool call came without a name, or with an endless one"
-                )
+            draft.name = draft.name[:LONGEST_NAME]  # no tool has one so long: its result says so
             arguments = "".join(draft.arguments).strip() or "{}"
             if not 0 < len(draft.id) <= LONGEST_ID or draft.id in calls:
                 draft.id = _made_up_id(reply_id, place, draft.name, arguments)
@@ -293,6 +293,13 @@ def parsed_object(arguments: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return parsed if isinstance(parsed, dict) else None
+
+
+def sendable_name(name: str) -> str:
+    """The name of a call as every server takes it: a model may have called what no tool is named."""
+    if _SENDABLE.fullmatch(name):
+        return name
+    return _UNSENDABLE.sub("_", name)[:LONGEST_SENT] or "unnamed"
 
 
 def object_of(arguments: str) -> Mapping[str, Any]:

@@ -101,8 +101,9 @@ class _Line:
         # Compressed bytes would be held back, and swell to any size.
         plain = {"user-agent": "exogate", "accept-encoding": "identity"}
         self._headers = {**plain, **self._encoder.headers(key), **own}
-        secrets = ([key] if key else []) + [v for v in own.values() if len(v) >= _LEAST_SECRET]
-        self._secrets = tuple(secrets)
+        words = [word for value in own.values() for word in (value, *value.split()[-1:])]
+        secrets = ([key] if key else []) + [one for one in words if len(one) >= _LEAST_SECRET]
+        self._secrets = tuple(dict.fromkeys(secrets))
         self._scrub = Scrub(self._secrets)
 
     def require_key(self, request: ModelRequest) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from gateway.domain.errors import FailureKind, ModelFailed
+from gateway.domain.scrubbing import scanner
 
 DETAIL_CAP = 300
 LONGEST_WAIT_S = 30 * 86_400.0  # nobody means more, and what is told is passed on
@@ -56,8 +57,7 @@ class Scrub:
     secrets: tuple[str, ...] = ()
 
     def __call__(self, text: str) -> str:
-        for secret in self.secrets:
-            text = text.replace(secret, "***")
+        text = scanner(tuple((secret, "***") for secret in self.secrets)).text(text)
         text = _UNPRINTABLE.sub(" ", text).strip()
         return text if len(text) <= DETAIL_CAP else text[: DETAIL_CAP - 1] + "…"
 

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from pydantic_core import from_json
 
-from gateway.domain.errors import ModelFailed
+from gateway.domain.errors import MalformedReply, ModelFailed
 from gateway.domain.model import ModelReply
 from gateway.providers.assembly import Assembly, json_bytes
 from gateway.providers.failures import kind_of, read_refusal
@@ -99,7 +99,7 @@ def _parsed(assembly: Assembly, data: bytes) -> Any:
             return from_json(json_bytes(json.loads(data)))  # which is no deeper than any other
         except (ValueError, RecursionError) as error:
             problem = error
-    raise assembly.failed("protocol", f"malformed JSON in a stream: {problem}") from problem
+    raise malformed(assembly, f"malformed JSON in a stream: {problem}") from problem
 
 
 def _is_json(data: bytes) -> bool:
@@ -117,13 +117,19 @@ def read_whole(body: bytes, reading: Reading, assembly: Assembly) -> ModelReply:
     try:
         parsed = from_json(body)
     except ValueError as error:
-        raise assembly.failed("protocol", f"malformed JSON: {error}") from error
+        raise malformed(assembly, f"malformed JSON: {error}") from error
     refuse_error(assembly, parsed, is_error=False)
     try:
         reading.take_whole(parsed)
     except WRONG_SHAPE as error:
         raise misshapen(assembly, error) from error
     return reading.reply()
+
+
+def malformed(assembly: Assembly, detail: str) -> ModelFailed:
+    """The failure to raise for bytes that are no JSON."""
+    failed = assembly.failed("protocol", detail)
+    return MalformedReply(failed.provider, failed.detail, started=failed.started)
 
 
 def refuse_error(assembly: Assembly, chunk: Any, *, is_error: bool) -> None:

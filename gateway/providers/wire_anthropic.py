@@ -1,6 +1,5 @@
 """The messages wire: a request as bytes."""
 
-import re
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -10,17 +9,12 @@ from pydantic_core import from_json
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest
 from gateway.domain.providers import ProviderDef
-from gateway.providers.assembly import json_bytes, object_of, without_messages
+from gateway.providers.assembly import json_bytes, object_of, sendable_name, without_messages
+from gateway.providers.thinking import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
 
 PATH = "/messages"
 VERSION = "2023-06-01"
-LEAST_THINKING = 1024
 _NO_TEXT = "(no text)"  # the wire refuses a message of nothing but white space
-
-_CANNOT_THINK = re.compile(r"claude-(?:2|instant|3-(?:5|opus|sonnet|haiku))")
-_THINKS_BY_BUDGET = re.compile(
-    r"claude-(?:3-7|(?:opus|sonnet|haiku)-4(?:-[0-5])?(?:-\d{8}|-latest|@.*)?$)"
-)
 
 
 class AnthropicEncoder:
@@ -100,9 +94,9 @@ def _head(request: ModelRequest) -> bytes:
 
 def thinking_of(request: ModelRequest) -> dict[str, Any] | None:
     """How this model is asked to think: by itself, within a budget, or not at all."""
-    if not request.thinking or _CANNOT_THINK.search(request.model):
+    if not request.thinking or CANNOT_THINK.search(request.model):
         return None
-    if not _THINKS_BY_BUDGET.search(request.model):
+    if not THINKS_BY_BUDGET.search(request.model):
         return {"type": "adaptive", "display": "summarized"}  # newer models hide it otherwise
     if request.max_tokens <= LEAST_THINKING:
         return None
@@ -114,7 +108,7 @@ def _plain_blocks(message: Message, *, extras_too: bool) -> list[dict[str, Any]]
         block: dict[str, Any] = {
             "type": "tool_result",
             "tool_use_id": message.result.call_id,
-            "content": message.result.content,
+            "content": message.result.told,
         }
         return [block | {"is_error": True}] if message.result.is_error else [block]
     if message.role == "user":
@@ -128,7 +122,8 @@ def _said(message: Message) -> list[dict[str, Any]]:
     blocks = [_text(message.text)] if message.text.strip() else []
     for call in message.tool_calls:
         given = object_of(call.arguments)
-        blocks.append({"type": "tool_use", "id": call.id, "name": call.name, "input": given})
+        name = sendable_name(call.name)
+        blocks.append({"type": "tool_use", "id": call.id, "name": name, "input": given})
     return blocks
 
 

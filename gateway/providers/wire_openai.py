@@ -10,11 +10,17 @@ from pydantic_core import from_json
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest
 from gateway.domain.providers import ProviderDef
-from gateway.providers.assembly import json_bytes, object_of, parsed_object, without_messages
+from gateway.providers.assembly import (
+    json_bytes,
+    object_of,
+    parsed_object,
+    sendable_name,
+    without_messages,
+)
 from gateway.providers.presets import Quirks, quirks_of
+from gateway.providers.thinking import REASONING_FAMILIES
 
 PATH = "/chat/completions"
-_REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")
 
 
 class OpenAiEncoder:
@@ -98,7 +104,7 @@ def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
     """Asks for thinking only where the server is known to take the field."""
     if quirks.thinking_by == "reasoning_enabled":
         return {"reasoning": {"enabled": True}}
-    if quirks.thinking_by == "reasoning_effort" and model.startswith(_REASONING_FAMILIES):
+    if quirks.thinking_by == "reasoning_effort" and model.startswith(REASONING_FAMILIES):
         return {"reasoning_effort": "medium"}
     return {}
 
@@ -106,7 +112,7 @@ def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
 def _plain(message: Message, signature: str | None, *, extras_too: bool) -> dict[str, Any]:
     if message.result is not None:
         result = message.result
-        return {"role": "tool", "tool_call_id": result.call_id, "content": result.content}
+        return {"role": "tool", "tool_call_id": result.call_id, "content": result.told}
     if message.role == "user":
         return {"role": "user", "content": message.text}
     plain: dict[str, Any] = {"role": "assistant", "content": message.text}
@@ -132,7 +138,7 @@ def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
         plain: dict[str, Any] = {
             "id": call.id,
             "type": "function",
-            "function": {"name": call.name, "arguments": arguments},
+            "function": {"name": sendable_name(call.name), "arguments": arguments},
         }
         if call.id in extras:
             plain["extra_content"] = extras[call.id]

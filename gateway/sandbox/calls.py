@@ -13,12 +13,16 @@ from wasmtime import Engine, Store, Trap, WasmtimeError
 from wasmtime import _ffi as ffi
 
 from gateway.sandbox.exchanges import flat_request, whole_answer
-from gateway.sandbox.programs import Bounds, Status
+from gateway.sandbox.programs import (
+    ALL_ASKED_BYTES,
+    ASKED_BYTES,
+    REQUEST_BYTES,
+    Bounds,
+    Status,
+)
 
 TICK_S = 0.01
 _SHORT_S = 0.003  # a guest that has computed for longer when the clock ticks gives way to others
-# What a guest may hand to the gateway at once, and in one call: the gateway serves others as well.
-_ASKED_BYTES, _REQUEST_BYTES, _ALL_ASKED_BYTES = 192 * 1024, 1536 * 1024, 16 * 1024 * 1024
 # What a store may hold; composed components need the most (a Python guest has 38 instances).
 _TABLES, _TABLE_ELEMENTS, _INSTANCES, _MEMORIES = 16, 20_000, 64, 4
 _FREELY_SERVED, _PAUSE_S = 2_000, 0.001
@@ -112,12 +116,12 @@ class Call:
         kind = function.partition(".")[0]
         if self.count(kind) > self.bounds.http_calls and kind == "http":
             return "err", f"at most {self.bounds.http_calls} requests are allowed in one call"
-        most = _REQUEST_BYTES if kind == "http" else _ASKED_BYTES
+        most = REQUEST_BYTES if kind == "http" else ASKED_BYTES
         size = sum(len(text.encode()) for text in arguments)
         if size > most:
             return "err", f"at most {most // 1024} KiB can be handed to the host at once"
         self._asked_bytes += size
-        if self._asked_bytes > _ALL_ASKED_BYTES:
+        if self._asked_bytes > ALL_ASKED_BYTES:
             raise self.stop("host_calls")
         if kind == "http":
             try:

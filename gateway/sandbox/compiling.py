@@ -1,6 +1,7 @@
 """WebAssembly files become compiled ones: in a limited child process, once for each content."""
 
 import hashlib
+import logging
 import platform
 import shutil
 import signal
@@ -8,12 +9,16 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from importlib.metadata import version
+from itertools import chain, repeat
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio import CancelScope, to_thread
@@ -22,12 +27,17 @@ from pydantic import BaseModel, Field, TypeAdapter
 from gateway.domain.errors import GatewayError
 from gateway.sandbox.programs import Inspection
 
+log = logging.getLogger(__name__)
+
 LARGEST_BYTES = 32 * 1024 * 1024
 AT_ONCE = 2
+TOLD_AFTER_S, TOLD_EVERY_S = 1.0, 10.0
+HOLD_S = 5.0
 CPU_S = 60
 _LONGEST_S = 180.0
 _NEW, _ABANDONED_S = "new-", 3600.0
 _LARGEST_REPORT = 1024 * 1024
+_LONGEST_WHY = 1000
 
 
 _INSPECTIONS = TypeAdapter(Inspection)
@@ -60,14 +70,22 @@ class _Note(BaseModel):
     seal: str  # over both
 
 
+class _Refused(BaseModel):
+    """In place of a compiled file: the same content is refused for the same reason, and at once."""
+
+    why: str = Field(max_length=_LONGEST_WHY)
+    cpu_s: int  # that it had
+
+
 class Compiling:
     """Compiled files live in `cache`, which has to be ours alone: whoever writes there runs code."""
 
-    def __init__(self, cache: Path, *, cpu_s: int = CPU_S) -> None:
-        self._cache, self._cpu_s = cache, cpu_s
+    def __init__(self, cache: Path, *, cpu_s: int = CPU_S, hold_s: float = HOLD_S) -> None:
+        self._cache, self._cpu_s, self._hold_s = cache, cpu_s, hold_s
         # All that a compiled file depends on; the last number counts changes in engines.py.
         self._tag = f"wasmtime-{version('wasmtime')}-{platform.machine()}-1"
-        self._slots = anyio.CapacityLimiter(AT_ONCE)
+        self._slots, self._long = anyio.Semaphore(AT_ONCE), anyio.Semaphore(AT_ONCE)
+        self._at_work: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
 
     def tidy(self, now: datetime) -> None:
         """Removes what was compiled for another runtime, and what a killed process left behind."""
@@ -87,19 +105,71 @@ class Compiling:
                 f"{file} has changed: its sha256 is {sha256}, pinned is {pinned}; "
                 "look at what changed, and pin it anew if it is meant"
             )
-        async with self._slots:
+        lock = self._at_work.setdefault(sha256, anyio.Lock())
+        async with lock:  # the same content is compiled once
             found = await to_thread.run_sync(self._cached, sha256)
-            try:
-                return found or await self._compile(wasm, sha256)
-            except (OSError, ValueError) as error:  # no room, no process; or no good report
-                raise Uncompiled(f"compiling it failed: {type(error).__name__}") from error
+            if isinstance(found, _Refused):
+                raise Uncompiled(found.why)
+            return found or await self._in_turn(file, partial(self._compile, wasm, sha256))
+
+    async def _in_turn(self, file: Path, work: Callable[[], Awaitable[Compiled]]) -> Compiled:
+        """A few at a time. What takes long gives its place to the next; of those there are few too."""
+        held = [self._slots]
+        done: list[Compiled | Uncompiled | OSError | ValueError] = []
+        await self._slots.acquire()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._report, file, held)
+                try:
+                    done.append(await work())
+                except (Uncompiled, OSError, ValueError) as error:
+                    done.append(error)
+                group.cancel_scope.cancel()
+        finally:
+            held[0].release()
+        (one,) = done
+        if isinstance(one, OSError | ValueError):  # no room, no process; or no good report
+            raise Uncompiled(f"compiling it failed: {type(one).__name__}") from one
+        if isinstance(one, Uncompiled):
+            raise one
+        return one
+
+    async def _report(self, file: Path, held: list[anyio.Semaphore]) -> None:
+        """Until it is done."""
+        since_s = 0.0
+        first_s = min(TOLD_AFTER_S, self._hold_s)
+        for pause_s in chain((first_s, self._hold_s - first_s), repeat(TOLD_EVERY_S)):
+            await anyio.sleep(pause_s)
+            since_s += pause_s
+            extra = {"file": str(file), "since_s": since_s, "at_most_s": self._cpu_s}
+            log.info("a plugin is being compiled", extra=extra)
+            if since_s >= self._hold_s and held[0] is self._slots:
+                with suppress(anyio.WouldBlock):
+                    self._long.acquire_nowait()
+                    held[0] = self._long
+                    self._slots.release()
 
     def _names(self, sha256: str) -> tuple[Path, Path]:
         stem = f"{sha256}-{self._tag}"
         return self._cache / f"{stem}.cwasm", self._cache / f"{stem}.json"
 
-    def _cached(self, sha256: str) -> Compiled | None:
+    def _refusal(self, sha256: str) -> Path:
+        return self._cache / f"{sha256}-{self._tag}.refused"
+
+    def _refused(self, sha256: str, why: str, *, is_sure: bool = True) -> Uncompiled:
+        """To be raised; kept if another try would end in the same way."""
+        if is_sure:
+            text = _Refused(why=why[:_LONGEST_WHY], cpu_s=self._cpu_s).model_dump_json()
+            with suppress(OSError):
+                self._refusal(sha256).write_text(text, encoding="utf-8")
+        return Uncompiled(why)
+
+    def _cached(self, sha256: str) -> Compiled | _Refused | None:
         path, note = self._names(sha256)
+        with suppress(OSError, ValueError):
+            refused = _Refused.model_validate_json(self._refusal(sha256).read_bytes())
+            if refused.cpu_s >= self._cpu_s:
+                return refused
         try:
             noted = _Note.model_validate_json(note.read_bytes())
             if _seal(noted.inspection, path) == noted.seal:
@@ -110,6 +180,7 @@ class Compiling:
 
     async def _compile(self, wasm: bytes, sha256: str) -> Compiled:
         folder = await to_thread.run_sync(self._folder, wasm)
+        began = time.monotonic()
         try:
             program = [sys.executable, "-I", "-m", "gateway.sandbox.compiler"]
             command = [*program, str(folder), str(self._cpu_s)]
@@ -124,7 +195,9 @@ class Compiling:
                     stderr=nowhere,
                     start_new_session=True,
                 )
-                return await to_thread.run_sync(self._keep, folder, sha256, child.returncode)
+                took_s = time.monotonic() - began
+                ended = (child.returncode, took_s)
+                return await to_thread.run_sync(self._keep, folder, sha256, ended)
             raise Uncompiled(f"compiling it takes more than {_LONGEST_S:g} s")
         finally:
             with CancelScope(shield=True):
@@ -135,18 +208,22 @@ class Compiling:
         (folder / "guest").write_bytes(wasm)
         return folder
 
-    def _keep(self, folder: Path, sha256: str, code: int) -> Compiled:
+    def _keep(self, folder: Path, sha256: str, ended: tuple[int, float]) -> Compiled:
         """Raises Uncompiled, OSError or ValueError."""
+        code, took_s = ended
         if code != 0:
             how = f"was ended by signal {signal.Signals(-code).name}" if code < 0 else "failed"
-            raise Uncompiled(
+            why = (
                 f"compiling it {how}: it takes more computing time or memory than is allowed, "
                 "or it breaks the compiler"
             )
+            # Who is killed early was killed by somebody else, perhaps for want of memory.
+            is_sure = code != -signal.SIGKILL or took_s >= self._cpu_s
+            raise self._refused(sha256, why, is_sure=is_sure)
         with (folder / "report").open("rb") as opened:
             report = _Report.model_validate_json(opened.read(_LARGEST_REPORT))
         if report.inspection is None:
-            raise Uncompiled(_plain(report.problem or "it cannot be compiled"))
+            raise self._refused(sha256, _plain(report.problem or "it cannot be compiled"))
         path, note = self._names(sha256)
         seal = _seal(report.inspection, folder / "compiled")
         (folder / "compiled").replace(path)

@@ -1,11 +1,12 @@
 """What the gateway and a worker say to each other: length-prefixed frames of texts over a socket."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 LARGEST = 64 * 1024 * 1024
+MOST_TEXTS = 8
 _HEAD = struct.Struct("<IBI")  # bytes that follow the head, kind, call
 _LENGTH = struct.Struct("<I")
 
@@ -46,13 +47,19 @@ class BrokenFrame(Exception):
     """The other side does not speak as it should: nothing that follows can be trusted."""
 
 
+def _any_size(kind: Kind, call: int) -> int:
+    return LARGEST
+
+
 class Reader:
-    """Puts bytes together to frames."""
+    """Puts bytes together to frames. `most` says how many bytes a frame may have, by its kind and
+    call: one that is larger is broken before any of it is kept."""
 
-    __slots__ = ("_rest",)
+    __slots__ = ("_most", "_rest")
 
-    def __init__(self) -> None:
+    def __init__(self, most: Callable[[Kind, int], int] = _any_size) -> None:
         self._rest = bytearray()
+        self._most = most
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Raises BrokenFrame."""
@@ -61,12 +68,13 @@ class Reader:
         try:
             while len(self._rest) - at >= _HEAD.size:
                 length, kind, call = _HEAD.unpack_from(self._rest, at)
-                if length > LARGEST:
+                said = _kind(kind)
+                if length > self._most(said, call):
                     raise BrokenFrame(f"a frame of {length} bytes")
                 end = at + _HEAD.size + length
                 if len(self._rest) < end:
                     break
-                frame = Frame(_kind(kind), call, self._texts(at + _HEAD.size, end))
+                frame = Frame(said, call, self._texts(at + _HEAD.size, end))
                 at = end
                 yield frame
         finally:
@@ -75,6 +83,8 @@ class Reader:
     def _texts(self, at: int, end: int) -> tuple[str, ...]:
         texts: list[str] = []
         while at < end:
+            if len(texts) == MOST_TEXTS:
+                raise BrokenFrame(f"more than {MOST_TEXTS} texts")
             if end - at < _LENGTH.size:
                 raise BrokenFrame("a text without its length")
             (length,) = _LENGTH.unpack_from(self._rest, at)

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 Answer = tuple[str, ...]  # "ok", "none" or "err", a text, and of an HTTP answer its body
 MOST_RANDOM_BYTES = 64 * 1024
 _STEP_BYTES = 3 * 256 * 1024  # whole groups of three, so that the pieces fit together
+_SMALL_REQUEST = 64 * 1024  # characters
+_TEXTS = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _BEHIND_HOST = re.compile(r"[/?#]")
 NOT_KEPT = (
     "nothing is kept for a person in a request that belongs to no conversation: "
@@ -145,6 +147,7 @@ class Host:
 
     async def _http(self, request: str) -> Answer:
         """Status and headers as JSON, and the body as it came: a large one is not read here."""
+        _check_flat(request)
         ask = _ask(self.means.decode(request))
         if not self.plugin.origins:
             self._check("http:HOST", is_granted=False)
@@ -161,6 +164,13 @@ class Host:
         except UnicodeDecodeError:
             told["body"], body = "body_base64", await _packed(answer.body)
         return "ok", self.means.encode(told).decode(), body
+
+
+def _check_flat(request: str) -> None:
+    """A worker passes on what is flat. Of a taken-over one nothing is unpacked that would become many
+    times larger. Raises ValueError."""
+    if len(request) > _SMALL_REQUEST and len(_TEXTS.sub("", request)) > _SMALL_REQUEST:
+        raise ValueError("a request is a few texts, and not nested")
 
 
 def _ask(request: object) -> Ask:

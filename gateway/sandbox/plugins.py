@@ -2,12 +2,14 @@
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from weakref import WeakValueDictionary
 
 import anyio
+from anyio.abc import TaskGroup
 
 from gateway.domain.adapters import Description, Webhook
 from gateway.domain.channels import Adapter
@@ -15,6 +17,7 @@ from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginDef, PluginInfo
 from gateway.domain.ports import Tool, ToolScope
+from gateway.domain.supervision import contained
 from gateway.sandbox.compiling import Compiled, Compiling, Uncompiled
 from gateway.sandbox.describing import Described, described, plain
 from gateway.sandbox.grants import missing, needed, require_granted
@@ -33,6 +36,9 @@ MOST_INPUT_BYTES = 1024 * 1024
 MOST_EVENT_BYTES = 8 * MOST_INPUT_BYTES  # a body of a platform, as a JSON text in JSON
 # Why there is no answer, as a model is told; the rest of the sentence is the outcome's own.
 _ADVICE = "Do not repeat the same call; use other arguments or do without it."
+
+
+Settled = Callable[[PluginInfo, Sequence[Tool]], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,38 +181,105 @@ class Sandbox:
 
 @dataclass(slots=True)
 class Plugins:
-    """All configured plugins, once they are loaded or refused."""
+    """All configured plugins, once they are loaded or refused; `settled` is told of those that come
+    when the gateway serves already."""
 
     infos: tuple[PluginInfo, ...] = ()
     tools: tuple[Tool, ...] = ()
     adapters: tuple[Adapter, ...] = ()
+    settled: Settled | None = None
+    _configured: tuple[PluginDef, ...] = ()
+    _found: dict[str, Loaded | str] = field(default_factory=dict)
+    _coming: dict[str, anyio.Event] = field(default_factory=dict)
+    _sandbox: Sandbox | None = None
+    _taken: set[str] = field(default_factory=set)
     _ledger: Ledger = field(default_factory=Ledger)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:
         """All at once; what cannot be loaded is told and left out."""
-        found: dict[str, Loaded | str] = {}
-
-        async def load(plugin: PluginDef) -> None:
-            try:
-                found[plugin.name] = await sandbox.load(plugin)
-            except PluginRefused as error:
-                found[plugin.name] = error.problem
-                log.warning("a plugin is refused", extra={"plugin": plugin.name, "why": str(error)})
-
         async with anyio.create_task_group() as group:
-            for plugin in plugins:
-                if plugin.is_enabled:
-                    group.start_soon(load, plugin)
-        self.infos = tuple(info(plugin, found.get(plugin.name)) for plugin in plugins)
-        loaded = [found[plugin.name] for plugin in plugins if plugin.name in found]
-        self._loaded = {one.plugin.name: one for one in loaded if isinstance(one, Loaded)}
-        self._ledger = sandbox.means.ledger
+            self._begin(sandbox, plugins, group)
+        self._take(sandbox)
+
+    async def load_beside(
+        self,
+        sandbox: Sandbox,
+        plugins: Sequence[PluginDef],
+        group: TaskGroup,
+        *,
+        needed: Collection[str],
+        patience_s: float,
+    ) -> None:
+        """As `load`, but waits for long for the `needed` ones alone; others go on in the group."""
+        self._begin(sandbox, plugins, group)
+        with anyio.move_on_after(patience_s):
+            await self.ready(self._coming)
+        await self.ready(needed)
+        self._take(sandbox)
+
+    async def ready(self, names: Iterable[str]) -> None:
+        """Until these are loaded or refused; a name that is no plugin's is."""
+        for name in names:
+            if name in self._coming:
+                await self._coming[name].wait()
+
+    @property
+    def is_complete(self) -> bool:
+        return all(one.is_set() for one in self._coming.values())
+
+    def _begin(self, sandbox: Sandbox, plugins: Sequence[PluginDef], group: TaskGroup) -> None:
+        self._sandbox, self._ledger = sandbox, sandbox.means.ledger
+        self._configured = tuple(plugins)
+        enabled = [one for one in plugins if one.is_enabled]
+        self._coming = {one.name: anyio.Event() for one in enabled}
+        for one in enabled:
+            work = partial(self._load, sandbox, one)
+            group.start_soon(contained, f"plugin:{one.name}", work)
+
+    async def _load(self, sandbox: Sandbox, plugin: PluginDef) -> None:
+        name = plugin.name
+        try:
+            self._found[name] = await sandbox.load(plugin)
+        except PluginRefused as error:
+            self._found[name] = error.problem
+            log.warning("a plugin is refused", extra={"plugin": name, "why": str(error)})
+        finally:
+            self._found.setdefault(name, "it could not be loaded; the log says why")
+            self._coming[name].set()
+        if self.settled is not None:
+            await self._tell(sandbox, plugin)
+
+    async def follow(self, settled: Settled) -> None:
+        """From now on those are told that are settled; first those that were since `load_beside`."""
+        self.settled, sandbox = settled, self._sandbox
+        late = [one for one in self._configured if one.name in self._found.keys() - self._taken]
+        for plugin in late:
+            assert sandbox is not None
+            await self._tell(sandbox, plugin)
+
+    async def _tell(self, sandbox: Sandbox, plugin: PluginDef) -> None:
+        assert self.settled is not None
+        self._take(sandbox)
+        found = self._found[plugin.name]
+        tools = sandbox.tools(found) if isinstance(found, Loaded) else ()
+        await self.settled(info(plugin, found), tools)
+
+    def _take(self, sandbox: Sandbox) -> None:
+        self._taken |= self._found.keys()
+        self.infos = tuple(self._info(plugin) for plugin in self._configured)
+        found = [self._found.get(plugin.name) for plugin in self._configured]
+        self._loaded = {one.plugin.name: one for one in found if isinstance(one, Loaded)}
         # Of two tools with one name the gate takes the first: nobody gets a bundled one's.
         bundled_first = sorted(self._loaded.values(), key=lambda one: not one.plugin.is_bundled)
         self.tools = tuple(tool for one in bundled_first for tool in sandbox.tools(one))
         adapters = map(sandbox.adapter, self._loaded.values())
         self.adapters = tuple(one for one in adapters if one is not None)
+
+    def _info(self, plugin: PluginDef) -> PluginInfo:
+        told = info(plugin, self._found.get(plugin.name))
+        is_coming = plugin.name in self._coming and plugin.name not in self._found
+        return replace(told, state="compiling") if is_coming else told
 
     def account(self, name: str) -> PluginAccount | None:
         """What it can touch and what it did; None if no plugin is configured by this name."""
@@ -257,7 +330,8 @@ def _program(plugin: PluginDef, compiled: Compiled) -> Program:
         output_bytes=limits.output_kb << 10,
     )
     texts = tuple((k, v) for k, v in plugin.config.items() if isinstance(v, str))
-    return Program(str(compiled.path), compiled.inspection.guest, bounds, texts)
+    guest = compiled.inspection.guest
+    return Program(str(compiled.path), guest, bounds, texts, limits.concurrency)
 
 
 def _with_room(program: Program, adapter: Description | None) -> Program:

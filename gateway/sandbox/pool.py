@@ -18,6 +18,7 @@ from anyio import Semaphore, to_thread
 from anyio.abc import TaskGroup
 
 from gateway.domain.ports import Clock
+from gateway.domain.supervision import contained, supervise
 from gateway.sandbox.frames import Kind
 from gateway.sandbox.links import Link, Outcome, Pending, Service
 from gateway.sandbox.programs import Program
@@ -25,7 +26,6 @@ from gateway.sandbox.programs import Program
 log = logging.getLogger(__name__)
 
 CALLS_AT_ONCE = 64  # a worker: each has a thread there
-OF_ONE_PROGRAM = 8
 WAITING_OF_ONE_PROGRAM = 256
 START_S = 10.0
 PAUSE_S = 2.0  # after a start that failed: calls are refused at once, not kept waiting
@@ -55,7 +55,7 @@ class _Place:
 class _Share:
     """What one program has of the places; what is beyond it waits without taking any."""
 
-    slots: Semaphore = field(default_factory=lambda: Semaphore(OF_ONE_PROGRAM, fast_acquire=True))
+    slots: Semaphore
     waiting: int = 0
 
 
@@ -91,7 +91,10 @@ class Pool:
         self, program: Program, function: str, text: str, service: Service, *, timeout_s: float
     ) -> Outcome:
         """Never raises for what a guest does; a cancelled caller has its guest cancelled."""
-        share = self._shares.setdefault(program, _Share())
+        share = self._shares.get(program)
+        if share is None:
+            slots = Semaphore(program.concurrency, fast_acquire=True)
+            share = self._shares[program] = _Share(slots)
         if share.waiting >= WAITING_OF_ONE_PROGRAM:
             return Outcome("busy", f"{share.waiting} calls of it are waiting already")
         share.waiting += 1
@@ -104,7 +107,7 @@ class Pool:
         except BaseException:
             share.slots.release()
             raise
-        pending = Pending(service, partial(self._release, share))
+        pending = Pending(service, partial(self._release, share), program.bounds)
         try:
             place = await self._ready_place()
         except WorkerDown as error:
@@ -126,6 +129,8 @@ class Pool:
         link, number = place.link, next(self._numbers) & 0xFFFFFFFF
         assert link is not None
         place.used = self._clock.monotonic()
+        if not await self._reads(place, link, pending, timeout_s):
+            return Outcome("timeout", "it did not end in time")
         try:
             loaded = self._loaded(place, program)
             link.send(Kind.CALL, number, (str(loaded), function, str(timeout_s), text))
@@ -143,10 +148,26 @@ class Pool:
             if not pending.done.is_set():
                 pending.leave()
                 link.send(Kind.CANCEL, number)
-                self._group.start_soon(self._see_it_end, place, link, pending)
+                see = partial(self._see_it_end, place, link, pending)
+                self._group.start_soon(contained, "the end of a call", see)
         if not pending.done.is_set():
             return Outcome("timeout", "it did not end in time")
         return pending.outcome or Outcome("crashed", _CRASHED)
+
+    async def _reads(self, place: _Place, link: Link, pending: Pending, timeout_s: float) -> bool:
+        """Waits for a worker that has much to read. False: it does not, and is replaced."""
+        try:
+            with anyio.move_on_after(timeout_s + GRACE_S) as waiting:
+                await link.drained()
+        except BaseException:
+            pending.release()
+            raise
+        if waiting.cancelled_caught:
+            pending.release()
+            log.error("a worker reads nothing: it is replaced")
+            if place.link is link and place.process is not None:
+                place.process.kill()
+        return not waiting.cancelled_caught
 
     def _loaded(self, place: _Place, program: Program) -> int:
         number = place.loaded.get(program)
@@ -216,7 +237,7 @@ class Pool:
         with theirs, anyio.CancelScope(shield=True):
             await loop.create_connection(lambda: link, sock=ours)
             process = await to_thread.run_sync(_spawn, self._command, theirs, self._folder)
-        self._group.start_soon(self._watch, link, process)
+        self._group.start_soon(contained, "a worker", partial(self._watch, link, process))
         return process
 
     async def _watch(self, link: Link, process: subprocess.Popen[bytes]) -> None:
@@ -264,7 +285,9 @@ async def open_pool(
     """Workers may read `folder`, where the compiled files are, and nothing else."""
     async with anyio.create_task_group() as group:
         pool = Pool(group, folder, workers=workers, clock=clock)
-        group.start_soon(pool.rest, idle_s)
+        group.start_soon(
+            supervise, "idle workers", partial(pool.rest, idle_s), clock, name="idle workers"
+        )
         try:
             yield pool
         finally:

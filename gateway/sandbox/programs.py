@@ -27,6 +27,11 @@ Status = Literal[
 ]
 
 
+# What a guest may hand to the gateway at once, and in one call: the gateway serves others as well.
+ASKED_BYTES, REQUEST_BYTES, ALL_ASKED_BYTES = 192 * 1024, 1536 * 1024, 16 * 1024 * 1024
+ESCAPED = 3  # a request of HTTP is passed on as ASCII, which makes it so many times larger at most
+
+
 @dataclass(frozen=True, slots=True)
 class Inspection:
     """What a file is, seen without running it. `imports` are written interface#function."""
@@ -39,7 +44,7 @@ class Inspection:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Of one call, as the worker enforces them."""
+    """Of one call, as the worker enforces them, and the gateway once more for a worker that does not."""
 
     memory_bytes: int
     fuel: int
@@ -58,3 +63,4 @@ class Program:
     guest: Guest
     bounds: Bounds
     config: tuple[tuple[str, str], ...] = ()  # texts that Extism guests may ask for
+    concurrency: int = 8  # calls at a time

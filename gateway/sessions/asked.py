@@ -83,7 +83,7 @@ def _message(message: Message) -> str:
         told = [message.text, message.thinking, extras.json if extras else ""]
         told += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
         if result is not None:
-            told += [result.call_id, result.name, result.content, str(result.is_error)]
+            told += [result.call_id, result.name, result.told, str(result.is_error)]
         kept = f"{message.role} {_digest(_BETWEEN.join(told))}".encode()
         message.kept["digest"] = kept
     return kept.decode()
@@ -97,11 +97,11 @@ def parted(call: str, recorded: Parts, now: Parts, soul: str) -> Difference | No
     """The first part that is another; `call` and `soul` name the call and the soul's file."""
     if (other := unequal(recorded.settings, now.settings)) is not None:
         return Difference(f"{call}: the setting {other.at}", other.recorded, other.now)
+    if list(recorded.tools) != list(now.tools):
+        return Difference(f"{call}: the tools offered", list(recorded.tools), list(now.tools))
     if recorded.system != now.system:
         where = f"{call}: the system text (soul {soul})"
         return apart(where, recorded.system, now.system)
-    if list(recorded.tools) != list(now.tools):
-        return Difference(f"{call}: the tools offered", list(recorded.tools), list(now.tools))
     for name, digest in recorded.tools.items():
         if now.tools[name] != digest:
             told = f"{call}: the description or the parameters of the tool {name}"

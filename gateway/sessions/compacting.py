@@ -8,6 +8,7 @@ from functools import partial
 import anyio
 
 from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import share_of
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
@@ -84,7 +85,8 @@ class Compaction:
         try:
             job = await self._job(key, agent, run_id)
             if job is not None and (node := await self._summed_up(job)) is not None:
-                self.lanes.submit(key, partial(self._keep, job, node))
+                share = share_of(key, None)
+                self.lanes.submit(key, partial(self._keep, job, node), share)
                 is_handed_over = True
         except StoreUnavailable as error:
             log.warning("a conversation is not summed up", extra={"why": str(error)})

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import zip_longest
+from typing import Any
 
 import anyio
 
@@ -23,7 +24,7 @@ from gateway.domain.ports import Decode, Encode, Model, ToolScope
 from gateway.domain.tape import Tape
 from gateway.sessions.asked import Difference, apart
 from gateway.sessions.remembering import recollection_on
-from gateway.sessions.replayed import notice_from
+from gateway.sessions.replayed import notice_from, recorded_result
 from gateway.sessions.replaying import Replayed, Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.work import Work
@@ -97,11 +98,11 @@ class KnownResults:
         self._reins, self._encode, self.decode = reins, encode, decode
         self.offered, self.listed = gate.offered, gate.listed
         self.prepare = gate.prepare
-        self._known: dict[tuple[str, str], deque[tuple[str, bool, float]]] = defaultdict(deque)
+        self._known: dict[tuple[str, str], deque[Sequence[Any]]] = defaultdict(deque)
         for mark in tape.marks:
             if mark.kind == "result":
-                _, name, arguments, *result = mark.values
-                self._known[name, self.same(arguments)].append((result[0], result[1], result[2]))
+                _, name, arguments, *told = mark.values
+                self._known[name, self.same(arguments)].append(told)
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         known = self._known.get((call.name, self.same(call.arguments)))
@@ -109,8 +110,7 @@ class KnownResults:
             self._reins.stop("cancelled", at_once=True)
             await anyio.sleep_forever()
             raise AssertionError("it was stopped")
-        content, is_error, took_ms = known[0] if len(known) == 1 else known.popleft()
-        return ToolResult(call.id, call.name, content, is_error, took_ms)
+        return recorded_result(call, known[0] if len(known) == 1 else known.popleft())
 
     def same(self, arguments: str) -> str:
         """One text for all that mean the same."""

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 
 import anyio
 
@@ -13,6 +14,7 @@ from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
 from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Outbox, Receipt
 from gateway.domain.ports import Clock
+from gateway.domain.supervision import contained, supervise
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,8 @@ class Deliveries:
         await until_stored(self.clock, self._judge_interrupted)
         async with anyio.create_task_group() as group:
             for name in self.channels:
-                group.start_soon(self._bring_out, name)
+                work, told = partial(self._bring_out, name), f"deliveries:{name}"
+                group.start_soon(partial(supervise, told, work, self.clock, may_end=True))
 
     async def drain(self) -> None:
         """Begins nothing new, and comes back when nothing is under way to a platform."""
@@ -143,7 +146,7 @@ class Deliveries:
                     due = []
                 for delivery in due:
                     line.ids.add(delivery.new.id)
-                    group.start_soon(self._one, delivery, line)
+                    group.start_soon(contained, "a delivery", partial(self._one, delivery, line))
                 with anyio.move_on_after(REST_S):
                     await line.news.wait()
 

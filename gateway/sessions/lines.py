@@ -7,6 +7,7 @@ from functools import partial
 
 from gateway.agent.reins import Said
 from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import Share
 from gateway.domain.chunks import DoneReason
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Entry, QueueMode
@@ -36,6 +37,7 @@ class Waiting:
     entry: Entry
     run: LiveRun
     leave: Callable[[], None]
+    share: Share
     is_stopped: bool = False
     is_offered: bool = False  # to the turn that is at work
 
@@ -116,7 +118,7 @@ class Lines:
         if is_first and wait and self._manner.debounce_s:
             self._lanes.beside(partial(self._settle, key, line))
         elif is_first:
-            self._lanes.submit(key, partial(self._turn, key, line))
+            self._lanes.submit(key, partial(self._turn, key, line), one.share)
 
     def _meet(self, line: _Line, one: Waiting) -> None:
         if self.mode(one.run.session_key) == "interrupt":
@@ -151,7 +153,7 @@ class Lines:
         while (rest := min(line.newest + wait, latest) - now()) > 0:
             await self._clock.sleep(rest)
         line.together = len(line.waiting)
-        self._lanes.submit(key, partial(self._turn, key, line))
+        self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
 
     async def _turn(self, key: SessionKey, line: _Line) -> None:
         model = self.choices.of(key).model
@@ -171,7 +173,7 @@ class Lines:
             for one in line.waiting:
                 one.is_offered = False
             if line.waiting:
-                self._lanes.submit(key, partial(self._turn, key, line))
+                self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
             else:
                 del self._lines[key]
 

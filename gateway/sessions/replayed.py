@@ -16,7 +16,7 @@ from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import JournalNote
 from gateway.domain.mcp import Lacking
-from gateway.domain.messages import ToolCall, ToolResult
+from gateway.domain.messages import Excerpt, ToolCall, ToolResult
 from gateway.domain.model import (
     BudgetWarning,
     Hear,
@@ -234,11 +234,14 @@ class ReplayedGate:
                 scope.spend(one)
         if mark.kind == "slow":
             return await self._given_up(mark.values[1])
-        _, name, arguments, content, is_error, took_ms = mark.values
+        _, name, arguments, *told = mark.values
         if (name, arguments) != (call.name, call.arguments):
             recorded, now = f"{name} {arguments}", f"{call.name} {call.arguments}"
             await self._player.leave(Difference(f"the tool call {call.id}", recorded, now))
-        return ToolResult(call.id, call.name, content, is_error, took_ms, tuple(spent))
+        try:
+            return replace(recorded_result(call, told), spent=tuple(spent))
+        except (TypeError, ValueError) as error:
+            await self._player.leave(damaged(error))
 
     async def _spent(self, mark: Mark) -> tuple[Spent, ...]:
         try:
@@ -251,6 +254,13 @@ class ReplayedGate:
             return result_from(self._decode(told))  # type: ignore[arg-type]  # as it was journalled
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             await self._player.leave(damaged(error))
+
+
+def recorded_result(call: ToolCall, told: Sequence[Any]) -> ToolResult:
+    """From a tape, also from one of before there were boundaries. Raises TypeError, ValueError."""
+    (content, is_error, took_ms), (boundary, cut) = told[:3], told[3:] or ("", None)
+    result = ToolResult(call.id, call.name, content, is_error, took_ms, boundary=boundary)
+    return replace(result, excerpt=Excerpt(**cut)) if cut else result
 
 
 class ReplayedStore:

@@ -128,7 +128,7 @@ class Replays:
     def _as_waiting(self, record: RunRecord) -> Waiting:
         new = record.entry.new
         run = LiveRun(new.run_id, new.session_key, self.means.encode, new.accepted_at)
-        return Waiting(record.entry, run, lambda: None)
+        return Waiting(record.entry, run, lambda: None, ((), ""))
 
     async def episode(self, batch: Batch) -> Episode:
         """The conversation as far as it had come."""

@@ -1,9 +1,13 @@
 """Runs for callers who keep their conversation themselves: we keep nothing of it but what it cost."""
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
+from hashlib import blake2b
+from secrets import token_bytes
 
 import anyio
 from anyio.abc import TaskGroup
@@ -20,6 +24,7 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.prompts import Template
 from gateway.domain.settings import as_wished
+from gateway.domain.supervision import contained
 from gateway.memory.window import message_tokens
 from gateway.sessions.endings import Asked, End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun
@@ -106,7 +111,7 @@ class Answers:
 
 
 class Stateless:
-    """At most `width` of them at a time, beside the lanes; they live in the group. `forget` what was
+    """At most `width` of them at a time, and one of each other account, beside the lanes; they live in the group. `forget` what was
     kept for a run as long as it was at work."""
 
     def __init__(
@@ -121,9 +126,11 @@ class Stateless:
         self._means, self._ids, self._group, self._width = means, ids, group, width
         self._forget = forget
         self._answers = Answers()
+        self._by_account: Counter[str] = Counter()
         self._working: dict[RunId, tuple[LiveRun, anyio.CancelScope]] = {}
         self._rested = anyio.Event()
         self._is_closed = False
+        self._key = token_bytes(16)  # of boundaries around results of callers' own tools
 
     def begin(self, question: Question) -> LiveRun:
         """A run that goes on whether or not anybody listens; nobody finds it by its id. Raises Busy,
@@ -134,7 +141,8 @@ class Stateless:
             return known
         if self._is_closed:
             raise Busy("the gateway is restarting; send it again in a moment")
-        if len(self._working) >= self._width:
+        # Whoever has none at work is let in all the same, or one caller could keep all others out.
+        if len(self._working) >= self._width and self._by_account[question.account]:
             raise Busy(f"{self._width} requests are being answered already; send it again later")
         run_id = RunId(f"r_{self._ids.new()}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
@@ -143,7 +151,10 @@ class Stateless:
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
-        self._group.start_soon(self._work, run, question, scope)
+        self._by_account[question.account] += 1
+        self._group.start_soon(
+            contained, "a run of which nothing is kept", partial(self._work, run, question, scope)
+        )
         return run
 
     def cancel(self, run: LiveRun) -> None:
@@ -174,6 +185,7 @@ class Stateless:
                 end = await self._end_of(run, question)
         finally:
             del self._working[run.run_id]
+            self._by_account -= Counter((question.account,))  # without those that have none
             run.let_go()
             if end is None:
                 run.abandon()
@@ -240,17 +252,28 @@ class Stateless:
             ToolScope(run.session_key, run.run_id, person, is_kept=False),
             plan_of=agent.id,
             soul=means.souls.of(agent.id),
-            earlier=_nodes(question.earlier, run),
+            earlier=_nodes(question.earlier, run, self._key),
             template=template,
         )
 
 
-def _nodes(said: Sequence[Message], run: LiveRun) -> tuple[Node, ...]:
+def _nodes(said: Sequence[Message], run: LiveRun, key: bytes) -> tuple[Node, ...]:
     """What was said before, as it would lie in a conversation of ours."""
     nodes: list[Node] = []
-    for place, message in enumerate(said):
+    for place, message in enumerate(_bounded(one, key) for one in said):
         parent = nodes[-1].id if nodes else None
         tokens = message_tokens(message)
         node_id = NodeId(f"{run.run_id}.{place}")
         nodes.append(Node(node_id, parent, run.run_id, message, run.accepted_at, tokens))
     return tuple(nodes)
+
+
+def _bounded(message: Message, key: bytes) -> Message:
+    """The caller sends a result with every request: its boundary follows from it, so that the model
+    is shown the same bytes, and from a key that nobody knows."""
+    result = message.result
+    if result is None:
+        return message
+    text = f"{result.call_id}\0{result.content}".encode("utf-8", "surrogatepass")
+    boundary = blake2b(text, key=key, digest_size=8).hexdigest()
+    return replace(message, result=replace(result, boundary=boundary), kept={})

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
 from io import BytesIO
+from itertools import repeat
 
 from anyio import to_thread
 
@@ -31,6 +32,7 @@ from gateway.domain.ports import (
     Model,
     ToolScope,
 )
+from gateway.domain.scrubbing import STARS, scanner
 from gateway.domain.tape import Mark, MarkKind, Record, Tape, from_plain, to_plain
 from gateway.domain.times import to_micros
 from gateway.domain.usage import Spent
@@ -60,7 +62,7 @@ class Recorder:
         self._marks: list[Mark] = []  # `bytes` are bytes still
         self._asked = tuple(asked)
         self.left = most
-        self._secrets: set[bytes] = set()
+        self._secrets: set[str] = set()
         self.parts = Parts()  # of what was asked last
         self.results: set[str] = set()  # calls whose tools have answered
         self.has_sent = False  # something went over a network since a model was asked
@@ -95,15 +97,17 @@ class Recorder:
         reins.heard = heard
 
     def hide(self, *secrets: str) -> None:
-        self._secrets.update(secret.encode() for secret in secrets)
+        self._secrets.update(secrets)
 
     def tape(self) -> Tape:
         """With every secret blotted out, also one that came in two pieces."""
         if self.left < 0:
             return Tape(is_cut=True)
         whole = b"".join([mark.values[0] for mark in self._marks if mark.kind == "bytes"])
-        for secret in self._secrets:
-            whole = whole.replace(secret, b"*" * len(secret))
+        if self._secrets:
+            whole = scanner(tuple(zip(sorted(self._secrets), repeat(STARS), strict=False))).data(
+                whole
+            )
         rest = BytesIO(whole)
 
         def blotted(mark: Mark) -> Mark:
@@ -241,7 +245,8 @@ class TapedGate:
         result = await self._gate.call(agent, call, replace(scope, spend=spend))
         self._record.results.add(call.id)
         told = (result.content, result.is_error, result.duration_ms)
-        self._record("result", call.id, call.name, call.arguments, *told)
+        shown = (result.boundary, result.excerpt and asdict(result.excerpt))
+        self._record("result", call.id, call.name, call.arguments, *told, *shown)
         return result
 
 

@@ -8,6 +8,7 @@ from datetime import datetime
 
 import anyio
 
+from gateway.agent.course import CONTEXT, context_line
 from gateway.agent.driver import Driver
 from gateway.agent.job import Answer, Gate, Job
 from gateway.agent.pace import Pace
@@ -26,7 +27,7 @@ from gateway.domain.errors import GatewayError, NotFound
 from gateway.domain.facts import Source
 from gateway.domain.hearing import Said
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery
+from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message
 from gateway.domain.notices import NoticeBoard, RuleStates
 from gateway.domain.ports import (
@@ -36,10 +37,12 @@ from gateway.domain.ports import (
     Inbox,
     Journal,
     Model,
+    Runs,
     ToolScope,
 )
 from gateway.domain.settings import as_wished
-from gateway.memory.context import Besides, pack
+from gateway.domain.supervision import survives
+from gateway.memory.context import Besides, Context, pack
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.keeper import Keeper
 from gateway.memory.souls import Souls
@@ -72,6 +75,7 @@ class Means:
     agents: Mapping[AgentId, AgentDef]
     inbox: Inbox
     journal: Journal
+    runs: Runs
     episodes: Episodes
     souls: Souls
     model: Model
@@ -213,7 +217,9 @@ class Work:
             return refused(asked, "config_error", told, episode.head, timing())
         try:
             answer = await self._drive(batch, agent, episode)
-        except Exception:
+        except BaseException as error:
+            if not survives(error):
+                raise
             log.exception("a run failed", extra={"run": run.run_id})
             return refused(asked, "internal_error", DEFECT, episode.head, timing())
         batch.take(answer.taken)
@@ -241,15 +247,14 @@ class Work:
         tools, rules = means.gate.offered(agent), means.rules()
         soul = means.souls.of(agent.id)
         *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
-        said_by = new.sender or key.peer
-        asked = Source(new.message_id, key, new.accepted_at, new.content, said_by)
-        scope = ToolScope(key, new.run_id, person, asked=asked)
         found, missing = await means.recollection.of(new, agent, episode)
-        template = means.souls.template_of(agent.id)
-        besides = Besides(episode.summary, found, missing, earlier, new.message_id, template)
+        about = (new.message_id, means.souls.template_of(agent.id))
+        besides = Besides(episode.summary, found, missing, earlier, *about)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
-        batch.crowds = agent if context.is_crowded else None
-        batch.most_nodes = agent.context.max_nodes
+        batch.most_nodes, batch.crowds = (
+            agent.context.max_nodes,
+            agent if context.is_crowded else None,
+        )
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:
@@ -259,7 +264,7 @@ class Work:
             plan=plan,
             context=context,
             tools=tools,
-            scope=scope,
+            scope=_scope_of(new, person),
             rules=RunRules(rules, only=agent.rules, kept=await self._kept(rules, key)),
             publish=means.bus.publish,
             decode=means.decode,
@@ -267,6 +272,7 @@ class Work:
             context_id=new.context_id,
             known=story.result,
             waiting=(*waiting, *map(notice_of, lacking)),
+            was_near=await self._was_near(agent, context, episode),
         )
         driver = Driver(
             job=job,
@@ -284,6 +290,20 @@ class Work:
             return await driver.drive()
         finally:
             means.pace.ends()
+
+    async def _was_near(self, agent: AgentDef, context: Context, episode: Episode) -> bool:
+        """Whether the run before had come near the window's end, if this one begins there."""
+        means, runs = self.means, self.means.runs
+        if not episode.nodes or context.tokens < context_line(agent):
+            return False
+        before = episode.nodes[-1].run_id
+        record = await until_stored(means.clock, lambda: runs.find(before))
+        summary = means.decode(record.summary) if record and record.summary else {}
+        match summary:
+            case {"warned": list(warned)}:
+                return CONTEXT in warned
+            case _:
+                return False
 
     async def _as_wished(self, batch: Batch, agent: AgentDef) -> AgentDef:
         """By whoever asks, for the session, and with the message itself."""
@@ -360,6 +380,12 @@ class Work:
         place = (key.channel, key.account, *new.whither)
         delivery = NewDelivery(f"d_{new.message_id}", *place, end.text, new.whence)
         return (delivery,)
+
+
+def _scope_of(new: NewEntry, person: str) -> ToolScope:
+    said_by = new.sender or new.session_key.peer
+    asked = Source(new.message_id, new.session_key, new.accepted_at, new.content, said_by)
+    return ToolScope(new.session_key, new.run_id, person, asked=asked)
 
 
 def _said(batch: Batch) -> Sequence[Said]:

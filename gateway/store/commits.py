@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.data_dir import Held, Mark
-from gateway.store.faults import is_io_error, sentence
+from gateway.store.faults import is_io_error, lack_of_room, sentence
 from gateway.store.pen import Pen
 
 log = logging.getLogger(__name__)
@@ -85,9 +85,10 @@ class Commits:
             return [outcome for outcomes in singly for outcome in outcomes]
         except sqlite3.Error as error:
             # Whether this reached the disk is not known: nobody is told that it did.
-            why = sentence(error, self._where)
+            no_room = lack_of_room(error, self._where)
+            why = no_room or sentence(error, self._where)
             self._undo()
-            self._count_failure(error)
+            self._count_failure(why, is_io_error=is_io_error(error) and no_room is None)
             return [Outcome(error=StoreUnavailable(why)) for _ in operations]
         self._io_errors = 0
         return outcomes
@@ -160,9 +161,9 @@ class Commits:
             self.given_up = f"{sentence(error, self._where)}; restart when it is mended"
             log.exception("store cannot undo a transaction")
 
-    def _count_failure(self, error: sqlite3.Error) -> None:
-        log.error("store cannot commit", extra={"why": sentence(error, self._where)})
-        if not is_io_error(error):
+    def _count_failure(self, why: str, *, is_io_error: bool) -> None:
+        log.error("store cannot commit", extra={"why": why})
+        if not is_io_error:
             return
         self._io_errors += 1
         if self._io_errors >= GIVE_UP_AFTER and self.given_up is None:

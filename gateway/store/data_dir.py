@@ -1,6 +1,7 @@
 """The data directory: made private, locked for one process, with the mark of what was accepted."""
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -143,7 +144,11 @@ class Mark:
     def write(self, held: Held) -> None:
         """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
         with file_faults(str(self.path)):
-            os.pwrite(self._file, self._FORM.pack(held.accepted, held.commits), 0)
+            written = os.pwrite(self._file, self._FORM.pack(held.accepted, held.commits), 0)
+            if written < self._FORM.size:  # a limit in the middle of it
+                if os.fstat(self._file).st_size < self._FORM.size:
+                    os.ftruncate(self._file, 0)
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
     def close(self) -> None:
         os.close(self._file)

@@ -7,7 +7,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId
-from gateway.domain.messages import Extras, Message, Node, Standing, ToolCall, ToolResult
+from gateway.domain.messages import Excerpt, Extras, Message, Node, Standing, ToolCall, ToolResult
 from gateway.domain.times import to_micros as to_micros  # a row's times
 from gateway.domain.times import to_time as to_time
 
@@ -73,7 +73,22 @@ def pack_message(message: Message) -> bytes | None:
 def _pack_result(result: ToolResult | None) -> list[object] | None:
     if result is None:
         return None
-    return [result.call_id, result.name, result.content, result.is_error, result.duration_ms]
+    told = [result.call_id, result.name, result.content, result.is_error, result.duration_ms]
+    if not (result.boundary or result.excerpt):
+        return told
+    cut = result.excerpt
+    shown = [cut.head, cut.tail, cut.size, cut.reference] if cut else None
+    return [*told, result.boundary, shown]
+
+
+def _unpack_result(packed: list[Any] | None) -> ToolResult | None:
+    if packed is None:
+        return None
+    call_id, name, content, is_error, duration_ms, *more = packed
+    boundary, cut = more or ("", None)
+    excerpt = Excerpt(*cut) if cut else None
+    told = (call_id, name, content, is_error, duration_ms)
+    return ToolResult(*told, boundary=boundary, excerpt=excerpt)
 
 
 def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
@@ -84,7 +99,7 @@ def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
         role,
         text,
         tuple(ToolCall(*call) for call in calls),
-        ToolResult(*result) if result else None,
+        _unpack_result(result),
         thinking,
         Extras(*extras) if extras else None,
         tuple((kind, told) for kind, told in notices[0]) if notices else (),

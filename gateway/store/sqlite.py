@@ -237,6 +237,7 @@ def _open_to_write(path: Path, now: int, *, durable: bool) -> sqlite3.Connection
         migrate(db)
         db.execute("UPDATE pulse SET probed_at = ?", (now,))
     except sqlite3.Error as error:
+        told = at_opening(error, str(path))  # before the log goes that was too large
         db.close()
-        raise at_opening(error, str(path)) from error
+        raise told from error
     return db

@@ -4,23 +4,29 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from secrets import token_hex
 
 import anyio
 
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import RESULT, AgentDef
 from gateway.domain.errors import ToolFailed
 from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope
+from gateway.domain.subagents import Originals
 from gateway.domain.usage import Spent
+from gateway.tools.excerpts import Excerpts
 from gateway.tools.sources import NOTHING, Listed, listed
 
 log = logging.getLogger(__name__)
 
-MOST_RESULT = 262_144  # characters of a result that a model gets; docs/protocol.md tells it
 LOGGED_WHY = 300
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
+
+
+def new_boundary() -> str:
+    return token_hex(8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +52,16 @@ class ToolGate:
     """Whatever goes wrong behind it comes back as a result that tells the model what to do."""
 
     def __init__(
-        self, tools: Sequence[Tool], *, schemas: SchemaCheck, decode: Decode, clock: Clock
+        self,
+        tools: Sequence[Tool],
+        *,
+        schemas: SchemaCheck,
+        decode: Decode,
+        clock: Clock,
+        originals: Originals | None = None,
+        boundary: Callable[[], str] = new_boundary,
     ) -> None:
+        self.boundary, self.excerpts = boundary, Excerpts(originals, clock)
         self._schemas, self._decode, self._clock = schemas, decode, clock
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
@@ -67,7 +81,7 @@ class ToolGate:
         return tuple(known.spec for known in self._of(agent).values())
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        return within(await self.whole(agent, call, scope), MOST_RESULT)
+        return await self.excerpts.shown(agent, await self.whole(agent, call, scope), scope)
 
     async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         """Its result, however long it is."""
@@ -90,7 +104,7 @@ class ToolGate:
         if is_error:
             log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
         outcome = (content, is_error, round(took_ms, 3), tuple(spent))
-        return ToolResult(call.id, call.name, *outcome)
+        return ToolResult(call.id, call.name, *outcome, boundary=self.boundary())
 
     def _limit(self, agent: AgentDef, name: str) -> float:
         known = self._tools.get(name)
@@ -166,6 +180,8 @@ class ToolGate:
     async def _attempt(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> str:
         tools = self._of(agent)
         known = tools.get(call.name)
+        if known is None and call.name == RESULT:  # offered while something is shown in part
+            known = self._tools.get(RESULT)
         if known is None:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
@@ -195,13 +211,3 @@ def _arguments(call: ToolCall, known: _Checked, decode: Decode) -> Mapping[str, 
             "again."
         )
     return arguments
-
-
-def within(result: ToolResult, most: int) -> ToolResult:
-    """Its beginning, if it has more characters than that."""
-    content = result.content
-    if len(content) <= most:
-        return result
-    told = f"[Cut: this is the beginning, {most} of {len(content)} characters. "
-    cut = f"{content[:most]}\n{told}Ask for less, or for a part.]"
-    return replace(result, content=cut)

@@ -8,32 +8,37 @@ from anyio import to_thread
 
 from gateway.domain.agents import RESULT
 from gateway.domain.errors import StoreUnavailable, ToolFailed
+from gateway.domain.ids import SessionKey
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import ToolScope
+from gateway.domain.ports import ToolScope, Transcript
 from gateway.domain.subagents import Originals
+from gateway.domain.tokens import BYTES_A_TOKEN
+from gateway.tools.excerpts import RESULT_SHARE
 
 SCHEME = "result://"
 MOST_PART = 12_000  # characters at a time
 MOST_HITS = 40
 AROUND = 120  # characters shown on each side of a hit
 MOST_SOUGHT = 200
+_ANY = "surrogatepass"  # a tool may say what is no text
 PIECE = 65_536  # characters that are searched at once
 _PARAMETERS: Mapping[str, object] = {
     "type": "object",
     "properties": {
+        "id": {"type": "string", "minLength": 1, "maxLength": 200},
+        "offset": {"type": "integer", "minimum": 0},
         "reference": {"type": "string", "minLength": 1, "maxLength": 200},
         "from": {"type": "integer", "minimum": 0},
         "to": {"type": "integer", "minimum": 0},
         "grep": {"type": "string", "minLength": 1, "maxLength": MOST_SOUGHT},
     },
-    "required": ["reference"],
     "additionalProperties": False,
 }
 SPEC = ToolSpec(
     RESULT,
-    f"Reads a tool's result that you were not shown whole, by its reference ({SCHEME}…): the "
-    f"characters from .. to ({MOST_PART} at a time), or the places that hold the words of grep "
-    "(as they stand, in any case), of which each has its position.",
+    f"Reads a tool's result that you were not shown whole, by its id (or reference, {SCHEME}…): the "
+    f"characters from offset (or from) .. to ({MOST_PART} at a time), or the places that hold the words "
+    "of grep (as they stand, in any case), of which each has its position.",
     json.dumps(_PARAMETERS, separators=(",", ":")),
     category="meta",
 )
@@ -44,34 +49,55 @@ class ResultTool:
     """Implements the Tool port."""
 
     originals: Originals
+    transcript: Transcript | None = None  # of the conversation: a result is in it, under a message
     spec: ToolSpec = SPEC
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
-        reference = str(arguments["reference"]).strip().removeprefix(SCHEME)
+        named = arguments.get("id") or arguments.get("reference")
+        if named is None:
+            raise ToolFailed("It needs the id of a result. Ids stand in the results of tools.")
+        reference = str(named).strip().removeprefix(SCHEME)
         try:
-            original = await self.originals.read(scope.session_key, reference)
+            content = await self._content(scope.session_key, reference)
         except StoreUnavailable:
             raise ToolFailed("It is out of reach for now. Go on without it.") from None
-        if original is None:
+        if content is None:
             raise ToolFailed(
-                f"No result {reference[:80]!r} is kept in this conversation. References stand in "
-                "the results of tools; or call the tool again that gave it."
+                f"No result {reference[:80]!r} is kept in this conversation. Ids stand in the results "
+                "of tools; or call the tool again that gave it."
             )
-        content, sought = original.content, arguments.get("grep")
+        sought, most = arguments.get("grep"), _most_bytes(scope)
         if sought is not None:
-            return await to_thread.run_sync(_found, content, str(sought))
-        return _part(content, arguments.get("from", 0), arguments.get("to"))
+            found = await to_thread.run_sync(_found, content, str(sought))
+            return found.encode("utf-8", _ANY)[:most].decode("utf-8", "ignore")
+        first = arguments.get("offset", arguments.get("from", 0))
+        return _part(content, first, arguments.get("to"), most)
+
+    async def _content(self, key: SessionKey, reference: str) -> str | None:
+        original = await self.originals.read(key, reference)
+        if original is not None:
+            return original.content
+        node = await self.transcript.node(key, reference) if self.transcript else None
+        return node.message.result.content if node and node.message.result else None
 
 
-def _part(content: str, first: object, last: object) -> str:
+def _most_bytes(scope: ToolScope) -> int:
+    """What it reads at a time is itself never shown in part."""
+    if scope.agent is None:
+        return 4 * MOST_PART
+    return int(scope.agent.context.token_budget // RESULT_SHARE * BYTES_A_TOKEN)
+
+
+def _part(content: str, first: object, last: object, most_bytes: int) -> str:
     assert isinstance(first, int)  # the schema says so
-    most = first + MOST_PART
+    piece = content[first : first + MOST_PART].encode("utf-8", _ANY)[:most_bytes]
+    most = first + max(1, len(piece.decode("utf-8", "ignore")))
     end = min(most, last, len(content)) if isinstance(last, int) else min(most, len(content))
     if first >= end:
         raise ToolFailed(
             f"There is nothing from {first} to {last}: it has {len(content)} characters."
         )
-    rest = f" Go on with from={end}." if end < len(content) else " That is its end."
+    rest = f" Go on with offset={end}." if end < len(content) else " That is its end."
     return f"Characters {first} to {end} of {len(content)}.{rest}\n{content[first:end]}"
 
 

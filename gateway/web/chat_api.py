@@ -80,7 +80,12 @@ CHAT = Operation(
             FailedChat | ErrorAnswer,
             headers=(WAIT,),
         ),
-        Answer(500, "Our mistake, or our configuration's.", FailedChat | ErrorAnswer),
+        Answer(
+            500,
+            "Our mistake, or our configuration's.",
+            FailedChat | ErrorAnswer,
+            headers=(WAIT,),
+        ),
         Answer(502, "The model service failed.", FailedChat, headers=(RUN, WAIT)),
         Answer(
             504,

@@ -23,6 +23,7 @@ from gateway.web.given import WHOLE
 OVERFLOW = 1.1  # times the budget
 LEAST_BUDGET, MOST_BUDGET = 4_000, 128_000
 NO_ANSWER = "(no answer)"
+UNNAMED = "unnamed"  # a call that a model made without a name
 _UNREADABLE = "_unreadable"  # holds arguments that are no JSON object
 _ALL = 1 << 40
 
@@ -228,7 +229,7 @@ def _call(call: ToolCall, results: Mapping[str, ToolResult]) -> OracleCall:
     result = results.get(call.id)
     return OracleCall(
         id=call.id,
-        name=call.name,
+        name=call.name or UNNAMED,
         arguments=given,
         result=result.content if result else None,
         status="success" if result and not result.is_error else "error",

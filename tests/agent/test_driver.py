@@ -67,7 +67,9 @@ class Stage:
         plan: TreePlan | None = None,
     ) -> None:
         clock = FakeClock()
-        gate = ToolGate(tools, schemas=NoSchemas(), decode=json.loads, clock=clock)
+        gate = ToolGate(
+            tools, schemas=NoSchemas(), decode=json.loads, clock=clock, boundary=lambda: "b"
+        )
         self.chunks: list[Chunk] = []
         self.journal = journal or FakeJournal()
         self.story = Story(SCOPE.run_id, self.journal, clock, Json(encode, json.loads))

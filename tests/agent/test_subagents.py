@@ -23,12 +23,13 @@ from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import ToolCall
+from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Allowance, ToolScope
 from gateway.domain.settings import UserSettings
 from gateway.domain.subagents import SubagentDef
 from gateway.domain.tokens import estimate_tokens
+from gateway.memory.context import RESULTS
 from gateway.memory.souls import Souls
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
@@ -139,7 +140,7 @@ async def test_it_has_its_own_prompt_and_model_and_its_answer_is_the_tools_resul
     answer = await stage.run()
 
     first = stage.small.asked[0]
-    assert first.system == "You keep books."
+    assert first.system == f"You keep books.\n\n{RESULTS}"
     assert [message.text for message in first.messages] == ["find it"]
     assert stage.told() == ["two books"]
     assert answer.end == Finish("answered", "all done")
@@ -414,6 +415,9 @@ async def test_a_tool_of_a_subagent_cannot_be_called_for_nobody() -> None:
 BESIDE = replace(SCOPE, agent=PARENT, part="@0-x:", carve=lambda: Allowance(5_000, 60.0))
 
 
+LONG = ToolResult("c", "read", "a long text", boundary="b")
+
+
 async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
     stage = world(says("in short", tokens=40))
     used = list[int]()
@@ -421,13 +425,13 @@ async def test_a_text_is_condensed_in_one_turn_by_one_who_has_no_tool() -> None:
 
     subagents = await stage.subagents()
     with anyio.fail_after(5):
-        short = await subagents.condense(
-            "librarian", "What matters?", "a long text", scope, least=2
-        )
+        short = await subagents.condense("librarian", "What matters?", LONG, scope, least=2)
 
     (asked,) = stage.small.asked
     assert (short, asked.tools, used) == ("in short", (), [40])
-    assert [message.text for message in asked.messages] == ["What matters?\n\na long text"]
+    assert [message.text for message in asked.messages] == [
+        "What matters?\n\n<tool-result-b>\na long text\n</tool-result-b>"
+    ]
     assert asked.system == "You keep books."
 
 
@@ -438,7 +442,9 @@ async def test_a_text_and_what_is_made_of_it_fit_into_a_small_window_together() 
 
     subagents = await stage.subagents()
     with anyio.fail_after(5):
-        await subagents.condense("librarian", "What matters?", "x" * 99_999, ample, least=4_000)
+        await subagents.condense(
+            "librarian", "What matters?", replace(LONG, content="x" * 99_999), ample, least=4_000
+        )
 
     (asked,) = stage.small.asked
     assert estimate_tokens(asked.messages[-1].text) > 4_000
@@ -452,7 +458,7 @@ async def test_a_reply_that_was_cut_says_so() -> None:
     await stage.run()
     subagents = await stage.subagents()
     with anyio.fail_after(5):
-        short = await subagents.condense("librarian", "What?", "a long text", BESIDE, least=2)
+        short = await subagents.condense("librarian", "What?", LONG, BESIDE, least=2)
 
     assert stage.told() == [short]
     assert short.startswith("half of it\n[It is cut here")
@@ -462,7 +468,7 @@ async def test_one_who_says_nothing_has_condensed_nothing() -> None:
     subagents = await world(says("")).subagents()
 
     with anyio.fail_after(5), pytest.raises(ToolFailed, match="said nothing"):
-        await subagents.condense("librarian", "What matters?", "a long text", BESIDE, least=2)
+        await subagents.condense("librarian", "What matters?", LONG, BESIDE, least=2)
 
 
 async def test_one_who_wants_tools_to_condense_has_failed() -> None:
@@ -470,7 +476,7 @@ async def test_one_who_wants_tools_to_condense_has_failed() -> None:
 
     subagents = await stage.subagents()
     with anyio.fail_after(5), pytest.raises(ToolFailed, match="could not sum it up"):
-        await subagents.condense("librarian", "What matters?", "a long text", BESIDE, least=2)
+        await subagents.condense("librarian", "What matters?", LONG, BESIDE, least=2)
 
     assert len(stage.small.asked) == 1
 

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -240,3 +241,42 @@ async def test_kill_9_in_a_call_repeats_only_one_that_may_be_repeated(
     assert replay["divergence"] is None
     assert len(books.calls) == (2 if may_repeat else 1)
     assert told == ("paid" if may_repeat else CUT_OFF)
+
+
+@pytest.mark.parametrize("is_error", [False, True])
+async def test_a_server_that_repeats_its_key_in_any_encoding_tells_it_to_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, is_error: bool
+) -> None:
+    key = 'k3y/of+the"books'
+    encoded = {
+        "json": "".join(f"\\u{ord(char):04X}" for char in key),
+        "some of it": key.replace("k", "\\u006b").replace("/", "\\/").replace('"', '\\"'),
+        "percent": "".join(f"%{ord(char):02x}" for char in key),
+        "decimal": "".join(f"&#{ord(char):05d};" for char in key),
+        "hexadecimal": "".join(f"&#x{ord(char):X}" for char in key),
+        "hex": key.encode().hex().upper(),
+        "base64": b64encode(f"xx{key}".encode()).decode(),
+    }
+
+    async def repeat(arguments: Mapping[str, Any]) -> types.CallToolResult:
+        return text_result(f"You sent <{'> <'.join(encoded.values())}>.", is_error=is_error)
+
+    said = f"Sends {encoded['decimal']}."
+    tool = types.Tool(name="echo", description=said, input_schema=ANYTHING)
+    line = f"headers = {{ X-Api-Key = '{key}' }}"
+    async with (
+        scripted_server([CALL, Reply("Done.")]) as model,
+        serving(FakeMcp([tool], {"echo": repeat})) as books,
+        running(setup_of(model.url, f'url = "{books.url}"\n{line}'), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        run = await client.send("Say hello.")
+        events = await client.ended(run["run_id"])
+
+    assert books.requests[-1]["x-api-key"] == key
+    heard = json.dumps([[one.body for one in model.requests], events])
+    heard += "".join(str(record.__dict__) for record in caplog.records)
+    assert "You sent <***> <***>" in heard
+    for form in encoded.values():
+        assert form not in heard
+        assert json.dumps(form)[1:-1] not in heard

@@ -197,3 +197,48 @@ def test_every_verb_explains_itself(shell: Shell, verb: str) -> None:
 
     assert done.exit_code == 0
     assert "Usage:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("agent", "why"),
+    [
+        ("provider = 'demo'", "the demo cannot think"),
+        ("provider = 'openai'\nmodel = 'gpt-4o'", "gpt-4o is not known to think"),
+        ("provider = 'anthropic'\nmodel = 'claude-3-5-haiku-latest'", "cannot think"),
+        (
+            "provider = 'anthropic'\nmodel = 'claude-sonnet-4-5'\nmax_tokens = 1000",
+            "only thinks with max_tokens above 1024",
+        ),
+        ("provider = 'own'\nmodel = 'm'", "it is not known how own is asked to think"),
+    ],
+)
+@pytest.mark.parametrize("section", ["[agent]", "[agent]\nprovider = 'demo'\n[agent.fallback]"])
+def test_thinking_where_the_model_cannot_is_an_error(
+    shell: Shell, section: str, agent: str, why: str
+) -> None:
+    own = "[providers.own]\nwire = 'openai'\nbase_url = 'http://127.0.0.1:1/v1'\n"
+    lines = f"{own}{section}\n{agent}\nthinking = true\n"
+    shell.file.write_text(lines)
+
+    done = shell.run("validate", OPENAI_API_KEY="k", ANTHROPIC_API_KEY="k")
+
+    line = lines[: lines.index("thinking")].count("\n") + 1
+    assert done.exit_code == 78
+    assert f"config.toml:{line}:12: error[CFG003]" in done.output
+    assert why in done.output
+
+
+@pytest.mark.parametrize(
+    "agent",
+    [
+        "provider = 'openai'\nmodel = 'gpt-5'",
+        "provider = 'openrouter'\nmodel = 'any/one'",
+        "provider = 'anthropic'\nmodel = 'claude-opus-5'",
+        "provider = 'anthropic'\nmodel = 'claude-sonnet-4-5'",
+    ],
+)
+def test_thinking_where_the_model_can_is_fine(shell: Shell, agent: str) -> None:
+    shell.file.write_text(f"[agent]\n{agent}\nthinking = true\n")
+    keys = dict.fromkeys(("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENROUTER_API_KEY"), "k")
+
+    assert shell.run("validate", as_json=False, **keys).exit_code == 0

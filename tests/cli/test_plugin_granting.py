@@ -203,3 +203,76 @@ def test_a_terminal_is_asked(bench: Bench, typed: str, code: int, granted: list[
     assert b"Grant it? [y/N]" in done.stderr
     assert done.returncode == code
     assert plugins(bench)[0]["capabilities"] == granted
+
+
+SECRETS = {
+    "inline": """secrets = { A = "${env:A}", B = { value = "${env:B}", hosts = ["a.example"] } }""",
+    "table": """[plugins.secrets]
+A = "${env:A}"  # kept
+B = { value = "${env:B}", hosts = ["a.example"] }""",
+    "tables": """[plugins.secrets.B]
+value = "${env:B}"
+hosts = [
+    "a.example",
+]
+[plugins.secrets.A]
+value = "${env:A}"
+hosts = ["https://a.example:443"]""",
+    "dotted": """secrets.A = "${env:A}"
+secrets.B.value = "${env:B}"
+secrets.B.hosts = ["a.example"]""",
+}
+
+
+@pytest.mark.parametrize("form", SECRETS)
+def test_revoking_the_host_of_a_secret_removes_the_secret_and_says_so(
+    bench: Bench, form: str
+) -> None:
+    bench.written(
+        '[[plugins]]\nname = "t"  # a plugin\npath = "bundled:fetch"\n'
+        f'deny_unused = true\ncapabilities = ["http:a.example"]\n{SECRETS[form]}\n\n'
+        '[[plugins]]\nname = "u"\npath = "bundled:time"\ncapabilities = ["host_function:clock"]\n'
+    )
+
+    asked = bench.run("revoke", "t", "http:a.example")
+    done = bench.run("revoke", "t", "http:a.example", "--yes", "--json")
+
+    assert asked.exit_code == 1
+    assert "Secret B is for this host alone: it is removed from the file; what" in asked.stdout
+    assert (done.exit_code, done.stderr.count("it is removed from the file")) == (0, 2)
+    told = sorted(json.loads(done.stdout)["secrets"], key=lambda one: str(one["name"]))
+    assert told == [{"name": "A", "hosts": []}, {"name": "B", "hosts": []}]
+    first, second = plugins(bench)
+    assert (first["capabilities"], "secrets" in first) == ([], False)
+    assert second["name"] == "u"
+    assert "# a plugin" in bench.config.read_text()
+    assert bench.run("validate", verb="config").exit_code == 0
+
+
+def test_a_secret_for_several_hosts_stays_for_the_others_also_in_a_channel(bench: Bench) -> None:
+    value = 'value = "${env:A}"'
+    bench.written(f"""
+[[plugins]]
+name = "telegram"
+path = "bundled:telegram"
+capabilities = ["http:api.telegram.org", "http:b.example"]
+secrets = {{ key = {{ {value}, hosts = ["B.example", "api.telegram.org"] }} }}
+
+[channels.tg]
+plugin = "telegram"
+secrets.bot_token = {{ {value}, hosts = ["api.telegram.org", "b.example"] }}
+secrets.webhook_secret = {{ {value}, hosts = ["b.example"] }}
+""")
+
+    done = bench.run("revoke", "telegram", "http:b.example", "--yes", env={"A": "x"})
+    valid = bench.run("validate", verb="config", env={"A": "x"})
+
+    assert done.exit_code == 0, done.stderr
+    assert "Secret key is not sent there any more; it stays for api.telegram.org." in done.stdout
+    assert "Secret webhook_secret is for this host alone" in done.stdout
+    config = tomllib.loads(bench.config.read_text())
+    assert config["plugins"][0]["secrets"]["key"]["hosts"] == ["api.telegram.org"]
+    assert config["channels"]["tg"]["secrets"] == {
+        "bot_token": {"value": "${env:A}", "hosts": ["api.telegram.org"]}
+    }
+    assert valid.exit_code == 0, valid.stdout + valid.stderr

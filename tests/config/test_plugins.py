@@ -44,7 +44,7 @@ def test_a_plugin_has_all_that_is_written(arena: Arena) -> None:
         capabilities="['http:api.example.com', 'store:cache:ro', 'host_function:clock']",
         sha256=f"'{'AB' * 32}'",
         config="{ units = 'metric', days = [1, 2.5, true, { x = -1 }] }",
-        limits="{ timeout_s = 60, memory_mb = 512, fuel = 1000, output_kb = 8192 }",
+        limits="{ timeout_s = 60, memory_mb = 512, fuel = 1000, output_kb = 8192, concurrency = 64 }",
         deny_unused="true",
     )
 
@@ -57,7 +57,7 @@ def test_a_plugin_has_all_that_is_written(arena: Arena) -> None:
         ),
         sha256="ab" * 32,
         config={"units": "metric", "days": [1, 2.5, True, {"x": -1}]},
-        limits=PluginLimits(timeout_s=60.0, memory_mb=512, fuel=1_000, output_kb=8_192),
+        limits=PluginLimits(60.0, 512, 1_000, 8_192, concurrency=64),
         deny_unused=True,
     )
 
@@ -67,7 +67,7 @@ def test_what_is_not_written_is_the_default(arena: Arena) -> None:
 
     path = Path("/shipped/echo/tool.wasm")
     assert plugin == PluginDef(name="weather", path=path, is_bundled=True)
-    assert plugin.limits == PluginLimits(10.0, 64, None, 1_024)
+    assert plugin.limits == PluginLimits(10.0, 64, None, 1_024, 8)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +161,7 @@ def test_what_is_not_bundled_is_refused_with_what_is(arena: Arena) -> None:
         ("memory_mb", 1, 512, 0, 513),
         ("fuel", 1, 2**62, 0, 2**62 + 1),
         ("output_kb", 1, 8_192, 0, 8_193),
+        ("concurrency", 1, 1_024, 0, 1_025),
     ],
 )
 def test_a_bound_has_its_bounds(

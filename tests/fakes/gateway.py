@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -19,6 +20,7 @@ from gateway.app.lines import keep_lines
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
+from gateway.domain.supervision import supervise
 from gateway.domain.version import VERSION
 from gateway.host.keyfile import make_key
 from gateway.web.server import Address, WebServer
@@ -124,7 +126,10 @@ async def running(
         async with anyio.create_task_group() as group:
             address: Address = await group.start(server.serve)
             await rooms.front.reception.resume()
-            group.start_soon(keep_lines, rooms.channels)
+            lines = partial(keep_lines, rooms.channels)
+            group.start_soon(
+                partial(supervise, "lines", lines, rooms.clock, may_end=True), name="lines"
+            )
             rooms.health.starting = False
             yield Site(f"http://{address}", rooms)
             group.cancel_scope.cancel()

@@ -20,6 +20,7 @@ from bench.model_server import (
     openai_events,
     openai_whole,
 )
+from tests.fakes.boundaries import inside
 
 Wire = Literal["openai", "anthropic"]
 
@@ -42,12 +43,13 @@ class Asked:
 
     @property
     def last_text(self) -> str:
-        """The text of the last message, whichever wire it came by."""
+        """The text of the last message, whichever wire it came by; of a tool's what it gave."""
         messages = self.body.get("messages") or [{"content": ""}]
         content = messages[-1].get("content") or ""
         if isinstance(content, str):
-            return content
-        return "".join(str(block.get("text") or block.get("content") or "") for block in content)
+            return inside(content)
+        texts = (inside(str(block.get("text") or block.get("content") or "")) for block in content)
+        return "".join(texts)
 
 
 @dataclass

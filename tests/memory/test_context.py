@@ -18,7 +18,7 @@ from gateway.domain.recall import Recalled
 from gateway.domain.souls import Soul
 from gateway.domain.summaries import Summary
 from gateway.domain.tokens import estimate_tokens
-from gateway.memory.context import RECALL_TOKENS, Besides, Context, pack
+from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, pack
 from gateway.memory.window import message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -90,7 +90,7 @@ def _joined(groups: list[tuple[Message, ...]]) -> tuple[Message, ...]:
 def test_the_models_window_bounds_what_is_sent_as_well() -> None:
     small = replace(AGENT, context_window=5_000, max_tokens=4_900)
 
-    context = pack(small, SOUL, window(exchange(1, size=1000)), QUESTION, ())
+    context = pack(small, SOUL, window(exchange(1, size=9000)), QUESTION, ())
 
     assert context.messages == (QUESTION,)
 
@@ -246,7 +246,9 @@ def test_a_template_says_where_everything_stands() -> None:
     context = pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
 
     items = {part.kind: [item.id for item in part.items] for part in context.parts}
-    assert context.system.splitlines() == [
+    own, about = context.system.rsplit("\n\n", 1)
+    assert about == RESULTS
+    assert own.splitlines() == [
         "# Who",
         "I am.",
         "Be kind.",
@@ -269,7 +271,7 @@ def test_a_template_says_where_everything_stands() -> None:
     assert "thing_1" not in context.messages[-2].text
     assert len(context.messages) == 4
     assert items["soul"] == ["soul.md"]
-    assert items["system"] == ["template", "system_prompt", "notes", "threads", "tools"]
+    assert items["system"] == ["template", "system_prompt", "notes", "threads", "tools", "results"]
     assert (items["facts"], items["recall"]) == (["f1"], ["t1"])
 
 
@@ -328,6 +330,22 @@ def test_the_next_request_begins_like_this_one_while_all_is_shown(
     assert all(len(one) // exchange_size >= min(turns, recent // 2) for one in shown)
 
 
+def test_many_long_results_at_once_do_not_hide_what_was_said_with_them() -> None:
+    agent = replace(AGENT, context=ContextRules(5_000, 12))
+    long = Message("tool", result=ToolResult("0", "echo", "r" * 3_200))
+    question, call, _, answer = talk(1, result=1)
+    results = [
+        replace(question, id=NodeId(f"r{n}"), message=long, token_count=message_tokens(long))
+        for n in range(5)
+    ]
+    nodes = (question, call, *results, answer)
+
+    messages = pack(agent, SOUL, nodes, QUESTION, ()).messages
+
+    assert messages[0] == question.message
+    assert messages[-2] == answer.message
+
+
 def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_are_not() -> None:
     agent = replace(AGENT, context=ContextRules(5_000, 12))
     long = Message("tool", result=ToolResult("0", "echo", "begin" + "r" * 3_000 + "end"))
@@ -342,7 +360,7 @@ def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_ar
     roomy = pack(replace(agent, context=ContextRules(16_000, 12)), SOUL, nodes, QUESTION, ())
 
     def results(context: Context) -> list[str]:
-        return [one.result.content for one in context.messages if one.result]
+        return [one.result.told for one in context.messages if one.result]
 
     assert [len(text) < 1_000 for text in results(context)] == [True, True, True, False, False]
     assert results(context)[0].startswith("begin")

@@ -129,7 +129,19 @@ NO_WASM = {
 def test_what_is_no_webassembly_is_refused(own: Path, tmp_path: Path, content: str) -> None:
     refusal(Compiling(own), kept(tmp_path, "guest", NO_WASM[content]))
 
-    assert list(own.iterdir()) == []
+    assert [path.suffix for path in own.iterdir()] == [".refused"]
+
+
+def test_what_is_refused_is_not_compiled_again_at_the_next_start(own: Path, tmp_path: Path) -> None:
+    file = kept(tmp_path, "guest", NO_WASM["cut"])
+    first, later, another = Counting(own), Counting(own), Counting(own)
+    another._tag = "wasmtime-0.0.0-of-tomorrow"
+    told = [refusal(one, file) for one in (first, first, later, another)]
+    file.write_bytes(ECHO)
+    compiled(later, file)
+
+    assert told == [told[0]] * 4
+    assert (first.children, later.children, another.children) == (1, 1, 1)
 
 
 @pytest.mark.parametrize("kind", ["missing", "folder", "fifo", "device"])
@@ -188,6 +200,43 @@ async def test_a_compile_bomb_is_killed_while_others_work(
                 answers += (await stage.run(good)).status == "ok"
 
     assert answers > 10
+    began = anyio.current_time()
+    assert isinstance(await refused(impatient, bomb), Uncompiled)
+    assert anyio.current_time() - began < 0.9  # it is not tried again
+
+
+async def refused(compiling: Compiling, file: Path) -> Exception | None:
+    try:
+        await compiling.compiled(file)
+    except Uncompiled as error:
+        return error
+    return None
+
+
+@pytest.fixture
+def generous(own: Path) -> Compiling:
+    return Compiling(own, hold_s=0.2)
+
+
+async def test_what_takes_long_to_compile_keeps_no_other_waiting(
+    generous: Compiling, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiling = generous
+    caplog.set_level("INFO")
+    wasm = {"a": many_functions(400_000), "b": many_functions(400_001), "good": ECHO}
+    *bombs, good = [await to_thread.run_sync(kept, tmp_path, *one) for one in wasm.items()]
+    async with anyio.create_task_group() as group:
+        for bomb in bombs:
+            group.start_soon(refused, compiling, bomb)
+        await anyio.wait_all_tasks_blocked()
+        with anyio.fail_after(25):
+            found = await compiling.compiled(good)
+            again = await compiling.compiled(good)
+        group.cancel_scope.cancel()
+
+    assert found == again
+    words = [one.message for one in caplog.records]
+    assert "a plugin is being compiled" in words
 
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import anyio
 
 from gateway.sandbox.frames import Frame, Kind, Reader, encode
 from gateway.sandbox.links import Link, Pending
+from gateway.sandbox.programs import Bounds
+
+BOUNDS = Bounds(1 << 20, 10**9, 1 << 20)
 
 
 class Transport:
@@ -50,7 +53,7 @@ async def test_a_host_call_is_answered_once_its_service_is_done() -> None:
         async with anyio.create_task_group() as group:
             link = Link(group)
             link.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is used
-            link.pending[1] = Pending(service, lambda: None)
+            link.pending[1] = Pending(service, lambda: None, BOUNDS)
 
             link.data_received(asked("store.get"))
             service.gate.set()
@@ -64,7 +67,7 @@ async def test_for_a_call_that_nobody_waits_for_nothing_more_is_done() -> None:
         async with anyio.create_task_group() as group:
             link = Link(group)
             link.connection_made(transport)  # type: ignore[arg-type]  # as much of one as is used
-            pending = link.pending[1] = Pending(service, lambda: None)
+            pending = link.pending[1] = Pending(service, lambda: None, BOUNDS)
             link.data_received(asked("store.get"))
             await anyio.lowlevel.checkpoint()
 

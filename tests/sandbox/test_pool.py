@@ -5,10 +5,13 @@ import os
 import select
 import signal
 import sys
+import tracemalloc
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -19,7 +22,6 @@ from gateway.sandbox.links import Outcome
 from gateway.sandbox.plugins import Loaded
 from gateway.sandbox.pool import (
     CALLS_AT_ONCE,
-    OF_ONE_PROGRAM,
     PAUSE_S,
     WAITING_OF_ONE_PROGRAM,
     WORKER,
@@ -33,6 +35,7 @@ from tests.fakes.wat import ECHO, RELAY, handling
 
 ROOT = Path(__file__).parent.parent.parent
 SPIN = handling("(loop $on (br $on)) (unreachable)")
+OF_ONE_PROGRAM = PluginLimits().concurrency
 ASKING = 'h{"url":"https://example.com/"}'
 PROGRAM = Program("/nowhere.cwasm", "exogate", Bounds(1 << 20, 10**9, 1 << 20))
 
@@ -170,6 +173,10 @@ async def test_a_caller_who_leaves_during_the_start_leaves_no_process(tmp_path: 
         assert await gone(pid)
 
 
+ASKS = """n = call()
+    for _ in range({count}):
+        say(Kind.HOST, n, {call})
+        next(came)"""
 LIES = {
     "bytes that are no frame": "call(); gateway.sendall(bytes([255]) * 64)",
     "a frame that never ends": "call(); gateway.sendall(struct.pack('<IBI', 2**31, 6, 1))",
@@ -182,6 +189,21 @@ LIES = {
     "ready in depth": "call(); say(Kind.READY, 0, '[' * 100000)",
     "ready without words": "call(); say(Kind.READY, 0)",
     "nothing, and leaves": "call()",
+    "an end that there is none of": "say(Kind.RESULT, call(), 'busy', 'x', '1', '1', '1')",
+    "a time that there is none of": "say(Kind.RESULT, call(), 'ok', 'x', 'nan', '1', '1')",
+    "a figure without end": "say(Kind.RESULT, call(), 'ok', 'x', '1', '9' * 4000, '1')",
+    "more than it may answer": "say(Kind.RESULT, call(), 'ok', 'x' * (1_100_000), '1', '1', '1')",
+    "a large answer to come": "gateway.sendall(struct.pack('<IBI', 2_000_000, 7, call())); call()",
+    "a large host call to come": "gateway.sendall(struct.pack('<IBI', 9_000_000, 6, call())); call()",
+    "a large greeting to come": "call(); gateway.sendall(struct.pack('<IBI', 99_999, 1, 0)); call()",
+    "for nobody a large answer": "gateway.sendall(struct.pack('<IBI', 9_000, 7, call() + 9)); call()",
+    "a large log line": "say(Kind.HOST, call(), 'log', 'info', 'x' * 10_000)",
+    "a large key": "say(Kind.HOST, call(), 'store.get', 'n', 'x' * 300_000)",
+    "nothing, many times": "gateway.sendall(struct.pack('<IBI', 4_000, 6, call()) + bytes(4_000))",
+    "too many log lines": "n = call()\n    for _ in range(201): say(Kind.HOST, n, 'log', 'info', 'x')",
+    "too many host calls": ASKS.format(count=1_001, call="'clock.now'"),
+    "too many requests": ASKS.format(count=21, call="'http.request', '{}'"),
+    "too many bytes": ASKS.format(count=300, call="'store.set', 'n', 'k', 'x' * 190_000"),
 }
 
 
@@ -206,6 +228,53 @@ else:
 
     assert first.status == "crashed"
     assert second == Outcome("ok", "honest", 1.5, 2, 3)
+
+
+async def test_a_worker_that_reads_nothing_has_nothing_pile_up_for_it(tmp_path: Path) -> None:
+    script = f"""{READY}
+n = call()
+for _ in range(100_000):
+    say(Kind.RESULT, n, 'ok', 'unread', '1', '1', '1')
+    n += 1
+gateway.settimeout(60); import time; time.sleep(60)
+"""
+    told: list[str] = []
+    text = "x" * 500_000
+
+    async def one(pool: Pool) -> None:
+        outcome = await pool.call(PROGRAM, "describe", text, Quiet(), timeout_s=0.5)
+        told.append(outcome.status)
+
+    with anyio.fail_after(20):
+        async with a_pool(tmp_path, acting(script)) as pool:
+            await one(pool)
+            with traced():
+                await side_by_side(200, partial(one, pool))
+                _, peak = tracemalloc.get_traced_memory()
+
+    assert len(told) == 201
+    assert "timeout" in told
+    assert peak < 20_000_000
+
+
+async def test_so_many_calls_of_a_plugin_run_at_once_as_its_limits_say(
+    cache: Path, tmp_path: Path
+) -> None:
+    fetch = FakeFetch(gate=anyio.Event())
+    told: list[Outcome] = []
+    with anyio.fail_after(20):
+        async with a_stage(cache, tmp_path, means(fetch=fetch)) as stage:
+            limits = PluginLimits(concurrency=2)
+            guest = await stage.load(RELAY, "http:example.com", deny_unused=True, limits=limits)
+            other = await stage.load(ECHO, name="other")
+            async with anyio.create_task_group() as group:
+                group.start_soon(run_many, stage, guest, 5, told)
+                await until_asked(fetch, limits.concurrency)
+                assert (await stage.run(other)).status == "ok"
+                assert len(fetch.asked) == 2
+                fetch.open()
+
+    assert Counter(one.status for one in told) == {"ok": 5}
 
 
 async def test_a_worker_that_leaves_before_the_call_reaches_it_costs_that_call(
@@ -252,14 +321,27 @@ async def run_many(stage: Stage, guest: Loaded, count: int, told: list[Outcome])
     async def one() -> None:
         told.append(await stage.run(guest, ASKING))
 
+    await side_by_side(count, one)
+
+
+async def side_by_side(count: int, one: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async with anyio.create_task_group() as group:
         for _ in range(count):
             group.start_soon(one)
 
 
-async def until_asked(fetch: FakeFetch) -> None:
+@contextmanager
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        tracemalloc.stop()
+
+
+async def until_asked(fetch: FakeFetch, count: int = OF_ONE_PROGRAM) -> None:
     """All that one plugin may do at once is under way."""
-    while len(fetch.asked) < OF_ONE_PROGRAM:
+    while len(fetch.asked) < count:
         await fetch.came.wait()
         await anyio.lowlevel.checkpoint()
 

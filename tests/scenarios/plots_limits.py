@@ -243,7 +243,7 @@ async def nearly_full(stage: Stage) -> Scene:
     def script(asked: Asked) -> Reply:
         if asked.number > 2:
             return Reply("Enough.")
-        return Reply("", calls=[echo_of(asked.number, "x" * 4600 if asked.number == 1 else "y")])
+        return Reply("", calls=[echo_of(asked.number, "x" * 7000 if asked.number == 1 else "y")])
 
     agent = "context_window = 4096\nmax_tokens = 256\n"
     async with stage.open(script, tools=("echo",), agent=agent) as scene:

@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from tests.fakes.boundaries import inside
 from tests.fakes.client import TERMINAL, Client, Event, connected, seqs_of
 from tests.fakes.gateway import Change, Setup, running, unchanged
 from tests.fakes.model_server import Asked, ModelServer, Reply, Script, Wire, scripted_server
@@ -144,6 +145,8 @@ def kinds_of(told: Sequence[Event], run_id: str) -> list[str]:
 
 def without_marks(value: object) -> object:
     if isinstance(value, str):
+        value = re.sub(r"tool-result-[0-9a-f]{16}", "tool-result-RANDOM", value)
+        value = re.sub(r"r_\w{26}/[0-9a-f]{16}", "REFERENCE", value)
         return re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", value)
     if isinstance(value, Mapping):
         marks = TIMES if value.get("limit_type") == "timeout" else OF_ONE_RUN
@@ -199,7 +202,7 @@ def _parts(message: Mapping[str, Any]) -> list[tuple[str, str]]:
     if role == "system":
         return []
     if role == "tool":
-        return [("result", str(content))]
+        return [("result", inside(str(content)))]
     blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
     calls = [("call", call["id"]) for call in message.get("tool_calls", ())]
     return [_part(role, block) for block in blocks] + calls
@@ -212,7 +215,7 @@ def _part(role: str, block: Mapping[str, Any]) -> tuple[str, str]:
         case "tool_result":
             content = block["content"]
             text = content if isinstance(content, str) else "".join(b["text"] for b in content)
-            return "result", text
+            return "result", inside(text)
         case _ if role == "assistant":
             return "answer", block["text"]
         case _:

@@ -303,7 +303,7 @@ async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path
 
     async with scripted_server(answers) as model:
         prices = "prices = { m = { input = 1, output = 2 } }"
-        setup = limited(model.url, "session = 4300", provider=prices, tools=("echo",))
+        setup = limited(model.url, "session = 4450", provider=prices, tools=("echo",))
         async with running(setup, tmp_path) as site, connected(site.url) as client:
             ends = {
                 "refused a retry": await client.ask("long " * 2_000, peer="q"),

@@ -9,7 +9,8 @@ import pytest
 
 from tests.fakes.api import ApiCall, Json, Told
 from tests.fakes.client import connected
-from tests.fakes.model_server import scripted_server
+from tests.fakes.gateway import Setup, running
+from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.chats import (
     LONG_S,
     CalledChat,
@@ -87,6 +88,11 @@ secrets = {{ bot_token = "{TOKEN}" }}
                 name = self.show(room, call.body["text"], edits)
                 return Told({"ok": True, "result": {"message_id": int(name)}})
         return Told({"ok": True, "result": True})
+
+    async def asked(self, times: int) -> None:
+        """Until it was asked for updates so often."""
+        while sum("getUpdates" in call.path for call in self.calls) < times:
+            await self.news()
 
     async def _updates(self, offset: int) -> Told:
         self.updates = [one for one in self.updates if one["update_id"] >= offset]
@@ -232,3 +238,32 @@ async def test_the_model_is_told_of_a_file_that_it_cannot_see(
 
     told = "[With this message came a file that you cannot see yet: photo (120 KB).]"
     assert asked == [f"look\n\n{told}"]
+
+
+async def test_what_is_too_much_at_once_is_asked_for_again_until_there_is_room(
+    tmp_path: Path,
+) -> None:
+    gate = anyio.Event()
+    chat = Telegram("1111", "1111", "-100222", listed=True)
+    said = [f"{number}" for number in range(3)]
+
+    def slow(asked: Asked) -> Reply:
+        return Reply(f"answer to {asked.last_text}", gate=gate)
+
+    queue = "[queue]\nmax_pending_per_principal = 1"
+    async with (
+        chat.open(),
+        scripted_server(slow) as model,
+        running(Setup(model.url, rest=f"{chat.toml}\n{queue}"), tmp_path),
+    ):
+        with anyio.fail_after(LONG_S):
+            for text in said:
+                await chat.say(text)
+            await model.wait_for(1)
+            await chat.asked(3)  # the first is at work, and the others are asked for again
+            asked_first = [asked.last_text for asked in model.requests]
+            gate.set()
+            await chat.sees(f"answer to {said[-1]}")
+
+    assert asked_first == said[:1]
+    assert chat.texts() == [f"answer to {text}" for text in said]

@@ -11,6 +11,7 @@ from gateway.config.values import GatewayConfig
 from gateway.domain.capabilities import parse_capability
 from gateway.domain.ports import PluginSpace
 from gateway.host.shipped import shipped_folder
+from tests.fakes.boundaries import inside
 from tests.fakes.client import Client, HttpAnswer, connected, http
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
@@ -54,7 +55,7 @@ def results(asked: Asked) -> list[str]:
     """What tools gave in this turn, as the model is shown it."""
     said = asked.body["messages"]
     last = max(n for n, one in enumerate(said) if one["role"] == "user")
-    return [one["content"] for one in said[last:] if one["role"] == "tool"]
+    return [inside(one["content"]) for one in said[last:] if one["role"] == "tool"]
 
 
 def user_of(asked: Asked) -> str:

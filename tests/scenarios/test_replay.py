@@ -18,6 +18,7 @@ from gateway.domain.inbox import RunRecord
 from gateway.domain.ports import Runs
 from gateway.domain.tape import Mark, Tape
 from gateway.domain.usage import Spent, Usage
+from gateway.memory.context import RESULTS
 from gateway.sessions.taping import TapeUnreadable, packed
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running
@@ -90,9 +91,9 @@ def agents(**changes: Any) -> Callable[[GatewayConfig], GatewayConfig]:
 CHANGES: dict[str, tuple[Any, str, object, object]] = {
     "system prompt": (
         agents(system_prompt="Be kind."),
-        "call 1: the system text (soul {folder}/soul.md), character 18",
-        "",
-        "\n\nBe kind.",
+        "call 1: the system text (soul {folder}/soul.md), character 20",
+        f"{RESULTS}"[:60],
+        f"Be kind.\n\n{RESULTS}"[:60],
     ),
     "limit": (agents(limits={"max_iterations": 4}), "limits.max_iterations", 3, 4),
     "setting": (agents(max_tokens=9), "call 1: the setting max_tokens", 4096, 9),
@@ -133,7 +134,8 @@ async def test_a_changed_soul_is_the_first_divergence(tmp_path: Path) -> None:
     found = await recorded_and_reopened(tmp_path, with_tools, soul="You answer questions.")
 
     at = f"call 1: the system text (soul {tmp_path}/soul.md), character 12"
-    assert found == {"at": at, "seq": None, "recorded": "tests.", "now": "questions."}
+    was, now = (f"{text}\n\n{RESULTS}"[:60] for text in ("tests.", "questions."))
+    assert found == {"at": at, "seq": None, "recorded": was, "now": now}
 
 
 async def test_a_changed_rule_is_the_first_divergence(tmp_path: Path) -> None:

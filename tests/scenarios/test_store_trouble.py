@@ -1,10 +1,13 @@
 """The store cannot commit while the gateway runs: nothing is acknowledged that is not kept."""
 
+import json
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import anyio
@@ -14,13 +17,14 @@ from anyio import to_thread
 from tests.fakes.client import (
     Client,
     Disconnected,
+    HttpAnswer,
     RpcError,
     connected,
     http,
     post_chat,
     texts_of,
 )
-from tests.fakes.gateway import START_S, Setup, command
+from tests.fakes.gateway import START_S, Command, Setup, command
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.scripts import echo, shown
 
@@ -167,7 +171,129 @@ async def test_readiness_follows_the_store_within_a_second_both_ways_without_any
     assert alive.status == 200
 
 
+@asynccontextmanager
+async def limited(site: Command, size: int) -> AsyncIterator[None]:
+    """No file of it may grow beyond that."""
+    await _limit(site, size)
+    try:
+        yield
+    finally:
+        await _limit(site, resource.RLIM_INFINITY)
+
+
+async def _limit(site: Command, size: int) -> None:
+    limits = (size, resource.RLIM_INFINITY)
+    await to_thread.run_sync(resource.prlimit, site.process.pid, resource.RLIMIT_FSIZE, limits)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+@pytest.mark.parametrize("size", [0, 8192, 20_000])
+async def test_files_that_may_not_grow_are_told_honestly_and_it_goes_on_once_they_may(
+    tmp_path: Path, size: int
+) -> None:
+    gate = anyio.Event()
+
+    def script(asked: Asked) -> Reply:
+        if asked.last_text == "held":
+            return Reply(["held ", "back"], gates={2: gate})
+        return echo(asked)
+
+    async with scripted_server(script) as model:
+        config = await Setup(model.url).written(tmp_path)
+        async with command(config) as site, connected(site.url, wait_s=PROBED_S) as client:
+            for number in range(5):
+                await client.ask(f"before {number}")
+            held = await client.send("held", peer="b")
+            await client.until(held["run_id"], texts_of)
+            async with limited(site, size):
+                errors = [await client.refused("chat.send", content="meanwhile") for _ in range(10)]
+                over_http = await post_chat(site.url, "meanwhile")
+                gate.set()
+                await until_ready(site.url, 503)
+                while_limited = [event["type"] for event in client.events[held["run_id"]]]
+            end = (await client.ended(held["run_id"]))[-1]
+            await until_ready(site.url, 200)
+            after = await client.ask("after")
+            site.tell(signal.SIGTERM)
+            code = await site.exit_code()
+
+    assert {(error.code, error.data["retryable"]) for error in errors} == {(-32005, True)}
+    assert over_http.status == 503
+    assert int(over_http.headers["Retry-After"]) > 0
+    assert "done" not in while_limited
+    assert end["response"] == "held back"
+    assert after["response"] == "answer to after"
+    assert code == 0
+    assert "meanwhile" not in {asked.last_text for asked in model.requests}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prlimit")
+async def test_a_ledger_that_cannot_be_written_is_our_fault_and_may_be_tried_again(
+    tmp_path: Path,
+) -> None:
+    asked = {"model": "main", "messages": [{"role": "user", "content": "hi"}]}
+
+    async def complete(url: str) -> HttpAnswer:
+        where, kind = f"{url}/v1/chat/completions", {"Content-Type": "application/json"}
+        body = json.dumps(asked).encode()
+        return await http(where, method="POST", headers=kind, body=body, wait_s=PROBED_S)
+
+    async with scripted_server(echo) as model:
+        config = await Setup(model.url, provider="max_retries = 0").written(tmp_path)
+        async with command(config) as site:
+            async with limited(site, 0):
+                failed = await complete(site.url)
+                requests = len(model.requests)
+            answered = await complete(site.url)
+
+    assert requests == 0
+    assert (failed.status, failed.json["error"]["code"]) == (500, "internal_error")
+    assert int(failed.headers["Retry-After"]) > 0
+    assert answered.status == 200
+
+
+async def test_a_ledger_that_is_away_for_a_moment_costs_no_answer(tmp_path: Path) -> None:
+    asked = {"model": "main", "messages": [{"role": "user", "content": "hi"}]}
+    answers: list[int] = []
+    async with scripted_server(echo) as model:
+        config = await Setup(model.url, provider="max_retries = 10").written(tmp_path)
+        async with command(config) as site, anyio.create_task_group() as group:
+
+            async def complete() -> None:
+                where, kind = (
+                    f"{site.url}/v1/chat/completions",
+                    {"Content-Type": "application/json"},
+                )
+                body = json.dumps(asked).encode()
+                answer = await http(where, method="POST", headers=kind, body=body, wait_s=PROBED_S)
+                answers.append(answer.status)
+
+            async with limited(site, 0):
+                group.start_soon(complete)
+                await until_ready(site.url, 503)
+
+    assert answers == [200]
+
+
+@asynccontextmanager
+async def failing_syncs(site: Command) -> AsyncIterator[None]:
+    """Its disk fails, as far as it can tell; skips where that may not be played."""
+    inject = ("-e", "trace=fdatasync,fsync", "-e", "inject=fdatasync,fsync:error=EIO")
+    words = ["strace", "-f", "-o", "/dev/null", *inject, "-p", str(site.process.pid)]
+    async with await anyio.open_process(words, stdout=None) as tracer:
+        assert tracer.stderr is not None
+        with anyio.fail_after(START_S):
+            told = await tracer.stderr.receive()
+        if b"attached" not in told:
+            pytest.skip("no other process may be traced here")
+        try:
+            yield
+        finally:
+            with suppress(ProcessLookupError):
+                tracer.terminate()
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 async def test_a_disk_that_fails_again_and_again_ends_the_process_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
@@ -177,12 +303,9 @@ async def test_a_disk_that_fails_again_and_again_ends_the_process_and_loses_noth
         config = await Setup(model.url).written(tmp_path)
         async with command(config) as site, connected(site.url) as client:
             await send_until_it_fails(client, accepted, 30)
-            limit = (8192, resource.RLIM_INFINITY)
-            await to_thread.run_sync(
-                resource.prlimit, site.process.pid, resource.RLIMIT_FSIZE, limit
-            )
-            await send_until_it_fails(client, accepted, 1_000)
-            code = await ended_by_itself(site.process)
+            async with failing_syncs(site):
+                await send_until_it_fails(client, accepted, 1_000)
+                code = await ended_by_itself(site.process)
         async with command(config) as site, connected(site.url) as client:
             for content, sent in accepted.items():
                 await client.call("chat.resume", run_id=sent["run_id"], after_seq=0)

@@ -6,6 +6,8 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.memory.context import RESULTS
+from tests.fakes.boundaries import inside
 from tests.fakes.client import TERMINAL, connected, seqs_of, texts_of, types_of
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Reply, scripted_server
@@ -134,7 +136,7 @@ async def test_a_tool_round_is_told_executed_and_kept(tmp_path: Path) -> None:
     second = model.requests[1].body["messages"]
     assert [one["role"] for one in second[-3:]] == ["user", "assistant", "tool"]
     assert second[-1]["tool_call_id"] == second[-2]["tool_calls"][0]["id"] == "call_1"
-    assert second[-1]["content"] == result["result"]
+    assert inside(second[-1]["content"]) == result["result"]
     _kept_as_it_was_told(page, result)
 
 
@@ -189,7 +191,8 @@ async def test_a_model_is_shown_soul_history_question_and_the_agents_tools(tmp_p
         page = await client.call("chat.history", session_key=sent["session_key"])
 
     system, *_ = model.requests[1].body["messages"]
-    assert (system["role"], system["content"]) == ("system", "You answer tests.\n\nBe brief.")
+    own = f"You answer tests.\n\nBe brief.\n\n{RESULTS}"
+    assert (system["role"], system["content"]) == ("system", own)
     assert history_of(model.requests[1]) == [
         ("user", "first question"),
         ("assistant", "first answer"),

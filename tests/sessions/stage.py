@@ -153,6 +153,7 @@ async def staged(
         agents={agent.id: agent for agent in agents},
         inbox=used,
         journal=stores.journal,
+        runs=stores.runs,
         episodes=episodes,
         souls=souls,
         model=meter.around(model),

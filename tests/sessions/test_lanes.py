@@ -5,10 +5,12 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
+from gateway.domain.bindings import Share
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.sessions.lanes import Lanes
 
 A, B, C = (SessionKey(AgentId("x"), "c", "p", peer) for peer in "abc")
+OURS: Share = (("p",), "")
 
 
 @pytest.mark.requirement("S-003-Session-08")
@@ -31,9 +33,9 @@ async def test_a_session_is_in_order_and_two_run_side_by_side() -> None:
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=2)
-            lanes.submit(A, slow)
-            lanes.submit(A, a2)
-            lanes.submit(B, b1)
+            lanes.submit(A, slow, OURS)
+            lanes.submit(A, a2, OURS)
+            lanes.submit(B, b1, OURS)
 
     assert seen == ["a1 began", "b1", "a1 ended", "a2"]
 
@@ -51,8 +53,8 @@ async def test_one_bad_message_cancels_no_neighbour() -> None:
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=2)
             for key in (A, A, B):
-                lanes.submit(key, bad)
-                lanes.submit(key, good)
+                lanes.submit(key, bad, OURS)
+                lanes.submit(key, good, OURS)
 
     assert seen == ["good"] * 3
 
@@ -70,9 +72,9 @@ async def test_a_long_queue_lets_others_go_between() -> None:
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=1)
             for n in range(3):
-                lanes.submit(A, says(f"a{n}"))
-            lanes.submit(B, says("b"))
-            lanes.submit(C, says("c"))
+                lanes.submit(A, says(f"a{n}"), OURS)
+            lanes.submit(B, says("b"), OURS)
+            lanes.submit(C, says("c"), OURS)
 
     assert seen.index("b") < seen.index("a1")
     assert seen.index("c") < seen.index("a1")
@@ -93,7 +95,7 @@ async def test_no_more_work_at_once_than_the_width_and_a_pause_starts_nothing() 
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=2)
             for n in range(6):
-                lanes.submit(SessionKey(AgentId("x"), "c", "p", str(n)), work)
+                lanes.submit(SessionKey(AgentId("x"), "c", "p", str(n)), work, OURS)
             assert lanes.working == 2
             assert not lanes.is_idle(A)
             lanes.pause()

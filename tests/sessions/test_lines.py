@@ -143,8 +143,11 @@ async def test_what_another_said_or_said_elsewhere_is_answered_by_itself(
 
 
 async def test_only_so_many_are_answered_by_one_turn() -> None:
-    model = GatedModel()
-    async with open_memory() as stores, staged(model, stores, manner=COLLECT) as stage:
+    model, roomy = GatedModel(), replace(AGENT, context_window=200_000)
+    async with (
+        open_memory() as stores,
+        staged(model, stores, agents=(roomy,), manner=COLLECT) as stage,
+    ):
         await stage.say("first")
         await model.until_asked(1)
         await say_all(stage, *map(str, range(MOST_TOGETHER + 1)), "x" * 399_998, "yy")

@@ -14,6 +14,7 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import TextDelta
 from gateway.domain.sessions import SessionQuery
+from gateway.memory.context import RESULTS
 from gateway.sessions.listening import events_of
 from gateway.sessions.runs import LiveRun
 from gateway.sessions.stateless import KEPT_S, MOST_KEPT, Answers, Question
@@ -48,7 +49,7 @@ async def test_it_answers_with_what_its_caller_said_and_wants() -> None:
 
     asked = model.asked[0]
     assert (events[-1]["type"], events[-1]["response"]) == ("done", "ho")
-    assert asked.system == "Mine.\n\nTheirs."
+    assert asked.system == f"Mine.\n\nTheirs.\n\n{RESULTS}"
     assert [message.text for message in asked.messages] == ["one", "two", "hi"]
     assert (asked.temperature, asked.max_tokens) == (0.5, 7)
     fallback = wish.shaped(mine).fallback

@@ -57,7 +57,8 @@ def test_an_error_of_the_module_itself_has_a_sentence_too() -> None:
     ("number", "told"),
     [
         (errno.ENOSPC, "is full: free some space"),
-        (errno.EDQUOT, "is full: free some space"),
+        (errno.EDQUOT, "may not grow: free some space"),
+        (errno.EFBIG, "may not grow: free some space"),
         (errno.EACCES, "read-only"),
         (errno.EROFS, "read-only"),
         (errno.EIO, "store.mark: went wrong"),

@@ -12,8 +12,10 @@ from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.ports import ToolScope
+from gateway.domain.tokens import estimate_tokens
 from gateway.domain.usage import Spent, Usage
-from gateway.tools.gate import MOST_RESULT, ToolGate
+from gateway.tools.excerpts import MOST_RESULT
+from gateway.tools.gate import ToolGate
 from gateway.tools.sources import Source
 from tests.fakes.clock import FakeClock
 from tests.fakes.tools import FakeTool, NoSchemas
@@ -217,22 +219,31 @@ async def test_a_tool_that_fails_or_takes_too_long_says_so() -> None:
 
 @pytest.mark.requirement("S-002-Tools-12")
 @pytest.mark.parametrize("is_error", [False, True])
-async def test_a_result_beyond_the_limit_is_cut_and_says_so(*, is_error: bool) -> None:
+async def test_of_a_result_beyond_its_share_the_model_is_shown_begin_and_end(
+    *, is_error: bool
+) -> None:
     async def talks(arguments: Mapping[str, object]) -> str:
-        text = "x" * (MOST_RESULT + int(str(arguments["over"])))
+        text = "begin" + "x" * int(str(arguments["more"])) + "end"
         if is_error:
             raise ToolFailed(text)
         return text
 
     tools = gate(FakeTool("echo", talks))
 
-    whole = await tools.call(AGENT, ToolCall("1", "echo", '{"over":0}'), SCOPE)
-    cut = await tools.call(AGENT, ToolCall("2", "echo", '{"over":1}'), SCOPE)
+    small = await tools.call(AGENT, ToolCall("1", "echo", '{"more":100}'), SCOPE)
+    large = await tools.call(AGENT, ToolCall("2", "echo", '{"more":60000}'), SCOPE)
+    huge = await tools.call(AGENT, ToolCall("3", "echo", f'{{"more":{MOST_RESULT}}}'), SCOPE)
 
-    assert whole.content == "x" * MOST_RESULT
-    assert cut.content.startswith("x" * MOST_RESULT + "\n[Cut: ")
-    assert f"{MOST_RESULT} of {MOST_RESULT + 1} characters" in cut.content
-    assert cut.is_error is is_error
+    assert small.content in small.told
+    assert len(large.content) == 60_008
+    assert len(huge.content) < MOST_RESULT + 200
+    most = AGENT.context.token_budget // 4
+    for one in (large, huge):
+        assert one.is_error is is_error
+        assert estimate_tokens(one.told) <= most
+        assert "\nbegin" in one.told
+        assert "end\n</" in one.told
+        assert "characters left out" in one.told
 
 
 def test_a_result_names_its_sources_unless_it_is_an_error() -> None:

@@ -48,7 +48,7 @@ async def test_parts_follow_on_each_other_to_the_end(tool: ResultTool) -> None:
         assert len(text) <= MOST_PART
         assert f"Characters {at} to {at + len(text)} of {len(LONG)}." in told
         read, at = read + text, at + len(text)
-        assert (f"from={at}" in told) == (at < len(LONG))
+        assert (f"offset={at}" in told) == (at < len(LONG))
 
     assert read == LONG
 
@@ -94,7 +94,7 @@ async def test_a_store_that_is_away_is_no_defect() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [{}, {"reference": ""}, {"reference": "r", "from": -1}, {"reference": "r", "grep": ""}],
+    [{"id": ""}, {"reference": ""}, {"reference": "r", "from": -1}, {"reference": "r", "grep": ""}],
 )
 def test_its_schema_refuses_what_means_nothing(arguments: dict[str, object]) -> None:
     check = jsonschema_rs.validator_for(json.loads(SPEC.parameters))
@@ -107,10 +107,10 @@ def test_a_part_is_what_stands_there(content: str, first: int, last: int | None)
     expected = content[first:last]
     if not expected:
         with pytest.raises(ToolFailed):
-            _part(content, first, last)
+            _part(content, first, last, 10_000)
         return
 
-    assert _part(content, first, last).partition("\n")[2] == expected
+    assert _part(content, first, last, 10_000).partition("\n")[2] == expected
 
 
 @given(st.text("aAbİ. "), st.text("aAbİ. ", min_size=1))

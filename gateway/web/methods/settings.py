@@ -6,10 +6,9 @@ from typing import cast
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from gateway.domain.agents import AgentDef
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import encode_part
-from gateway.domain.settings import UserSettings, problem_with
+from gateway.domain.settings import Choosable, UserSettings, problem_with
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import CHAT, Principal, may
 from gateway.web.methods.chat import Text
@@ -34,7 +33,7 @@ class Set(_Params):
 @dataclass(frozen=True, slots=True)
 class SettingsMethods:
     book: SettingsBook
-    usual: AgentDef  # what nobody has set is as this agent has it
+    choosable: Choosable  # what nobody has set is as its usual agent has it
 
     def all(self) -> Sequence[Method]:
         return (
@@ -49,11 +48,11 @@ class SettingsMethods:
     async def set(self, call: Call, params: Set) -> Settings:
         """Changes what a user has set."""
         user = _user(call.principal, params.user)
-        _require_settable(params.patch)
+        _require_settable(params.patch, self.choosable)
         return self._shown(await self.book.change(user, params.patch))
 
     def _shown(self, settings: UserSettings) -> Settings:
-        return cast(Settings, settings.shown(self.usual))
+        return cast(Settings, settings.shown(self.choosable.usual))
 
 
 def _user(principal: Principal, asked: str | None) -> str:
@@ -66,9 +65,13 @@ def _user(principal: Principal, asked: str | None) -> str:
     return asked
 
 
-def _require_settable(patch: Mapping[str, object]) -> None:
-    """Raises InvalidParams with everything that is wrong."""
-    told = [(name, problem_with(name, one)) for name, one in patch.items() if one is not None]
+def _require_settable(patch: Mapping[str, object], choosable: Choosable) -> None:
+    """Raises InvalidParams with everything that is wrong, or would change nothing."""
+    told = (
+        (name, problem_with(name, one) or choosable.problem_with(name, one))
+        for name, one in patch.items()
+        if one is not None
+    )
     problems = [(f"patch.{name}", why) for name, why in told if why is not None]
     if problems:
         raise InvalidParams("; ".join(f"{name}: {why}" for name, why in problems), problems)

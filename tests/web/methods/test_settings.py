@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Stores
-from gateway.domain.settings import USER_LIMITS
+from gateway.domain.settings import USER_LIMITS, Choosable
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import OwnLimits
@@ -22,19 +22,24 @@ from tests.web.methods.calling import call
 ANN = Principal("ann", frozenset({"chat"}))
 BOB = Principal("bob", frozenset({"chat", "read", "impersonate"}))
 ROOT = Principal("root", frozenset({"admin"}))
-USUAL = replace(AGENT, model="m", limits=replace(AGENT.limits, max_iterations=9))
+USUAL = replace(
+    AGENT,
+    model="m",
+    fallback=replace(AGENT, model="m2"),
+    limits=replace(AGENT.limits, max_iterations=9),
+)
 
 
 def settings(stores: Stores) -> dict[str, Method]:
     book = SettingsBook(stores.settings, encode, json.loads)
-    return {method.name: method for method in SettingsMethods(book, USUAL).all()}
+    return {method.name: method for method in SettingsMethods(book, Choosable(USUAL)).all()}
 
 
 @pytest.mark.requirement("S-001-Config-09", "S-001-Settings-01")
 async def test_what_was_set_is_got_and_unknown_keys_are_kept() -> None:
     async with open_memory() as stores:
         first = await call(settings(stores), "settings.get", by=ANN)
-        patch = {"token_budget": 2_000, "theme": {"dark": True}, "oracle_model": "x"}
+        patch = {"token_budget": 2_000, "theme": {"dark": True}, "oracle_model": "m2"}
         told = await call(settings(stores), "settings.set", by=ANN, patch=patch)
         later = await call(settings(stores), "settings.get", by=ANN)
 

@@ -1,0 +1,114 @@
+"""Makes a request fit the window of the model that is asked, in a fixed order, or says what is too
+large. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gateway.domain.errors import TooLarge
+from gateway.domain.messages import Excerpt, Message
+from gateway.domain.model import ModelRequest
+from gateway.domain.tokens import estimate_tokens
+from gateway.memory.compaction import OPENING
+from gateway.memory.context import Context, reply_room, tool_tokens
+from gateway.memory.window import HEAD, TAIL, message_tokens
+
+SLACK = 400  # tokens of what may be offered besides: the tool `result`
+
+
+def fitted(request: ModelRequest, context: Context, window: int) -> ModelRequest:
+    """With what the window has room for. Left out are, until it fits: the facts and recalled turns,
+    the oldest exchanges, the summary; then the results of this turn are shown begin and end, the
+    oldest first. Raises TooLarge."""
+    request = replace(request, max_tokens=reply_room(request.max_tokens, window))
+    room = window - request.max_tokens - _system(request) - _tools(request)
+    messages = list(request.messages)
+    size = sum(map(message_tokens, messages))
+    for leaving in _what_may_leave(messages, context):
+        if size <= room:
+            break
+        messages = [one for one in messages if id(one) not in leaving]
+        size = sum(map(message_tokens, messages))
+    if size > room:
+        messages = _shortened(messages, context, size - room)
+        size = sum(map(message_tokens, messages))
+    if size > room:
+        raise _too_large(request, messages, context, window)
+    return replace(request, messages=tuple(messages))
+
+
+def _system(request: ModelRequest) -> int:
+    return estimate_tokens(request.system)
+
+
+def _tools(request: ModelRequest) -> int:
+    return sum(map(tool_tokens, request.tools))
+
+
+def _what_may_leave(messages: Sequence[Message], context: Context) -> list[set[int]]:
+    """Messages by their identity, in the order in which they go."""
+    summary = [one for one in context.history[:1] if one.text.startswith(OPENING)]
+    exchanges = _answered(context.history[len(summary) :])
+    memory = [] if context.memory is None else [context.memory]
+    leaving = [{id(one) for one in some} for some in (memory, *exchanges, summary)]
+    return [some for some in leaving if any(id(one) in some for one in messages)]
+
+
+def _answered(history: Sequence[Message]) -> Sequence[Sequence[Message]]:
+    """Its exchanges, without questions at its end that are still to be answered."""
+    exchanges: list[list[Message]] = []
+    before = "assistant"
+    for message in history:
+        if message.role == "user" and before == "assistant":
+            exchanges.append([])
+        if exchanges:
+            exchanges[-1].append(message)
+        before = message.role
+    return [one for one in exchanges if one[-1].role == "assistant"]
+
+
+def _shortened(messages: Sequence[Message], context: Context, excess: int) -> list[Message]:
+    """With as many results of this turn shown in part as are too many."""
+    before = {id(one) for one in context.history}
+    short: list[Message] = []
+    for one in messages:
+        cut = one
+        if excess > 0 and one.result is not None and id(one) not in before:
+            cut = _in_part(one)
+            excess -= message_tokens(one) - message_tokens(cut)
+        short.append(cut)
+    return short
+
+
+def _in_part(message: Message) -> Message:
+    result = message.result
+    assert result is not None
+    if len(result.content) <= HEAD + TAIL + 100:
+        return message
+    known = result.excerpt or Excerpt(0, 0, len(result.content))
+    excerpt = replace(known, head=HEAD, tail=TAIL)
+    return replace(message, result=replace(result, excerpt=excerpt), kept={})
+
+
+def _too_large(
+    request: ModelRequest, messages: Sequence[Message], context: Context, window: int
+) -> TooLarge:
+    """Names what takes most of what is left."""
+    asked = {id(context.question), *map(id, context.history)}
+    parts = {
+        "the question": sum(message_tokens(one) for one in messages if id(one) in asked),
+        "the system text": _system(request),
+        "the list of tools": _tools(request),
+    }
+    for one in messages:
+        if id(one) in asked:
+            continue
+        name = "what was said in this run"
+        if one.result is not None:
+            name = f"what the tool {one.result.name[:64]} gave in this run"
+        parts[name] = parts.get(name, 0) + message_tokens(one)
+    largest = max(parts, key=lambda name: parts[name])
+    told = (
+        f"{largest} is {parts[largest]:,} tokens, the window of {request.model} is {window:,}, of "
+        f"which {request.max_tokens:,} are for the reply"
+    )
+    return TooLarge(request.provider, told)

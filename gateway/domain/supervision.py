@@ -1,0 +1,70 @@
+"""Tasks beside serving: what ends one of them is told and mended, and reaches no other.
+
+A task group takes a task that ends cancelled for a wish to cancel all of it, also if nobody cancelled
+it but a library by itself (`Task.cancel`, a cancelled future, a scope that crossed tasks). So the end
+of one connection could end the gateway without a word. Here such an end is a failure like any other.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio
+
+from gateway.domain.errors import StoreLost
+from gateway.domain.ports import Clock
+
+log = logging.getLogger(__name__)
+
+LONGEST_PAUSE_S = 60.0
+STEADY_S = 60.0  # one that was at work for so long begins anew with the shortest pause
+
+Work = Callable[[], Awaitable[object]]
+
+
+async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = False) -> None:
+    """Does it until cancelled, or until it ends if it may; starts it again whenever it fails. Raises
+    StoreLost: only a new start can help then."""
+    failures = 0
+    while True:
+        began = clock.monotonic()
+        if await contained(name, work) and may_end:
+            return
+        failures = 1 if clock.monotonic() - began >= STEADY_S else failures + 1
+        pause_s = min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
+        log.error("a background task is started again", extra={"task": name, "pause_s": pause_s})
+        await contained(name, partial(clock.sleep, pause_s))
+
+
+async def contained(name: str, work: Work) -> bool:
+    """Whether it came to its end. Whatever it fails of is logged, and ends nothing else."""
+    try:
+        await work()
+    except StoreLost:
+        raise
+    except Exception:
+        log.exception("a background task failed", extra={"task": name})
+    except BaseException as error:
+        if not survives(error):
+            raise
+        log.exception("a background task was cancelled from within", extra={"task": name})
+    else:
+        return True
+    return False
+
+
+def survives(error: BaseException) -> bool:
+    """Whether the task that caught it may go on: nobody who may cancel it did, and nobody ends the
+    process."""
+    if anyio.current_effective_deadline() == -math.inf:
+        return False
+    known = (Exception, anyio.get_cancelled_exc_class())
+    group = error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])
+    if group.split(known)[1] is not None:
+        return False
+    task = asyncio.current_task()
+    while task is not None and task.cancelling():
+        task.uncancel()
+    return True

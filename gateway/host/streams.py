@@ -1,0 +1,120 @@
+"""stdout and stderr of a process that must go on and end whatever state they are in."""
+
+import atexit
+import contextlib
+import io
+import os
+import select
+import signal
+import sys
+import threading
+from queue import SimpleQueue
+from typing import TextIO
+
+MOST_WAITING_BYTES = 4 * 1_048_576  # then what comes is dropped
+LAST_WORDS_S = 1.0
+
+
+def detach_streams() -> None:
+    """From here on no write to stdout or stderr waits for its reader or fails, until the end of the
+    process."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass  # one that was closed: no file of ours must get its number
+    os.close(opened)
+    sys.stdout, sys.stderr = _detached(sys.stdout), _detached(sys.stderr)
+
+
+def has_terminal() -> bool:
+    """Whether SIGHUP comes from a terminal that closes."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
+
+
+def hold_hangup() -> None:
+    """Lets no SIGHUP end the process before the gateway heeds it."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and not has_terminal():
+        signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+def _detached(stream: TextIO | None) -> TextIO:
+    if stream is None:  # closed before the start
+        return io.TextIOWrapper(_Nowhere(), encoding="utf-8", write_through=True)
+    try:
+        number = stream.fileno()
+    except (OSError, ValueError):
+        return stream  # of a test
+    kind = type(stream) if isinstance(stream, io.TextIOWrapper) else io.TextIOWrapper
+    writer = _Writer(number)
+    return kind(
+        writer,
+        encoding=stream.encoding,
+        errors=stream.errors,
+        line_buffering=True,
+        write_through=True,
+    )
+
+
+class _Nowhere(io.BytesIO):
+    def write(self, data: object, /) -> int:
+        return len(bytes(data)) if isinstance(data, bytes | bytearray | memoryview) else 0
+
+
+class _Writer(io.RawIOBase):
+    """A thread writes to the file. It may hang there for ever; nobody waits for it longer than a
+    moment, at the end of the process."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._queue: SimpleQueue[bytes | threading.Event] = SimpleQueue()
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._number
+
+    def isatty(self) -> bool:
+        return os.isatty(self._number)
+
+    def write(self, data: object, /) -> int:
+        assert isinstance(data, bytes | bytearray | memoryview)
+        copy = bytes(data)
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="stream writer", daemon=True)
+                self._thread.start()
+                atexit.register(self._last_words)
+            if self._waiting + len(copy) <= MOST_WAITING_BYTES:
+                self._waiting += len(copy)
+                self._queue.put(copy)
+        return len(copy)
+
+    def _run(self) -> None:
+        while True:
+            told = self._queue.get()
+            if isinstance(told, threading.Event):
+                told.set()
+                continue
+            with contextlib.suppress(OSError):
+                self._write_all(told)
+            with self._lock:
+                self._waiting -= len(told)
+
+    def _write_all(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self._number, rest) :]
+            except BlockingIOError:
+                select.select((), (self._number,), ())
+
+    def _last_words(self) -> None:
+        written = threading.Event()
+        self._queue.put(written)
+        written.wait(LAST_WORDS_S)

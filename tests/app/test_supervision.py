@@ -1,0 +1,89 @@
+"""Nothing ends the gateway quietly, whatever is cancelled in it."""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import pytest
+from anyio import to_thread
+
+from gateway.app.running import EndedByItself, Running, run
+from gateway.cli.known import known
+from gateway.config.load import load
+from gateway.domain.version import VERSION
+from tests.fakes.client import post_chat
+from tests.fakes.gateway import Setup, running
+from tests.fakes.mcp_server import FakeMcp, serving
+from tests.fakes.model_server import Reply, scripted_server
+
+CHANNEL = """
+[channels.hook]
+plugin = "webhook"
+config = { scheme = "standard", reply_url = "http://127.0.0.1:9/answers" }
+secrets = { secret = "whsec_MDEyMzQ1Njc4OWFiY2RlZg==", reply_token = "a-token-of-the-test" }
+[[plugins]]
+name = "webhook"
+path = "bundled:webhook"
+capabilities = ["http:http://127.0.0.1:9"]
+"""
+# What the gateway does beside serving, by a part of the name of its task.
+BESIDE = (
+    "mcp:books", "Pool._keep", "souls", "trees", "rules", "sweep", "index", "idle workers",
+    "contained", "lines", "channel:hook", "deliveries",
+)  # fmt: skip
+
+
+def tasks() -> Iterator[asyncio.Task[object]]:
+    return (one for one in asyncio.all_tasks() if one is not asyncio.current_task())
+
+
+def told(caplog: pytest.LogCaptureFixture) -> set[object]:
+    words = "a background task was cancelled from within"
+    return {getattr(one, "task", None) for one in caplog.records if one.message == words}
+
+
+def cancel_beside() -> None:
+    """As a library does it that cancels a task by itself: no scope of ours is cancelled."""
+    for task in tasks():
+        if any(name in task.get_name() for name in BESIDE):
+            task.cancel()
+
+
+async def test_a_task_that_is_cancelled_from_within_is_told_and_the_gateway_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    call = Reply(calls=[("c1", "books__echo", '{"text":"hello"}')])
+    said: list[object] = []
+    async with (
+        scripted_server([Reply("One."), Reply("Two."), call, Reply("Three.")]) as model,
+        serving(FakeMcp()) as books,
+    ):
+        rest = f'[mcp.servers.books]\nurl = "{books.url}"\ntimeout_s = 5\n{CHANNEL}'
+        setup = Setup(model.url, tools=("calc", "mcp:books"), rest=rest)
+        async with running(setup, tmp_path) as site:
+            for text in ("Hello.", "Hello?", "Say hello."):
+                said.append((await post_chat(site.url, text, wait_s=20)).json["response"])
+                cancel_beside()
+            said.append(site.rooms.channels.statuses()[0].state != "refused")
+
+    assert said == ["One.", "Two.", "Three.", True]
+    assert [call.arguments for call in books.calls] == [{"text": "hello"}]
+    assert told(caplog) >= {"mcp:books", "souls", "trees", "sweep", "index", "idle workers"}
+
+
+async def test_a_gateway_that_ends_by_itself_says_so_and_fails(tmp_path: Path) -> None:
+    path = await Setup("http://127.0.0.1:9/v1").written(tmp_path)
+
+    config = await to_thread.run_sync(
+        lambda: load(path, environment={}, home=tmp_path, cwd=tmp_path, known=known())
+    )
+
+    def ready(told: Running) -> None:
+        (serving_task,) = [one for one in tasks() if "WebServer.serve" in one.get_name()]
+        serving_task.cancel()
+
+    with anyio.fail_after(20), pytest.raises(EndedByItself, match="nobody told it to"):
+        await run(config, version=VERSION, ready=ready)

@@ -1,0 +1,263 @@
+"""`exogate run` ends when it is told to, and only then, whatever its streams are connected to."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from gateway.store.data_dir import read_owner
+from tests.fakes.gateway import ROOT, START_S
+
+RUN = "from exogate_launcher import main; main()"
+# The process leads a session of its own, whose terminal is its stdin.
+IN_TERMINAL = (
+    "import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    f"{{first}}; {RUN}"
+)
+DRAIN_S = 2.0
+CONFIG = """
+[gateway]
+port = 0
+data_dir = "{folder}/data"
+drain_s = 2
+[agent]
+id = "demo"
+provider = "demo"
+model = "demo"
+tools = ["time"]
+[[plugins]]
+name = "time"
+path = "bundled:time"
+capabilities = ["host_function:clock"]
+[observability]
+log_level = "debug"
+log_format = "console"
+"""
+
+
+class Site:
+    """A gateway as a process; whoever asks it is another one."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", config: Path) -> None:
+        self.process, self._config = process, config
+
+    def ready(self) -> None:
+        data = self._config.parent / "data"
+        until(lambda: self.process.poll() is not None or has_address(data))
+        assert self.process.poll() is None
+        self.answers()
+
+    def answers(self) -> None:
+        """A whole turn, by a client."""
+        asked = ("--json", "--config", str(self._config), "chat", "-m", "hi", "--peer", "p")
+        done = subprocess.run(
+            [sys.executable, "-c", RUN, *asked],
+            cwd=ROOT,
+            env=environment(self._config),
+            capture_output=True,
+            timeout=START_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr.decode()
+        assert b'"response"' in done.stdout
+
+    def tell(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def code(self, within_s: float = START_S) -> int:
+        return self.process.wait(within_s)
+
+
+def has_address(data: Path) -> bool:
+    owner = read_owner(data)
+    return owner is not None and owner.url is not None
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    """Another process has no event for us."""
+    between = threading.Event()
+    for _ in range(int(START_S / 0.05)):
+        if is_so():
+            return
+        between.wait(0.05)
+    raise AssertionError("it did not come to that in time")
+
+
+def environment(config: Path) -> dict[str, str]:
+    return {"PATH": os.defpath, "HOME": str(config.parent)}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.toml"
+    path.write_text(CONFIG.format(folder=tmp_path), encoding="utf-8")
+    return path
+
+
+@contextmanager
+def started(
+    config: Path, code: str = RUN, *, stdin: int = subprocess.DEVNULL, out: int, err: int
+) -> Iterator[Site]:
+    words = [sys.executable, "-c", code, "--config", str(config), "run"]
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=environment(config), stdin=stdin, stdout=out, stderr=err
+    )
+    try:
+        yield Site(process, config)
+    finally:
+        process.kill()
+        process.wait()
+
+
+# --- SIGHUP ------------------------------------------------------------------------------------
+
+
+def test_a_hangup_without_a_terminal_is_ignored_and_logged(config: Path) -> None:
+    log = config.parent / "log.txt"
+    alone = f"import os; os.setsid(); {RUN}"
+    with (
+        log.open("wb") as err,
+        started(config, alone, out=subprocess.DEVNULL, err=err.fileno()) as site,
+    ):
+        site.ready()
+        for _ in range(3):
+            site.tell(signal.SIGHUP)
+        site.answers()
+        site.tell(signal.SIGTERM)
+        code = site.code()
+
+    assert code == 0
+    assert "SIGHUP is ignored" in log.read_text(encoding="utf-8")  # signals may come as one
+
+
+@contextmanager
+def in_terminal(config: Path, first: str) -> Iterator[tuple[Site, Callable[[], None]]]:
+    """And what closes the terminal."""
+    near, far = os.openpty()
+
+    def close() -> None:
+        for end in (far, near):
+            with suppress(OSError):
+                os.close(end)
+
+    code = IN_TERMINAL.format(first=first)
+    try:
+        with started(config, code, stdin=far, out=far, err=far) as site:
+            yield site, close
+    finally:
+        close()
+
+
+def test_a_terminal_that_closes_stops_it_in_good_order(config: Path) -> None:
+    with in_terminal(config, "0") as (site, close):
+        site.ready()
+        close()
+        code = site.code()
+
+    assert code == 0
+
+
+def test_a_terminal_that_closes_does_not_stop_what_runs_under_nohup(config: Path) -> None:
+    nohup = "signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    with in_terminal(config, nohup) as (site, close):
+        site.ready()
+        close()
+        site.tell(signal.SIGHUP)
+        site.answers()
+        site.tell(signal.SIGTERM)
+        code = site.code()
+
+    assert code == 0
+
+
+# --- stdout and stderr -------------------------------------------------------------------------
+
+
+@contextmanager
+def stream(state: str) -> Iterator[int]:
+    """What stdout and stderr are."""
+    with ExitStack() as stack:
+        if state == "no room":
+            yield stack.enter_context(Path("/dev/full").open("wb")).fileno()
+            return
+        out, into = os.pipe()
+        stack.callback(os.close, into)
+        if state == "nobody is left":
+            os.close(out)
+        else:
+            stack.callback(os.close, out)
+            fill(into)
+            os.set_blocking(into, state == "full pipe")
+        yield into
+
+
+def fill(pipe: int) -> None:
+    os.set_blocking(pipe, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(pipe, b"x" * 4096)
+
+
+STATES = ["full pipe", "full pipe that never blocks", "no room", "nobody is left"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/full")
+@pytest.mark.parametrize("state", STATES)
+def test_it_serves_and_stops_whatever_stdout_and_stderr_are(config: Path, state: str) -> None:
+    with stream(state) as given, started(config, out=given, err=given) as site:
+        site.ready()
+        site.answers()
+        site.tell(signal.SIGTERM)
+        code = site.code(DRAIN_S + 3)
+
+    assert code == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)])
+def test_it_serves_and_stops_without_streams_and_no_file_takes_their_place(
+    config: Path, closed: tuple[int, ...]
+) -> None:
+    # Python itself has to find them closed.
+    launcher = (
+        f"import os, sys; [os.close(number) for number in {closed}];"
+        f"os.execv(sys.executable, [sys.executable, '-c', {RUN!r}, *sys.argv[1:]])"
+    )
+    with started(config, launcher, out=subprocess.DEVNULL, err=subprocess.DEVNULL) as site:
+        site.ready()
+        files = [Path(f"/proc/{site.process.pid}/fd/{number}").readlink() for number in range(3)]
+        site.tell(signal.SIGTERM)
+        code = site.code(DRAIN_S + 3)
+
+    assert set(map(str, files)) == {"/dev/null"}
+    assert code == 0
+
+
+def test_a_start_that_is_refused_ends_although_nobody_reads_why(config: Path) -> None:
+    config.write_text("[gateway]\nprot = 1\n", encoding="utf-8")
+
+    with stream("full pipe") as given, started(config, out=given, err=given) as site:
+        code = site.code()
+
+    assert code == 78
+
+
+def test_what_it_says_is_whole_and_in_order_when_it_is_read_late(config: Path) -> None:
+    out, into = os.pipe()
+    with started(config, out=into, err=into) as site, os.fdopen(out, "rb") as reader:
+        os.close(into)
+        site.ready()
+        site.tell(signal.SIGTERM)
+        code = site.code()
+        said = reader.read().decode()
+
+    lines = said.splitlines()
+    assert code == 0
+    assert any("Ctrl+C" in line for line in lines)
+    assert any("draining" in line for line in lines)
