@@ -208,7 +208,7 @@ async def test_a_question_that_is_none_is_told_what_is_wrong(
 
 async def test_a_question_may_be_as_long_as_its_schema_says(tmp_path: Path) -> None:
     async with (
-        scripted_server(echo) as model,
+        scripted_server(lambda _: Reply("read")) as model,
         running(replace(setup(model.url), agent="context_window = 1000000"), tmp_path) as site,
         mcp_client(site.url, ALICE) as client,
     ):
