@@ -49,7 +49,10 @@ async def failure(reply: Reply) -> str:
         packed("deflate", bare(TEXT)),
         packed("identity", TEXT),
         Reply(body=TEXT),
-        Reply(headers={"content-encoding": "gzip"}, raw=[bytes([b]) for b in gzip.compress(TEXT, mtime=0)]),
+        Reply(
+            headers={"content-encoding": "gzip"},
+            raw=[bytes([b]) for b in gzip.compress(TEXT, mtime=0)],
+        ),
     ],
 )
 async def test_what_comes_packed_is_handed_out_unpacked(reply: Reply) -> None:
