@@ -36,7 +36,7 @@ class End:
 @dataclass(frozen=True, slots=True)
 class Timing:
     finished_at: datetime
-    execution_ms: float
+    execution_ms: int
 
 
 @dataclass(frozen=True, slots=True)

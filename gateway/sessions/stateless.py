@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
+from math import ceil
 from secrets import token_bytes
 
 import anyio
@@ -213,7 +214,7 @@ class Stateless:
         asked = Asked([Entry(new, 1, "running", 1)])
 
         def timing() -> Timing:
-            return Timing(clock.now(), round((clock.monotonic() - run.began) * 1000, 3))
+            return Timing(clock.now(), ceil((clock.monotonic() - run.began) * 1000))
 
         beside = Aside(
             model=means.model,

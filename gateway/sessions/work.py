@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from math import ceil
 
 import anyio
 
@@ -230,7 +231,7 @@ class Work:
     def _timing(self, run: LiveRun) -> Timing:
         clock = self.means.clock
         # The wall clock may jump; how long it took may not.
-        return Timing(clock.now(), round((clock.monotonic() - run.began) * 1000, 3))
+        return Timing(clock.now(), ceil((clock.monotonic() - run.began) * 1000))
 
     async def _drive(self, batch: Batch, agent: AgentDef, episode: Episode) -> Answer:
         means, new, run = self.means, batch.entry.new, batch.run

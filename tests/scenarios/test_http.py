@@ -32,6 +32,7 @@ async def test_a_message_gets_its_answer_with_all_that_is_promised(tmp_path: Pat
     assert said["response"] == "it is late"
     assert (said["tokens_used"], said["model"]) == (55, "m")
     assert said["execution_time_ms"] > 0
+    assert isinstance(said["execution_time_ms"], int)
     (made,) = said["tool_calls_made"]
     assert (made["id"], made["name"], made["status"]) == ("call_1", "time", "success")
     assert answer.headers["x-exogate-run"] == said["run_id"]

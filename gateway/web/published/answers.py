@@ -49,7 +49,7 @@ class ChatAnswer(_Ids):
     tokens_used: int
     usage: TokenUsage
     model: str | None
-    execution_time_ms: float
+    execution_time_ms: int
     reason: DoneReason
     merged_into: NotRequired[str]
     partial: bool

@@ -136,7 +136,7 @@ class Done(_OfRun):
     response: str
     tokens_used: int
     model: str | None
-    execution_time_ms: float
+    execution_time_ms: int
     partial: bool
     timestamp: Time
     truncated: NotRequired[Literal[True]]  # `response` is
