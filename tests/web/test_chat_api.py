@@ -291,6 +291,6 @@ async def test_a_very_long_text_before_the_last_tools_is_the_answer_if_nothing_f
     async with open_memory() as stores, staged(ScriptedModel(says(text, call)), stores) as stage:
         routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
         async with running(WebSettings(port=0), routes=routes) as site:
-            answer = await post_chat(f"http://{site.address}", "hi", limits={"token_budget": 5})
+            answer = await post_chat(f"http://{site.address}", "hi", limits={"token_budget": 1_000})
 
     assert (answer.json["reason"], answer.json["response"]) == ("token_budget", text)
