@@ -17,7 +17,7 @@ from gateway.sessions.endings import SHOWN_TEXT, Asked, Timing, answered, merged
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
 ENTRY = Entry(NewEntry(MessageId("m"), RunId("r"), KEY, "hi", AT), 1, "running", 1)
-ASKED, TIMING = Asked([ENTRY]), Timing(AT, 12.5)
+ASKED, TIMING = Asked([ENTRY]), Timing(AT, 12)
 SAID = (
     Message("assistant", "look", (ToolCall("1", "t"),)),
     Message("tool", result=ToolResult("1", "t", "ok")),
