@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -15,6 +15,7 @@ from gateway.budgets.granting import Ask, due, fullest, grant
 from gateway.budgets.queue import NO_SCOPES, BudgetQueue, Scopes
 from gateway.domain.accounts import Audit, Ended, Ledger, Prices
 from gateway.domain.audit import Deed, Recurrences
+from gateway.domain.bindings import share_of
 from gateway.domain.budgets import (
     NANO,
     BudgetExceeded,
@@ -151,7 +152,7 @@ class Meter:
                 except BudgetExceeded as refusal:
                     until = until or self._end_of_waiting(deadline_s)
                     wait_s = self._wait_s(refusal, until, ask.at)
-                    place = place or self.queue.join(self._limited(wanted))
+                    place = place or self.queue.join(self._limited(wanted), _principal(wanted))
                     self.queue.block(place, refusal.waits_for & place.scopes, seen)
                 with move_on_after(wait_s):
                     await place.woken.wait()
@@ -270,6 +271,11 @@ class Meter:
         unit, used, limit = fullest(self.budgets, tally)
         log.warning("a budget is nearly spent", extra={"scope": str(tally.scope), "used": used})
         return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
+
+
+def _principal(wanted: Reservation) -> Hashable:
+    """Whose turn it counts as, as for a lane."""
+    return share_of(wanted.payer.session_key, None)[0]
 
 
 def _never(_tally: Tally) -> str:

@@ -1,7 +1,9 @@
-"""Calls that wait for tokens which others have reserved: first come, first served in each scope."""
+"""Calls that wait for tokens which others have reserved: principals take turns, and of one principal
+who came first is served first."""
 
+from bisect import insort_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import dropwhile, takewhile
 
@@ -25,6 +27,7 @@ class Place:
     """Of one waiting call. `blocked`: the scopes that had no room for it when it last tried."""
 
     scopes: Scopes
+    turn: int  # of its principal; who has had fewer goes first
     blocked: Scopes = NO_SCOPES
     is_due: bool = False  # something changed since, so it may try again
     is_trying: bool = True
@@ -44,7 +47,8 @@ class BudgetQueue:
     """One for all budgets. It knows no amounts: the ledger decides whether a call fits."""
 
     def __init__(self) -> None:
-        self.places: dict[Place, None] = {}  # in order of arrival
+        self.places: list[Place] = []  # in the order in which they are served
+        self._turns: dict[Hashable, int] = {}  # the last of each principal, while anybody waits
         self._claims: Counter[Scope] = Counter()
         self.changes = 0  # how often somebody may have got a chance
 
@@ -55,10 +59,14 @@ class BudgetQueue:
         earlier = takewhile(lambda other: other is not place, self.places)
         return scopes & NO_SCOPES.union(*(other.claims for other in earlier))
 
-    def join(self, scopes: Scopes) -> Place:
-        """A place at the end, of a call that has tried."""
-        place = Place(scopes)
-        self.places[place] = None
+    def join(self, scopes: Scopes, whose: Hashable) -> Place:
+        """A place of a call that has tried: behind all of its principal's, and before those with
+        which others would have had more turns."""
+        first = self.places[0].turn if self.places else 0
+        turn = max(first, self._turns.get(whose, -1) + 1)
+        place = Place(scopes, turn)
+        self._turns[whose] = turn
+        insort_right(self.places, place, key=lambda other: other.turn)
         self._claims.update(place.claims)
         return place
 
@@ -75,7 +83,9 @@ class BudgetQueue:
         """It got what it waited for, or waits no longer."""
         behind = self._behind(place)
         self._forget(place)
-        del self.places[place]
+        self.places.remove(place)
+        if not self.places:
+            self._turns.clear()
         self._release(behind, place.claims)
 
     def freed(self, scopes: Scopes) -> None:

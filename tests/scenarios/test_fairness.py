@@ -295,3 +295,33 @@ async def test_a_token_whose_requests_take_all_places_keeps_no_other_out_of_v1(
 
     assert refused == 503
     assert answers == [200, 200, 200]
+
+
+async def test_a_token_whose_calls_wait_for_a_budget_holds_up_no_other_by_more_than_one(
+    tmp_path: Path,
+) -> None:
+    gates: dict[int, anyio.Event] = {}
+
+    def script(asked: Asked) -> Reply:
+        gates[asked.number] = anyio.Event()
+        return Reply("ok", usage=(20, 5), gate=gates[asked.number])
+
+    budget = "[budgets]\ndaily = { tokens = 9000 }"  # for two calls at a time
+    async with (
+        scripted_server(script) as model,
+        running(Setup(model.url, rest=f"{TOKENS}\n{budget}"), tmp_path) as site,
+        connected(site.url, token=BUSY) as busy,
+        connected(site.url, token=CALM) as calm,
+    ):
+        runs = [(await busy.send(f"busy {n}", peer=f"p{n}"))["run_id"] for n in range(8)]
+        await model.wait_for(2)
+        asked = await calm.send("calm")
+        for number in range(1, 10):
+            await model.wait_for(number)
+            gates[number].set()
+        await calm.ended(asked["run_id"])
+        for run in runs:
+            await busy.ended(run)
+
+    order = [one.last_text for one in model.requests]
+    assert order.index("calm") <= 4, order  # two were at work, one was next, and one may come along
