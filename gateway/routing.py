@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from gateway.domain.bindings import (
+    OWN_CHANNELS,
     Address,
     Binding,
     MatchedBy,
     Rejection,
     Route,
+    key_peer,
     peer_of,
     speaker,
 )
@@ -65,7 +67,7 @@ class Router:
 
     def answers(self, agent: str, address: Address) -> bool:
         """Whether the agent's project lets it answer whoever speaks from there."""
-        person = address.sender or address.peer
+        person = address.sender or _peer(address)
         users = self._closed.get(AgentId(agent))
         return users is None or speaker(address.channel, address.account, person) in users
 
@@ -153,6 +155,10 @@ def _rank(mask: Mask) -> tuple[int, int]:
 def _route(
     agent: AgentId, address: Address, matched_by: MatchedBy, binding_index: int | None
 ) -> Route:
-    peer = peer_of(address.peer, address.thread, is_foreign=address.is_foreign)
-    key = SessionKey(agent, address.channel, address.account, peer)
+    key = SessionKey(agent, address.channel, address.account, _peer(address, address.thread))
     return Route(agent, key, matched_by, binding_index)
+
+
+def _peer(address: Address, thread: str | None = None) -> str:
+    peer = peer_of(address.peer, thread, is_foreign=address.is_foreign)
+    return peer if address.channel in OWN_CHANNELS else key_peer(peer, is_room=address.is_room)

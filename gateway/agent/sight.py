@@ -8,6 +8,7 @@ from gateway.agent.course import Course
 from gateway.agent.job import Job
 from gateway.agent.round import Round
 from gateway.domain.agents import Limits
+from gateway.domain.bindings import peer_in
 
 View = Callable[[], Mapping[str, object]]
 
@@ -88,7 +89,7 @@ def views(job: Job, course: Course, calls: Round) -> Mapping[str, View]:
         "context": context,
         "turn": turn,
         "history": lambda: {"messages": len(job.context.history)},
-        "user": lambda: {"id": job.scope.principal, "channel": key.channel, "peer": key.peer},
+        "user": lambda: {"id": job.scope.principal, "channel": key.channel, "peer": peer_in(key)},
         "project": lambda: {"id": course.state.project_id},
         "config": lambda: config,
     }

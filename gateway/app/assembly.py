@@ -267,6 +267,7 @@ async def assembled(
         parts = Parts(*opened, model, plugins, gate, rules, meter, book)
         rooms = _wired(config, parts, group)
         await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
+        rooms.channels.refuse_alike()
         sent = delivering(rooms.channels, config.channels, stores.outbox, rooms.front, bus)
         await stack.enter_async_context(sent)
         rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))

@@ -14,12 +14,13 @@ from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
 from gateway.channels.translating import WayIn
-from gateway.channels.verification import secret_of, verifier
+from gateway.channels.verification import proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
 from gateway.control.bus import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
+from gateway.domain.channel_events import Heard
 from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Commands
-from gateway.domain.errors import ChannelRefused
+from gateway.domain.errors import ChannelRefused, Conflict
 from gateway.domain.outbox import DeadLetters
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Clock, Leave, Stores
@@ -79,9 +80,40 @@ class ChannelRoom:
                 extra = {"channel": channel.name, "why": error.problem}
                 log.warning("a channel is refused", extra=extra)
 
+    def refuse_alike(self) -> None:
+        """Channels whose callers prove themselves by the same; the configuration is checked for that
+        as far as adapters are known that ship with the gateway."""
+        called = [one for one in self.open if isinstance(one.transport, Webhook)]
+        known = {
+            one.way_in.channel.name: proofs(one.way_in.adapter.description, one.way_in.channel)
+            for one in called
+        }
+        for one in called:
+            name = one.way_in.channel.name
+            others = [other for other in known if other != name and known[other] & known[name]]
+            if others:
+                problem = (
+                    f"its callers prove who they are by the same secret or key as those of "
+                    f"{', '.join(others)}, so each may take the other's calls; give each its own"
+                )
+                self.open.remove(one)
+                del self.door.addresses[name]
+                one.health.end("refused", problem)
+                log.warning("a channel is refused", extra={"channel": name, "why": problem})
+
     def methods(self, stores: Stores) -> Sequence[Method]:
         kept = (stores.dead_letters, stores.channel_events)
-        return ChannelMethods(self.statuses, *kept, lambda: self.intake.nudge(), self.clock).all()
+        nudge = lambda: self.intake.nudge()  # noqa: E731  # it is put in place later
+        return ChannelMethods(self.statuses, *kept, nudge, self.clock, self.take_again).all()
+
+    async def take_again(self, letter: Heard) -> None:
+        """Raises Conflict, and as WayIn.take_again."""
+        place = (letter.channel, letter.account)
+        ways = (one.way_in for one in self.open)
+        way = next((one for one in ways if (one.channel.name, one.channel.account) == place), None)
+        if way is None:
+            raise Conflict(f"channel {letter.channel} is not open: see `exogate channel list`")
+        await way.take_again(letter)
 
     def figures(self, letters: DeadLetters) -> ChannelFigures:
         intake, delivered = self.intake, self.deliveries.counts if self.deliveries else {}

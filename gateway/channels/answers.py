@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
+from gateway.channels.encoding import readable
 from gateway.channels.progress import printable
 from gateway.channels.recipes import at
 from gateway.domain.adapters import Outbound
@@ -68,8 +69,11 @@ def _is_done(outbound: Outbound, status: int, said: object, word: str | None) ->
 
 def read_json(text: bytes | str) -> object:
     """None for what is none, and for so much that reading it would hold up everybody else."""
+    if len(text) > LARGEST_READ:
+        return None
+    shown = text if isinstance(text, str) else text.decode(errors="replace")
     try:
-        return from_json(text, allow_inf_nan=False) if len(text) <= LARGEST_READ else None
+        return from_json(readable(shown), allow_inf_nan=False)
     except ValueError:
         return None
 

@@ -1,12 +1,15 @@
 """What adapters say, read from JSON text and never trusted: types, then bounds."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from gateway.domain.adapters import Description, Formatted, Incoming, Parsed
+from gateway.channels.encoding import MARK, MENDED, marked
+from gateway.domain.adapters import Description, Formatted, Incoming, Parsed, Unusable
 from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed
 
@@ -16,6 +19,7 @@ MOST_REQUESTS = 20
 LONGEST_ID = 256
 LARGEST_STATE = 64 * 1024  # characters, for both are written with a message
 LARGEST_ANSWER = 4 * 1024  # bytes of JSON
+NOT_UNICODE = "its text holds half of a surrogate pair or bytes that are no UTF-8"
 
 T = TypeVar("T")
 
@@ -30,6 +34,10 @@ class _Readers:
     @cached_property
     def parsed(self) -> TypeAdapter[Parsed]:
         return TypeAdapter(Parsed)
+
+    @cached_property
+    def incoming(self) -> TypeAdapter[Incoming]:
+        return TypeAdapter(Incoming)
 
     @cached_property
     def formatted(self) -> TypeAdapter[Formatted]:
@@ -56,13 +64,86 @@ def read_description(text: str) -> Description:
 def read_parsed(text: str) -> Parsed:
     """Raises AdapterFailed."""
     parsed = _read(_READERS.parsed, text, "parse-incoming")
-    if len(parsed.messages) > MOST_MESSAGES:
-        raise AdapterFailed(f"parse-incoming made more than {MOST_MESSAGES} messages of one call")
     for message in parsed.messages:
         _check(message)
+    return _bounded(parsed)
+
+
+def read_each(text: str, *, is_marked: bool) -> tuple[Parsed, Sequence[Unusable]]:
+    """Each message for itself: one that cannot be used costs no other. `is_marked`: what the adapter
+    was shown has marks in it. Raises AdapterFailed if nothing of it can be used."""
+    plain, has_halves = marked(text.encode())
+    if not is_marked and not has_halves:
+        try:
+            return read_parsed(text), ()
+        except AdapterFailed as error:
+            found = _apart(text)
+            if found is None or not found[0].messages:
+                raise error from None
+            return found
+    found = _apart(plain.decode())
+    if found is None:
+        read_parsed(plain.decode())
+        raise AdapterFailed("parse-incoming gave what cannot be used")
+    return found
+
+
+def read_incoming(text: str) -> Incoming:
+    return _READERS.incoming.validate_json(text)
+
+
+def _apart(text: str) -> tuple[Parsed, Sequence[Unusable]] | None:
+    """None if it fails as a whole."""
+    try:
+        told = from_json(text, allow_inf_nan=False)
+        given = told.pop("messages", [])
+        parsed = _bounded(
+            _READERS.parsed.validate_json(to_json(told).decode().replace(MARK, MENDED))
+        )
+        _require_few(given)
+    except (ValueError, AttributeError, TypeError, AdapterFailed):
+        return None
+    messages, unusable = [], []
+    for one in given:
+        read = _read_one(one)
+        if isinstance(read, Incoming):
+            messages.append(read)
+        else:
+            unusable.append(read)
+    return replace(parsed, messages=tuple(messages)), unusable
+
+
+def _read_one(given: Any) -> Incoming | Unusable:
+    raw = to_json(given).decode()
+    text = raw.replace(MARK, MENDED)
+    try:
+        message = _read(_READERS.incoming, text, "a message of parse-incoming")
+        _check(message)
+    except AdapterFailed as error:
+        return Unusable(str(error), text)
+    if raw == text:
+        return message
+    sender = given["sender"]
+    ids = [given.get(name) for name in ("peer", "guild", "team", "thread", "platform_id")]
+    # Without their marks two ids may look alike.
+    is_certain = not any(MARK in one for one in (*ids, sender["id"]) if one)
+    why = NOT_UNICODE if is_certain else f"{NOT_UNICODE}, in an id"
+    return Unusable(why, text, message, is_certain)
+
+
+def _bounded(parsed: Parsed) -> Parsed:
+    """Raises AdapterFailed."""
+    _require_few(parsed.messages)
     if len(parsed.state or "") > LARGEST_STATE:
         raise AdapterFailed(f"parse-incoming: state is longer than {LARGEST_STATE} characters")
     return parsed
+
+
+def _require_few(messages: Sequence[object]) -> None:
+    if not isinstance(messages, Sequence):
+        raise AdapterFailed("parse-incoming: messages is no list")
+    if len(messages) > MOST_MESSAGES:
+        raise AdapterFailed(f"parse-incoming made more than {MOST_MESSAGES} messages of one call")
 
 
 def read_formatted(text: str) -> Formatted:

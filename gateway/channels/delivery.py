@@ -229,7 +229,7 @@ class _Part:
         """True: to make them all twice is to make them once."""
         post, name, text = self.courier.post, self.delivery_id, self.piece.text
         if draft is None:
-            reply = Reply("send", key_of(name, self.piece), self.whence, text)
+            reply = Reply(self.whence.do, key_of(name, self.piece), self.whence, text)
         else:
             key = key_of(f"{name}:edit", self.piece)
             reply = Reply("edit", key, self.whence, text, draft.message_id)

@@ -9,6 +9,7 @@ from gateway.domain.adapters import Incoming
 from gateway.domain.channels import (
     ChannelDef,
     Command,
+    DmPolicy,
     GroupRule,
     Ignored,
     Told,
@@ -60,14 +61,15 @@ class Doorman:
 
     async def _in_direct_chat(self, channel: ChannelDef, message: Incoming) -> Verdict:
         policy, is_listed = channel.dm_policy, message.sender.id in channel.allow_from
-        if policy == "disabled":
-            return Ignored("direct_chats_disabled")
-        if policy == "allowlist" and not is_listed:
-            return Ignored("not_listed")
-        command = command_in(message.text)
-        if command is None and (is_listed or policy == "open"):
+        if (closed := _closed(policy, is_listed=is_listed)) is not None:
+            return closed
+        who = (channel.name, channel.account, message.sender.id)
+        command, is_welcome = command_in(message.text), is_listed or policy == "open"
+        if is_welcome and await self.book.is_blocked(*who):
+            return Ignored("blocked")
+        if is_welcome and command is None:
             return Turn()
-        known = await self.book.find(channel.name, channel.account, message.sender.id)
+        known = await self.book.find(*who)
         if is_listed or (known is not None and known.state == "paired"):
             return _allowed(command, known)
         return await self._stranger(channel, message, known)
@@ -107,6 +109,12 @@ def command_in(text: str) -> Command | None:
 def _wants_mention(channel: ChannelDef, rule: GroupRule) -> bool:
     own = rule.require_mention
     return channel.require_mention if own is None else own
+
+
+def _closed(policy: DmPolicy, *, is_listed: bool) -> Ignored | None:
+    if policy == "disabled":
+        return Ignored("direct_chats_disabled")
+    return Ignored("not_listed") if policy == "allowlist" and not is_listed else None
 
 
 def _allowed(command: Command | None, known: Pairing | None) -> Verdict:

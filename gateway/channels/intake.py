@@ -3,15 +3,15 @@
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
 import anyio
 
 from gateway.channels.crossing import write_whence
-from gateway.domain.adapters import Incoming, Parsed
+from gateway.domain.adapters import Attachment, Incoming, Parsed, Unusable
 from gateway.domain.bindings import Address
 from gateway.domain.channel_events import ChannelEvents, Heard, HeardAs
 from gateway.domain.channels import (
@@ -38,6 +38,9 @@ TOO_LATE = (
     "Your message came in too late and was not answered. If it still matters, please send it again."
 )
 
+JOIN = Told("(joins the room)", do="join")  # the text stands in the outbox alone
+MOST_FILES, LONGEST_NAME = 10, 100  # that are named
+
 Memos = tuple[ChannelMemo, ...]
 
 
@@ -63,7 +66,11 @@ class Intake:
     )
 
     async def take(
-        self, channel: ChannelDef, parsed: Parsed, kept: ChannelMemo | None = None
+        self,
+        channel: ChannelDef,
+        parsed: Parsed,
+        kept: ChannelMemo | None = None,
+        unusable: Sequence[Unusable] = (),
     ) -> bool:
         """Comes back once everything of one call, answer or frame is durable: only then it may be
         acknowledged. False: of all its messages none is for us, and none will be answered. The adapter's state and what the socket `kept` go with the last message.
@@ -76,6 +83,8 @@ class Intake:
             memos += (ChannelMemo(channel.name, channel.account, "adapter", parsed.state),)
         last = len(parsed.messages) - 1
         written = is_ours = False
+        for one in unusable:
+            await self._keep(channel, one)
         for place, message in enumerate(parsed.messages):
             verdict = await self._judge(channel, message)
             is_ours = is_ours or not isinstance(verdict, Ignored)
@@ -83,6 +92,26 @@ class Intake:
         if memos and not written:
             await self.memos.write(*memos)
         return is_ours
+
+    async def _keep(self, channel: ChannelDef, one: Unusable) -> None:
+        """For the operator, if its sender may talk: others could fill the disk."""
+        message = one.message
+        if message is not None and one.is_certain:
+            verdict = await self._judge(channel, message)
+            if isinstance(verdict, (Ignored, Told)):
+                await self._one(channel, message, verdict, ())
+                return
+        name = f"sha256:{hashlib.sha256(one.text.encode()).hexdigest()}"
+        again = "" if message is None or not one.is_certain else f'{{"message":{one.text}}}'
+        if message is not None and one.is_certain:
+            name = message.platform_id
+        place = (channel.name, channel.account, name)
+        text = message.text if message is not None else one.text
+        heard = Heard(*place, "unreadable", self.clock.now(), text, one.why, again)
+        is_new = await self.events.hear(heard)
+        extra = {"channel": channel.name, "why": one.why, "id": name}
+        log.warning("a message cannot be taken and is kept for the operator", extra=extra)
+        self._count(channel, "unreadable" if is_new else "duplicate")
 
     async def _one(
         self, channel: ChannelDef, message: Incoming, verdict: Verdict, memos: Memos
@@ -98,6 +127,8 @@ class Intake:
         # Asked only of those who may talk: nobody else is to be told anything.
         if self._is_too_old(channel, message):
             return await self._hear(channel, message, "expired", memos, told=Told(TOO_LATE))
+        if message.invites:
+            return await self._hear(channel, message, "told", memos, told=JOIN)
         if isinstance(verdict, Command) and self.commands is not None:
             return await self._command(self.commands, verdict, channel, message, memos)
         return await self._turn(channel, message, memos)
@@ -170,7 +201,7 @@ class Intake:
         # However much comes too late after a long silence, a room is told so once a day.
         late = (message.peer, message.thread or "", now.date().isoformat())
         name = _name(*place, *(late if outcome == "expired" else (message.platform_id,)))
-        deliveries = [] if told is None else [_answer(name, channel, message, told.text)]
+        deliveries = [] if told is None else [_answer(name, channel, message, told)]
         asked = None if told is None else told.asked
         heard = Heard(*place, message.platform_id, outcome, now)
         is_new = await self.events.hear(heard, deliveries, memos, asked)
@@ -203,6 +234,7 @@ def address_of(channel: ChannelDef, message: Incoming) -> Address:
         thread=None if message.shares_room else message.thread,
         sender=message.sender.id,
         is_foreign=True,
+        is_room=message.kind == "group",
     )
 
 
@@ -217,17 +249,45 @@ def whence_of(message: Incoming) -> Whence:
 
 
 def _content(message: Incoming) -> str:
-    """What was said, or what was sent without a word."""
-    if message.text.strip() or not message.attachments:
-        return message.text.strip() and message.text
-    names = (one.name or one.mime or "a file" for one in message.attachments)
-    return f"[sent without a text: {', '.join(names)}]"
+    """What was said, and what came with it."""
+    said = message.text if message.text.strip() else ""
+    return "\n\n".join(part for part in (said, _files(message.attachments)) if part)
 
 
-def _answer(name: str, channel: ChannelDef, message: Incoming, text: str) -> NewDelivery:
-    whence = write_whence(whence_of(message))
+def _files(attachments: Sequence[Attachment]) -> str:
+    if not attachments:
+        return ""
+    count = len(attachments)
+    listed = "; ".join(map(_file, attachments[:MOST_FILES]))
+    more = f"; and {count - MOST_FILES} more" if count > MOST_FILES else ""
+    files = "a file that you" if count == 1 else f"{count} files that you"
+    return f"[With this message came {files} cannot see yet: {listed}{more}.]"
+
+
+def _file(one: Attachment) -> str:
+    told = [_plain(one.mime or ""), "" if one.size is None else _size(one.size)]
+    about = ", ".join(part for part in told if part)
+    name = _plain(one.name or "") or "without a name"
+    return f"{name} ({about})" if about else name
+
+
+def _plain(text: str) -> str:
+    """Names are the sender's: none may look like the end of the sentence."""
+    shown = "".join(one if one.isprintable() and one not in "[]" else " " for one in text)
+    return " ".join(shown.split())[:LONGEST_NAME]
+
+
+def _size(count: int) -> str:
+    for unit, least in (("MB", 1_000_000), ("KB", 1_000)):
+        if count >= least:
+            return f"{count / least:.3g} {unit}"
+    return f"{max(0, count)} bytes"
+
+
+def _answer(name: str, channel: ChannelDef, message: Incoming, told: Told) -> NewDelivery:
+    whence = write_whence(replace(whence_of(message), do=told.do))
     whither = (channel.name, channel.account, message.peer, message.thread)
-    return NewDelivery(name, *whither, text, whence)
+    return NewDelivery(name, *whither, told.text, whence)
 
 
 def _name(*parts: str) -> str:

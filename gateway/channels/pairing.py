@@ -11,7 +11,7 @@ from gateway.channels.progress import printable
 from gateway.domain.accounts import Audit
 from gateway.domain.adapters import Sender
 from gateway.domain.audit import Deed, DeedKind
-from gateway.domain.errors import Busy, GatewayError, NotFound
+from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound
 from gateway.domain.pairing import Pairing, Pairings, PairingState
 from gateway.domain.ports import Clock, Ids
 
@@ -52,6 +52,7 @@ class PairingBook:
     ids: Ids
     tell: Tell = lambda _type, _payload: None
     _paired: dict[tuple[str, str, str], Pairing] = field(default_factory=dict)
+    _free: dict[tuple[str, str, str], None] = field(default_factory=dict)  # not blocked
     _revoked: int = 0  # so often; what was read before may hold no more
     _guesses: defaultdict[Place | None, _Guesses] = field(
         default_factory=lambda: defaultdict(_Guesses)
@@ -106,18 +107,74 @@ class PairingBook:
 
     async def deny(self, code: str, *, by: str, at: Place | None = None) -> Pairing:
         denied = await self._decide(code, "denied", at)
+        self._changed((denied.channel, denied.account, denied.person))
         self._note("pair.denied", by, _told(denied))
         return denied
 
     async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
-        who = (channel, account, person)
-        is_gone = await self.store.remove(*who)
-        self._paired.pop(who, None)
-        self._revoked += 1
+        if await self._revoked_one(channel, account, person, by):
+            return
+        found = await self.store.find(channel, account, person)
+        if found is not None and found.state == "denied":
+            raise Conflict(f"{_named(channel, account, person)} is blocked: unblock lifts that")
+        raise NotFound(_named(channel, account, person))
+
+    async def turn_away(
+        self, channel: str, account: str, person: str, *, by: str
+    ) -> Pairing | None:
+        """Implements Approvals."""
+        if await self._revoked_one(channel, account, person, by):
+            return None
+        found = await self.store.find(channel, account, person)
+        if found is None:
+            raise NotFound(_named(channel, account, person))
+        if found.state == "denied":
+            return found
+        return await self.block(channel, account, person, by=by)
+
+    async def block(self, channel: str, account: str, person: str, *, by: str) -> Pairing:
+        blocked = await self.store.block(channel, account, person, now=self.clock.now())
+        self._changed((channel, account, person))
+        self._note("pair.blocked", by, _told(blocked))
+        return blocked
+
+    async def unblock(self, channel: str, account: str, person: str, *, by: str) -> None:
+        is_gone = await self.store.remove(channel, account, person, state="denied")
+        self._changed((channel, account, person))
         if not is_gone:
-            raise NotFound(f"person {person[:64]!r} of {channel[:64]}:{account[:64]}")
-        told = {"channel": channel, "account": account, "person": person, "revoked": True}
-        self._note("pair.denied", by, told)
+            raise NotFound(f"blocked {_named(channel, account, person)}")
+        told = {"channel": channel, "account": account, "person": person}
+        self._note("pair.unblocked", by, told)
+
+    async def is_blocked(self, channel: str, account: str, person: str) -> bool:
+        """Asked of those as well who need no pairing; most are known by heart. Raises
+        StoreUnavailable."""
+        who = (channel, account, person)
+        if who in self._free or who in self._paired:
+            return False
+        changes = self._revoked
+        found = await self.store.find(*who)
+        if found is not None and found.state == "denied":
+            return True
+        if changes == self._revoked:
+            self._free[who] = None
+            if len(self._free) > MOST_KNOWN:
+                del self._free[next(iter(self._free))]
+        return False
+
+    async def _revoked_one(self, channel: str, account: str, person: str, by: str) -> bool:
+        is_gone = await self.store.remove(channel, account, person, state="paired")
+        self._changed((channel, account, person))
+        if is_gone:
+            told = {"channel": channel, "account": account, "person": person, "revoked": True}
+            self._note("pair.denied", by, told)
+        return is_gone
+
+    def _changed(self, who: tuple[str, str, str]) -> None:
+        """Nothing that is known of them by heart holds any more."""
+        self._paired.pop(who, None)
+        self._free.pop(who, None)
+        self._revoked += 1
 
     def _has_expired(self, one: Pairing) -> bool:
         return one.state == "asked" and one.expires_at <= self.clock.now()
@@ -182,3 +239,7 @@ def _told(one: Pairing) -> dict[str, object]:
         "person": one.person,
         "name": one.name,
     }
+
+
+def _named(channel: str, account: str, person: str) -> str:
+    return f"person {person[:64]!r} of {channel[:64]}:{account[:64]}"

@@ -41,7 +41,7 @@ class Reply:
     `edits` is the platform's id of the message to edit; `key` is the same for the same part."""
 
     __pydantic_config__: ClassVar[Table] = STRICT
-    do: Literal["send", "edit", "typing"]
+    do: Literal["send", "edit", "typing", "join"]
     key: str
     peer: str
     thread: str | None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from pydantic_core import from_json
 
+from gateway.channels.encoding import readable
 from gateway.channels.recipes import Values, at, fill_frame, fits
 from gateway.domain.adapters import Act, FrameRule, Socket, Table
 from gateway.domain.errors import RecipeUnfilled
@@ -86,7 +87,7 @@ class Machine:
     def told(self, text: str) -> list[Wish]:
         """A frame came. Raises RecipeUnfilled, Denied."""
         try:
-            frame = from_json(text, allow_inf_nan=False)
+            frame = from_json(readable(text), allow_inf_nan=False)
         except ValueError:
             return [Leave("the platform sent a frame that is no JSON")]
         rule = next((rule for rule in self._socket.frames if fits(rule.when, frame)), None)
@@ -104,7 +105,9 @@ class Machine:
     def closed(self, code: int | None) -> list[Wish]:
         if code in self._socket.fresh_codes:
             self.kept.clear()
+        reason = self._socket.reasons.get(str(code))
         told = f"the platform closed the connection (code {code})"
+        told = f"{reason} ({told})" if reason else told
         return [Leave(told, is_final=code in self._socket.fatal_codes)]
 
     def _follow(self, rule: FrameRule, frame: object, text: str) -> Iterator[Wish]:

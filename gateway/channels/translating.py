@@ -3,20 +3,22 @@
 import logging
 from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from typing import Any
 
 import anyio
-from pydantic_core import to_json
+from pydantic_core import from_json, to_json
 
-from gateway.channels.crossing import read_parsed
+from gateway.channels.crossing import read_each, read_incoming
+from gateway.channels.encoding import marked
 from gateway.channels.intake import Intake
-from gateway.domain.adapters import HttpReply, Parsed, TransportKind
+from gateway.domain.adapters import HttpReply, Parsed, TransportKind, Unusable
 from gateway.domain.channel_events import Heard
 from gateway.domain.channels import Adapter, ChannelDef, ChannelMemo, Scrub
-from gateway.domain.errors import AdapterFailed
+from gateway.domain.errors import AdapterFailed, Conflict
 
 log = logging.getLogger(__name__)
 
@@ -70,18 +72,49 @@ class WayIn:
 
     async def _take(self, said: Said, kept: ChannelMemo | None) -> HttpReply | None:
         body = await self.scrub(said.body)
+        unusable: Sequence[Unusable] = ()
         try:
-            parsed = await self._parse(said, body)
+            parsed, unusable = await self._parse(said, body)
         except AdapterFailed as error:
             parsed = await self._give_up(said, body, error)
-        is_ours = await self.intake.take(self.channel, parsed, kept)
+        is_ours = await self.intake.take(self.channel, parsed, kept, unusable)
         if parsed.state is not None:
             self.state = parsed.state
         reply = parsed.reply
         return None if reply is not None and reply.promises and not is_ours else reply
 
-    async def _parse(self, said: Said, body: bytes, *, skip: bool | None = None) -> Parsed:
-        return read_parsed(await self.adapter.parse(await self._event(said, body, skip)))
+    async def take_again(self, letter: Heard) -> None:
+        """What could not be taken when it came, because an operator says so. Raises Conflict if it
+        cannot be taken now either, Busy, StoreUnavailable."""
+        try:
+            again = from_json(letter.again)
+        except ValueError as error:
+            raise Conflict("it cannot be taken again; drop it") from error
+        async with self._turn if self.state else nullcontext():
+            parsed, unusable = await self._read_again(again)
+            # However old it is: the operator has asked for it.
+            messages = [replace(one, timestamp=None) for one in parsed.messages]
+            messages += [replace(one.message, timestamp=None) for one in unusable if one.message]
+            if messages and not await self.intake.take(self.channel, Parsed(tuple(messages))):
+                raise Conflict("its sender may not talk here; change that, or drop it")
+
+    async def _read_again(self, again: Mapping[str, Any]) -> tuple[Parsed, Sequence[Unusable]]:
+        if "message" in again:
+            return Parsed((read_incoming(to_json(again["message"]).decode()),)), ()
+        body = again["body"].encode()
+        rest = {name: again[name] for name in again if name not in {"body", "headers"}}
+        said = Said(body=body, headers=tuple(again.get("headers", {}).items()), **rest)
+        try:
+            return await self._parse(said, body)
+        except AdapterFailed as error:
+            raise Conflict(f"it cannot be read now either: {error}") from error
+
+    async def _parse(
+        self, said: Said, body: bytes, *, skip: bool | None = None
+    ) -> tuple[Parsed, Sequence[Unusable]]:
+        body, is_marked = marked(body)
+        text = await self.adapter.parse(await self._event(said, body, skip))
+        return read_each(text, is_marked=is_marked)
 
     async def _event(self, said: Said, body: bytes, skip: bool | None) -> str:  # noqa: FBT001  # one of its members
         channel = self.channel
@@ -120,17 +153,31 @@ class WayIn:
         log.error("what no adapter could read is kept for the operator", extra=extra)
         place = (self.channel.name, self.channel.account, f"sha256:{digest}")
         text = body.decode(errors="replace")[:_LARGEST_KEPT]
-        heard = Heard(*place, "unreadable", self.intake.clock.now(), text)
+        again = {**_known_of(said), "body": text} if len(text) < _LARGEST_KEPT else None
+        kept = "" if again is None else (await self.scrub(to_json(again))).decode(errors="replace")
+        heard = Heard(*place, "unreadable", self.intake.clock.now(), text, str(error), kept)
         await self.intake.events.hear(heard, (), ())
         return beyond
 
     async def _beyond(self, said: Said, body: bytes) -> Parsed:
         """The state after an answer that nobody can read, if the adapter can tell it."""
         try:
-            state = (await self._parse(said, body, skip=True)).state
+            state = (await self._parse(said, body, skip=True))[0].state
         except AdapterFailed:
             state = None
         return Parsed(state=None if state == self.state else state)
+
+
+def _known_of(said: Said) -> dict[str, object]:
+    told = {
+        "transport": said.transport,
+        "headers": _joined(said.headers),
+        "method": said.method,
+        "path": said.path,
+        "query": said.query,
+        "status": said.status,
+    }
+    return {name: value for name, value in told.items() if value is not None}
 
 
 def _joined(headers: Headers) -> dict[str, str]:

@@ -134,6 +134,21 @@ def verifier(description: Description, channel: ChannelDef, clock: Clock) -> Ver
     return Verifier(recipe, clock, _by_mac(key, recipe.encoding))
 
 
+def proofs(description: Description, channel: ChannelDef) -> frozenset[bytes]:
+    """By what its callers prove who they are: with one in common, each of two channels may take the
+    other's calls, whatever header they stand in. Raises ChannelRefused."""
+    found: set[bytes] = set()
+    for recipe in description.recipes:
+        if not _is_meant(recipe.when, channel.config):
+            continue
+        if recipe.type == "ed25519":
+            found.add(_public_key(recipe, channel))
+            continue
+        value = secret_of(channel, recipe.secret or "")
+        found |= {value.encode(), _key(recipe, channel, value)}
+    return frozenset(found)
+
+
 def _is_meant(when: Mapping[str, str], config: Mapping[str, object]) -> bool:
     return all(config.get(name) == value for name, value in when.items())
 

@@ -255,7 +255,7 @@ def list_channels(context: CliContext) -> None:
         return
     for one in told["channels"]:
         counts = f"{one['receiving']['count']} in, {one['sending']['count']} out"
-        waits = f"   {one['pending']} waiting, {one['dead']} dead letters"
+        waits = f"   {one['pending']} waiting, {one['dead'] + one['unread']} dead letters"
         why = f"   {one['why']}" if one["why"] else ""
         click.echo(shown(f"{one['name']:16} {one['state']:10} {counts}{waits}{why}"))
     if not told["channels"]:
@@ -266,7 +266,7 @@ def list_channels(context: CliContext) -> None:
 @click.option("--channel", "name", help="Of this channel only.")
 @click.option("-n", "limit", default=50, show_default=True, type=click.IntRange(1, 500))
 @click.option("--before", type=click.IntRange(1), help="Go on from the last one's place.")
-@click.option("--resubmit", metavar="ID", help="Send it again, from where it was cut off.")
+@click.option("--resubmit", metavar="ID", help="Send it or take it in again.")
 @click.option("--drop", metavar="ID", help="Delete it.")
 @click.pass_obj
 def dead_letters(
@@ -278,19 +278,19 @@ def dead_letters(
     resubmit: str | None,
     drop: str | None,
 ) -> None:
-    """List answers that did not arrive, or may not have; send one again, or drop it."""
+    """List answers that did not arrive and messages that were not taken in; retry or drop one."""
     if resubmit and drop:
         raise click.UsageError("give either --resubmit or --drop")
     method, params = "channel.dead_letters", {"channel": name, "limit": limit, "before": before}
     if resubmit or drop:
         method = "channel.resubmit" if resubmit else "channel.drop"
-        params = {"id": resubmit or drop}
+        params = {"id": resubmit or drop, "channel": name}
     with linked(context) as link:
         told = link.call(method, **params)
     if context.json:
         click.echo(json.dumps(told, ensure_ascii=False))
     else:
-        click.echo("\n".join(_letters(told)) or "nothing: all that was sent has arrived")
+        click.echo("\n".join(_letters(told)) or "no dead letters")
 
 
 def _letters(told: Mapping[str, Any]) -> Iterable[str]:
@@ -304,4 +304,8 @@ def _letters(told: Mapping[str, Any]) -> Iterable[str]:
     if told["more"]:
         yield f"more: --before {told['letters'][-1]['place']}"
     for one in told["unread"]:
-        yield shown(f"unread  {one['channel']}:{one['account']}  {one['at']}  {one['text'][:80]}")
+        yield shown(f"    in  {one['id']}  {one['at']}  {one['channel']}:{one['account']}")
+        yield shown(f"        {one['why'] or '-'}   {one['text'][:80]}")
+    if told["letters"] or told["unread"]:
+        counts = told["counts"]
+        yield f"{counts['outgoing']} outgoing, {counts['incoming']} incoming"

@@ -3,6 +3,7 @@
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 
 from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
@@ -29,6 +30,15 @@ BUNDLED: dict[str, tuple[str, ...]] = {
     "whatsapp": ("http:graph.facebook.com",),
     "matrix": (),
 }
+# By what the callers of webhooks prove who they are, and whether the adapter is called by default.
+PROOFS: dict[str, tuple[tuple[str, ...], bool]] = {
+    "telegram": (("secrets.webhook_secret",), False),
+    "webhook": (("secrets.secret",), True),
+    "slack": (("secrets.signing_secret",), True),
+    "discord": (("config.public_key",), False),
+    "whatsapp": (("secrets.app_secret",), True),
+    "matrix": (("secrets.hs_token",), True),
+}
 # Names in `config` without which an adapter knows no mention.
 MENTION_KEYS = {"telegram": "username"}
 # Those of a start without any agent: whatever they are granted is harmless.
@@ -43,13 +53,7 @@ def known() -> Known:
     }
     folder = shipped_folder("plugins")
     bundled = {
-        name: BundledPlugin(
-            folder / name / "tool.wasm",
-            needs,
-            is_usual=name in USUAL,
-            mention_key=MENTION_KEYS.get(name),
-        )
-        for name, needs in BUNDLED.items()
+        name: _bundled(folder / name / "tool.wasm", name, needs) for name, needs in BUNDLED.items()
     }
     trees = tuple(sorted(path.stem for path in shipped_folder("agent/trees").glob("*.bt")))
     decisions = ("default", *(point.name for point in entry_points(group=DECISION_TREES)))
@@ -65,4 +69,16 @@ def known() -> Known:
         problems_of,
         has_mcp=find_spec("mcp") is not None,
         is_priced=lambda provider, model: is_priced(provider, model, SystemClock().now()),
+    )
+
+
+def _bundled(file: Path, name: str, needs: tuple[str, ...]) -> BundledPlugin:
+    proofs, is_called = PROOFS.get(name, ((), False))
+    return BundledPlugin(
+        file,
+        needs,
+        is_usual=name in USUAL,
+        proofs=proofs,
+        is_called=is_called,
+        mention_key=MENTION_KEYS.get(name),
     )

@@ -1,4 +1,4 @@
-"""`exogate pair list|approve|deny`."""
+"""`exogate pair list|approve|deny|block|unblock|revoke`."""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +8,8 @@ import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.link import linked
+from gateway.domain.errors import BadSessionKey
+from gateway.domain.ids import decode_part, encode_part
 from gateway.domain.terminal import one_line
 
 STATES = {
@@ -15,6 +17,7 @@ STATES = {
     "paired": "may talk",
     "denied": "may not talk",
     "revoked": "is a stranger again",
+    "unblocked": "is a stranger again",
 }
 
 
@@ -51,19 +54,69 @@ def approve(context: CliContext, code: str, *, owner: bool) -> None:
 
 @pair.command()
 @click.argument("code", required=False)
-@click.option("--channel", help="With --person: take back what was decided.")
+@click.option("--channel", help="With --person: of that channel.")
 @click.option("--account", default="default", show_default=True)
 @click.option("--person", help="Their id, as `pair list` shows it.")
 @click.pass_obj
 def deny(
     context: CliContext, code: str | None, channel: str | None, account: str, person: str | None
 ) -> None:
-    """Never answer the person with that CODE, or take back what was decided about a person."""
+    """Never answer the person with that CODE, or that waits; take back that a person was approved."""
     if (code is None) == (person is None) or (person is None) != (channel is None):
         raise click.UsageError("give either CODE, or --channel and --person")
     who = {"code": code} if code else {"channel": channel, "account": account, "person": person}
     with linked(context) as link:
         _tell(context, link.call("pair.deny", **who))
+
+
+class _WhoType(click.ParamType[Mapping[str, str]]):
+    name = "CHANNEL:ACCOUNT:PERSON"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Mapping[str, str]:
+        """Percent-encoded as in a session key, or as it is: then the person is what is left."""
+        parts = str(value).split(":", 2)
+        if len(parts) != 3 or not all(parts):
+            self.fail(f"write CHANNEL:ACCOUNT:PERSON, as `pair list` shows it, not {value!r}")
+        return dict(zip(("channel", "account", "person"), map(_decoded, parts), strict=True))
+
+
+def _decoded(part: str) -> str:
+    try:
+        return decode_part(part)
+    except BadSessionKey:
+        return part
+
+
+WHO = _WhoType()
+
+
+@pair.command()
+@click.argument("who", metavar="ID", type=WHO)
+@click.pass_obj
+def block(context: CliContext, who: Mapping[str, str]) -> None:
+    """Never answer a person, known or not; ID is CHANNEL:ACCOUNT:PERSON."""
+    with linked(context) as link:
+        _tell(context, link.call("pair.block", **who))
+
+
+@pair.command()
+@click.argument("who", metavar="ID", type=WHO)
+@click.pass_obj
+def unblock(context: CliContext, who: Mapping[str, str]) -> None:
+    """Let a person who was blocked or denied ask again; ID is CHANNEL:ACCOUNT:PERSON."""
+    with linked(context) as link:
+        _tell(context, link.call("pair.unblock", **who))
+
+
+@pair.command()
+@click.argument("who", metavar="ID", type=WHO)
+@click.pass_obj
+def revoke(context: CliContext, who: Mapping[str, str]) -> None:
+    """Take back that a person was approved; ID is CHANNEL:ACCOUNT:PERSON."""
+    with linked(context) as link:
+        _tell(context, link.call("pair.revoke", **who))
 
 
 def _tell(context: CliContext, one: Mapping[str, Any]) -> None:
@@ -73,4 +126,5 @@ def _tell(context: CliContext, one: Mapping[str, Any]) -> None:
 def _line(one: Mapping[str, Any]) -> str:
     name = f" ({one['name']})" if one.get("name") else ""
     state = STATES[one["state"]] + (", owner" if one.get("owner") else "")
-    return one_line(f"{one['channel']}:{one['account']}  {one['person']}{name}  {state}")
+    who = ":".join(encode_part(one[part]) for part in ("channel", "account", "person"))
+    return one_line(f"{who}{name}  {state}")

@@ -17,7 +17,7 @@ def route() -> None:
 @route.command()
 @click.option("--channel", required=True)
 @click.option("--account", help="If not said, as `exogate chat`: local; of a platform: default.")
-@click.option("--peer", default="main", show_default=True)
+@click.option("--peer", default="main", show_default=True, help="A room: room:ID.")
 @click.option("--guild")
 @click.option("--team")
 @click.pass_obj

@@ -1,11 +1,12 @@
 """`[channels]` as the domain's definitions: whom each speaks through, and who may talk to it."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gateway.config.given import Given
 from gateway.config.problems import Code, KeyPath, Report, choose, quoted
 from gateway.config.reaching import ChannelSection
+from gateway.config.values import BundledPlugin
 from gateway.domain.channels import ChannelDef, GroupRule
 from gateway.domain.plugins import PluginDef, PluginSecret
 
@@ -21,9 +22,49 @@ class Channels:
     report: Report
     plugins: Sequence[PluginDef]
     names: Mapping[str, bool]  # whether it is enabled
+    bundled: Mapping[str, BundledPlugin] = field(default_factory=dict)
 
     def resolve(self, sections: Mapping[str, ChannelSection]) -> tuple[ChannelDef, ...]:
-        return tuple(self._channel(name, section) for name, section in sections.items())
+        channels = tuple(self._channel(name, section) for name, section in sections.items())
+        self._check_proofs(channels)
+        return channels
+
+    def _check_proofs(self, channels: Sequence[ChannelDef]) -> None:
+        """Of adapters of others it is seen when they are loaded."""
+        known: dict[str, tuple[str, str]] = {}
+        for channel in channels:
+            for key, value in self._proofs(channel):
+                first, its = known.setdefault(value, (channel.name, key))
+                if first == channel.name:
+                    continue
+                message = (
+                    f"channels {quoted(first)} ({its}) and {quoted(channel.name)} ({key}) have the "
+                    "same value to prove who calls, so each may take the other's calls"
+                )
+                path = ("channels", channel.name, *key.split("."))
+                self.report.wrong(
+                    Code.DUPLICATE, path, message, "give each channel a value of its own"
+                )
+
+    def _called_adapter(self, channel: ChannelDef) -> BundledPlugin | None:
+        """If it ships with the gateway and the channel's platform calls it."""
+        file = next((one.path for one in self.plugins if one.name == channel.plugin), None)
+        found = next((one for one in self.bundled.values() if one.file == file), None)
+        if found is None or channel.transport == "webhook":
+            return found
+        return found if channel.transport is None and found.is_called else None
+
+    def _proofs(self, channel: ChannelDef) -> Iterator[tuple[str, str]]:
+        """What proves who calls it, by its key in the section."""
+        adapter = self._called_adapter(channel)
+        if adapter is None:
+            return
+        secrets = {one.name: one.value.reveal() for one in channel.secrets}
+        for key in adapter.proofs:
+            kind, _, name = key.partition(".")
+            given = secrets.get(name) if kind == "secrets" else channel.config.get(name)
+            if isinstance(given, str) and given:
+                yield key, given if kind == "secrets" else given.lower()
 
     def _channel(self, name: str, section: ChannelSection) -> ChannelDef:
         path: KeyPath = ("channels", name)

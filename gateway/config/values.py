@@ -106,11 +106,14 @@ class Preset:
 
 @dataclass(frozen=True, slots=True)
 class BundledPlugin:
-    """A plugin that ships with the gateway. `is_usual`: a start without any agent has it."""
+    """A plugin that ships with the gateway. `is_usual`: a start without any agent has it. `proofs` of a
+    channel adapter prove who calls its webhook, which it `is_called` at unless told otherwise."""
 
     file: Path
     needs: tuple[str, ...] = ()  # capabilities without which it cannot work
     is_usual: bool = False
+    proofs: tuple[str, ...] = ()  # secrets.NAME, config.NAME
+    is_called: bool = False
     mention_key: str | None = None  # of `config`, without which it knows no mention in a room
 
 

@@ -166,6 +166,7 @@ class Socket:
     acknowledge: Table | None = None  # sent after the commit; `{frame.PATH}` is of the frame
     fatal_codes: tuple[int, ...] = ()  # stop, and tell the operator
     fresh_codes: tuple[int, ...] = ()  # forget the session, then connect
+    reasons: Mapping[str, str] = field(default_factory=dict)  # by code: what the operator has to do
     close_code: int = 4000  # ours, so that the session can be resumed
 
     def __post_init__(self) -> None:
@@ -302,6 +303,7 @@ class Incoming:
     reply_to: str | None = None
     mentions_me: bool = False
     attachments: tuple[Attachment, ...] = ()
+    invites: bool = False  # into that room; answered by `do: "join"` instead of a turn
     answer: Table = field(default_factory=dict)
 
 
@@ -325,6 +327,17 @@ class Parsed:
     messages: tuple[Incoming, ...] = ()
     reply: HttpReply | None = None
     state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """A message of a batch that cannot be taken as it came. `text` is its JSON; with a `message` an
+    operator can have it taken so, and without `is_certain` it is not certain who says it, or where."""
+
+    why: str
+    text: str
+    message: Incoming | None = None
+    is_certain: bool = True
 
 
 # ----------------------------------------------------------------------------- requests out

@@ -23,6 +23,8 @@ DeedKind = Literal[
     "memory.erased",  # facts, for good
     "pair.approved",  # a person may talk in direct chats
     "pair.denied",  # a person may not, or may no more
+    "pair.blocked",  # a person may not, whatever the policy is
+    "pair.unblocked",
 ]
 MOST_APART = 1000  # things that are counted each for itself, a day
 

@@ -24,6 +24,7 @@ class Address:
     thread: str | None = None
     sender: str | None = None
     is_foreign: bool = False  # on a platform, where other people choose what rooms are called
+    is_room: bool = False  # of a channel: `peer` is a room's id, no direct chat's
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +66,58 @@ def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -
     return "/".join(parts)
 
 
+_ROOM, _DIRECT = "room:", "direct:"
+
+
+def key_peer(raw: str, *, is_room: bool) -> str:
+    """The peer of a channel's session: platforms give rooms and people ids that may be alike."""
+    if is_room:
+        return _ROOM + raw
+    return _DIRECT + raw if raw.startswith((_ROOM, _DIRECT)) else raw
+
+
+def raw_peer(peer: str) -> tuple[str, bool]:
+    """The exact inverse of `key_peer`: the platform's id, and whether it is a room's."""
+    if peer.startswith(_ROOM):
+        return peer.removeprefix(_ROOM), True
+    return peer.removeprefix(_DIRECT), False
+
+
+def place_in(key: SessionKey) -> tuple[str, str | None]:
+    """The platform's ids of the room or direct chat, and of the thread."""
+    if key.channel in OWN_CHANNELS:
+        return key.peer, None
+    room, is_thread, thread = peer_in(key).partition("/")
+    place = [part.replace("~1", "/").replace("~0", "~") for part in (room, thread)]
+    return place[0], place[1] if is_thread else None
+
+
+def peer_in(key: SessionKey) -> str:
+    """As the platform has it; principals name their own conversations as they like."""
+    return key.peer if key.channel in OWN_CHANNELS else raw_peer(key.peer)[0]
+
+
+def person_in(key: SessionKey, sender: str | None) -> str:
+    """Who talks there, as the peer of a key: no person of a channel has the same one as a room."""
+    if not sender or sender == key.peer or key.channel in OWN_CHANNELS:
+        return sender or key.peer
+    return key_peer(sender, is_room=False)
+
+
+def address_in(channel: str, account: str, peer: str) -> Address:
+    """Of a peer that is given by whoever asks: a channel's `room:ID` is the room with that id."""
+    if channel in OWN_CHANNELS:
+        return Address(channel, account, peer)
+    raw, is_room = raw_peer(peer)
+    return Address(channel, account, raw, is_foreign=True, is_room=is_room)
+
+
 def of_person(key: SessionKey, sender: str | None) -> str:
     """An agent and whom it talks with, for all that is kept of a person: in a room the sender, else
     the peer. Facts, plugin stores and notes have the person in common."""
-    return str(key if not sender or sender == key.peer else replace(key, peer=sender))
+    return str(
+        key if not sender or sender == key.peer else replace(key, peer=person_in(key, sender))
+    )
 
 
 def person_key(key: SessionKey, sender: str | None = None) -> str:

@@ -1,6 +1,6 @@
 """Messages of channels that are answered without a turn."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol
@@ -20,13 +20,16 @@ class Heard:
     outcome: HeardAs
     at: datetime
     detail: str = ""  # of what nobody could read: as it came, for the operator
+    why: str = ""  # it could not be read
+    again: str = ""  # JSON of what has to be taken in to try it again; empty: nothing helps
 
 
 class ChannelEvents(Protocol):
     """A message is heard once: what is told twice is told by nobody."""
 
     async def knows(self, channel: str, account: str, platform_id: str) -> bool:
-        """Whether that message was heard or accepted before. Raises StoreUnavailable."""
+        """Whether that message was heard or accepted before; one that could not be read was not.
+        Raises StoreUnavailable."""
         ...
 
     async def hear(
@@ -44,6 +47,18 @@ class ChannelEvents(Protocol):
 
     async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
         """What no adapter could read, newest first."""
+        ...
+
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+        """Of all accounts, and of all channels where none is named."""
+        ...
+
+    async def drop_unread(self, one: Heard) -> None:
+        """Durable."""
+        ...
+
+    async def count_unread(self) -> Mapping[str, int]:
+        """By channel."""
         ...
 
     async def forget(self, *, before: datetime, limit: int) -> int:

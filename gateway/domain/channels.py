@@ -51,6 +51,7 @@ class Whence:
     thread: str | None = None
     reply_to: str | None = None  # the platform's id of the message that is answered
     is_group: bool = False
+    do: Literal["send", "join"] = "send"
     answer: Table = field(default_factory=dict)
 
 
@@ -94,6 +95,7 @@ class Told:
 
     text: str
     asked: Pairing | None = None
+    do: Literal["send", "join"] = "send"
 
 
 @dataclass(frozen=True, slots=True)

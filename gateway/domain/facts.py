@@ -6,7 +6,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import Literal, Protocol
 
-from gateway.domain.bindings import of_person, peer_of, speaker
+from gateway.domain.bindings import key_peer, of_person, peer_of, person_in, speaker
 from gateway.domain.ids import SessionKey
 
 EntityType = Literal["fact", "relationship", "attribute"]
@@ -98,7 +98,7 @@ class Reader:
 
     @classmethod
     def of(cls, key: SessionKey, sender: str | None) -> "Reader":
-        person = speaker(key.channel, key.account, sender or key.peer)
+        person = speaker(key.channel, key.account, person_in(key, sender))
         return cls(person, key, scope_of(key, sender), is_room(key, sender))
 
     def may_read(self, source: Source, scope: str) -> bool:
@@ -109,7 +109,8 @@ class Reader:
             return True
         if self.in_room:
             return False
-        said_by = there.peer if source.said_by == SAID_BY_MODEL else source.said_by
+        by_model = source.said_by == SAID_BY_MODEL
+        said_by = there.peer if by_model else person_in(there, source.said_by)
         own = (speaker(there.channel, there.account, one) for one in (there.peer, said_by))
         return scope == self.scope or self.person in own
 
@@ -195,4 +196,5 @@ def is_room(key: SessionKey, sender: str | None) -> bool:
     """Whether others read along: in a direct chat the peer is whoever speaks."""
     if not sender or key.peer == sender:
         return False
-    return key.peer != peer_of(sender, is_foreign=True)
+    escaped = key_peer(peer_of(sender, is_foreign=True), is_room=False)
+    return key.peer not in {person_in(key, sender), escaped}

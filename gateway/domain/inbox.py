@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
-from gateway.domain.bindings import MatchedBy
+from gateway.domain.bindings import MatchedBy, place_in
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
@@ -48,7 +48,9 @@ class NewEntry:
     @property
     def whither(self) -> tuple[str, str | None]:
         """The room and the thread that an answer goes to."""
-        told = json.loads(self.whence) if self.whence else {}
+        if not self.whence:
+            return place_in(self.session_key)
+        told = json.loads(self.whence)
         return told.get("peer", self.session_key.peer), told.get("thread")
 
 

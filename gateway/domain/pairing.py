@@ -41,8 +41,15 @@ class Pairings(Protocol):
         account is its owner in any case."""
         ...
 
-    async def remove(self, channel: str, account: str, person: str) -> bool:
-        """Durable. Whatever was decided or asked for: the person may ask again. False: nothing was."""
+    async def remove(
+        self, channel: str, account: str, person: str, *, state: PairingState | None = None
+    ) -> bool:
+        """Durable. What was decided or asked for, if it is that: the person may ask again. False:
+        nothing was."""
+        ...
+
+    async def block(self, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
+        """Durable. Denied, whatever was before."""
         ...
 
     async def list(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
@@ -66,6 +73,21 @@ class Approvals(Protocol):
         """The person is not answered any more. Raises as `approve`."""
         ...
 
+    async def turn_away(
+        self, channel: str, account: str, person: str, *, by: str
+    ) -> Pairing | None:
+        """Who is paired is a stranger again (None); who waits is denied, and whoever is denied
+        stays so. Raises NotFound."""
+        ...
+
+    async def block(self, channel: str, account: str, person: str, *, by: str) -> Pairing:
+        """Never answered in direct chats, known or not, and whatever the policy is."""
+        ...
+
+    async def unblock(self, channel: str, account: str, person: str, *, by: str) -> None:
+        """A stranger again, who may ask. Raises NotFound if nobody was blocked."""
+        ...
+
     async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
-        """Nothing holds for the person any more, who may ask again. Raises NotFound."""
+        """Who was paired is a stranger again. Raises NotFound, Conflict if the person is blocked."""
         ...

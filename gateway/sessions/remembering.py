@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import anyio
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import person_key, speaker
+from gateway.domain.bindings import person_in, person_key, speaker
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.facts import Fact
 from gateway.domain.ids import AgentId, SessionKey
@@ -35,7 +35,7 @@ Look = Callable[[], Awaitable[tuple[Recalled, ...]]]
 def person_of(new: NewEntry) -> str:
     """Who is let in: whose settings hold, and whom a tool is told of."""
     key = new.session_key
-    return speaker(key.channel, key.account, new.sender or key.peer)
+    return speaker(key.channel, key.account, person_in(key, new.sender))
 
 
 class Recollection(Protocol):

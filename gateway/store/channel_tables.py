@@ -33,6 +33,11 @@ CREATE TABLE IF NOT EXISTS pairing (
 ) WITHOUT ROWID;
 CREATE UNIQUE INDEX IF NOT EXISTS pairing_by_code ON pairing (code_digest) WHERE state = 'asked';
 """
+# Why a message could not be read, and what has to be taken in to try it again.
+UNREAD = """
+ALTER TABLE channel_heard ADD COLUMN why TEXT NOT NULL DEFAULT '';
+ALTER TABLE channel_heard ADD COLUMN again TEXT NOT NULL DEFAULT ''
+"""
 # JSON: where an answer to this message goes besides its address.
 WHENCE = "ALTER TABLE run ADD COLUMN whence TEXT"
 

@@ -1,9 +1,10 @@
 """What channels keep in SQLite: memos, and which messages were answered without a turn."""
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from typing import Any
 
 from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelMemo
@@ -46,6 +47,16 @@ class SqliteChannels:
     async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
         return await self._readers.read(partial(_unread, channel, limit))
 
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+        return await self._readers.read(partial(_find_unread, (platform_id, channel, channel)))
+
+    async def drop_unread(self, one: Heard) -> None:
+        name = (one.platform_id, one.channel, one.account)
+        await self._writer.write(lambda pen: pen.db.execute(_DROP_UNREAD, name), durable=True)
+
+    async def count_unread(self) -> Mapping[str, int]:
+        return await self._readers.read(lambda db: dict(db.execute(_COUNT_UNREAD).fetchall()))
+
     async def forget(self, *, before: datetime, limit: int) -> int:
         forget = partial(_forget, to_micros(before), max(0, limit))
         return await self._writer.write(forget, durable=False)
@@ -65,7 +76,7 @@ def require_heard(
     if asked is not None:
         require_asked(asked)
     require_text("a channel's message", heard.channel, heard.account, heard.platform_id)
-    require_text("a channel's message", heard.detail)
+    require_text("a channel's message", heard.detail, heard.why, heard.again)
     for new in deliveries:
         require_delivery(new)
     require_memos(memos)
@@ -109,10 +120,13 @@ def _hear(
 ) -> bool:
     write_memos(memos, pen)
     name = (heard.platform_id, heard.channel, heard.account)
-    if _knows(name, pen.db) or (asked is not None and not ask(asked, pen)):
+    is_known = _knows(name, pen.db)
+    if heard.outcome == "unreadable":
+        is_known = is_known or pen.db.execute(_IS_THERE, name).fetchone() is not None
+    if is_known or (asked is not None and not ask(asked, pen)):
         return False
     at = to_micros(heard.at)
-    pen.db.execute(_HEAR, (*name, at, heard.outcome, heard.detail))
+    pen.db.execute(_HEAR, (*name, at, heard.outcome, heard.detail, heard.why, heard.again))
     for new in deliveries:
         if pen.db.execute(_IS_DELIVERY, (new.id,)).fetchone() is None:
             add_delivery(new, at, pen.db)
@@ -120,10 +134,16 @@ def _hear(
 
 
 def _unread(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[Heard]:
-    return [
-        Heard(name, account, id_, "unreadable", to_time(at), detail)
-        for name, account, id_, at, detail in db.execute(_UNREAD, (channel, channel, limit))
-    ]
+    return [_to_unread(row) for row in db.execute(_UNREAD, (channel, channel, limit))]
+
+
+def _find_unread(name: tuple[str, str | None, str | None], db: sqlite3.Connection) -> list[Heard]:
+    return [_to_unread(row) for row in db.execute(_FIND_UNREAD, name)]
+
+
+def _to_unread(row: Sequence[Any]) -> Heard:
+    channel, account, id_, at, *told = row
+    return Heard(channel, account, id_, "unreadable", to_time(at), *told)
 
 
 def _forget(before: int, limit: int, pen: Pen) -> int:
@@ -135,16 +155,30 @@ _WRITE_MEMO = """
 INSERT INTO channel_memo (channel, account, slot, text) VALUES (?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET text = excluded.text
 """
-_IS_HEARD = "SELECT 1 FROM channel_heard WHERE platform_id = ? AND channel = ? AND account = ?"
+_IS_THERE = "SELECT 1 FROM channel_heard WHERE platform_id = ? AND channel = ? AND account = ?"
+# What could not be read may be taken in after all, once an operator says so.
+_IS_HEARD = f"{_IS_THERE} AND outcome <> 'unreadable'"
 _IS_RUN = "SELECT 1 FROM run WHERE platform_id = ? AND channel = ? AND account = ?"
 _IS_DELIVERY = "SELECT 1 FROM delivery WHERE delivery_id = ?"
 _HEAR = """
-INSERT INTO channel_heard (platform_id, channel, account, at, outcome, detail)
-VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO channel_heard (platform_id, channel, account, at, outcome, detail, why, again)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET at = excluded.at, outcome = excluded.outcome, detail = excluded.detail,
+    why = excluded.why, again = excluded.again
 """
-_UNREAD = """
-SELECT channel, account, platform_id, at, detail FROM channel_heard
-WHERE outcome = 'unreadable' AND (? IS NULL OR channel = ?) ORDER BY at DESC LIMIT ?
+_LETTER = "SELECT channel, account, platform_id, at, detail, why, again FROM channel_heard"
+_UNREAD = f"""
+{_LETTER} WHERE outcome = 'unreadable' AND (? IS NULL OR channel = ?) ORDER BY at DESC LIMIT ?
+"""
+_FIND_UNREAD = f"""
+{_LETTER} WHERE outcome = 'unreadable' AND platform_id = ? AND (? IS NULL OR channel = ?)
+"""
+_DROP_UNREAD = """
+DELETE FROM channel_heard
+WHERE platform_id = ? AND channel = ? AND account = ? AND outcome = 'unreadable'
+"""
+_COUNT_UNREAD = """
+SELECT channel, count(*) FROM channel_heard WHERE outcome = 'unreadable' GROUP BY channel
 """
 _FORGET = """
 DELETE FROM channel_heard WHERE (platform_id, channel, account) IN (

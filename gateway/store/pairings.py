@@ -31,9 +31,16 @@ class SqlitePairings:
         decide = partial(_decide, code_digest, state, is_owner, to_micros(now))
         return await self._writer.write(decide, durable=True)
 
-    async def remove(self, channel: str, account: str, person: str) -> bool:
-        remove = partial(_remove, (channel, account, person))
+    async def remove(
+        self, channel: str, account: str, person: str, *, state: PairingState | None = None
+    ) -> bool:
+        remove = partial(_remove, (channel, account, person), state)
         return await self._writer.write(remove, durable=True)
+
+    async def block(self, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
+        require_text("whoever is blocked", channel, account, person)
+        block = partial(_block, (channel, account, person), to_micros(now))
+        return await self._writer.write(block, durable=True)
 
     async def list(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         return await self._readers.read(partial(_list, channel, max(0, limit)))
@@ -76,8 +83,15 @@ def _decide(digest: str, state: PairingState, is_owner: bool, now: int, pen: Pen
     return None if row is None else _to_pairing(row)
 
 
-def _remove(who: _Who, pen: Pen) -> bool:
-    return pen.db.execute(f"DELETE FROM pairing WHERE {_IS}", who).rowcount > 0
+def _remove(who: _Who, state: PairingState | None, pen: Pen) -> bool:
+    removed = pen.db.execute(
+        f"DELETE FROM pairing WHERE {_IS} AND state = coalesce(?, state)", (*who, state)
+    )
+    return removed.rowcount > 0
+
+
+def _block(who: _Who, now: int, pen: Pen) -> Pairing:
+    return _to_pairing(pen.db.execute(_BLOCK, (*who, now, now)).fetchone())
 
 
 def _list(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[Pairing]:
@@ -102,6 +116,11 @@ UPDATE pairing SET state = ?, is_owner = ? = 'paired' AND (? OR NOT EXISTS (
     SELECT 1 FROM pairing other WHERE other.channel = pairing.channel
     AND other.account = pairing.account AND other.state = 'paired'))
 WHERE code_digest = ? AND state = 'asked' AND expires_at > ? RETURNING {_COLUMNS}
+"""
+_BLOCK = f"""
+INSERT INTO pairing ({_COLUMNS}) VALUES (?, ?, ?, NULL, 'denied', '', ?, ?, 0)
+ON CONFLICT DO UPDATE SET state = 'denied', code_digest = '', is_owner = 0
+RETURNING {_COLUMNS}
 """
 _LIST = f"""
 SELECT {_COLUMNS} FROM pairing WHERE channel = ? OR ? IS NULL

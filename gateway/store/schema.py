@@ -5,7 +5,8 @@ import sqlite3
 from functools import cache
 
 from gateway.domain.errors import StoreRefused
-from gateway.store.channel_tables import CHANNELS, DELIVERIES, WHENCE
+from gateway.store.channel_tables import CHANNELS, DELIVERIES, UNREAD, WHENCE
+from gateway.store.rooms import move_rooms
 from gateway.store.tables import (
     AFTERMATH,
     AUDIT,
@@ -33,9 +34,10 @@ MIGRATIONS: tuple[str, ...] = (
     FACTS + HEARING + TURNS,
     CHANNELS,
     ORIGINALS,
-    "",  # brings a column
+    "",  # brings columns, and rooms their keys
 )
 VERSION = len(MIGRATIONS)
+_ROOMS = 7  # the step in which the rooms of channels get keys of their own
 # What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), LIMITS),)
 _ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
@@ -44,6 +46,7 @@ _ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
     (5, ("run", "whence"), WHENCE),
     (5, ("delivery", "arrived"), DELIVERIES),
     (7, ("token_record", "overran"), OVERRAN),
+    (7, ("channel_heard", "why"), UNREAD),
 )
 
 
@@ -83,5 +86,9 @@ def migrate(db: sqlite3.Connection, to: int = VERSION) -> None:
         columns = columns_of(db)
         moves = [move for at, column, move in _MOVES if at == step and column in columns]
         moves += [add for at, column, add in _ADDED if at == step and column not in columns]
-        script = "; ".join([MIGRATIONS[step], *moves, f"PRAGMA user_version = {step + 1}"])
-        db.executescript(f"BEGIN IMMEDIATE; {script}; COMMIT")
+        script = "; ".join([MIGRATIONS[step], *moves])
+        db.executescript(f"BEGIN IMMEDIATE; {script}")
+        if step == _ROOMS:
+            move_rooms(db)
+        db.execute(f"PRAGMA user_version = {step + 1}")
+        db.execute("COMMIT")

@@ -40,6 +40,13 @@ pub const describe =
     \\   "resume": {"op": 6, "d": {"token": "${secret:bot_token}",
     \\     "session_id": "{kept.session}", "seq": "{kept.seq}"}},
     \\   "fatal_codes": [4004, 4010, 4011, 4012, 4013, 4014],
+    \\   "reasons": {
+    \\    "4004": "Discord does not know the bot token: set secrets.bot_token of this channel to the token that the Developer Portal shows under Bot",
+    \\    "4010": "Discord refuses the shard that the adapter asked for: install a newer version of the plugin",
+    \\    "4011": "the bot is in too many servers for one connection: make another bot for some of them, as a channel of its own",
+    \\    "4012": "Discord no longer serves the API version of the adapter: install a newer version of the plugin",
+    \\    "4013": "Discord does not know the intents that the adapter asked for: install a newer version of the plugin",
+    \\    "4014": "Discord refuses an intent: switch Message Content Intent on in the Developer Portal, under Bot, Privileged Gateway Intents"},
     \\   "fresh_codes": [4003, 4007, 4009]},
     \\  {"type": "webhook"}],
     \\ "verify": {"type": "ed25519", "key": "public_key", "header": "x-signature-ed25519",
@@ -265,6 +272,12 @@ fn filesOf(given: Object) Failed![]const File {
             .size = numberOf(file.get("size")),
         });
     }
+    for (itemsOf(given.get("sticker_items"))) |one| try files.append(exogate.allocator, .{
+        .url = null,
+        .name = try exogate.print("sticker {s}", .{textOf(objectOf(one).get("name")) orelse ""}),
+        .mime = null,
+        .size = null,
+    });
     return files.items;
 }
 

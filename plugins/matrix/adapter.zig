@@ -47,6 +47,7 @@ const Message = struct {
     reply_to: ?[]const u8 = null,
     mentions_me: bool = false,
     attachments: []const File = &.{},
+    invites: ?bool = null,
     answer: struct { join: ?bool = null } = .{},
 };
 
@@ -84,6 +85,10 @@ const Reader = struct {
         if (equal(origin.sender, self.me)) return;
         if (is(event, "type", "m.room.encrypted")) return self.add(origin, .{ .text = "[an encrypted message, which cannot be read here]" });
         if (is(event, "type", "m.room.message")) return self.message(origin, content);
+        if (is(event, "type", "m.sticker")) return self.add(origin, .{
+            .text = "",
+            .attachments = try exogate.allocator.dupe(File, &.{infoOf(content, textOf(content.get("body")) orelse "sticker")}),
+        });
     }
 
     fn message(self: *Reader, origin: Origin, content: Object) Failed!void {
@@ -131,6 +136,7 @@ const Reader = struct {
             .platform_id = origin.id,
             .timestamp = origin.timestamp,
             .mentions_me = true,
+            .invites = true,
             .answer = .{ .join = true },
         });
     }
@@ -216,10 +222,14 @@ fn fileOf(content: Object, msgtype: []const u8, body: []const u8) Failed!?File {
     for ([_][]const u8{ "m.image", "m.file", "m.audio", "m.video" }) |one| {
         if (std.mem.eql(u8, msgtype, one)) break;
     } else return null;
+    return infoOf(content, textOf(content.get("filename")) orelse body);
+}
+
+fn infoOf(content: Object, name: []const u8) File {
     const info = objectOf(content.get("info"));
     return .{
         .url = textOf(content.get("url")) orelse textOf(objectOf(content.get("file")).get("url")),
-        .name = textOf(content.get("filename")) orelse body,
+        .name = name,
         .mime = textOf(info.get("mimetype")),
         .size = values.numberOf(info.get("size")),
     };
@@ -256,6 +266,7 @@ pub fn format(reply: Object) Failed![]const u8 {
         .body = "{}",
         .idempotency = .{ .key = key },
     });
+    if (is(reply, "do", "join")) return exogate.stringify(.{ .requests = requests.items });
     if (is(reply, "do", "typing")) {
         try requests.append(exogate.allocator, .{
             .url = try there.address("typing/", there.me),

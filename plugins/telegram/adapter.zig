@@ -150,7 +150,7 @@ fn degreesOf(value: ?Value) ?f64 {
 
 fn attachmentsOf(message: Object) Failed![]const Attachment {
     var found: std.ArrayList(Attachment) = .empty;
-    for ([_][]const u8{ "photo", "animation", "document", "audio", "video", "voice", "video_note", "sticker" }) |kind| {
+    for ([_][]const u8{ "photo", "animation", "document", "audio", "video", "voice", "video_note", "sticker", "story", "paid_media", "poll", "dice", "game" }) |kind| {
         const given = message.get(kind) orelse continue;
         const sizes = values.itemsOf(given); // of a photo, the largest is the last
         const file = if (sizes.len > 0) objectOf(sizes[sizes.len - 1]) else objectOf(given);

@@ -106,7 +106,7 @@ fn messageOf(value: Object, message: Object, me: []const u8) Failed!?Message {
         .kind = if (group == null) .direct else .group,
         .sender = .{
             .id = sender,
-            .name = textOf(objectOf(contact.get("profile")).get("name")),
+            .name = wholeName(textOf(objectOf(contact.get("profile")).get("name"))),
             .is_self = equal(number, shown) or equal(number, me),
         },
         .text = if (is_named) withoutName(said, name) else said,
@@ -123,6 +123,13 @@ fn contactOf(value: Object, number: ?[]const u8) Object {
     const contacts = itemsOf(value.get("contacts"));
     for (contacts) |one| if (equal(textOf(objectOf(one).get("wa_id")), number)) return objectOf(one);
     return if (contacts.len == 1 and number == null) objectOf(contacts[0]) else .empty;
+}
+
+/// WhatsApp cuts names at a length, and then half of a character may be left, which comes as this mark: no
+/// reason to lose what its owner says.
+fn wholeName(name: ?[]const u8) ?[]const u8 {
+    const given = name orelse return null;
+    return given[0 .. std.mem.indexOf(u8, given, "\u{fdd0}") orelse given.len];
 }
 
 fn idOf(value: ?exogate.Value) ?[]const u8 {

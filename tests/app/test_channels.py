@@ -9,7 +9,7 @@ import pytest
 from gateway.app.channels import ChannelRoom
 from gateway.channels.intake import Intake
 from gateway.channels.webhooks import WebhookDoor
-from gateway.domain.adapters import CallRecipe, Poll
+from gateway.domain.adapters import CallRecipe, Poll, Verify
 from gateway.domain.channels import ChannelDef, ChannelMemo
 from gateway.domain.plugins import PluginInfo, PluginSecret
 from gateway.domain.secrets import Secret
@@ -103,3 +103,27 @@ async def test_a_channel_that_asks_its_platform_has_no_address() -> None:
         assert room.door.largest_body("family") is None
         assert [one.transport for one in room.open] == [POLL]
         assert [one.transport for one in room.statuses()] == ["poll"]
+
+
+async def test_two_channels_that_may_take_each_others_calls_are_both_refused() -> None:
+    hmac = Verify("hmac_sha256", "x-signature", secret="key", prefix="sha256=")
+    signed = FakeAdapter(description=replace(FakeAdapter().description, verify=hmac))
+    signed.plugin = replace(signed.plugin, name="signed")
+    own = (PluginSecret("key", Secret("another-secret"), frozenset()),)
+
+    async with a_room([]) as room:
+        await room.load(
+            [
+                CHANNEL,
+                replace(CHANNEL, name="work", plugin="signed"),
+                replace(CHANNEL, name="own", secrets=own),
+            ],
+            [FakeAdapter(), signed],
+            INFOS,
+        )
+        room.refuse_alike()
+
+        assert set(room.door.addresses) == {"own"}
+        assert [one.state for one in room.statuses()] == ["refused", "refused", "starting"]
+        assert "as those of work" in (room.statuses()[0].why or "")
+        assert KEY not in str(room.statuses())

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,8 +208,8 @@ async def test_a_question_that_is_none_is_told_what_is_wrong(
 
 async def test_a_question_may_be_as_long_as_its_schema_says(tmp_path: Path) -> None:
     async with (
-        scripted_server(echo) as model,
-        running(setup(model.url), tmp_path) as site,
+        scripted_server(lambda _: Reply("read")) as model,
+        running(replace(setup(model.url), agent="context_window = 1000000"), tmp_path) as site,
         mcp_client(site.url, ALICE) as client,
     ):
         ask = (await client.list_tools()).tools[-1]

@@ -105,6 +105,15 @@ class FakeShelf:
     async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
         return []
 
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+        return []
+
+    async def drop_unread(self, one: Heard) -> None:
+        raise AssertionError("nothing is unread")
+
+    async def count_unread(self) -> Mapping[str, int]:
+        return {}
+
     async def forget(self, *, before: object, limit: int) -> int:
         return 0
 

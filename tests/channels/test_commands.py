@@ -14,6 +14,7 @@ from gateway.channels.doorkeeping import NAMES, Doorman, command_in
 from gateway.channels.intake import Intake, address_of
 from gateway.domain.adapters import Incoming, Parsed, Sender
 from gateway.domain.agents import AgentDef
+from gateway.domain.bindings import key_peer
 from gateway.domain.budgets import Budgets, Limit
 from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import StoreUnavailable
@@ -101,7 +102,7 @@ async def own(chat: Chat, person: str = "ann") -> None:
 
 async def know(chat: Chat, text: str, message: Incoming) -> None:
     at = address_of(CHANNEL, message)
-    key = replace(ANN, peer=at.peer)
+    key = replace(ANN, peer=key_peer(at.peer, is_room=at.is_room))
     claim = Claim("user", "likes", text, functional=False, valid_from=NOON, session_key=key)
     scope = scope_of(key, at.sender)
     await chat.stores.facts.add(scope, [claim], ids=[f"f-{text}"], now=NOON)

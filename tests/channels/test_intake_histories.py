@@ -1,7 +1,7 @@
 """Whatever comes between: a message that was taken in has one turn, or one answer without one."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -92,6 +92,15 @@ class Frail:
     ) -> bool:
         events = self.stores.channel_events
         return await self.faults.around(lambda: events.hear(heard, deliveries, memos, asked))
+
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+        return await self.stores.channel_events.find_unread(platform_id, channel)
+
+    async def drop_unread(self, one: Heard) -> None:
+        await self.stores.channel_events.drop_unread(one)
+
+    async def count_unread(self) -> Mapping[str, int]:
+        return await self.stores.channel_events.count_unread()
 
     async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
         return await self.stores.channel_events.unread(channel, limit=limit)

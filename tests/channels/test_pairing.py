@@ -181,6 +181,7 @@ async def test_who_is_revoked_while_being_looked_up_is_not_remembered() -> None:
             def __init__(self) -> None:
                 self.may_ask, self.decide = stores.pairings.may_ask, stores.pairings.decide
                 self.remove, self.list = stores.pairings.remove, stores.pairings.list
+                self.block = stores.pairings.block
 
             async def find(self, channel: str, account: str, person: str) -> Pairing | None:
                 found = await stores.pairings.find(channel, account, person)

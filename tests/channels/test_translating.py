@@ -10,7 +10,7 @@ import pytest
 
 from gateway.channels.translating import MOST_FAILURES, Said
 from gateway.domain.adapters import HttpReply
-from gateway.domain.errors import AdapterFailed, Busy
+from gateway.domain.errors import AdapterFailed, Busy, Conflict
 from tests.fakes.adapter import KEY, MESSAGE, FakeAdapter, KeptEvents, Taken, a_way_in
 from tests.fakes.store import open_memory
 
@@ -224,3 +224,53 @@ async def test_an_answer_is_not_given_up_while_nobody_knows_where_to_go_on(beyon
                 await way_in.take(Said("poll", b"poison", status=200))
 
         assert (way_in.state, kept.heard) == ("old", [])
+
+
+async def test_what_no_adapter_could_read_is_taken_once_it_can() -> None:
+    """Because an operator says so, who has put another adapter in its place."""
+    said = [AdapterFailed("trapped")] * MOST_FAILURES
+    adapter = FakeAdapter(lambda event: said.pop() if said else {"messages": [MESSAGE]})
+    taken, kept = Taken(), KeptEvents()
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, taken, stores)
+        way_in.intake.events = kept
+        for _ in range(MOST_FAILURES - 1):
+            with pytest.raises(AdapterFailed):
+                await way_in.take(Said("webhook", b"poison"))
+        await way_in.take(Said("webhook", b"poison", method="POST", headers=(("x-kind", "a"),)))
+        (letter,) = kept.heard
+
+        said.append(AdapterFailed("still"))
+        with pytest.raises(Conflict, match="it cannot be read now either: still"):
+            await way_in.take_again(letter)
+        await way_in.take_again(letter)
+
+    assert letter.why == "trapped"
+    assert [one.content for one in taken.inbound] == ["hi"]
+    assert adapter.events[-1] == adapter.events[MOST_FAILURES - 1]
+    assert adapter.events[-1]["headers"] == {"x-kind": "a"}
+
+
+@pytest.mark.parametrize("spoilt", ["peer", "platform_id"])
+async def test_of_a_batch_only_the_message_is_kept_that_cannot_be_used(spoilt: str) -> None:
+    messages = [MESSAGE, {**MESSAGE, "platform_id": "2", spoilt: "x" * 300}]
+    taken, kept = Taken(), KeptEvents()
+    async with open_memory() as stores:
+        way_in = a_way_in(FakeAdapter(lambda event: {"messages": messages}), taken, stores)
+        way_in.intake.events = kept
+
+        await way_in.take(Said("poll", b"{}", status=200))
+
+    assert [one.key for one in taken.inbound] == ["1"]
+    assert [spoilt in one.why for one in kept.heard] == [True]
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"text":"\xff"}', b'{"text":"\xed\xa0\x80"}', rb'{"text":"\uDFFF"}']
+)
+async def test_an_adapter_is_shown_json_that_it_can_read(body: bytes) -> None:
+    adapter = FakeAdapter(lambda event: {"messages": []})
+    async with open_memory() as stores:
+        await a_way_in(adapter, Taken(), stores).take(Said("webhook", body))
+
+    json.loads(adapter.events[0]["body"])["text"].encode()

@@ -16,6 +16,8 @@ from tests.cli.plugin_bench import Bench, unchanged
 from tests.cli.test_chat import ROOT
 
 TOKEN = "SLACK_TOKEN"
+ENV = {TOKEN: "xoxb-1", "FIRST": "another"}  # channels that are called have each its own
+FIRST = ("--secret", "secret=${env:FIRST}", "--set", "scheme=hmac")
 SIGNED = ("--secret", "secret=${env:SLACK_TOKEN}", "--set", "scheme=hmac")
 
 
@@ -31,7 +33,7 @@ def bench(tmp_path: Path, kept: Path) -> Bench:
 
 
 def add(bench: Bench, *words: str) -> Result:
-    return bench.run("add", *words, "--yes", verb="channel", env={TOKEN: "xoxb-1"})
+    return bench.run("add", *words, "--yes", verb="channel", env=ENV)
 
 
 def config(bench: Bench) -> dict[str, Any]:
@@ -67,7 +69,7 @@ def test_a_channel_is_added_with_its_adapter_and_what_that_asks_for(bench: Bench
 
 def test_a_second_channel_speaks_through_the_same_adapter(bench: Bench) -> None:
     bench.written("")
-    add(bench, "webhook", "--name", "ci", "--grant", "http:ci.example", *SIGNED)
+    add(bench, "webhook", "--name", "ci", "--grant", "http:ci.example", *FIRST)
 
     done = add(bench, "webhook", "--name", "deploys", *SIGNED)
 
@@ -111,7 +113,7 @@ def test_what_cannot_be_a_channel_changes_nothing(
     bench: Bench, words: tuple[str, ...], why: str
 ) -> None:
     bench.written("")
-    add(bench, "webhook", "--name", "ci", *SIGNED)
+    add(bench, "webhook", "--name", "ci", *FIRST)
 
     with unchanged(bench.config):
         done = add(bench, *words)
@@ -133,7 +135,7 @@ path = "bundled:webhook"
 # builds
 [channels.ci]
 plugin = "webhook"  # signed
-secrets = { secret = "${env:SLACK_TOKEN}" }
+secrets = { secret = "${env:FIRST}" }
 config.scheme = "hmac"
 # after builds
 
@@ -155,7 +157,7 @@ scheme = "hmac"
 
 
 def changed(bench: Bench, *words: str, **env: str) -> Result:
-    return bench.run(*words, verb="channel", env={TOKEN: "xoxb-1", **env})
+    return bench.run(*words, verb="channel", env={**ENV, **env})
 
 
 def test_what_a_channel_is_given_is_changed_and_all_else_stays(bench: Bench) -> None:
@@ -271,8 +273,13 @@ def test_where_no_channel_is_there_is_nothing_to_tell(shell: Shell) -> None:
     assert shell("--json", "channel", "list").json == {"channels": []}
     assert "no channel is configured" in shell("channel", "list").err
     letters = shell("--json", "channel", "dead-letters").json
-    assert letters == {"letters": [], "more": False, "unread": []}
-    assert "all that was sent has arrived" in shell("channel", "dead-letters").out
+    assert letters == {
+        "letters": [],
+        "more": False,
+        "unread": [],
+        "counts": {"outgoing": 0, "incoming": 0},
+    }
+    assert "no dead letters" in shell("channel", "dead-letters").out
 
 
 @pytest.mark.parametrize("verb", ["--resubmit", "--drop"])

@@ -34,3 +34,26 @@ def test_it_has_to_be_said_who_is_denied(alone: Shell, words: tuple[str, ...]) -
 
     assert done.code == 2
     assert "give either CODE, or --channel and --person" in done.err
+
+
+def test_a_person_is_blocked_and_unblocked_by_the_id_that_the_list_shows(shell: Shell) -> None:
+    blocked = shell("pair", "block", "matrix:default:@ada:example.org")
+    listed = shell("pair", "list").out
+    (shown,) = [word for word in listed.split() if word.startswith("matrix:")]
+    denied = shell("pair", "deny", "--channel", "matrix", "--person", "@ada:example.org")
+    refused = shell("pair", "revoke", shown)
+    unblocked = shell("--json", "pair", "unblock", shown).json
+
+    assert shown == "matrix:default:@ada%3Aexample.org"
+    assert blocked.out == denied.out == listed == f"{shown}  may not talk\n"
+    assert (refused.code, "is blocked" in refused.err) == (1, True)
+    assert unblocked["person"] == "@ada:example.org"
+    assert "nobody waits" in shell("pair", "list").err
+
+
+@pytest.mark.parametrize("who", ["5512", "telegram:5512", "telegram::5512", ""])
+def test_a_person_needs_a_channel_and_an_account(alone: Shell, who: str) -> None:
+    done = alone("pair", "block", who)
+
+    assert done.code == 2
+    assert "write CHANNEL:ACCOUNT:PERSON" in done.err

@@ -230,8 +230,8 @@ def test_revoking_the_host_of_a_secret_removes_the_secret_and_says_so(
 ) -> None:
     bench.written(
         '[[plugins]]\nname = "t"  # a plugin\npath = "bundled:fetch"\n'
-        f'capabilities = ["http:a.example"]\n{SECRETS[form]}\n\n'
-        '[[plugins]]\nname = "u"\npath = "bundled:time"\ncapabilities = []\n'
+        f'deny_unused = true\ncapabilities = ["http:a.example"]\n{SECRETS[form]}\n\n'
+        '[[plugins]]\nname = "u"\npath = "bundled:time"\ncapabilities = ["host_function:clock"]\n'
     )
 
     asked = bench.run("revoke", "t", "http:a.example")

@@ -41,6 +41,6 @@ def test_the_first_divergence_is_named(alone: Shell) -> None:
 
     assert (told.code, plain.code, unknown.code) == (1, 1, 1)
     assert told.out.startswith("diverged at call 1: the system text (soul ")
-    assert '  recorded   ""\n  now        "\\n\\nBe kind."\n' in told.out
-    assert plain.json["divergence"]["now"] == "\n\nBe kind."
+    assert '  now        "Be kind.' in told.out
+    assert plain.json["divergence"]["now"].startswith("Be kind.")
     assert "r_nobody" in unknown.err

@@ -25,6 +25,13 @@ BUNDLED = {
     "time": BundledPlugin(Path("/shipped/time/tool.wasm"), ("host_function:clock",), is_usual=True),
     "notes": BundledPlugin(Path("/shipped/notes/tool.wasm"), ("store:notes",)),
     "fetch": BundledPlugin(Path("/shipped/fetch/tool.wasm")),
+    "webhook": BundledPlugin(
+        Path("/shipped/webhook/tool.wasm"), proofs=("secrets.secret",), is_called=True
+    ),
+    "telegram": BundledPlugin(
+        Path("/shipped/telegram/tool.wasm"), proofs=("secrets.webhook_secret",)
+    ),
+    "discord": BundledPlugin(Path("/shipped/discord/tool.wasm"), proofs=("config.public_key",)),
 }
 
 KNOWN = Known(

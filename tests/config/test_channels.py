@@ -152,3 +152,67 @@ def test_what_is_in_force_shows_a_channel_without_its_secret(arena: Arena) -> No
     assert rows["channels.family.secrets.token.value"] == "***"
     assert rows["channels.family.groups.r.allow_from"] == ["9"]
     assert KEY not in str(rows)
+
+
+SHARED = """
+[agent]
+[[plugins]]
+name = "hooks"
+path = "bundled:webhook"
+[[plugins]]
+name = "tele"
+path = "bundled:telegram"
+capabilities = ["http:api.telegram.org"]
+[[plugins]]
+name = "disc"
+path = "bundled:discord"
+capabilities = ["http:discord.com"]
+[channels.one]
+{one}
+[channels.other]
+{other}
+"""
+HMAC = 'plugin = "hooks"\nconfig = { scheme = "hmac" }\nsecrets = { secret = "${env:ONE}" }'
+GITHUB = 'plugin = "hooks"\nconfig = { scheme = "github" }\nsecrets = { secret = "${env:OTHER}" }'
+TELEGRAM = 'plugin = "tele"\ntransport = "%s"\nsecrets = { %s = "${env:OTHER}" }'
+DISCORD = 'plugin = "disc"\ntransport = "webhook"\nconfig = { public_key = "%s" }'
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "key"),
+    [
+        (HMAC, GITHUB, "secrets.secret"),
+        (HMAC, TELEGRAM % ("webhook", "webhook_secret"), "secrets.webhook_secret"),
+        (HMAC, HMAC + '\naccount = "second"', "secrets.secret"),
+        (DISCORD % "aB12", DISCORD % "Ab12", "config.public_key"),
+    ],
+)
+def test_two_channels_that_may_take_each_others_calls_are_an_error(
+    arena: Arena, one: str, other: str, key: str
+) -> None:
+    environment = {"ONE": KEY, "OTHER": KEY}
+    text = SHARED.format(one=one, other=other)
+
+    (problem,) = replace(arena, environment=environment).problems(text)
+
+    assert (problem.code, problem.key) == ("CFG008", f"channels.other.{key}")
+    assert problem.line > 0
+    assert '"one"' in problem.message
+    assert '"other"' in problem.message
+    assert KEY not in problem.render()
+
+
+@pytest.mark.parametrize(
+    ("other", "value"),
+    [
+        (GITHUB, "another"),
+        (TELEGRAM % ("poll", "webhook_secret"), KEY),
+        (TELEGRAM % ("webhook", "bot_token"), KEY),
+    ],
+)
+def test_channels_may_share_what_proves_no_call(arena: Arena, other: str, value: str) -> None:
+    environment = {"ONE": KEY, "OTHER": value}
+
+    config = replace(arena, environment=environment).load(SHARED.format(one=HMAC, other=other))
+
+    assert [one.name for one in config.channels] == ["one", "other"]

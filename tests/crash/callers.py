@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.cli.known import BUNDLED
 
-SECRET = "bWFkZSBmb3IgdGhpcyB0ZXN0IG9ubHkh"
+SECRET = "bWFkZSBmb3IgdGhpcyB0ZXN0IG9ubHkh"  # with the channel's name behind it: each has its own
 TOKEN = "123456:token-of-the-test"
 SEED = bytes(range(32))
 LATE_S = 20 * 60  # then Discord's answer is no longer one to the interaction
@@ -42,8 +42,8 @@ class Call:
     path: str = ""
 
 
-def _mac(*parts: bytes) -> str:
-    return hmac.digest(SECRET.encode(), b"".join(parts), hashlib.sha256).hex()
+def _mac(channel: str, *parts: bytes) -> str:
+    return hmac.digest(f"{SECRET}{channel}".encode(), b"".join(parts), hashlib.sha256).hex()
 
 
 def _telegram(asked: Question) -> Call:
@@ -51,7 +51,7 @@ def _telegram(asked: Question) -> Call:
     chat = {"id": asked.number, "type": "private"}
     said = {"message_id": 1, "date": asked.at, "text": asked.name, "from": person, "chat": chat}
     body = json.dumps({"update_id": asked.number, "message": said}).encode()
-    return Call({"x-telegram-bot-api-secret-token": SECRET}, body)
+    return Call({"x-telegram-bot-api-secret-token": f"{SECRET}telegram"}, body)
 
 
 def _slack(asked: Question) -> Call:
@@ -60,7 +60,7 @@ def _slack(asked: Question) -> Call:
     event = {**said, "user": f"U{asked.number}", "text": asked.name, "ts": ts}
     body = json.dumps({"type": "event_callback", "team_id": "T1", "event": event}).encode()
     at = str(asked.at)
-    proof = f"v0={_mac(f'v0:{at}:'.encode(), body)}"
+    proof = f"v0={_mac('slack', f'v0:{at}:'.encode(), body)}"
     return Call({"x-slack-request-timestamp": at, "x-slack-signature": proof}, body)
 
 
@@ -91,7 +91,7 @@ def _whatsapp(asked: Question) -> Call:
     }
     entry = {"changes": [{"field": "messages", "value": value}]}
     body = json.dumps({"object": "whatsapp_business_account", "entry": [entry]}).encode()
-    return Call({"x-hub-signature-256": f"sha256={_mac(body)}"}, body)
+    return Call({"x-hub-signature-256": f"sha256={_mac('whatsapp', body)}"}, body)
 
 
 def _matrix(asked: Question) -> Call:
@@ -105,7 +105,7 @@ def _matrix(asked: Question) -> Call:
     }
     path = f"/_matrix/app/v1/transactions/{asked.number}"
     body = json.dumps({"events": [event]}).encode()
-    return Call({"authorization": f"Bearer {SECRET}"}, body, "PUT", path)
+    return Call({"authorization": f"Bearer {SECRET}matrix"}, body, "PUT", path)
 
 
 def _webhook(asked: Question) -> Call:
@@ -131,11 +131,15 @@ _CONFIG = {
     "webhook": ', scheme = "standard", reply_url = "/answers"',
 }
 _SECRETS = {
-    "telegram": {"bot_token": TOKEN, "webhook_secret": SECRET},
-    "slack": {"bot_token": TOKEN, "signing_secret": SECRET},
+    "telegram": {"bot_token": TOKEN, "webhook_secret": f"{SECRET}telegram"},
+    "slack": {"bot_token": TOKEN, "signing_secret": f"{SECRET}slack"},
     "discord": {"bot_token": TOKEN},
-    "whatsapp": {"access_token": TOKEN, "app_secret": SECRET, "verify_token": SECRET},
-    "matrix": {"as_token": TOKEN, "hs_token": SECRET},
+    "whatsapp": {
+        "access_token": TOKEN,
+        "app_secret": f"{SECRET}whatsapp",
+        "verify_token": SECRET,
+    },
+    "matrix": {"as_token": TOKEN, "hs_token": f"{SECRET}matrix"},
     "webhook": {"secret": f"whsec_{SECRET}", "reply_token": TOKEN},
 }
 

@@ -1,7 +1,8 @@
 """An adapter that says what a test wants, and an intake behind it that writes down what it took."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -94,6 +95,17 @@ class KeptEvents:
 
     async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
         return [one for one in self.heard if one.outcome == "unreadable"][-limit:]
+
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+        return [
+            one for one in await self.unread(channel, limit=99) if one.platform_id == platform_id
+        ]
+
+    async def drop_unread(self, one: Heard) -> None:
+        self.heard.remove(one)
+
+    async def count_unread(self) -> Mapping[str, int]:
+        return Counter(one.channel for one in await self.unread(None, limit=99))
 
     async def forget(self, *, before: datetime, limit: int) -> int:
         return 0

@@ -42,14 +42,17 @@ async def failure(reply: Reply) -> str:
 @pytest.mark.parametrize(
     "reply",
     [
-        packed("gzip", gzip.compress(TEXT)),
-        packed("GZIP", gzip.compress(TEXT)),
-        packed("x-gzip", gzip.compress(TEXT)),
+        packed("gzip", gzip.compress(TEXT, mtime=0)),
+        packed("GZIP", gzip.compress(TEXT, mtime=0)),
+        packed("x-gzip", gzip.compress(TEXT, mtime=0)),
         packed("deflate", zlib.compress(TEXT)),
         packed("deflate", bare(TEXT)),
         packed("identity", TEXT),
         Reply(body=TEXT),
-        Reply(headers={"content-encoding": "gzip"}, raw=[bytes([b]) for b in gzip.compress(TEXT)]),
+        Reply(
+            headers={"content-encoding": "gzip"},
+            raw=[bytes([b]) for b in gzip.compress(TEXT, mtime=0)],
+        ),
     ],
 )
 async def test_what_comes_packed_is_handed_out_unpacked(reply: Reply) -> None:
@@ -96,11 +99,11 @@ async def test_an_answer_that_is_packed_otherwise_is_a_failure(encoding: str) ->
     "body",
     [
         b"not packed at all",
-        gzip.compress(TEXT)[:-9],
-        gzip.compress(TEXT)[:5],
-        gzip.compress(TEXT) + b"more",
-        gzip.compress(TEXT) + gzip.compress(TEXT),
-        gzip.compress(TEXT)[:-8] + bytes(8),
+        gzip.compress(TEXT, mtime=0)[:-9],
+        gzip.compress(TEXT, mtime=0)[:5],
+        gzip.compress(TEXT, mtime=0) + b"more",
+        gzip.compress(TEXT, mtime=0) + gzip.compress(TEXT),
+        gzip.compress(TEXT, mtime=0)[:-8] + bytes(8),
     ],
 )
 async def test_an_answer_that_cannot_be_unpacked_is_a_failure(body: bytes) -> None:

@@ -8,6 +8,7 @@ import jsonschema_rs
 import pytest
 
 from gateway.channels.crossing import read_description, read_formatted, read_parsed
+from gateway.cli.known import PROOFS
 from tests.plugins.running import KINDS, PLUGINS, Guest, cases_of, problem
 
 TOOLS = [name for name, kind in KINDS.items() if kind == "tool"]
@@ -105,7 +106,13 @@ def test_what_an_adapter_says_can_be_used_by_the_host(adapter: Path) -> None:
     guest = Guest.load(adapter / "tool.wasm")
     used = set()
 
-    read_description(guest.call("describe"))
+    description = read_description(guest.call("describe"))
+    keys = {
+        f"secrets.{one.secret}" if one.secret else f"config.{one.key}"
+        for one in description.recipes
+    }
+    is_called = description.transports[0].type == "webhook"
+    assert PROOFS[adapter.name] == (tuple(keys), is_called)
     for case in cases_of(adapter):
         if "expect_error" not in case:
             export = case["call"]["export"]

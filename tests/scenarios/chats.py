@@ -48,6 +48,7 @@ class Chat(ABC):
     calls: list[ApiCall] = field(default_factory=list)
     shown: dict[str, tuple[str, str]] = field(default_factory=dict)  # room and text by id
     to_refuse: int = 0  # so many messages, as there were too many
+    attached: Json = field(default_factory=dict)  # to what is said, as the platform has it
     _news: anyio.Event = field(default_factory=anyio.Event)
 
     # ------------------------------------------------------------------------ the platform
@@ -208,8 +209,11 @@ async def is_heard_in_a_room_by_name_alone(chat: Chat, folder: Path) -> None:
             await chat.say("hi there", room=f"{chat.group}9", mention=True)
             await chat.say("hi there", room=chat.group, mention=True)
             answer = await chat.sees("answer to", chat.group)
+            async with connected(chat.gateway) as client:
+                (session,) = (await client.call("session.list"))["sessions"]
 
     assert "hi there" in answer
+    assert session["peer"] == f"room:{chat.group}"
     assert [room for room, _ in chat.shown.values()] == [chat.group]
     assert len(model.requests) == 1
 
@@ -229,3 +233,57 @@ async def is_answered_once_over_a_restart(chat: Chat, folder: Path) -> None:
                 await chat.sees("answer to after")
 
     assert chat.texts() == ["answer to before", "answer to meanwhile", "answer to after"]
+
+
+async def loses_what_nobody_can_encode_and_nothing_else(chat: Chat, folder: Path) -> None:
+    """The operator finds it among the dead letters with its reason, and can have it taken."""
+    chat.listed = True
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, folder):
+            await chat.say("before")
+            await chat.say("half \ud83d a sign")
+            await chat.say("after")
+            await chat.sees("answer to before")
+            await chat.sees("answer to after")
+            async with connected(chat.gateway) as client:
+                (listed,) = (await client.call("channel.list"))["channels"]
+                page = await client.call("channel.dead_letters")
+                (letter,) = page["unread"]
+                taken = await client.call("channel.resubmit", id=letter["id"])
+                await chat.sees("answer to half \ufffd a sign")
+                left = await client.call("channel.dead_letters")
+
+    assert len(chat.texts()) == 3
+    assert (letter["text"], listed["unread"]) == ("half \ufffd a sign", 1)
+    assert "half of a surrogate pair" in letter["why"]
+    assert page["counts"] == {"outgoing": 0, "incoming": 1}
+    assert (taken["state"], left["unread"]) == ("taken", [])
+
+
+async def keeps_a_room_from_a_direct_chat_of_the_same_id(chat: Chat, folder: Path) -> None:
+    """What is said to the agent alone is never shown to it in the room."""
+    chat.listed = True
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, folder):
+            await chat.say("Only 4711 opens my safe")
+            await chat.sees("4711")
+            await chat.say("in the room", room=chat.group, mention=True)
+            await chat.sees("in the room", chat.group)
+            async with connected(chat.gateway) as client:
+                sessions = (await client.call("session.list"))["sessions"]
+
+    assert chat.direct == chat.group
+    assert "4711" not in json.dumps(model.requests[-1].body)
+    assert {one["peer"] for one in sessions} == {chat.direct, f"room:{chat.group}"}
+
+
+async def is_told_what_came_with_a_message(chat: Chat, folder: Path, *said: str) -> list[str]:
+    """What the model is asked for each; `attached` is with all of them."""
+    chat.listed = True
+    asked = []
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, folder):
+            for number, text in enumerate(said, 1):
+                await chat.say(text)
+                asked.append((await model.wait_for(number)).last_text)
+    return asked

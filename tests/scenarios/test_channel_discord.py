@@ -13,15 +13,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from gateway.host.clock import SystemClock
 from tests.fakes.api import ApiCall, Told
+from tests.fakes.client import connected
 from tests.fakes.gateway import ROOT
+from tests.fakes.model_server import scripted_server
 from tests.fakes.platform_socket import FakeDiscord
 from tests.scenarios.chats import (
     CalledChat,
     Chat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    is_told_what_came_with_a_message,
+    loses_what_nobody_can_encode_and_nothing_else,
+    opened,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
+    script,
 )
 
 BOT, APP = "token.of.a-bot", "1100000000000000002"
@@ -119,7 +125,7 @@ bot_token = {{ value = "{BOT}", hosts = ["{self.api}", "{self.line}"] }}
             "author": user,
             "content": f"<@{ME}> {text}" if mention else text,
             "mentions": [{"id": ME}] if mention else [],
-        }
+        } | self.attached
         if room:
             said["guild_id"] = "1100000000000000300"
         event = {"op": 0, "t": "MESSAGE_CREATE", "s": len(self.socket.events) + 1, "d": said}
@@ -213,3 +219,53 @@ async def test_the_bot_is_meant_by_its_name(chat: Discord, tmp_path: Path) -> No
 
 async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Discord, tmp_path: Path) -> None:
     await is_answered_once_over_a_restart(chat, tmp_path)
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: Discord, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)
+
+
+@pytest.fixture
+async def dialled(tmp_path: Path) -> AsyncIterator[DialledDiscord]:
+    direct, group = "1100000000000000500", "1100000000000000600"
+    chat = DialledDiscord("53908232506183680", direct, group, folder=tmp_path / "adapter")
+    async with chat.open():
+        yield chat
+
+
+async def test_the_model_is_told_of_files_that_it_cannot_see(
+    dialled: DialledDiscord, tmp_path: Path
+) -> None:
+    file = {"filename": "a.ogg", "content_type": "audio/ogg", "size": 5_000, "url": "https://x"}
+    dialled.attached = {"attachments": [file], "sticker_items": [{"id": "1", "name": "wave"}]}
+
+    asked = await is_told_what_came_with_a_message(dialled, tmp_path, "look", "")
+
+    told = "came 2 files that you cannot see yet: a.ogg (audio/ogg, 5 KB); sticker wave.]"
+    assert asked == [f"look\n\n[With this message {told}", f"[With this message {told}"]
+
+
+@pytest.mark.parametrize(
+    ("code", "todo"), [(4004, "set secrets.bot_token"), (4014, "switch Message Content Intent on")]
+)
+async def test_a_close_code_that_means_fix_your_settings_says_which(
+    dialled: DialledDiscord, tmp_path: Path, code: int, todo: str
+) -> None:
+    """And nothing is dialled again."""
+    async with (
+        scripted_server(script) as model,
+        opened(dialled, model, tmp_path),
+        connected(dialled.gateway) as client,
+    ):
+        await client.call("events.subscribe", types=["channel.failing"])
+        await dialled.socket.close(code)
+        await client.until_told(len)
+        (one,) = (await client.call("channel.list"))["channels"]
+        problems = (await client.call("status"))["problems"]
+
+    assert (one["state"], len(dialled.socket.lines)) == ("failing", 1)
+    assert todo in one["why"]
+    assert f"(code {code})" in one["why"]
+    assert problems == [f"channel discord is failing: {one['why']}"]

@@ -4,15 +4,23 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import anyio
 import pytest
 
 from tests.fakes.api import ApiCall, Json, Told
+from tests.fakes.client import connected
+from tests.fakes.model_server import scripted_server
 from tests.scenarios.chats import (
+    LONG_S,
     CalledChat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    is_told_what_came_with_a_message,
+    loses_what_nobody_can_encode_and_nothing_else,
+    opened,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
+    script,
 )
 
 AS_TOKEN, HS_TOKEN, BOT = "token-of-the-gateway", "token-of-the-homeserver", "@exogate:example.org"
@@ -25,6 +33,7 @@ class Matrix(CalledChat):
     made: int = 0
     joined: set[str] = field(default_factory=set)
     invited: bool = False
+    policy: str = "pairing"
 
     @property
     def toml(self) -> str:
@@ -37,6 +46,7 @@ capabilities = ["http:{self.api}"]
 [channels.matrix]
 plugin = "matrix"
 config = {{ user_id = "{BOT}", api_base = "{self.api}" }}
+dm_policy = "{self.policy}"
 {self.rules}
 
 [channels.matrix.secrets]
@@ -60,15 +70,15 @@ hs_token = "{HS_TOKEN}"
             await self._invite()
         content = {"msgtype": "m.text", "body": f"exogate: {text}" if mention else text}
         names = {"m.mentions": {"user_ids": [BOT]}} if mention else {}
-        await self._event(room or self.direct, "m.room.message", content | names)
+        await self._event(room or self.direct, "m.room.message", content | names | self.attached)
 
     async def _invite(self) -> None:
         self.invited = True
         content = {"membership": "invite", "is_direct": True}
         await self._event(self.direct, "m.room.member", content, state_key=BOT)
-        if self.listed:
-            await self.sees("invited you")
-            self.shown.clear()
+        if self.listed or self.policy == "open":
+            while self.direct not in self.joined:
+                await self.news()
 
     async def _event(self, room: str, kind: str, content: Json, **more: str) -> None:
         await self.call({"events": [self._made(room, kind, content, sender=self.person, **more)]})
@@ -131,3 +141,72 @@ async def test_the_bot_is_meant_by_its_name(chat: Matrix, tmp_path: Path) -> Non
 
 async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Matrix, tmp_path: Path) -> None:
     await is_answered_once_over_a_restart(chat, tmp_path)
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: Matrix, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)
+
+
+async def test_the_model_is_told_of_a_file_that_it_cannot_see(chat: Matrix, tmp_path: Path) -> None:
+    chat.attached = {
+        "msgtype": "m.image",
+        "filename": "cat.png",
+        "info": {"mimetype": "image/png", "size": 999},
+    }
+
+    asked = await is_told_what_came_with_a_message(chat, tmp_path, "look", "cat.png")
+
+    told = (
+        "[With this message came a file that you cannot see yet: cat.png (image/png, 999 bytes).]"
+    )
+    assert asked == [f"look\n\n{told}", told]
+
+
+async def test_an_invitation_is_followed_without_a_turn(chat: Matrix, tmp_path: Path) -> None:
+    chat.listed = True
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, tmp_path):
+            await chat.say("hello")
+            await chat.sees("answer to hello")
+
+    assert [asked.last_text for asked in model.requests] == ["hello"]
+    assert (chat.joined, chat.texts()) == ({chat.direct}, ["answer to hello"])
+
+
+async def test_an_invitation_into_a_room_that_is_closed_is_not_followed(
+    chat: Matrix, tmp_path: Path
+) -> None:
+    async with scripted_server(script) as model, opened(chat, model, tmp_path):
+        with anyio.fail_after(LONG_S):
+            for room in ("!closed:example.org", chat.group):
+                invite = {"membership": "invite"}
+                await chat._event(room, "m.room.member", invite, state_key=BOT)
+            while chat.group not in chat.joined:
+                await chat.news()
+
+    assert (chat.joined, model.requests) == ({chat.group}, [])
+
+
+@pytest.mark.parametrize("policy", ["open", "allowlist", "pairing"])
+async def test_who_is_blocked_is_not_answered_until_they_are_unblocked(
+    chat: Matrix, tmp_path: Path, policy: str
+) -> None:
+    """By an id with colons, whatever lets them talk."""
+    chat.listed, chat.policy = policy != "open", policy
+    who = {"channel": "matrix", "person": chat.person}
+    with anyio.fail_after(LONG_S):
+        async with scripted_server(script) as model, opened(chat, model, tmp_path):
+            await chat.say("before")
+            await chat.sees("answer to before")
+            async with connected(chat.gateway) as client:
+                await client.call("pair.block", **who)
+                await chat.say("meanwhile")
+                (listed,) = (await client.call("pair.list"))["pairings"]
+                await client.call("pair.unblock", **who)
+            await chat.say("after")
+            await chat.sees("answer to after")
+
+    assert (listed["person"], listed["state"]) == (chat.person, "denied")
+    assert [asked.last_text for asked in model.requests] == ["before", "after"]

@@ -17,6 +17,8 @@ from tests.scenarios.chats import (
     Chat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    is_told_what_came_with_a_message,
+    loses_what_nobody_can_encode_and_nothing_else,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
 )
@@ -43,7 +45,7 @@ class Slack(Chat):
             "user": self.person,
             "text": f"<@{ME}> {text}" if mention else text,
             "ts": at,
-        }
+        } | self.attached
         return {
             "type": "event_callback",
             "team_id": "T061EG9R6",
@@ -160,3 +162,20 @@ async def test_the_bot_is_meant_by_its_name(chat: Slack, tmp_path: Path) -> None
 
 async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Slack, tmp_path: Path) -> None:
     await is_answered_once_over_a_restart(chat, tmp_path)
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: Slack, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)
+
+
+async def test_the_model_is_told_of_a_file_that_it_cannot_see(chat: Slack, tmp_path: Path) -> None:
+    chat.attached = {
+        "files": [{"name": "q3.pdf", "mimetype": "application/pdf", "size": 2_345_678}]
+    }
+
+    asked = await is_told_what_came_with_a_message(chat, tmp_path, "look", "")
+
+    told = "[With this message came a file that you cannot see yet: q3.pdf (application/pdf, 2.35 MB).]"
+    assert asked == [f"look\n\n{told}", told]

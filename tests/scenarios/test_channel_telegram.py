@@ -8,6 +8,7 @@ import anyio
 import pytest
 
 from tests.fakes.api import ApiCall, Json, Told
+from tests.fakes.client import connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 from tests.scenarios.chats import (
@@ -16,8 +17,13 @@ from tests.scenarios.chats import (
     Chat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    is_told_what_came_with_a_message,
+    keeps_a_room_from_a_direct_chat_of_the_same_id,
+    loses_what_nobody_can_encode_and_nothing_else,
+    opened,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
+    script,
 )
 
 TOKEN, SECRET = "123456:token-of-a-bot", "secret_of_the-webhook"
@@ -64,7 +70,8 @@ secrets = {{ bot_token = "{TOKEN}" }}
                 "chat": {"id": int(room or self.direct), "type": kind},
                 "date": 4_000_000_000,
                 "text": f"@exo_bot {text}" if mention else text,
-            },
+            }
+            | self.attached,
         }
 
     async def answer(self, call: ApiCall) -> Told:
@@ -161,6 +168,76 @@ async def test_the_bot_is_meant_by_its_name(chat: Telegram, tmp_path: Path) -> N
 
 async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Telegram, tmp_path: Path) -> None:
     await is_answered_once_over_a_restart(chat, tmp_path)
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: Telegram, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)
+
+
+HALF = "\udc00"
+
+
+def _bad(chat: Telegram) -> list[Json]:
+    """One of each place where a person, or the platform, can put it."""
+    command, name, caption, file, person = (
+        chat.update("plain", "", mention=False) for _ in range(5)
+    )
+    command["message"]["text"] = f"/model {HALF}"
+    name["message"]["from"]["first_name"] = f"Ada {HALF}"
+    caption["message"] |= {"text": None, "caption": HALF, "photo": [{"file_id": "1"}]}
+    file["message"] |= {"text": None, "document": {"file_name": f"{HALF}.pdf"}}
+    person["message"]["from"]["id"] = f"1111{HALF}"
+    return [command, name, caption, file, person]
+
+
+async def test_a_batch_loses_those_messages_alone_that_cannot_be_encoded(tmp_path: Path) -> None:
+    chat = Telegram("1111", "1111", "-100222", listed=True)
+    first, *bad = chat.update("first", "", mention=False), *_bad(chat)
+    last = chat.update("last", "", mention=False)
+    async with chat.open():
+        chat.updates = [first, *bad, last]
+        async with scripted_server(script) as model, opened(chat, model, tmp_path):
+            with anyio.fail_after(LONG_S):
+                await chat.sees("answer to first")
+                await chat.sees("answer to last")
+            async with connected(chat.gateway) as client:
+                page = await client.call("channel.dead_letters")
+                (unsure,) = [one for one in page["unread"] if one["id"][:3] == "sha"]
+                refused = await client.refused("channel.resubmit", id=unsure["id"])
+                unknown = await client.refused("channel.resubmit", id="sha256:0")
+                await client.call("channel.drop", id=unsure["id"])
+                left = await client.call("channel.dead_letters")
+
+    assert len(model.requests) == 2
+    assert page["counts"]["incoming"] == len(bad) == 5
+    assert all("half of a surrogate pair" in one["why"] for one in page["unread"])
+    assert "in an id" in unsure["why"]
+    assert "drop it" in str(refused)
+    assert unknown.data["type"] == "not_found"
+    assert left["counts"]["incoming"] == 4
+
+
+async def test_a_room_never_sees_the_direct_chat_that_has_its_id(tmp_path: Path) -> None:
+    chat = Telegram("1111", "1111", "1111")
+    async with chat.open():
+        await keeps_a_room_from_a_direct_chat_of_the_same_id(chat, tmp_path)
+
+
+async def test_the_model_is_told_of_a_file_that_it_cannot_see(
+    chat: Telegram, tmp_path: Path
+) -> None:
+    chat.attached = {
+        "text": None,
+        "photo": [{"file_size": 900}, {"file_size": 120_400}],
+        "caption": "look",
+    }
+
+    asked = await is_told_what_came_with_a_message(chat, tmp_path, "")
+
+    told = "[With this message came a file that you cannot see yet: photo (120 KB).]"
+    assert asked == [f"look\n\n{told}"]
 
 
 async def test_what_is_too_much_at_once_is_asked_for_again_until_there_is_room(

@@ -15,6 +15,8 @@ from tests.scenarios.chats import (
     CalledChat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    keeps_a_room_from_a_direct_chat_of_the_same_id,
+    loses_what_nobody_can_encode_and_nothing_else,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
 )
@@ -94,3 +96,15 @@ async def test_a_room_has_to_be_listed(chat: Program, tmp_path: Path) -> None:
 
 async def test_nothing_is_lost_or_doubled_over_a_restart(chat: Program, tmp_path: Path) -> None:
     await is_answered_once_over_a_restart(chat, tmp_path)
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: Program, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)
+
+
+async def test_a_room_never_sees_the_direct_chat_that_has_its_id(tmp_path: Path) -> None:
+    chat = Program("ann", "ann", "ann")
+    async with chat.open():
+        await keeps_a_room_from_a_direct_chat_of_the_same_id(chat, tmp_path)

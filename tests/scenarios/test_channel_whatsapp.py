@@ -15,6 +15,9 @@ from tests.scenarios.chats import (
     CalledChat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
+    is_told_what_came_with_a_message,
+    keeps_a_room_from_a_direct_chat_of_the_same_id,
+    loses_what_nobody_can_encode_and_nothing_else,
     opened,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
@@ -28,6 +31,7 @@ NUMBER, SHOWN = "106540352242922", "15550783881"
 @dataclass
 class WhatsApp(CalledChat):
     made: int = 0
+    name: str = "Ada"
 
     @property
     def toml(self) -> str:
@@ -65,11 +69,18 @@ verify_token = "{VERIFY}"
             "timestamp": "4000000000",
             "type": "text",
             "text": {"body": f"@{SHOWN} {text}" if mention else text},
-        } | ({"group_id": room} if room else {})
+        }
+        message |= ({"group_id": room} if room else {}) | self.attached
         value = {
             "messaging_product": "whatsapp",
             "metadata": {"display_phone_number": SHOWN, "phone_number_id": NUMBER},
-            "contacts": [{"wa_id": "16505551234", "user_id": self.person}],
+            "contacts": [
+                {
+                    "wa_id": "16505551234",
+                    "user_id": self.person,
+                    "profile": {"name": self.name},
+                }
+            ],
             "messages": [message],
         }
         changes = [{"field": "messages", "value": value}]
@@ -128,3 +139,37 @@ async def test_meta_is_told_that_the_address_is_ours_if_it_knows_the_word(
         (200, True),
         (403, False),
     ]
+
+
+async def test_a_text_that_cannot_be_encoded_costs_no_other_message(
+    chat: WhatsApp, tmp_path: Path
+) -> None:
+    await loses_what_nobody_can_encode_and_nothing_else(chat, tmp_path)
+
+
+async def test_a_room_never_sees_the_direct_chat_that_has_its_id(tmp_path: Path) -> None:
+    chat = WhatsApp("US.1", "US.1", "US.1")
+    async with chat.open():
+        await keeps_a_room_from_a_direct_chat_of_the_same_id(chat, tmp_path)
+
+
+async def test_the_model_is_told_of_a_file_that_it_cannot_see(
+    chat: WhatsApp, tmp_path: Path
+) -> None:
+    chat.attached = {
+        "type": "image",
+        "image": {"id": "1", "mime_type": "image/jpeg", "caption": "look"},
+    }
+
+    asked = await is_told_what_came_with_a_message(chat, tmp_path, "")
+
+    told = "[With this message came a file that you cannot see yet: image (image/jpeg).]"
+    assert asked == [f"look\n\n{told}"]
+
+
+async def test_a_name_that_whatsapp_cut_within_a_character_costs_no_message(
+    chat: WhatsApp, tmp_path: Path
+) -> None:
+    chat.name = "Ada \ud83d"
+
+    assert await is_told_what_came_with_a_message(chat, tmp_path, "hello") == ["hello"]

@@ -106,6 +106,32 @@ async def test_two_addresses_that_differ_never_share_a_session(tmp_path: Path) -
     assert keys == {"main:irc:a%3Ab:c", "main:irc:a:b%3Ac", "main:irc:a:b%0Ac"}
 
 
+async def test_who_may_speak_for_others_can_mean_a_room(tmp_path: Path) -> None:
+    """By its bare id in bindings, as `room:ID` where a direct chat could be meant."""
+    slack = {"channel": "slack", "account": "acme"}
+    async with (
+        scripted_server(echo) as model,
+        running(setup(model), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        sent = {}
+        for peer in ("U1", "room:U1", "direct:room:U1", "room:o/r"):
+            sent[peer] = await client.send(peer, **slack, peer=peer)
+            await client.ended(sent[peer]["run_id"])
+            explained = await client.call("route.explain", **slack, peer=peer)
+            assert explained["session_key"] == sent[peer]["session_key"]
+        own = await client.send("mine", peer="room:U1")
+        await client.ended(own["run_id"])
+
+    assert {peer: one["session_key"] for peer, one in sent.items()} == {
+        "U1": "boss:slack:acme:U1",
+        "room:U1": "boss:slack:acme:room%3AU1",
+        "direct:room:U1": "team:slack:acme:direct%3Aroom%3AU1",
+        "room:o/r": "team:slack:acme:room%3Ao~1r",
+    }
+    assert own["session_key"] == "main:websocket:local:room%3AU1"
+
+
 @pytest.mark.requirement("S-003-Session-10")
 async def test_another_agent_for_the_same_peer_is_another_session(tmp_path: Path) -> None:
     async with (

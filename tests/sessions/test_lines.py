@@ -8,6 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
+from gateway.domain.agents import Limits
 from gateway.domain.bindings import Address
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId, SessionKey
@@ -143,7 +144,10 @@ async def test_what_another_said_or_said_elsewhere_is_answered_by_itself(
 
 
 async def test_only_so_many_are_answered_by_one_turn() -> None:
-    model, roomy = GatedModel(), replace(AGENT, context_window=200_000)
+    model, roomy = (
+        GatedModel(),
+        replace(AGENT, context_window=200_000, limits=Limits(token_budget=200_000)),
+    )
     async with (
         open_memory() as stores,
         staged(model, stores, agents=(roomy,), manner=COLLECT) as stage,

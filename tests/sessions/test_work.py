@@ -361,9 +361,9 @@ async def test_an_agent_that_is_gone_is_an_honest_refusal() -> None:
 
 async def test_a_requests_own_limit_only_tightens() -> None:
     call = ToolCall("1", "echo", "{}")
-    model = ScriptedModel(says("so far", call, tokens=50))
+    model = ScriptedModel(says("so far", call, tokens=5_000))
     async with open_memory() as stores, staged(model, stores) as stage:
-        run = await stage.say("hi", limits={"token_budget": 40})
+        run = await stage.say("hi", limits={"token_budget": 4_000})
 
     end = stage.heard[run][-1]
     assert (end["reason"], end["partial"], end["response"]) == ("token_budget", True, "so far")

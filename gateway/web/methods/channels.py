@@ -1,12 +1,13 @@
 """channel.list, channel.dead_letters, channel.resubmit, channel.drop: how channels fare, and what did not arrive."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.domain.channel_events import ChannelEvents, Heard
 from gateway.domain.channels import ChannelStatus, Progress
+from gateway.domain.errors import Conflict
 from gateway.domain.outbox import DeadLetters, Delivery
 from gateway.domain.ports import Clock
 from gateway.web.given import Place, Whole
@@ -25,7 +26,6 @@ from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import stamp, stamp_or_none
 
 LONGEST_TEXT = 4_000  # characters of a letter that are shown
-MOST_UNREAD = 20
 
 
 class _Params(BaseModel):
@@ -40,6 +40,7 @@ class Letters(_Params):
 
 class Letter(_Params):
     id: Text
+    channel: Text | None = None  # of one that came in; ids of platforms are alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class ChannelMethods:
     events: ChannelEvents
     nudge: Callable[[], None]  # something is to be delivered
     clock: Clock
+    take_again: Callable[[Heard], Awaitable[None]]  # raises Conflict
 
     def all(self) -> Sequence[Method]:
         return (
@@ -62,6 +64,7 @@ class ChannelMethods:
         """How the channels fare."""
         _require_all(call)
         tally = await self.letters.tally()
+        unread = await self.events.count_unread()
 
         def held(channel: str, *states: str) -> int:
             return sum(
@@ -74,28 +77,43 @@ class ChannelMethods:
                     one,
                     held(one.name, "pending", "sending"),
                     held(one.name, "unknown", "failed"),
+                    unread.get(one.name, 0),
                 )
                 for one in self.statuses()
             ]
         }
 
     async def dead_letters(self, call: Call, params: Letters) -> DeadLetterPage:
-        """What did not arrive, and what could not be read."""
+        """What did not arrive, and what came in and could not be taken."""
         _require_all(call)
         more = params.limit + 1
         found = await self.letters.list(params.channel, before=params.before, limit=more)
         unread = (
-            [] if params.before else await self.events.unread(params.channel, limit=MOST_UNREAD)
+            [] if params.before else await self.events.unread(params.channel, limit=params.limit)
         )
+        tally = await self.letters.tally()
+        counted = await self.events.count_unread()
         return {
             "letters": [_letter(one) for one in found[: params.limit]],
             "more": len(found) > params.limit,
             "unread": [_unread(one) for one in unread],
+            "counts": {
+                "outgoing": sum(
+                    n
+                    for (name, state), n in tally.items()
+                    if state in {"unknown", "failed"} and params.channel in {None, name}
+                ),
+                "incoming": sum(n for name, n in counted.items() if params.channel in {None, name}),
+            },
         }
 
     async def resubmit(self, call: Call, params: Letter) -> LetterSettled:
-        """Sends a dead letter again."""
+        """Sends a dead letter again, or takes it in again."""
         _require_all(call)
+        if (found := await self._unread(params)) is not None:
+            await self.take_again(found)
+            await self.events.drop_unread(found)
+            return {"id": params.id, "state": "taken"}
         await self.letters.resubmit(params.id, now=self.clock.now())
         self.nudge()
         return {"id": params.id, "state": "pending"}
@@ -103,8 +121,18 @@ class ChannelMethods:
     async def drop(self, call: Call, params: Letter) -> LetterSettled:
         """Gives a dead letter up."""
         _require_all(call)
-        await self.letters.drop(params.id)
+        if (found := await self._unread(params)) is not None:
+            await self.events.drop_unread(found)
+        else:
+            await self.letters.drop(params.id)
         return {"id": params.id, "state": "dropped"}
+
+    async def _unread(self, params: Letter) -> Heard | None:
+        """Of those that came in; None: it can only be one that went out. Raises Conflict."""
+        found = await self.events.find_unread(params.id, params.channel)
+        if len(found) > 1:
+            raise Conflict(f"more than one channel has a message {params.id}: name the channel too")
+        return found[0] if found else None
 
 
 def _require_all(call: Call) -> None:
@@ -112,7 +140,7 @@ def _require_all(call: Call) -> None:
         raise Forbidden("channels serve all agents, and your token reaches some only")
 
 
-def _shown(one: ChannelStatus, pending: int, dead: int) -> Channel:
+def _shown(one: ChannelStatus, pending: int, dead: int, unread: int) -> Channel:
     return {
         "name": one.name,
         "plugin": one.plugin,
@@ -125,6 +153,7 @@ def _shown(one: ChannelStatus, pending: int, dead: int) -> Channel:
         "refused": dict(one.refused),
         "pending": pending,
         "dead": dead,
+        "unread": unread,
     }
 
 
@@ -142,6 +171,7 @@ def _unread(one: Heard) -> UnreadMessage:
         "id": one.platform_id,
         "channel": one.channel,
         "account": one.account,
+        "why": one.why or None,
         "text": one.detail[:LONGEST_TEXT],
         "at": stamp(one.at),
     }

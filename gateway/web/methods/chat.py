@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.domain.bindings import Address, Route
+from gateway.domain.bindings import Route, address_in
 from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbound import Inbound
@@ -132,10 +132,8 @@ class ChatMethods:
             same = params.model_dump(exclude={"idempotency_key"}, exclude_defaults=True)
             fingerprint = self.encode({**same, "account": account}).decode()
         return Inbound(
-            address=Address(
-                params.channel,
-                account,
-                params.peer,
+            address=replace(
+                address_in(params.channel, account, params.peer),
                 guild=params.guild,
                 team=params.team,
                 thread=params.thread,

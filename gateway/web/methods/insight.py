@@ -1,13 +1,13 @@
 """ping, status, agent.list, plugin.*, route.explain, run.inspect, context.explain: what the gateway tells of itself."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import OWN_CHANNELS, Address
+from gateway.domain.bindings import OWN_CHANNELS, address_in
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
@@ -202,8 +202,10 @@ class InsightMethods:
         """Which agent answers an address, and why."""
         own = call.principal.name if params.channel in OWN_CHANNELS else "default"
         account = params.account or own  # as a message gets it that names none
-        address = Address(
-            params.channel, account, params.peer, guild=params.guild, team=params.team
+        address = replace(
+            address_in(params.channel, account, params.peer),
+            guild=params.guild,
+            team=params.team,
         )
         route = self.front.router.resolve(address)
         return {

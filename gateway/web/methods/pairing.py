@@ -1,4 +1,4 @@
-"""pair.list, pair.approve, pair.deny: who may talk to agents in direct chats of channels."""
+"""pair.list, pair.approve, pair.deny, pair.block, pair.unblock, pair.revoke: who may talk to agents in direct chats of channels."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,6 +35,12 @@ class Deny(_Params):
     person: Text | None = None
 
 
+class WhoIsPaired(_Params):
+    channel: Text
+    account: Text = "default"
+    person: Text
+
+
 @dataclass(frozen=True, slots=True)
 class PairMethods:
     approvals: Approvals
@@ -44,6 +50,9 @@ class PairMethods:
             Method("pair.list", List, ("admin",), self.list),
             Method("pair.approve", Approve, ("admin",), self.approve),
             Method("pair.deny", Deny, ("admin",), self.deny),
+            Method("pair.block", WhoIsPaired, ("admin",), self.block),
+            Method("pair.unblock", WhoIsPaired, ("admin",), self.unblock),
+            Method("pair.revoke", WhoIsPaired, ("admin",), self.revoke),
         )
 
     async def list(self, call: Call, params: List) -> PairingList:
@@ -59,7 +68,7 @@ class PairMethods:
         return _shown(await self.approvals.approve(params.code, by=by, is_owner=params.owner))
 
     async def deny(self, call: Call, params: Deny) -> Paired | PairingRevoked:
-        """Turns away whoever has a code, or was let in."""
+        """Turns away whoever has a code, waits or was let in."""
         _require_all(call)
         by = call.principal.name
         if params.code is not None and params.channel is None and params.person is None:
@@ -67,8 +76,30 @@ class PairMethods:
         if params.code is not None or params.channel is None or params.person is None:
             raise InvalidParams("give either code, or channel and person")
         channel, account, person = params.channel, params.account, params.person
-        await self.approvals.revoke(channel, account, person, by=by)
+        denied = await self.approvals.turn_away(channel, account, person, by=by)
+        if denied is not None:
+            return _shown(denied)
         return {"channel": channel, "account": account, "person": person, "state": "revoked"}
+
+    async def block(self, call: Call, params: WhoIsPaired) -> Paired:
+        """Never answers a person in direct chats, known or not."""
+        _require_all(call)
+        who = (params.channel, params.account, params.person)
+        return _shown(await self.approvals.block(*who, by=call.principal.name))
+
+    async def unblock(self, call: Call, params: WhoIsPaired) -> PairingRevoked:
+        """Makes a person who was blocked a stranger again."""
+        _require_all(call)
+        who = (params.channel, params.account, params.person)
+        await self.approvals.unblock(*who, by=call.principal.name)
+        return {**params.model_dump(), "state": "unblocked"}  # type: ignore[typeddict-item]  # its three fields
+
+    async def revoke(self, call: Call, params: WhoIsPaired) -> PairingRevoked:
+        """Makes a person who was let in a stranger again."""
+        _require_all(call)
+        who = (params.channel, params.account, params.person)
+        await self.approvals.revoke(*who, by=call.principal.name)
+        return {**params.model_dump(), "state": "revoked"}  # type: ignore[typeddict-item]  # its three fields
 
 
 def _require_all(call: Call) -> None:

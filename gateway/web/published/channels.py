@@ -19,7 +19,8 @@ class ChannelProgress(TypedDict):
 
 
 class Channel(TypedDict):
-    """`refused` counts by reason; `pending` answers are not sent yet, `dead` ones are letters."""
+    """`refused` counts by reason; `pending` answers are not sent yet; `dead` ones are letters, as are
+    `unread` messages that came in."""
 
     name: str
     plugin: str
@@ -32,6 +33,7 @@ class Channel(TypedDict):
     refused: dict[str, int]
     pending: int
     dead: int
+    unread: int
 
 
 class ChannelList(TypedDict):
@@ -56,24 +58,33 @@ class DeadLetter(TypedDict):
 
 
 class UnreadMessage(TypedDict):
-    """What a platform sent and its adapter could not read."""
+    """What a platform sent and could not be taken; `why` is null where nobody wrote it down."""
 
     id: str
     channel: str
     account: str
+    why: str | None
     text: str
     at: Time
+
+
+class LetterCounts(TypedDict):
+    """All there are, of the channel that was asked for."""
+
+    outgoing: int
+    incoming: int
 
 
 class DeadLetterPage(TypedDict):
     letters: list[DeadLetter]
     more: bool
     unread: list[UnreadMessage]
+    counts: LetterCounts
 
 
 class LetterSettled(TypedDict):
     id: str
-    state: Literal["pending", "dropped"]
+    state: Literal["pending", "taken", "dropped"]
 
 
 class Paired(TypedDict):
@@ -97,4 +108,4 @@ class PairingRevoked(TypedDict):
     channel: str
     account: str
     person: str
-    state: Literal["revoked"]
+    state: Literal["revoked", "unblocked"]

@@ -44,13 +44,17 @@ class Desk:
         await self.stores.outbox.settle(name, state, at=NOON, why="it is full")
 
 
+async def _nobody_takes(letter: Heard) -> None:
+    raise AssertionError("nothing came in")
+
+
 @asynccontextmanager
 async def desk() -> AsyncIterator[Desk]:
     async with open_memory() as stores:
         nudges: list[None] = []
         kept = (stores.dead_letters, stores.channel_events)
         methods = ChannelMethods(
-            lambda: STATUSES, *kept, lambda: nudges.append(None), FakeClock()
+            lambda: STATUSES, *kept, lambda: nudges.append(None), FakeClock(), _nobody_takes
         ).all()
         yield Desk(stores, nudges, {method.name: method for method in methods})
 

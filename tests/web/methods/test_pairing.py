@@ -6,7 +6,7 @@ import pytest
 
 from gateway.channels.pairing import PairingBook
 from gateway.domain.adapters import Sender
-from gateway.domain.errors import Busy, NotFound
+from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.pairing import PairMethods
@@ -68,22 +68,65 @@ async def test_later_ones_own_the_account_only_if_that_is_said() -> None:
     assert (ben["owner"], cleo["owner"]) == (False, True)
 
 
-async def test_who_is_denied_by_code_stays_so_until_it_is_taken_back() -> None:
+async def test_who_is_denied_stays_so_until_it_is_unblocked() -> None:
     async with open_memory() as stores:
         book = a_book(stores, FakeClock())
         denied = await told(book, "pair.deny", code=await asked(stores, book, "ann"))
         assert await ask(stores, book, Sender("ann")) is None
 
-        revoked = await told(book, "pair.deny", channel="chat", person="ann")
+        again = await told(book, "pair.deny", channel="chat", person="ann")
+        assert await ask(stores, book, Sender("ann")) is None
+        with pytest.raises(Conflict, match="is blocked"):
+            await told(book, "pair.revoke", channel="chat", person="ann")
+        unblocked = await told(book, "pair.unblock", channel="chat", person="ann")
 
         assert await ask(stores, book, Sender("ann")) is not None
+    assert denied == again
     assert denied["state"] == "denied"
-    assert revoked == {
+    assert unblocked == {
         "channel": "chat",
         "account": "default",
         "person": "ann",
-        "state": "revoked",
+        "state": "unblocked",
     }
+
+
+@pytest.mark.parametrize("name", ["pair.deny", "pair.revoke"])
+async def test_who_was_let_in_can_be_made_a_stranger_again(name: str) -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        await told(book, "pair.approve", code=await asked(stores, book, "ann"))
+
+        revoked = await told(book, name, channel="chat", person="ann")
+        with pytest.raises(NotFound):
+            await told(book, "pair.revoke", channel="chat", person="ann")
+
+        assert await ask(stores, book, Sender("ann")) is not None
+    assert revoked["state"] == "revoked"
+
+
+async def test_who_waits_is_denied_by_name() -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        code = await asked(stores, book, "ann")
+
+        denied = await told(book, "pair.deny", channel="chat", person="ann")
+
+        with pytest.raises(NotFound):
+            await told(book, "pair.approve", code=code)
+    assert denied["state"] == "denied"
+
+
+async def test_nobody_is_unblocked_who_was_not_blocked() -> None:
+    async with open_memory() as stores:
+        book = a_book(stores, FakeClock())
+        await told(book, "pair.approve", code=await asked(stores, book, "ann"))
+
+        for person in ("ann", "ben"):
+            with pytest.raises(NotFound):
+                await told(book, "pair.unblock", channel="chat", person=person)
+
+        assert await book.find("chat", "default", "ann") is not None
 
 
 @pytest.mark.parametrize(

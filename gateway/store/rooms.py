@@ -1,0 +1,228 @@
+"""Gives the rooms of channels keys of their own, in a database from before rooms had them."""
+
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from hashlib import sha256
+
+from pydantic_core import to_json
+
+from gateway.domain.bindings import OWN_CHANNELS, key_peer
+from gateway.domain.errors import BadSessionKey
+from gateway.domain.ids import SessionKey, decode_part, encode_part
+
+_AT = "\x01"  # before a name that waits for its new one: no key begins so
+
+# Where names of sessions stand; of each whether two rows of one name would be refused.
+_SESSIONS = (
+    ("session", "key", ""),
+    ("fact_group", "name", "kind = 'session'"),
+    ("spend", "name", "kind = 'session'"),
+    ("reservation", "session", ""),
+    ("token_record", "session", ""),
+    ("original", "session", ""),
+)
+
+
+def move_rooms(db: sqlite3.Connection) -> None:
+    """Within the transaction of its step. A session whose messages all came from a room becomes the
+    room's. One that a room and a direct chat had in common stays with the direct chat, whose words
+    must not be shown in the room; what waits for the room goes to a session of its own."""
+    kinds = {id_: (rooms, chats) for id_, rooms, chats in db.execute(_KINDS)}
+    moved: dict[str, str] = {}
+    shared: list[tuple[int, SessionKey]] = []
+    for id_, key in _sessions(db):
+        rooms, chats = kinds.get(id_, (0, 0))
+        peer = key_peer(key.peer, is_room=bool(rooms) and not chats)
+        if peer != key.peer:
+            moved[str(key)] = str(replace(key, peer=peer))
+        if rooms and chats:
+            shared.append((id_, replace(key, peer=key_peer(key.peer, is_room=True))))
+    _rename_people(db)
+    _rename_sessions(db, {**_misread(db), **moved})
+    for id_, room in shared:
+        _part(db, id_, room)
+
+
+def _sessions(db: sqlite3.Connection) -> Iterator[tuple[int, SessionKey]]:
+    for id_, text in db.execute("SELECT id, key FROM session").fetchall():
+        key = _foreign(text)
+        if key is not None:
+            yield id_, key
+
+
+def _foreign(text: str) -> SessionKey | None:
+    """Of a channel; None for principals' own, and for what is no key."""
+    try:
+        key = SessionKey.parse(text)
+    except BadSessionKey:
+        return None
+    return None if key.channel in OWN_CHANNELS else key
+
+
+def _part(db: sqlite3.Connection, session: int, room: SessionKey) -> None:
+    """What waits for the room, in the order in which it came."""
+    runs = [row[0] for row in db.execute(_WAITING, (session,))]
+    if not runs:
+        return
+    (made,) = db.execute(
+        _MAKE, (str(room), room.agent, room.channel, room.account, room.peer, session)
+    ).fetchone()
+    for seq, run in enumerate(runs, 1):
+        db.execute("UPDATE run SET session = ?, seq = ? WHERE id = ?", (made, seq, run))
+
+
+# --- names ---------------------------------------------------------------------------------------
+def _misread(db: sqlite3.Connection) -> dict[str, str]:
+    """Names of sessions that would be read as something else from now on."""
+    found: dict[str, str] = {}
+    for table, column, where in _SESSIONS:
+        found |= _renamed(db, table, column, where)
+    return found
+
+
+def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dict[str, str]:
+    condition = " AND ".join(filter(None, (where, _LOOKS_MISREAD.format(column=column))))
+    found: dict[str, str] = {}
+    for (text,) in db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {condition}"):
+        key = _foreign(text)
+        if key is not None and (peer := key_peer(key.peer, is_room=False)) != key.peer:
+            found[text] = str(replace(key, peer=peer))
+    return found
+
+
+def _rename_sessions(db: sqlite3.Connection, moved: dict[str, str]) -> None:
+    if not moved:
+        return
+    for table, column, where in _SESSIONS:
+        _rename(db, table, column, moved, where)
+    db.executemany(
+        "UPDATE session SET peer = ? WHERE key = ?",
+        [(SessionKey.parse(new).peer, new) for new in moved.values()],
+    )
+    _forget_as(db, "session", moved)
+    db.executemany(_RENAME_SUMMARY, [(new, new) for new in moved.values()])
+    db.executemany(_RENAME_EVENTS, [(_named(old), _named(new), new) for old, new in moved.items()])
+    _place_in_rooms(db, moved.values())
+
+
+def _rename(
+    db: sqlite3.Connection, table: str, column: str, moved: dict[str, str], where: str = ""
+) -> None:
+    """In two steps: a new name may be the old one of another."""
+    more = f"AND {where}" if where else ""
+    for names in (
+        [(_AT + new, old) for old, new in moved.items()],
+        [(new, _AT + new) for new in moved.values()],
+    ):
+        db.executemany(f"UPDATE {table} SET {column} = ? WHERE {column} = ? {more}", names)
+
+
+def _named(key: str) -> str:
+    """As it stands at the beginning of each event of a run; in a text its quotes would be escaped."""
+    return f'"session_key":{to_json(key).decode()},"seq":'
+
+
+def _forget_as(db: sqlite3.Connection, kind: str, moved: dict[str, str]) -> None:
+    """What must not be learned again stays so; the old name's own entry harms nobody."""
+    names = [(kind, _digest(new), _digest(old), kind) for old, new in moved.items()]
+    db.executemany(_FORGET_AS, names)
+
+
+def _digest(name: str) -> str:
+    return sha256(name.encode()).hexdigest()
+
+
+def _place_in_rooms(db: sqlite3.Connection, rooms: Iterable[str]) -> None:
+    """Facts whose room had the name of whoever spoke had no place among a room's."""
+    for room in rooms:
+        for place, group in db.execute(_PLACELESS, (room,)).fetchall():
+            db.execute("UPDATE fact_group SET last = last + 1 WHERE id = ?", (group,))
+            (last,) = db.execute("SELECT last FROM fact_group WHERE id = ?", (group,)).fetchone()
+            there = (group << 32) + last
+            db.execute("UPDATE fact SET room_place = ? WHERE place = ?", (there, place))
+            db.execute(_COPY_WORDS, (there, place))
+
+
+def _rename_people(db: sqlite3.Connection) -> None:
+    """Those whose id reads like the peer of a room: their facts, stores, settings and notices."""
+    scopes = _renamed(db, "fact_group", "name", "kind = 'scope'")
+    _rename(db, "fact_group", "name", scopes, "kind = 'scope'")
+    _forget_as(db, "scope", scopes)
+    for table, column in (("settings", "user"), ("notice", "person")):
+        _rename(db, table, column, _people(db, f"SELECT DISTINCT {column} FROM {table}"))
+    owners = [bytes(row[0]).decode("utf-8", "replace") for row in db.execute(_OWNERS)]
+    renamed = {one: new for one in owners if (new := _person(one[1:])) is not None}
+    for old, new in renamed.items():
+        db.execute(_RENAME_OWNER, (f"@{_AT}{new}".encode(), old.encode()))
+    for new in renamed.values():
+        db.execute(_RENAME_OWNER, (f"@{new}".encode(), f"@{_AT}{new}".encode()))
+
+
+def _people(db: sqlite3.Connection, select: str) -> dict[str, str]:
+    people = [row[0] for row in db.execute(select)]
+    return {one: new for one in people if (new := _person(one)) is not None}
+
+
+def _person(text: str) -> str | None:
+    """The new name; None if it stays."""
+    try:
+        parts: Sequence[str] = [decode_part(part) for part in text.split(":")]
+    except BadSessionKey:
+        return None
+    if len(parts) != 3 or parts[0] in OWN_CHANNELS:
+        return None
+    peer = key_peer(parts[2], is_room=False)
+    new = ":".join(map(encode_part, (*parts[:2], peer)))
+    return None if new == text else new
+
+
+# Of a session whose messages no longer say where they came from: in a direct chat one person talks.
+_KINDS = """
+SELECT session, sum(is_group IS 1) OR (count(is_group) = 0 AND count(DISTINCT sender) > 1),
+       sum(is_group IS 0)
+FROM (SELECT session, sender,
+             CASE WHEN json_valid(whence) THEN json_extract(whence, '$.is_group') END AS is_group
+      FROM run WHERE channel NOT IN ('websocket', 'api'))
+GROUP BY session
+"""
+_WAITING = """
+SELECT id FROM run INDEXED BY run_unfinished
+WHERE session = ? AND finished_at IS NULL
+  AND CASE WHEN json_valid(whence) THEN json_extract(whence, '$.is_group') END ORDER BY id
+"""
+_MAKE = """
+INSERT INTO session (key, agent, channel, account, peer, created_at, updated_at)
+SELECT ?, ?, ?, ?, ?, created_at, (SELECT max(updated_at) + 1 FROM session)
+FROM session WHERE id = ? RETURNING id
+"""
+_LOOKS_MISREAD = (
+    "({column} LIKE '%:room\\%3A%' ESCAPE '\\' OR {column} LIKE '%:direct\\%3A%' ESCAPE '\\')"
+)
+_FORGET_AS = """
+INSERT INTO forgotten (kind, name, upto) SELECT ?, ?, upto FROM forgotten WHERE name = ? AND kind = ?
+ON CONFLICT (kind, name) DO UPDATE SET upto = max(upto, excluded.upto)
+"""
+# What a run says of itself once it has ended.
+_RENAME_EVENTS = """
+UPDATE run SET log = CAST(replace(CAST(log AS TEXT), ?, ?) AS BLOB)
+WHERE session = (SELECT id FROM session WHERE key = ?) AND log IS NOT NULL
+"""
+_RENAME_SUMMARY = """
+UPDATE run SET summary = json_set(summary, '$.session_key', ?)
+WHERE session = (SELECT id FROM session WHERE key = ?) AND json_valid(summary)
+  AND summary LIKE '{%"session_key"%'
+"""
+_PLACELESS = """
+SELECT f.place, f.session FROM fact f JOIN fact_group s ON s.id = f.session
+WHERE s.kind = 'session' AND s.name = ? AND f.room_place IS NULL
+  AND f.scope <> (SELECT coalesce(max(id), 0) FROM fact_group WHERE kind = 'scope' AND name = s.name)
+"""
+_COPY_WORDS = """
+INSERT INTO fact_words (rowid, words) SELECT ?, words FROM fact_words WHERE rowid = ?
+"""
+_OWNERS = """
+SELECT DISTINCT owner FROM plugin_space WHERE instr(owner, CAST(':room%3A' AS BLOB))
+   OR instr(owner, CAST(':direct%3A' AS BLOB))
+"""
+_RENAME_OWNER = "UPDATE plugin_space SET owner = ? WHERE owner = ?"
