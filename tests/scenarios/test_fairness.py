@@ -23,6 +23,8 @@ token = "token-of-calm-0123456789"
 """
 BUSY, CALM = "token-of-busy-0123456789", "token-of-calm-0123456789"
 LARGE = "x" * 380_000  # two of them fit into a MB, three do not
+WINDOW = "context_window = 1000000"  # they fit into this, and into a run of so many tokens:
+ROOM = "[limits]\ntoken_budget = 200000\n"
 
 
 class Held:
@@ -40,7 +42,7 @@ async def test_a_session_refuses_what_is_more_than_its_bytes_and_takes_it_when_t
 ) -> None:
     held = Held()
     async with scripted_server(held) as model:
-        setup = Setup(model.url, rest="[queue]\nmax_pending_mb = 1")
+        setup = Setup(model.url, agent=WINDOW, rest=f"{ROOM}[queue]\nmax_pending_mb = 1")
         async with running(setup, tmp_path) as site, connected(site.url) as client:
             runs = [(await client.send(LARGE))["run_id"] for _ in range(2)]
             error = await client.refused("chat.send", content=LARGE)
@@ -60,7 +62,7 @@ async def test_a_session_refuses_what_is_more_than_its_bytes_and_takes_it_when_t
 async def test_all_sessions_together_refuse_what_is_more_than_their_bytes(tmp_path: Path) -> None:
     held = Held()
     async with scripted_server(held) as model:
-        setup = Setup(model.url, rest="[queue]\nmax_pending_total_mb = 1")
+        setup = Setup(model.url, agent=WINDOW, rest=f"{ROOM}[queue]\nmax_pending_total_mb = 1")
         async with running(setup, tmp_path) as site, connected(site.url) as client:
             runs = [(await client.send(LARGE, peer=peer))["run_id"] for peer in "ab"]
             error = await client.refused("chat.send", content=LARGE, peer="c")
@@ -88,7 +90,9 @@ async def test_what_waits_after_a_restart_counts_in_the_bytes_of_its_session(
 ) -> None:
     held = Held()
     async with scripted_server(held) as model:
-        config = await Setup(model.url, rest="[queue]\nmax_pending_mb = 1").written(tmp_path)
+        config = await Setup(
+            model.url, agent=WINDOW, rest=f"{ROOM}[queue]\nmax_pending_mb = 1"
+        ).written(tmp_path)
         async with command(config) as site, connected(site.url) as client:
             runs = [(await client.send(LARGE))["run_id"] for _ in range(2)]
             site.kill()
@@ -111,7 +115,10 @@ async def test_what_is_imported_counts_in_the_bytes_of_its_session(tmp_path: Pat
     key = "main:websocket:local:main"
     async with scripted_server(held) as model:
         setup = Setup(
-            model.url, gateway="max_frame_bytes = 8388608", rest="[queue]\nmax_pending_mb = 1"
+            model.url,
+            gateway="max_frame_bytes = 8388608",
+            agent=WINDOW,
+            rest=f"{ROOM}[queue]\nmax_pending_mb = 1",
         )
         async with running(setup, tmp_path) as site, connected(site.url) as client:
             too_large = await client.refused("session.import", session_key=key, messages=old)
@@ -133,7 +140,7 @@ async def test_a_platform_that_calls_is_told_to_call_again(tmp_path: Path) -> No
     bodies = [said(LARGE, str(number)) for number in range(3)]
     rest = REST.replace('dm_policy = "open"', 'dm_policy = "open"\nmax_age_s = 3600')
     async with scripted_server(held) as model:
-        setup = Setup(model.url, rest=f"{rest}\n[queue]\nmax_pending_mb = 1")
+        setup = Setup(model.url, agent=WINDOW, rest=f"{rest}\n{ROOM}[queue]\nmax_pending_mb = 1")
         async with running(setup, tmp_path) as site:
             answers = [await post(site, body, signed(body)) for body in bodies]
             held.gate.set()
