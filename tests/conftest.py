@@ -7,10 +7,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 from blockbuster import BlockBuster, blockbuster_ctx
 from hypothesis import settings
+from pydantic import TypeAdapter
 
 # Costs are counted; a clock would fail on a busy machine.
 settings.register_profile("exogate", deadline=None)
 settings.load_profile("exogate")
+
+TypeAdapter(int)  # the first one looks for plugins of pydantic on the disk, also on a loop
 
 # The test runner's own way into the loop, one task a fixture and test.
 RUNNER = "TestRunner._call_in_runner_task"

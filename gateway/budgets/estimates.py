@@ -16,6 +16,7 @@ _MEMORY = 0.8
 # A reply is only cut off that is surely too long, so a token of it has more bytes than in a prompt:
 # at least so many, and more of a model whose replies were longer than that, with a margin.
 BYTES_OF_REPLY, MOST_OF_REPLY, MARGIN = 4.0, 8.0, 1.1
+WITHOUT_LIMIT = 32  # where nothing can be passed: only what does not end is cut off
 LEAST_LEARNED = 512  # bytes; shorter replies say little
 # A user may say what is cheap to read, so that a dense prompt seems cheap too.
 _BOUNDS = (0.5, 50.0)
@@ -34,10 +35,9 @@ class Estimates:
         correction = known.get((session, model)) or known.get((None, model)) or FIRST
         return ceil(raw * correction)
 
-    def bytes_a_token(self, model: str, *, is_limited: bool) -> float:
-        """So many that no reply of this model has more. Where no limit is to be kept, in doubt for
-        the reply."""
-        return self._densities.get(model, BYTES_OF_REPLY) if is_limited else MOST_OF_REPLY
+    def bytes_a_token(self, model: str) -> float:
+        """So many that no reply of this model has more."""
+        return self._densities.get(model, BYTES_OF_REPLY)
 
     def learn_reply(self, size: int, model: str, reported: int) -> None:
         """`size` in bytes, of what came of a reply; `reported` without what is hidden."""

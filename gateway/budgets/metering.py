@@ -10,7 +10,7 @@ from math import ceil
 
 from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 
-from gateway.budgets.estimates import LEAST_LEARNED, Estimates, prompt_tokens
+from gateway.budgets.estimates import LEAST_LEARNED, WITHOUT_LIMIT, Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
 from gateway.budgets.queue import NO_SCOPES, BudgetQueue, Scopes
 from gateway.domain.accounts import Audit, Ended, Ledger, Prices
@@ -316,8 +316,10 @@ class Metered:
             ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
         outcome: Outcome | None = "broken"
         try:
-            dense = meter.estimates.bytes_a_token(request.model, is_limited=granted.is_limited)
-            ear.progress.most = int(granted.max_tokens * dense)
+            dense = meter.estimates.bytes_a_token(request.model)
+            ear.progress.most = int(
+                granted.max_tokens * (dense if granted.is_limited else WITHOUT_LIMIT)
+            )
             request = replace(request, max_tokens=granted.max_tokens, progress=ear.progress)
             reply = await self._model.reply(request, ear)
             outcome = "answered"

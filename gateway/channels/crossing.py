@@ -124,7 +124,7 @@ def _read_one(given: Any) -> Incoming | Unusable:
     if raw == text:
         return message
     sender = given["sender"]
-    ids = [given.get(name) for name in ("peer", "guild", "team", "thread", "platform_id")]
+    ids = [given.get(name) for name in ("peer", "guild", "team", "thread", "platform_id", "key")]
     # Without their marks two ids may look alike.
     is_certain = not any(MARK in one for one in (*ids, sender["id"]) if one)
     why = NOT_UNICODE if is_certain else f"{NOT_UNICODE}, in an id"
@@ -181,6 +181,7 @@ def _check(message: Incoming) -> None:
         "guild": message.guild,
         "team": message.team,
         "thread": message.thread,
+        "key": message.key,
     }
     for name, value in ids.items():
         if value is not None and not 0 < len(value) <= LONGEST_ID:

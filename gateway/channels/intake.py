@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from weakref import WeakValueDictionary
 
 import anyio
+from pydantic_core import to_json
 
 from gateway.channels.crossing import write_whence
 from gateway.domain.adapters import Attachment, Incoming, Parsed, Unusable
@@ -102,9 +103,10 @@ class Intake:
                 await self._one(channel, message, verdict, ())
                 return
         name = f"sha256:{hashlib.sha256(one.text.encode()).hexdigest()}"
-        again = "" if message is None or not one.is_certain else f'{{"message":{one.text}}}'
+        again = ""
         if message is not None and one.is_certain:
-            name = message.platform_id
+            name = message.dedupe_key
+            again = f'{{"message":{one.text},"key":{to_json(message.key).decode()}}}'
         place = (channel.name, channel.account, name)
         text = message.text if message is not None else one.text
         heard = Heard(*place, "unreadable", self.clock.now(), text, one.why, again)
@@ -146,7 +148,7 @@ class Intake:
         inbound = Inbound(
             address_of(channel, message),
             _content(message),
-            key=message.platform_id,
+            key=message.dedupe_key,
             whence=write_whence(whence_of(message)),
             memos=memos,
         )
@@ -171,7 +173,7 @@ class Intake:
         memos: Memos,
     ) -> bool:
         """Of one person one after the other, so that copies that come together are one."""
-        place = (channel.name, channel.account, message.platform_id)
+        place = (channel.name, channel.account, message.dedupe_key)
         who = (channel.name, channel.account, message.sender.id)
         # Whoever brought it may vanish; what was carried out must be known as that.
         with anyio.CancelScope(shield=True):
@@ -200,10 +202,10 @@ class Intake:
         place = (channel.name, channel.account)
         # However much comes too late after a long silence, a room is told so once a day.
         late = (message.peer, message.thread or "", now.date().isoformat())
-        name = _name(*place, *(late if outcome == "expired" else (message.platform_id,)))
+        name = _name(*place, *(late if outcome == "expired" else (message.dedupe_key,)))
         deliveries = [] if told is None else [_answer(name, channel, message, told)]
         asked = None if told is None else told.asked
-        heard = Heard(*place, message.platform_id, outcome, now)
+        heard = Heard(*place, message.dedupe_key, outcome, now)
         is_new = await self.events.hear(heard, deliveries, memos, asked)
         self._count(channel, outcome if is_new else "duplicate")
         if is_new and deliveries:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import count
 from typing import Any
 
 import anyio
@@ -41,6 +42,7 @@ class Said:
     path: str | None = None
     query: str | None = None
     status: int | None = None
+    key: str = ""  # of the body that was signed, where nothing else that was tells calls apart
 
 
 @dataclass(slots=True)
@@ -100,7 +102,8 @@ class WayIn:
 
     async def _read_again(self, again: Mapping[str, Any]) -> tuple[Parsed, Sequence[Unusable]]:
         if "message" in again:
-            return Parsed((read_incoming(to_json(again["message"]).decode()),)), ()
+            message = read_incoming(to_json(again["message"]).decode())
+            return Parsed((replace(message, key=again.get("key") or message.key),)), ()
         body = again["body"].encode()
         rest = {name: again[name] for name in again if name not in {"body", "headers"}}
         said = Said(body=body, headers=tuple(again.get("headers", {}).items()), **rest)
@@ -114,7 +117,8 @@ class WayIn:
     ) -> tuple[Parsed, Sequence[Unusable]]:
         body, is_marked = marked(body)
         text = await self.adapter.parse(await self._event(said, body, skip))
-        return read_each(text, is_marked=is_marked)
+        parsed, unusable = read_each(text, is_marked=is_marked)
+        return _keyed(said.key, parsed, unusable) if said.key else (parsed, unusable)
 
     async def _event(self, said: Said, body: bytes, skip: bool | None) -> str:  # noqa: FBT001  # one of its members
         channel = self.channel
@@ -176,8 +180,22 @@ def _known_of(said: Said) -> dict[str, object]:
         "path": said.path,
         "query": said.query,
         "status": said.status,
+        "key": said.key or None,
     }
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _keyed(
+    key: str, parsed: Parsed, unusable: Sequence[Unusable]
+) -> tuple[Parsed, Sequence[Unusable]]:
+    """Messages of one call are told apart by their order: nothing else comes from what was signed."""
+    keys = (f"{key}:{place}" if place else key for place in count())
+    messages = tuple(replace(one, key=next(keys)) for one in parsed.messages)
+    kept = [
+        one if one.message is None else replace(one, message=replace(one.message, key=next(keys)))
+        for one in unusable
+    ]
+    return replace(parsed, messages=messages), kept
 
 
 def _joined(headers: Headers) -> dict[str, str]:

@@ -67,6 +67,10 @@ class Verifier:
         """Those that prove nothing: an adapter gets to see no other. What was signed may be seen."""
         return tuple(one for one in headers if one[0] != self.recipe.header.lower())
 
+    def key(self, body: bytes) -> str:
+        """What tells a genuine call from others; empty where its messages have ids to be trusted."""
+        return f"sha256:{hashlib.sha256(body).hexdigest()}" if self.recipe.dedupe == "body" else ""
+
     def _objection(self, call: WebhookCall) -> Why | None:
         recipe = self.recipe
         given = _single(call, recipe.header)

@@ -55,6 +55,7 @@ class Address:
             call.method,
             call.path,
             call.query,
+            key=self.verifier.key(call.body),
         )
         reply = await self.way_in.take(said)
         self.health.worked("in")

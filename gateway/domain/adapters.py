@@ -47,6 +47,8 @@ class Verify:
     hmac and ed25519 sign the text that `signs` makes of `{timestamp}`, `{id}` and `{body}`; a token
     stands in the header as it is. `secret` names a secret of the channel, `key` a public key in its
     `config`. With several recipes exactly one has to fit: the one whose `when` the `config` meets.
+    With `dedupe = "body"` the digest of the body tells a call from others, not `platform_id`: for
+    platforms that sign the body alone and give the id in a header, where anybody can change it.
     """
 
     __pydantic_config__: ClassVar[Table] = STRICT
@@ -65,6 +67,7 @@ class Verify:
     missing_status: Literal[401, 403] = 401
     wrong_status: Literal[401, 403] = 401
     when: Mapping[str, str] = field(default_factory=dict)
+    dedupe: Literal["id", "body"] = "id"
 
     def __post_init__(self) -> None:
         if (self.type == "ed25519") != (self.key is not None):
@@ -286,7 +289,9 @@ class Attachment:
 @dataclass(frozen=True, slots=True)
 class Incoming:
     """A message as an adapter read it. Account, agent and channel are the host's to say: `account`
-    is not looked at. `answer` comes back with everything that is sent in reply to this message."""
+    is not looked at. `answer` comes back with everything that is sent in reply to this message. `key`
+    tells a message from others where `platform_id` does not; the host sets it for calls whose recipe
+    has `dedupe = "body"`."""
 
     __pydantic_config__: ClassVar[Table] = TOLERANT
     peer: str
@@ -305,6 +310,12 @@ class Incoming:
     attachments: tuple[Attachment, ...] = ()
     invites: bool = False  # into that room; answered by `do: "join"` instead of a turn
     answer: Table = field(default_factory=dict)
+    key: str | None = None
+
+    @property
+    def dedupe_key(self) -> str:
+        """A second message of the channel with the same one is a duplicate."""
+        return self.key or self.platform_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ pub const describe =
     \\  {"when": {"scheme": "hmac"}, "type": "hmac_sha256", "secret": "secret",
     \\   "header": "x-signature-256", "prefix": "sha256="},
     \\  {"when": {"scheme": "github"}, "type": "hmac_sha256", "secret": "secret",
-    \\   "header": "x-hub-signature-256", "prefix": "sha256="}],
+    \\   "header": "x-hub-signature-256", "prefix": "sha256=", "dedupe": "body"}],
     \\ "outbound": {"secrets": ["reply_token"], "idempotency": true},
     \\ "limits": {"text": 100000},
     \\ "secrets": ["secret"], "needs": ["scheme"]}

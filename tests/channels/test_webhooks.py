@@ -6,10 +6,11 @@ import pytest
 
 from gateway.channels.webhooks import LARGEST_BODY, NOT_HERE, WebhookDoor, address
 from gateway.domain.adapters import Challenge, Webhook
-from gateway.domain.channels import WebhookAnswer, WebhookCall
+from gateway.domain.channels import Command, Told, Verdict, WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
 from gateway.domain.ports import Stores
-from tests.fakes.adapter import HOOK, KEY, FakeAdapter, Taken, a_way_in, health_of
+from tests.fakes.adapter import HOOK, KEY, MESSAGE, VERIFY, FakeAdapter, Taken, a_way_in, health_of
+from tests.fakes.doorkeeper import FakeCommands, FakeDoor
 from tests.fakes.store import open_memory
 
 CALL = WebhookCall("family", "POST", "", "", (("x-token", KEY),), b"{}")
@@ -199,3 +200,35 @@ async def test_the_audit_tells_of_refused_calls_and_is_not_filled_by_them() -> N
         ("family", '{"times":10,"why":"missing"}'),
         ("family", '{"times":1,"why":"missing"}'),
     ]
+
+
+def by_header(event: dict[str, dict[str, str]]) -> object:
+    """Two messages of a call, with ids that nobody has signed."""
+    return {"messages": [MESSAGE | {"platform_id": event["headers"]["x-id"] + n} for n in "ab"]}
+
+
+def under(name: str) -> WebhookCall:
+    return replace(CALL, headers=(*CALL.headers, ("x-id", name)))
+
+
+@pytest.mark.parametrize("verdict", [Told("Who are you?"), Command("new", "")])
+async def test_what_is_answered_without_a_turn_is_answered_once_whatever_id_a_copy_has(
+    verdict: Verdict,
+) -> None:
+    adapter, taken, commands = FakeAdapter(by_header), Taken(), FakeCommands()
+    adapter.description = replace(adapter.description, verify=replace(VERIFY, dedupe="body"))
+
+    async with open_memory() as stores:
+        way_in = a_way_in(adapter, taken, stores)
+        way_in.intake.doorkeeper = FakeDoor({"ann": verdict})
+        way_in.intake.commands = commands
+        here = address(way_in, HOOK, health_of(way_in), way_in.intake.clock)
+        door = WebhookDoor(stores.audit, way_in.intake.clock, {"family": here})
+        answers = [await door.receive(under(name)) for name in ("1", "2", "3")]
+        counts = way_in.intake.counts
+        other = await door.receive(replace(under("1"), body=b"[]"))
+
+    assert {one.status for one in (*answers, other)} == {200}
+    assert counts["family", "duplicate"] == 4  # two messages, twice again
+    assert counts["family", "told"] + counts["family", "command"] == 4
+    assert len(commands.run_so_far) == (4 if isinstance(verdict, Command) else 0)

@@ -381,7 +381,9 @@ def modelled(claims: Sequence[Claim], at: datetime, known: datetime | None) -> o
                 for one in some
                 if ("" if form(one.object) in single else form(one.object)) == lane
             ]
-            begins = [begin(moved(one, mine)) for one in mine if not only_ends(one)]
+            begins = [
+                begin(moved(one, mine), n) for n, one in enumerate(mine) if not only_ends(one)
+            ]
             begun = [one for one in begins if one[0] <= at]
             if not begun:
                 continue
@@ -414,10 +416,10 @@ def only_ends(claim: Claim) -> bool:
     return claim.valid_to is not None and claim.valid_to <= claim.valid_from
 
 
-def begin(claim: Claim) -> tuple[datetime, bool, datetime, str]:
+def begin(claim: Claim, learned: int = 0) -> tuple[datetime, bool, datetime, int, str]:
     since = min(claim.valid_from, claim.valid_to or claim.valid_from)
     said = claim.source.at if claim.source else since
-    return (since, claim.valid_to != since, said, form(claim.object))
+    return (since, claim.valid_to != since, said, learned, form(claim.object))
 
 
 @pytest.mark.requirement("S-003-Memory-08")

@@ -61,12 +61,12 @@ async def token_budget(stage: Stage) -> Scene:
 
 
 async def token_budget_between_turns(stage: Stage) -> Scene:
-    """Each reply is counted as 410 tokens; 1000 are allowed."""
+    """Each reply is counted as 410 tokens; 1200 are allowed."""
 
     def script(asked: Asked) -> Reply:
         return Reply(f"step {asked.number}. ", calls=calling(asked).calls, usage=(400, 10))
 
-    limits = f"{LIMITED}token_budget = 1000\n"
+    limits = f"{LIMITED}token_budget = 1200\n"
     async with stage.open(script, tools=("echo",), agent=limits) as scene:
         await scene.ask("Go on for ever.")
         await scene.read()
@@ -245,7 +245,7 @@ async def nearly_full(stage: Stage) -> Scene:
             return Reply("Enough.")
         return Reply("", calls=[echo_of(asked.number, "x" * 7000 if asked.number == 1 else "y")])
 
-    agent = "context_window = 4096\nmax_tokens = 1300\n"
+    agent = "context_window = 4096\nmax_tokens = 256\n"
     async with stage.open(script, tools=("echo",), agent=agent) as scene:
         await scene.ask("Read it.")
     return scene

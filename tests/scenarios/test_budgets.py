@@ -647,7 +647,7 @@ async def test_without_a_limit_a_reply_is_cut_off_too_but_only_beyond_doubt(tmp_
 
     assert [end.get("cut", False) for end in ends] == [False, True]
     assert [one["outcome"] for one in records] == ["overrun", "answered"]
-    assert len(ends[1]["response"]) <= 300 * 8 + 100
+    assert len(ends[1]["response"]) <= 300 * 32 + 100
 
 
 async def test_a_reply_that_keeps_to_what_was_reserved_is_whole(tmp_path: Path) -> None:
