@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 
 from gateway.config.given import as_host
-from gateway.config.masking import MASK, is_sensitive
+from gateway.config.masking import MASK, is_sensitive, struck_arguments, struck_value
 from gateway.config.placing import Positions, locate
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.reading import Loaded
@@ -16,6 +16,7 @@ from gateway.domain.secrets import Secret
 
 LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules"}  # of tables
 _LISTS = {(name,) for name in LISTS}
+_SHORTEST = 6  # a shorter value stands in unrelated words by chance
 NOT_OF_FALLBACKS = {"id", "system_prompt", "soul_path", "tools", "project", "rules", "limits"}
 NOT_OF_FALLBACKS |= {"context", "prompt_template"}
 
@@ -80,7 +81,10 @@ def _plugin(plugin: PluginDef) -> dict[str, object]:
 
 def _server(server: McpServerDef) -> dict[str, object]:
     """As a configuration has it."""
-    return {one.name: getattr(server, one.name) for one in fields(server) if one.name != "name"}
+    own = (one.name for one in fields(server) if one.name not in {"name", "hidden"})
+    secrets = [one.reveal() for one in (*server.env.values(), *server.headers.values())]
+    args = tuple(struck_arguments(server.args, [one for one in secrets if len(one) >= _SHORTEST]))
+    return {**{name: getattr(server, name) for name in own}, "args": args}
 
 
 def _channel(channel: ChannelDef) -> dict[str, object]:
@@ -112,13 +116,23 @@ def _values(path: KeyPath, value: object) -> Iterator[tuple[KeyPath, object]]:
         for name, item in items:
             yield from _values((*path, name), item)
     elif not isinstance(value, Mapping) and path not in _LISTS:
-        plain = str(value) if isinstance(value, Path) else value
-        yield path, list(plain) if isinstance(plain, tuple) else plain
+        yield path, _plain(value)
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple | list):
+        return [_plain(one) for one in value]
+    return struck_value(value) if isinstance(value, str) else _text_of(value)
+
+
+def _text_of(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
 
 
 def _is_hidden(path: KeyPath, value: object) -> bool:
     """What looks like a secret among what a plugin is given, whose keys nobody here knows."""
-    is_leaf = not isinstance(value, dict | list)
+    is_list = isinstance(value, list) and not any(isinstance(one, dict | list) for one in value)
+    is_leaf = is_list or not isinstance(value, dict | list)
     return is_leaf and path[2:3] == ("config",) and is_sensitive(path[3:])
 
 

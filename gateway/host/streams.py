@@ -8,11 +8,12 @@ import select
 import signal
 import sys
 import threading
+import time
 from queue import SimpleQueue
-from typing import TextIO
+from typing import ClassVar, TextIO
 
 MOST_WAITING_BYTES = 4 * 1_048_576  # then what comes is dropped
-LAST_WORDS_S = 1.0
+LAST_WORDS_S = 0.3  # of all streams together
 
 
 def detach_streams() -> None:
@@ -66,6 +67,8 @@ class _Writer(io.RawIOBase):
     """A thread writes to the file. It may hang there for ever; nobody waits for it longer than a
     moment, at the end of the process."""
 
+    until: ClassVar[float] = 0.0  # when the process ends at the latest, once it does
+
     def __init__(self, number: int) -> None:
         self._number = number
         self._queue: SimpleQueue[bytes | threading.Event] = SimpleQueue()
@@ -117,4 +120,5 @@ class _Writer(io.RawIOBase):
     def _last_words(self) -> None:
         written = threading.Event()
         self._queue.put(written)
-        written.wait(LAST_WORDS_S)
+        _Writer.until = _Writer.until or time.monotonic() + LAST_WORDS_S
+        written.wait(max(0.0, _Writer.until - time.monotonic()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from httptools import HttpParserError
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -20,6 +21,7 @@ from gateway.web.timers import Timer
 _SLACK = 512  # what a head holds besides its target and headers: method, version, line ends
 _WEBSOCKET = b"websocket"
 _VERSIONS = frozenset({"1.0", "1.1"})
+_ALIEN = b" RTSP/"  # which the parser reads as well
 _UNREAD = "0.0"  # the parser has not come to the version
 
 
@@ -56,6 +58,9 @@ class LimitedHttp(HttpToolsProtocol):
     def feed(self, data: bytes) -> None:
         """Raises what the parser raises."""
         clean, self._begun = not self.in_body, 0
+        if _ALIEN in data and clean and not self.in_head and _ALIEN in _first_line(data):
+            self.refusal = VersionNotSupported()
+            raise HttpParserError
         self._unused_bytes += len(data)
         self.parser.feed_data(data)
         if clean and self._begun <= 1:  # else part of it belonged to an earlier request
@@ -126,6 +131,10 @@ class LimitedHttp(HttpToolsProtocol):
     def _stop(self, error: GatewayError) -> None:
         self.refusal = error
         raise error
+
+
+def _first_line(data: bytes) -> bytes:
+    return data.lstrip(b"\r\n").partition(b"\n")[0]
 
 
 def _ambiguity(target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> str | None:

@@ -128,6 +128,36 @@ def test_show_has_plugins_without_their_secrets(shell: Shell) -> None:
     assert "hunter2" not in done.output
 
 
+MCP_SECRETS = """
+[mcp.servers.program]
+command = "npx"
+args = [
+  "-y", "@scope/server@2.1", "--api-key", "sesame-1", "--token=sesame-2", "-H", "X-Team: sesame-3",
+  "Authorization: Bearer sesame-4", "postgres://me:sesame-5@db/x", "DB_PASSWORD=sesame-6",
+  '{"clientSecret": "sesame-7"}', "--accessToken", "sesame-8", "sesame-9-in-env", "/srv/notes",
+  "--secret-key", "sesame-13",
+]
+env = { API_TOKEN = "sesame-9-in-env", PLACE = "${env:HOME}" }
+[mcp.servers.remote]
+url = "https://mcp.example.com/mcp"
+headers = { X-Team = "sesame-10" }
+[[plugins]]
+name = "echo"
+path = "bundled:echo"
+config = { accessToken = "sesame-11", dsn = "postgres://me:sesame-12@db/x", password = ["sesame-14"] }
+"""
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_show_masks_what_servers_of_mcp_and_plugins_are_given(shell: Shell, as_json: bool) -> None:
+    shell.file.write_text(MCP_SECRETS)
+    result = shell.run("show", as_json=as_json)
+    assert result.exit_code == 0, result.output
+    assert "sesame" not in result.output
+    for harmless in ("@scope/server@2.1", "--api-key", "/srv/notes", "postgres://***db/x"):
+        assert harmless in result.output
+
+
 def test_show_as_json_has_every_value(shell: Shell) -> None:
     done = shell.run("show", as_json=True, OPENAI_API_KEY="sk-hunter2-hunter2")
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -217,6 +218,18 @@ def test_it_serves_and_stops_whatever_stdout_and_stderr_are(config: Path, state:
         code = site.code(DRAIN_S + 3)
 
     assert code == 0
+
+
+def test_streams_that_nobody_reads_hold_up_the_end_once_and_shortly(config: Path) -> None:
+    with stream("full pipe") as given, started(config, out=given, err=given) as site:
+        site.ready()
+        begun = time.monotonic()
+        site.tell(signal.SIGTERM)
+        code = site.code()
+        took_s = time.monotonic() - begun
+
+    assert code == 0
+    assert took_s < 1.5  # far from two seconds, one for each of them
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -87,6 +87,8 @@ OTHER_VERSIONS = [
     "GET /healthz HTTP/1.2\n%",
     "GET /healthz HTTP/3.0\n%",
     "GET /healthz HTTP/9.9\n%",
+    "GET /healthz RTSP/1.0\n%",  # another protocol, which the parser knows too
+    "OPTIONS /healthz RTSP/1.1\n%",
     "GET /healthz",  # HTTP/0.9 has no more
     "PRI * HTTP/2.0\n\nSM",
     "GET /ws HTTP/2.0\n%\nConnection: Upgrade\nUpgrade: websocket",
