@@ -148,7 +148,7 @@ def fill(data_dir: Path, rows: int) -> None:
         db.executemany("INSERT OR REPLACE INTO series VALUES (?, ?, ?, ?)", series)
         db.executemany(
             "INSERT INTO token_record VALUES (?, ?, ?, ?, ?, 'r', '2026-01-01', 'answered', "
-            "10, 5, 0, 0, 0, 'unpriced', 0)",
+            "10, 5, 0, 0, 0, 'unpriced', 0, 0)",
             (
                 (n, f"x{n}", at + n * 1_000_000, n % SERIES, f"a{n % 2}:c:default:p{n % SESSIONS}")
                 for n in range(10**7, 10**7 + rows)

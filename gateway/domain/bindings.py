@@ -104,12 +104,13 @@ def person_in(key: SessionKey, sender: str | None) -> str:
     return key_peer(sender, is_room=False)
 
 
-def address_in(channel: str, account: str, peer: str) -> Address:
-    """Of a peer that is given by whoever asks: a channel's `room:ID` is the room with that id."""
+def address_in(channel: str, account: str, peer: str, *, is_raw: bool = True) -> Address:
+    """Of a peer that is given by whoever asks: a channel's `room:ID` is the room with that id.
+    Unless `is_raw`, any other peer stands in the key as it is given."""
     if channel in OWN_CHANNELS:
         return Address(channel, account, peer)
     raw, is_room = raw_peer(peer)
-    return Address(channel, account, raw, is_foreign=True, is_room=is_room)
+    return Address(channel, account, raw, is_foreign=is_raw or is_room, is_room=is_room)
 
 
 def of_person(key: SessionKey, sender: str | None) -> str:

@@ -16,9 +16,11 @@ from gateway.store.data_dir import read_owner
 from tests.fakes.gateway import ROOT, START_S
 
 RUN = "from exogate_launcher import main; main()"
+# As from a shell, whatever started the tests.
+HEEDING = "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL)"
 # The process leads a session of its own, whose terminal is its stdin.
 IN_TERMINAL = (
-    "import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
+    f"{HEEDING}; import fcntl, os, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0);"
     f"{{first}}; {RUN}"
 )
 DRAIN_S = 2.0
@@ -103,7 +105,12 @@ def config(tmp_path: Path) -> Path:
 
 @contextmanager
 def started(
-    config: Path, code: str = RUN, *, stdin: int = subprocess.DEVNULL, out: int, err: int
+    config: Path,
+    code: str = f"{HEEDING}; {RUN}",
+    *,
+    stdin: int = subprocess.DEVNULL,
+    out: int,
+    err: int,
 ) -> Iterator[Site]:
     words = [sys.executable, "-c", code, "--config", str(config), "run"]
     process = subprocess.Popen(

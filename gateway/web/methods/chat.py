@@ -133,7 +133,7 @@ class ChatMethods:
             fingerprint = self.encode({**same, "account": account}).decode()
         return Inbound(
             address=replace(
-                address_in(params.channel, account, params.peer),
+                address_in(params.channel, account, params.peer, is_raw=False),
                 guild=params.guild,
                 team=params.team,
                 thread=params.thread,
