@@ -28,10 +28,9 @@ from bench.process import other_cores
 from gateway.budgets.metering import Meter
 from gateway.domain.budgets import Budgets, Limit, Payer, RecordQuery, Scope, day_of
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import Message
+from gateway.domain.messages import Message, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Model, Stores
-from gateway.domain.usage import Usage
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
 from gateway.providers.prices import PriceTable

@@ -33,8 +33,7 @@ from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
 from gateway.memory.context import Besides, Context, pack
 from gateway.memory.episodes import Episodes
-from gateway.memory.recall import Recall
-from gateway.memory.remembrance import Remembrance
+from gateway.memory.recall import Recall, Remembrance
 from gateway.store.opening import open_store
 
 PACK_MS, AGAINST_SMALL, RSS_MB = 5.0, 1.5, 200.0

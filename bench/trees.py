@@ -18,11 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.control.trees.calls import Call
+from gateway.control.trees.engine import Host, Run
 from gateway.control.trees.loading import load
+from gateway.control.trees.nodes import Call, Status
 from gateway.control.trees.plan import NodePlan
-from gateway.control.trees.run import Host, Run
-from gateway.control.trees.status import Status
 
 Shape = tuple[Any, ...]  # kind and children; a leaf is a name
 MARK = 10.0

@@ -30,26 +30,31 @@ from bench.bare import bare_loop
 from bench.marks import Figure, marked, tell
 from bench.measuring import spread
 from bench.process import other_cores
-from gateway.agent.job import Job
-from gateway.agent.leaves import LEAVES, REGISTRY
-from gateway.agent.plans import SHIPPED
+from gateway.agent.effects import (
+    AskModel,
+    CallTool,
+    Job,
+    ModelReplied,
+    Moment,
+    Told,
+    ToolReturned,
+    Wish,
+)
+from gateway.agent.leaves import LEAVES, REGISTRY, SHIPPED
 from gateway.agent.turn import Turn
-from gateway.agent.wishes import AskModel, CallTool, ModelReplied, Moment, Told, ToolReturned, Wish
 from gateway.app.assembly import Gateway, assembled
 from gateway.cli.known import known
 from gateway.config.load import load as load_config
 from gateway.config.values import GatewayConfig
-from gateway.control.rules.engine import RunRules, load_rules
+from gateway.control.rules import RunRules, load_rules
 from gateway.control.trees.loading import load as load_tree
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import Address
+from gateway.domain.agents import Address, AgentDef
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.inbound import Inbound
-from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.domain.inbox import Inbound
+from gateway.domain.messages import Message, ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import ToolScope
-from gateway.domain.usage import Usage
 from gateway.memory.context import pack
 
 TREES = ("default", "oracle-agent")

@@ -13,10 +13,9 @@ from bench import guests
 from gateway.app.plugins import Nowhere
 from gateway.channels.crossing import read_description
 from gateway.domain.agents import AgentDef
-from gateway.domain.capabilities import parse_capability
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.plugins import PluginDef, PluginLimits
+from gateway.domain.plugins import PluginDef, PluginLimits, parse_capability
 from gateway.domain.ports import Fetch, PluginSpace, PluginStore, ToolScope
 from gateway.host.clock import SystemClock
 from gateway.sandbox.engines import component_engine

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from gateway.domain.bindings import (
+from gateway.domain.agents import (
     OWN_CHANNELS,
     Address,
     Binding,

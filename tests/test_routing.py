@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.domain.bindings import Address, Binding, MatchedBy
+from gateway.domain.agents import Address, Binding, MatchedBy
 from gateway.domain.errors import NoRoute, NotOfProject, UnknownAgent
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.routing import TIERS, Router

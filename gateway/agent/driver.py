@@ -1,7 +1,8 @@
-"""Grants a turn's wishes through ports: the only place where an agent waits."""
+"""Carries out what a turn wants through ports: the only place where an agent waits."""
 
 import logging
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,36 +10,102 @@ from functools import partial
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.agent.carving import Carving
-from gateway.agent.fitting import SLACK, fitted
-from gateway.agent.job import Answer, Emit, Gate, Job
-from gateway.agent.leaves import LEAVES
-from gateway.agent.pace import News, Pace
-from gateway.agent.reins import Reins, Stop, drop_said
-from gateway.agent.sight import LIMITS
-from gateway.agent.story import Story, part_of
-from gateway.agent.turn import Turn
-from gateway.agent.wishes import (
+from gateway.agent.effects import (
+    Answer,
     AskModel,
     CallTool,
     Cancel,
+    Emit,
+    Gate,
+    Job,
     ModelBroke,
     ModelReplied,
     Moment,
+    Reins,
+    Stop,
     Stopped,
+    Story,
     Ticked,
     Told,
     ToolReturned,
+    drop_said,
+    part_of,
 )
-from gateway.agent.words import CUT_OFF
-from gateway.domain.agents import AgentDef
+from gateway.agent.fitting import SLACK, fitted
+from gateway.agent.leaves import LEAVES
+from gateway.agent.output import CUT_OFF
+from gateway.agent.turn import LIMITS, Turn
+from gateway.domain.agents import DELEGATE, AgentDef
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, TooLarge
-from gateway.domain.messages import ToolResult
+from gateway.domain.messages import Spent, ToolCall, ToolResult
 from gateway.domain.model import Delta, ModelReply, ModelRequest
-from gateway.domain.ports import Clock, Model
-from gateway.domain.usage import Spent
-from gateway.memory.explaining import explained
+from gateway.domain.ports import Allowance, Clock, Model
+from gateway.memory.context import explained
+
+
+@dataclass(slots=True)
+class News:
+    """What has happened and was not told yet."""
+
+    items: deque[Told] = field(default_factory=deque)
+    came: anyio.Event = field(default_factory=anyio.Event)
+
+    def put(self, told: Told) -> None:
+        self.items.append(told)
+        self.came.set()
+
+    def expect(self) -> None:
+        self.came = anyio.Event()
+
+
+class Pace:
+    """In real time."""
+
+    async def begins(self, job: Job, scene: Mapping[str, object]) -> None:
+        """The run begins; `scene` is what decides over it besides the job, plain."""
+
+    async def wait(self, news: News, seconds: float) -> bool:
+        """Until there is something to tell, or to do; False: not within that time."""
+        if news.items:
+            return True
+        news.expect()
+        with anyio.move_on_after(seconds):
+            await news.came.wait()
+            return True
+        return False
+
+    def tells(self, told: Sequence[Told]) -> None:
+        """The turn is told this now."""
+
+    def ends(self) -> None:
+        """Nothing more will be told."""
+
+
+@dataclass(slots=True)
+class Carving:
+    """Of one run: who has a share has it until the run has counted what was spent of it."""
+
+    _shares: dict[int, int] = field(default_factory=dict)  # tokens, by ticket
+
+    def share(self, ticket: int, turn: Turn, seconds: float) -> Allowance:
+        """As many tokens for each that waits for its share, and for the run itself: it has to make
+        something of what they find."""
+        open_, course = turn.tickets.open, turn.course
+        self._shares = {one: its for one, its in self._shares.items() if one in open_}
+        waiting = {
+            one
+            for one, its in open_.items()
+            if one not in self._shares and its.wanted is not None and delegates(its.wanted)
+        } | {ticket}
+        left = course.limits.token_budget - course.usage.total - sum(self._shares.values())
+        self._shares[ticket] = tokens = max(0, left // (len(waiting) + 1))
+        return Allowance(tokens, seconds)
+
+
+def delegates(call: ToolCall) -> bool:
+    return call.name.startswith(DELEGATE)
+
 
 log = logging.getLogger(__name__)
 

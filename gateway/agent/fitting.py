@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.domain.errors import TooLarge
-from gateway.domain.messages import Excerpt, Message
+from gateway.domain.messages import Excerpt, Message, estimate_tokens
 from gateway.domain.model import ModelRequest
-from gateway.domain.tokens import estimate_tokens
 from gateway.memory.compaction import OPENING
 from gateway.memory.context import Context, reply_room, tool_tokens
 from gateway.memory.window import HEAD, TAIL, message_tokens

@@ -1,10 +1,11 @@
-"""The rooms of a gateway, opened and wired: the only place where they meet."""
+"""The subagents of the configuration: over the same gate, model and rules as the agents."""
 
 import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -13,36 +14,38 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-from gateway.agent.plans import Plans
-from gateway.app.agents import choosable, closed_agents, soul_paths, template_paths, tree_paths
+from gateway.agent.effects import Gate, Json
+from gateway.agent.leaves import Plans
+from gateway.agent.subagents import Delegating, Subagents
+from gateway.app.agents import (
+    Rulebook,
+    choosable,
+    closed_agents,
+    decision_trees,
+    models,
+    soul_paths,
+    template_paths,
+    tree_paths,
+)
 from gateway.app.authority import note_start
-from gateway.app.channels import ChannelRoom, channel_room
-from gateway.app.decisions import decision_trees
-from gateway.app.deliveries import delivering
-from gateway.app.health import Health, StoreWatch
-from gateway.app.mcp import mcp_servers
-from gateway.app.mcp_serving import mcp_served
+from gateway.app.channels import ChannelRoom, channel_room, chat_commands, delivering, pairing_book
+from gateway.app.doors import Health, StoreWatch, tell_of_gateway
+from gateway.app.mcp import mcp_served, mcp_servers
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
-from gateway.app.models import models
-from gateway.app.pairing import chat_commands, pairing_book
-from gateway.app.parts import Parts
-from gateway.app.plugins import follow, loaded_plugins
+from gateway.app.plugins import Parts, follow, loaded_plugins
 from gateway.app.provider_test import ProviderTest
-from gateway.app.replays import replays
-from gateway.app.rules import Rulebook
-from gateway.app.subagents import gate_of, subagents_of, with_subagents
-from gateway.app.sweeping import sweep
-from gateway.app.telling import tell_of_gateway
 from gateway.budgets.metering import Meter
 from gateway.channels.pairing import PairingBook
 from gateway.config.keys import json_schema
 from gateway.config.values import GatewayConfig, QueueSettings
-from gateway.control.bus import Bus
+from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
-from gateway.domain.ids import AgentId
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.ids import AgentId, Secret, SessionKey
+from gateway.domain.inbox import ChannelEvents
 from gateway.domain.mcp import Door
-from gateway.domain.ports import Clock, Ids, Stores
+from gateway.domain.ports import Clock, Ids, Model, StoreCare, Stores
 from gateway.domain.supervision import Work as Beside
 from gateway.domain.supervision import supervise
 from gateway.host.clock import SystemClock
@@ -50,20 +53,19 @@ from gateway.host.ids import TimeIds
 from gateway.host.texts import FileTexts
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
+from gateway.providers.client import Models, ProviderClient
 from gateway.providers.prices import PriceTable
 from gateway.routing import Router
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
-from gateway.sessions.front import Front
-from gateway.sessions.lanes import Lanes
-from gateway.sessions.lines import Manner
-from gateway.sessions.reception import Bounds, Reception
-from gateway.sessions.replaying import Replays
+from gateway.sessions.intake import Bounds, Front, Reception, Upkeep
+from gateway.sessions.lanes import Lanes, Manner
+from gateway.sessions.player import Reel
+from gateway.sessions.replay import Replays, Wired
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import Stateless
-from gateway.sessions.upkeep import Upkeep
-from gateway.sessions.work import Means, Work
+from gateway.sessions.worker import Means, Work
 from gateway.store.opening import open_store
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
@@ -90,7 +92,98 @@ from gateway.web.metrics import Metrics
 from gateway.web.openai_api import OpenAiApi
 from gateway.web.settings import WebSettings
 
+
+def with_subagents(config: GatewayConfig) -> tuple[AgentDef, ...]:
+    """All that have a prompt and a tree. The subagents are nobody's answer: what they do not say
+    they get from whoever asks them."""
+    helpers = (
+        AgentDef(AgentId(one.name), "", "", soul_path=one.prompt_path) for one in config.subagents
+    )
+    return (*config.agents, *helpers)
+
+
+def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) -> Subagents:
+    """From now on agents have them as tools."""
+    known = {one.name: one for one in config.subagents}
+    json, journal = Json(to_json, from_json), parts.stores.journal
+    agents = {agent.id: agent for agent in config.agents}
+    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json, agents)
+    parts.gate.renew("", subagents.tools)
+    return subagents
+
+
+def gate_of(
+    config: GatewayConfig, parts: Parts, subagents: Subagents
+) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]]]:
+    """What agents have that people talk to, and how to forget what it keeps of a session."""
+    if not config.delegation.is_enabled:
+        return parts.gate, parts.gate.excerpts.forget
+    kept = parts.stores.originals
+    gate = Delegating(parts.gate, subagents, config.delegation, kept, subagents.json)
+    return gate, kept.forget
+
+
 log = logging.getLogger(__name__)
+
+EVERY_S = 3600.0
+AT_ONCE = 500
+PAUSE_S = 0.1
+SENT_AGAIN = timedelta(days=8)  # no platform brings a message again after a week
+
+
+async def sweep(config: GatewayConfig, stores: Stores, clock: Clock) -> None:
+    """A little at a time, until cancelled."""
+    while True:
+        try:
+            await _forget(config, stores.care, clock)
+            await _forget_heard(stores.channel_events, clock)
+            await _expire(config, stores.care, clock)
+        except StoreUnavailable as error:
+            log.warning("what is old stays for now", extra={"why": str(error)})
+        await clock.sleep(EVERY_S)
+
+
+async def _forget(config: GatewayConfig, care: StoreCare, clock: Clock) -> None:
+    before = clock.now() - timedelta(days=config.store.journal_days)
+    while await care.sweep(before=before, limit=AT_ONCE):
+        await clock.sleep(PAUSE_S)
+
+
+async def _forget_heard(events: ChannelEvents, clock: Clock) -> None:
+    while await events.forget(before=clock.now() - SENT_AGAIN, limit=AT_ONCE):
+        await clock.sleep(PAUSE_S)
+
+
+async def _expire(config: GatewayConfig, care: StoreCare, clock: Clock) -> None:
+    for agent in config.agents:
+        days = agent.context.expire_days
+        if days is None:
+            continue
+        before = clock.now() - timedelta(days=days)
+        while await care.expire(agent.id, before=before, limit=AT_ONCE):
+            await clock.sleep(PAUSE_S)
+
+
+def replays(config: GatewayConfig, means: Means, stores: Stores) -> Replays:
+    providers = frozenset({*config.providers, "demo"})
+    return Replays(means, stores.runs, stores.transcript, rewired(config), providers)
+
+
+def rewired(config: GatewayConfig) -> Wired:
+    """The same clients for replays: over what was recorded, without keys, addresses and waiting."""
+    definitions = {
+        name: replace(definition, api_key=Secret("replayed"))
+        for name, definition in config.providers.items()
+    }
+
+    def wired(reel: Reel) -> Model:
+        clients = {
+            name: ProviderClient(definition, reel, reel, reel.random, encoder=reel)
+            for name, definition in definitions.items()
+        }
+        return Models(clients)
+
+    return wired
 
 
 @dataclass(slots=True)

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from datetime import datetime
 
 from gateway.config.values import GatewayConfig
-from gateway.domain.accounts import Audit
 from gateway.domain.agents import AgentDef
-from gateway.domain.audit import Deed, DeedKind
-from gateway.domain.budgets import NANO, Budgets, Limit
+from gateway.domain.budgets import NANO, Audit, Budgets, Limit
 from gateway.domain.channels import ChannelDef
+from gateway.domain.events import Deed, DeedKind
 from gateway.domain.plugins import PluginDef, PluginInfo
 
 Authority = Mapping[str, object]  # plain data by place in the configuration, without any secret

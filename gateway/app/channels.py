@@ -1,34 +1,76 @@
-"""The configured channels, each with its adapter: what comes in by them, and how they fare."""
+"""The configured channels: adapters, connections to platforms, pairing, and the outbox at work."""
 
 import logging
+import random
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
+from pydantic_core import from_json
 
-from gateway.app.telling import tell_of_gateway
+from gateway.app.doors import tell_of_gateway
+from gateway.app.memory import Memory, sharing
+from gateway.channels.commands import ChatCommands
+from gateway.channels.delivery import Courier, Post
 from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
+from gateway.channels.live import LiveChannel
 from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
+from gateway.channels.streaming import Streaming
+from gateway.channels.supervision import supervise
 from gateway.channels.translating import WayIn
 from gateway.channels.verification import proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
-from gateway.control.bus import Bus
+from gateway.config.values import GatewayConfig
+from gateway.control.notices import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
-from gateway.domain.channel_events import Heard
 from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Commands
+from gateway.domain.dialling import Dialler
 from gateway.domain.errors import ChannelRefused, Conflict
-from gateway.domain.outbox import DeadLetters
+from gateway.domain.inbox import Accepted, Heard, Inbound
+from gateway.domain.outbox import DeadLetters, Deliver, Outbox
 from gateway.domain.plugins import PluginInfo
-from gateway.domain.ports import Clock, Leave, Stores
-from gateway.sessions.deliveries import Deliveries
-from gateway.sessions.reception import Reception
+from gateway.domain.ports import Clock, Fetch, Ids, Leave, Stores
+from gateway.domain.supervision import supervise as keep_at_it
+from gateway.sessions.intake import Front, Reception
+from gateway.sessions.outbox import Deliveries
 from gateway.web.methods.channels import ChannelMethods
 from gateway.web.metrics import ChannelFigures
 from gateway.web.rpc import Method
+
+
+def pairing_book(stores: Stores, bus: Bus, clock: Clock, ids: Ids) -> PairingBook:
+    tell = partial(tell_of_gateway, bus, clock)
+    return PairingBook(stores.pairings, stores.audit, clock, ids, tell)
+
+
+def chat_commands(
+    config: GatewayConfig, stores: Stores, front: Front, memory: Memory, book: PairingBook
+) -> ChatCommands:
+    return ChatCommands(
+        front=front,
+        spending=stores.spending,
+        budgets=config.budgets,
+        facts=stores.facts,
+        find=memory.recall,
+        settled=memory.settled,
+        shared=sharing(config.agents),
+        book=book,
+        decode=from_json,
+    )
+
 
 log = logging.getLogger(__name__)
 
@@ -209,3 +251,84 @@ def _check_needs(channel: ChannelDef, description: Description) -> None:
         if channel.config.get(name) in (None, ""):
             where = f"[channels.{channel.name}] config"
             raise ChannelRefused(channel.name, f"config.{name} is missing; set it in {where}")
+
+
+@asynccontextmanager
+async def delivering(
+    room: ChannelRoom, known: Collection[ChannelDef], outbox: Outbox, front: Front, bus: Bus
+) -> AsyncIterator[None]:
+    """`known` are all that are configured: what waits for one that is refused goes on waiting."""
+    if not known:
+        await outbox.strand((), at=front.clock.now())
+        yield
+        return
+    from gateway.outbound.guard import open_guarded  # noqa: PLC0415  # the HTTP client is slow to import
+
+    clock = front.clock
+    async with open_guarded() as fetch, anyio.create_task_group() as group:
+        couriers: dict[str, Deliver] = {}
+        streams: dict[str, Streaming] = {}
+        for one in room.open:
+            way, name = one.way_in, one.way_in.channel.name
+            post = Post(way.channel, way.adapter, fetch, clock)
+            streams[name] = Streaming(post, front.live.find, group)
+            couriers[name] = Courier(post, one.health, streams[name].draft_of)
+        accounts = frozenset((one.name, one.account) for one in known)
+        deliveries = Deliveries(outbox, couriers, accounts, clock, bus.publish, random.random)
+        room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
+        room.intake.accept = partial(_accept, room.intake.accept, streams)
+        stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))
+        group.start_soon(partial(keep_at_it, "deliveries", deliveries.run, clock, may_end=True))
+        try:
+            yield
+        finally:
+            stop()
+            group.cancel_scope.cancel()
+
+
+async def _accept(
+    accept: Callable[[Inbound], Awaitable[Accepted]],
+    streams: Mapping[str, Streaming],
+    inbound: Inbound,
+) -> Accepted:
+    """Whoever waits for an answer is shown that it is coming."""
+    accepted = await accept(inbound)
+    stream = streams.get(inbound.address.channel)
+    if stream is not None and inbound.whence is not None and not accepted.duplicate:
+        stream.follow(accepted.run_id, inbound.whence)
+    return accepted
+
+
+async def keep_lines(room: ChannelRoom) -> None:
+    """Until the room hangs up."""
+    if not room.open:
+        return
+    # The HTTP client is slow to import.
+    from gateway.outbound.dialling import open_dialler  # noqa: PLC0415
+    from gateway.outbound.guard import open_guarded  # noqa: PLC0415
+
+    with room.lines:
+        async with (
+            open_guarded() as fetch,
+            open_dialler() as dialler,
+            anyio.create_task_group() as group,
+        ):
+            for one in room.open:
+                work = partial(supervise, _live(room, one, fetch, dialler), one.transport)
+                name = f"channel:{one.way_in.channel.name}"
+                group.start_soon(
+                    partial(keep_at_it, name, work, room.clock, may_end=True), name=name
+                )
+
+
+def _live(room: ChannelRoom, opened: OpenChannel, fetch: Fetch, dialler: Dialler) -> LiveChannel:
+    return LiveChannel(
+        way_in=opened.way_in,
+        leave=opened.leave,
+        fetch=fetch,
+        dialler=dialler,
+        memos=room.memos,
+        health=opened.health,
+        clock=room.clock,
+        jitter=random.random,
+    )

@@ -1,21 +1,26 @@
-"""MCP servers whose tools agents have: connected when a turn wants them."""
+"""MCP servers whose tools agents have, and what is served at /mcp."""
 
 import importlib.util
 import random
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import anyio
+from anyio import to_thread
+from pydantic_core import from_json, to_json
 
-from gateway.app.telling import tell_of_gateway
+from gateway.app.agents import usual_agent
+from gateway.app.doors import tell_of_gateway
 from gateway.config.values import GatewayConfig
-from gateway.control.bus import Bus
-from gateway.domain.audit import Deed
-from gateway.domain.mcp import McpNotInstalled
-from gateway.domain.ports import Clock, Stores
+from gateway.control.notices import Bus
+from gateway.domain.events import Deed
+from gateway.domain.mcp import Desk, Door, McpNotInstalled
+from gateway.domain.ports import Clock, Ids, Stores
 from gateway.domain.supervision import supervise
 from gateway.schemas import SchemaChecks
+from gateway.sessions.intake import Front, ServedDesk
 from gateway.tools.gate import ToolGate
 
 
@@ -67,3 +72,29 @@ async def mcp_servers(
             yield
         finally:
             group.cancel_scope.cancel()
+
+
+Serving = Callable[[Desk], AbstractAsyncContextManager[Door]]
+
+
+@asynccontextmanager
+async def mcp_served(
+    config: GatewayConfig, front: Front, gate: ToolGate, ids: Ids
+) -> AsyncIterator[Door | None]:
+    """Raises McpNotInstalled."""
+    if not config.mcp_serving.is_enabled:
+        yield None
+        return
+    serving = await to_thread.run_sync(_serving, config.gateway.max_body_bytes)
+    agent = replace(usual_agent(config), tools=config.mcp_serving.tools)
+    async with serving(ServedDesk(front, gate, agent, to_json, from_json, ids)) as door:
+        yield door
+
+
+def _serving(most_bytes: int) -> Serving:
+    """To import it takes a third of a second, which a gateway without MCP does not wait."""
+    try:
+        from gateway.mcp.serving import serving  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise McpNotInstalled from error
+    return partial(serving, schemas=SchemaChecks(), most_bytes=most_bytes)

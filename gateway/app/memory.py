@@ -11,18 +11,14 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Clock, Ids, Model, PluginStore, Stores
 from gateway.memory.episodes import Episodes
+from gateway.memory.extraction import Keeper, Keeping
 from gateway.memory.indexer import Indexer
-from gateway.memory.keeper import Keeper
-from gateway.memory.keeping import Keeping
-from gateway.memory.recall import Recall
-from gateway.memory.remembrance import Remembrance
+from gateway.memory.recall import Recall, Remembrance, Vault, vault_of
 from gateway.memory.tool import MemoryTool
-from gateway.memory.vault import Vault, vault_of
 from gateway.sessions.compacting import Compaction
+from gateway.sessions.intake import Upkeep
 from gateway.sessions.lanes import Lanes
-from gateway.sessions.remembering import Recollected
-from gateway.sessions.upkeep import Upkeep
-from gateway.sessions.work import Means
+from gateway.sessions.worker import Means, Recollected
 from gateway.tools.gate import ToolGate
 from gateway.web.methods.memory import MemoryMethods
 from gateway.web.published.about import MemoryBacklog

@@ -1,4 +1,4 @@
-"""The sandbox with what host functions need of the other rooms."""
+"""What is opened or made before the rooms are wired: the sandbox, and what agents are made over."""
 
 import logging
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,12 +10,19 @@ import anyio
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
+from gateway.agent.leaves import Plans
+from gateway.agent.subagents import Aside
+from gateway.app.agents import Rulebook
+from gateway.budgets.metering import Meter
 from gateway.channels.crossing import read_description
+from gateway.channels.pairing import PairingBook
 from gateway.config.values import GatewayConfig
-from gateway.domain.accounts import Audit
+from gateway.control.notices import Bus
+from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
-from gateway.domain.audit import Deed
+from gateway.domain.budgets import Audit
 from gateway.domain.errors import Denied
+from gateway.domain.events import Deed
 from gateway.domain.mcp import Foreign, Lacking, McpStatus
 from gateway.domain.plugins import PluginDef, PluginInfo
 from gateway.domain.ports import (
@@ -24,11 +31,15 @@ from gateway.domain.ports import (
     Fetch,
     Fetched,
     HostFunction,
+    Ids,
     Leave,
+    Model,
     PluginStore,
+    Stores,
     Tool,
 )
 from gateway.host.folder import Folder
+from gateway.memory.souls import Souls
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.opening import open_sandbox
 from gateway.sandbox.plugins import Plugins
@@ -156,3 +167,37 @@ def _register(functions: dict[str, HostFunction], found: EntryPoint) -> None:
     except Exception:  # a package may fail in any way when it is imported: the rest starts without
         extra = {"function": found.name, "package": found.value}
         log.exception("a host function cannot be loaded", extra=extra)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Of one gateway."""
+
+    version: str
+    clock: Clock
+    bus: Bus
+    ids: Ids
+    stores: Stores
+    souls: Souls
+    plans: Plans
+    decisions: DecisionTrees
+    model: Model
+    plugins: Plugins
+    gate: ToolGate
+    rules: Rulebook
+    meter: Meter
+    pairing: PairingBook
+
+    def aside(self) -> Aside:
+        """For turns beside the lanes."""
+        return Aside(
+            self.model,
+            self.gate,
+            self.plans,
+            self.decisions,
+            lambda: self.rules.current,
+            self.clock,
+            from_json,
+            self.bus.publish,
+            self.meter.cost_usd,
+        )

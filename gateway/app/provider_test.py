@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import anyio
 from anyio import to_thread
 
-from gateway.app.models import models
+from gateway.app.agents import models
 from gateway.budgets.metering import Meter
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
@@ -19,8 +19,7 @@ from gateway.domain.model import ModelReply, ModelRequest
 from gateway.domain.ports import Ids, Model
 from gateway.host.clock import SystemClock
 from gateway.host.ids import TimeIds
-from gateway.providers.presets import DEFAULT_MODELS
-from gateway.providers.prices import PriceTable
+from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.store.opening import open_store
 from gateway.web.published.about import ProviderTested
 

@@ -11,8 +11,8 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.app.assembly import Gateway, assembled
+from gateway.app.channels import keep_lines
 from gateway.app.doors import web_settings
-from gateway.app.lines import keep_lines
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import GatewayError
@@ -22,8 +22,8 @@ from gateway.host.garbage import settle
 from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
 from gateway.host.streams import has_terminal
-from gateway.store.faults import file_faults
 from gateway.store.opening import note_owner
+from gateway.store.rows import file_faults
 from gateway.web.server import Address, WebServer
 
 log = logging.getLogger(__name__)

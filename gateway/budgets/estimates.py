@@ -4,9 +4,8 @@ from collections import OrderedDict
 from math import ceil
 
 from gateway.domain.ids import SessionKey
-from gateway.domain.messages import Message
+from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Message, text_bytes
 from gateway.domain.model import ModelRequest
-from gateway.domain.tokens import BYTES_A_TOKEN, MESSAGE_OVERHEAD, text_bytes
 
 KEPT = 4096  # sessions and models; about 0.3 kB each
 # A first guess is rather too high: what is held too much is given back a moment later.

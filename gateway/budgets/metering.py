@@ -13,16 +13,18 @@ from anyio import CancelScope, get_cancelled_exc_class, move_on_after
 from gateway.budgets.estimates import LEAST_LEARNED, WITHOUT_LIMIT, Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
 from gateway.budgets.queue import NO_SCOPES, BudgetQueue, Scopes
-from gateway.domain.accounts import Audit, Ended, Ledger, Prices
-from gateway.domain.audit import Deed, Recurrences
-from gateway.domain.bindings import share_of
+from gateway.domain.agents import share_of
 from gateway.domain.budgets import (
     NANO,
+    Audit,
     BudgetExceeded,
     Budgets,
+    Ended,
     Grant,
+    Ledger,
     Outcome,
     Payer,
+    Prices,
     Pricing,
     Reservation,
     Resync,
@@ -34,17 +36,10 @@ from gateway.domain.budgets import (
     shown,
 )
 from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
-from gateway.domain.model import (
-    BudgetWarning,
-    Delta,
-    Hear,
-    ModelReply,
-    ModelRequest,
-    Progress,
-)
+from gateway.domain.events import Deed, Recurrences
+from gateway.domain.messages import BYTES_A_TOKEN, Usage, estimate_tokens
+from gateway.domain.model import BudgetWarning, Delta, Hear, ModelReply, ModelRequest, Progress
 from gateway.domain.ports import Clock, Ids, Model
-from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
-from gateway.domain.usage import Usage
 
 log = logging.getLogger(__name__)
 

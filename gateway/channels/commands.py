@@ -7,23 +7,19 @@ from typing import Any, get_args
 
 from gateway.channels.intake import address_of
 from gateway.channels.pairing import MOST_LISTED, PairingBook
-from gateway.domain.accounts import Spending
 from gateway.domain.adapters import Incoming
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import Address, speaker
-from gateway.domain.budgets import Budgets, Limit, Scope, Tally, day_of, shown
-from gateway.domain.channels import ChannelDef, Command
+from gateway.domain.agents import Address, AgentDef, speaker
+from gateway.domain.budgets import Budgets, Limit, Scope, Spending, Tally, day_of, shown
+from gateway.domain.channels import ChannelDef, Command, Pairing
 from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
-from gateway.domain.facts import Fact, FactQuery, Facts, whose
+from gateway.domain.facts import Fact, FactQuery, Facts, Recalled, whose
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import QueueMode
-from gateway.domain.pairing import Pairing
 from gateway.domain.ports import Decode
-from gateway.domain.recall import Recalled
-from gateway.memory.explaining import told_in_full
+from gateway.memory.context import told_in_full
 from gateway.memory.tool import Find
-from gateway.sessions.front import Front
-from gateway.sessions.lines import Lines
+from gateway.sessions.intake import Front
+from gateway.sessions.lanes import Lines
 from gateway.sessions.runs import LiveRun
 
 MOST_FACTS = 20  # the newest

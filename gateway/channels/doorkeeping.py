@@ -12,11 +12,11 @@ from gateway.domain.channels import (
     DmPolicy,
     GroupRule,
     Ignored,
+    Pairing,
     Told,
     Turn,
     Verdict,
 )
-from gateway.domain.pairing import Pairing
 
 log = logging.getLogger(__name__)
 

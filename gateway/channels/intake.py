@@ -13,8 +13,7 @@ from pydantic_core import to_json
 
 from gateway.channels.crossing import write_whence
 from gateway.domain.adapters import Attachment, Incoming, Parsed, Unusable
-from gateway.domain.bindings import Address
-from gateway.domain.channel_events import ChannelEvents, Heard, HeardAs
+from gateway.domain.agents import Address
 from gateway.domain.channels import (
     ChannelDef,
     ChannelMemo,
@@ -23,14 +22,13 @@ from gateway.domain.channels import (
     Commands,
     Doorkeeper,
     Ignored,
+    Pairing,
     Told,
     Verdict,
     Whence,
 )
 from gateway.domain.errors import Conflict, NoRoute, NotOfProject
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Accepted, NewDelivery
-from gateway.domain.pairing import Pairing
+from gateway.domain.inbox import Accepted, ChannelEvents, Heard, HeardAs, Inbound, NewDelivery
 from gateway.domain.ports import Clock
 
 log = logging.getLogger(__name__)

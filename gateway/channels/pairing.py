@@ -8,11 +8,11 @@ from datetime import timedelta
 from hashlib import sha256
 
 from gateway.channels.progress import printable
-from gateway.domain.accounts import Audit
 from gateway.domain.adapters import Sender
-from gateway.domain.audit import Deed, DeedKind
+from gateway.domain.budgets import Audit
+from gateway.domain.channels import Pairing, Pairings, PairingState
 from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound
-from gateway.domain.pairing import Pairing, Pairings, PairingState
+from gateway.domain.events import Deed, DeedKind
 from gateway.domain.ports import Clock, Ids
 
 log = logging.getLogger(__name__)

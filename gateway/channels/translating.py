@@ -17,9 +17,9 @@ from gateway.channels.crossing import read_each, read_incoming
 from gateway.channels.encoding import marked
 from gateway.channels.intake import Intake
 from gateway.domain.adapters import HttpReply, Parsed, TransportKind, Unusable
-from gateway.domain.channel_events import Heard
 from gateway.domain.channels import Adapter, ChannelDef, ChannelMemo, Scrub
 from gateway.domain.errors import AdapterFailed, Conflict
+from gateway.domain.inbox import Heard
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from urllib.parse import parse_qsl
 from gateway.channels.progress import Health
 from gateway.channels.translating import Said, WayIn
 from gateway.channels.verification import Challenger, NotGenuine, Verifier, secret_of, verifier
-from gateway.domain.accounts import Audit
 from gateway.domain.adapters import HttpReply, Webhook
-from gateway.domain.audit import Deed, Recurrences
+from gateway.domain.budgets import Audit
 from gateway.domain.channels import WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
+from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ports import Clock
 
 LARGEST_BODY = 4 * 1024 * 1024

@@ -34,8 +34,7 @@ from gateway.config import editing
 from gateway.config.plugins import BUNDLED
 from gateway.config.problems import ConfigInvalid
 from gateway.domain.adapters import Description, TransportKind
-from gateway.domain.capabilities import Capability, HttpGrant
-from gateway.domain.plugins import PluginDef
+from gateway.domain.plugins import Capability, HttpGrant, PluginDef
 from gateway.host.logs import logging_to
 
 

@@ -15,23 +15,21 @@ from typing import Literal
 
 import anyio
 
-from gateway.agent.plans import Plans
-from gateway.app.agents import soul_paths, tree_paths
-from gateway.app.decisions import decision_trees
-from gateway.app.subagents import with_subagents
+from gateway.agent.leaves import Plans
+from gateway.app.agents import decision_trees, soul_paths, tree_paths
+from gateway.app.assembly import with_subagents
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig
 from gateway.control.policy import DecisionTrees
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
 from gateway.domain.ids import AgentId
-from gateway.domain.providers import is_loopback
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.messages import estimate_tokens
+from gateway.domain.model import is_loopback
 from gateway.host.clock import SystemClock
 from gateway.host.texts import FileTexts
 from gateway.memory.souls import Souls
-from gateway.providers.presets import DEFAULT_MODELS
-from gateway.providers.prices import is_listed
+from gateway.providers.prices import DEFAULT_MODELS, is_listed
 from gateway.store.opening import look_over, read_owner
 
 LOW_DISK_BYTES = 500 * 1024 * 1024

@@ -7,13 +7,17 @@ from pathlib import Path
 
 from gateway.config.values import BundledPlugin, Known, Preset
 from gateway.control.policy import DECISION_TREES
-from gateway.control.rules.compiling import CORE, problems_of
+from gateway.control.rules import CORE, problems_of
 from gateway.host.clock import SystemClock
 from gateway.host.shipped import shipped_folder
-from gateway.providers.presets import DEFAULT_MODELS, PRESETS
-from gateway.providers.prices import is_priced
+from gateway.providers.prices import (
+    DEFAULT_MODELS,
+    PRESETS,
+    context_window,
+    is_priced,
+    output_limit,
+)
 from gateway.providers.thinking import why_no_thinking
-from gateway.providers.windows import context_window, output_limit
 
 # The plugins that ship with the gateway, and what each cannot work without.
 BUNDLED: dict[str, tuple[str, ...]] = {

@@ -12,9 +12,8 @@ from gateway.cli.known import known
 from gateway.config.kinds import PluginName
 from gateway.config.plugins import BUNDLED
 from gateway.config.problems import choose, quoted
-from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
-from gateway.domain.plugins import PluginDef, PluginKind
+from gateway.domain.plugins import Capability, PluginDef, PluginKind, parse_capability
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"
 _NAME: TypeAdapter[str] = TypeAdapter(PluginName)

@@ -21,8 +21,8 @@ from gateway.cli.plugin_words import asked_lines, block, shown, tool_line
 from gateway.config import editing
 from gateway.config.plugins import BUNDLED
 from gateway.config.problems import ConfigInvalid
-from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
+from gateway.domain.plugins import Capability, parse_capability
 from gateway.store.opening import read_owner
 
 # What an import needs that only the operator can name.

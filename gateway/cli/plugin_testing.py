@@ -13,9 +13,8 @@ from pydantic_core import to_json
 
 from gateway.cli.plugin_checking import opened
 from gateway.cli.plugin_files import BadPlugin, Given, problems_of
-from gateway.domain.capabilities import Capability, FunctionGrant, HttpGrant, StoreGrant
 from gateway.domain.errors import Denied
-from gateway.domain.plugins import PluginDef
+from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, PluginDef, StoreGrant
 from gateway.domain.ports import Ask, Fetched, HostFunction, Leave, PluginSpace
 from gateway.host.clock import SystemClock
 from gateway.outbound.asking import check_granted, read_headers, read_method, read_url

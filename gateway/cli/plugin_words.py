@@ -3,8 +3,8 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from gateway.domain.capabilities import Capability, FunctionGrant, HttpGrant, StoreGrant
 from gateway.domain.model import ToolSpec
+from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, StoreGrant
 
 _FUNCTIONS = {"clock": "may look at the clock", "random": "may draw random bytes"}
 ALWAYS = "log"  # the interface that needs no grant

@@ -14,7 +14,7 @@ from gateway.cli.ending import FAILED, Unreachable, failure
 from gateway.cli.link import ANSWER_S, linked
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
-from gateway.providers.presets import DEFAULT_MODELS
+from gateway.providers.prices import DEFAULT_MODELS
 
 if TYPE_CHECKING:
     from gateway.cli.plugin_place import Place

@@ -9,16 +9,14 @@ from typing import Any
 
 import click
 
-from gateway.app.rules import rule_set
+from gateway.app.agents import rule_set
 from gateway.cli.context import CliContext, config_or_exit, refuse
 from gateway.cli.ending import Unreachable
 from gateway.cli.link import linked
 from gateway.config.problems import ConfigInvalid
 from gateway.config.rules import RuleReader
 from gateway.control.expressions import ExpressionFailed
-from gateway.control.rules.acts import Act
-from gateway.control.rules.compiling import CORE, ROOTS, Rule, problems_of
-from gateway.control.rules.engine import load_rules, view
+from gateway.control.rules import CORE, ROOTS, Act, Rule, load_rules, problems_of, view
 from gateway.control.words import meant
 from gateway.domain.events import Event, kind_named
 from gateway.domain.terminal import one_line

@@ -8,7 +8,7 @@ import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.link import Link, linked
-from gateway.domain.conversations import ImportRefused
+from gateway.domain.sessions import ImportRefused
 
 PAGE = 200
 PART_CHARACTERS = 200_000

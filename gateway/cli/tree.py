@@ -10,13 +10,11 @@ import click
 import gateway
 from gateway.cli.context import CliContext
 from gateway.cli.ending import failure
-from gateway.control.trees.formatting import formatted
+from gateway.control.trees.engine import BadScript, Script, Trace, trace
+from gateway.control.trees.lint import formatted
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import TreePlan
-from gateway.control.trees.problems import Problem, TreeInvalid
-from gateway.control.trees.reader import decoded
-from gateway.control.trees.registry import Registry
-from gateway.control.trees.tracing import BadScript, Script, Trace, trace
+from gateway.control.trees.plan import Registry, TreePlan
+from gateway.control.trees.reader import Problem, TreeInvalid, decoded
 
 SHIPPED = Path(gateway.__file__).parent / "agent" / "trees"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

@@ -10,8 +10,8 @@ from gateway.config.problems import Code, Finding, KeyPath, Report, choose, quot
 from gateway.config.schema import GatewaySection, TokenSection
 from gateway.config.secrets import SecretSource
 from gateway.config.values import GatewaySettings, Surroundings, TokenGrant
-from gateway.domain.providers import is_loopback
-from gateway.domain.secrets import Secret
+from gateway.domain.ids import Secret
+from gateway.domain.model import is_loopback
 
 SCOPES = ("chat", "read", "admin", "impersonate", "metrics")
 LEAST_TOKEN = 16  # characters of the operator's, where others can reach the gateway

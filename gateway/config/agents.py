@@ -19,12 +19,21 @@ from gateway.config.schema import (
     ModelSection,
 )
 from gateway.config.values import Surroundings
-from gateway.domain.agents import OPEN_PROJECT, AgentDef, ContextRules, Limits, ProjectDef
-from gateway.domain.bindings import OWN_CHANNELS, Binding
+from gateway.domain.agents import (
+    DELEGATE,
+    OPEN_PROJECT,
+    OWN_CHANNELS,
+    PLACES,
+    AgentDef,
+    Binding,
+    ContextRules,
+    Limits,
+    ProjectDef,
+    TemplateInvalid,
+    compile_prompt,
+)
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY
-from gateway.domain.prompts import PLACES, TemplateInvalid, compile_prompt
-from gateway.domain.subagents import DELEGATE
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5

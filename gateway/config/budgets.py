@@ -9,10 +9,9 @@ from pydantic import BeforeValidator
 from gateway.config.environment import DEMO, Choice
 from gateway.config.kinds import Id, Section, key
 from gateway.config.problems import Code, Finding, KeyPath, Report, choose, quoted
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import DELEGATE, AgentDef, SubagentDef
 from gateway.domain.budgets import NANO, Budgets, Limit
-from gateway.domain.providers import ProviderDef
-from gateway.domain.subagents import DELEGATE, SubagentDef
+from gateway.domain.model import ProviderDef
 
 DEMO_DAILY = 20_000
 DEMO_TURNS = 4  # older ones are recalled; so that a day is long enough to try things

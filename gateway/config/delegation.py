@@ -8,8 +8,7 @@ from pydantic import Field
 from gateway.config.kinds import Section, Text, key
 from gateway.config.problems import Code, Report, choose, quoted
 from gateway.config.reaching import SubagentSection
-from gateway.domain.agents import RESULT, AgentDef
-from gateway.domain.subagents import Delegation
+from gateway.domain.agents import RESULT, AgentDef, Delegation
 
 _DELEGATION = Delegation()
 Count = Annotated[int, Field(ge=0)]

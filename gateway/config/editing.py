@@ -19,8 +19,8 @@ from gateway.config.placing import Positions, Span, locate, masked, written
 from gateway.config.problems import KeyPath, choose, quoted
 from gateway.config.reading import interpreted
 from gateway.config.values import GatewayConfig, Surroundings
-from gateway.domain.capabilities import Capability, HttpGrant, parse_capability
 from gateway.domain.errors import BadCapability, GatewayError
+from gateway.domain.plugins import Capability, HttpGrant, parse_capability
 
 _BUDGETS = ("session", "daily", "monthly", "per_agent")
 OWNERS_ALONE = 0o600  # the mode of a new file

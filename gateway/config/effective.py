@@ -10,9 +10,9 @@ from gateway.config.placing import Positions, locate
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.reading import Loaded
 from gateway.domain.channels import ChannelDef
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.plugins import PluginDef, PluginSecret
-from gateway.domain.secrets import Secret
 
 LISTS = {"tokens", "agents", "projects", "plugins", "bindings", "rules"}  # of tables
 _LISTS = {(name,) for name in LISTS}

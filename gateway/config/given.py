@@ -11,11 +11,17 @@ from gateway.config.kinds import PluginSecretSection
 from gateway.config.masking import looks_secret
 from gateway.config.problems import Code, KeyPath, Report, quoted
 from gateway.config.secrets import REFERENCE, SecretSource
-from gateway.domain.capabilities import FORMS, HttpGrant, Origin, parse_capability
 from gateway.domain.errors import BadCapability
-from gateway.domain.plugins import PluginDef, PluginSecret
-from gateway.domain.providers import is_loopback
-from gateway.domain.secrets import Secret
+from gateway.domain.ids import Secret
+from gateway.domain.model import is_loopback
+from gateway.domain.plugins import (
+    FORMS,
+    HttpGrant,
+    Origin,
+    PluginDef,
+    PluginSecret,
+    parse_capability,
+)
 
 LARGEST_CONFIG = 65_536  # bytes: it travels with every call
 DEEPEST_CONFIG = 16

@@ -17,8 +17,8 @@ from gateway.config.masking import looks_secret
 from gateway.config.mcp_serving import McpServeSection
 from gateway.config.problems import Code, KeyPath, Report, quoted
 from gateway.config.secrets import SecretSource
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import DEPTH_HEADER, McpServerDef
-from gateway.domain.secrets import Secret
 
 _SERVER = McpServerDef("")
 _OURS = {

@@ -10,9 +10,8 @@ from gateway.config.problems import Code, KeyPath, Report, choose, quoted
 from gateway.config.schema import PluginSection
 from gateway.config.values import Surroundings
 from gateway.domain.agents import OWN_TOOLS
-from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import BadCapability
-from gateway.domain.plugins import PluginDef, PluginLimits
+from gateway.domain.plugins import Capability, PluginDef, PluginLimits, parse_capability
 
 BUNDLED = "bundled:"
 

@@ -14,8 +14,8 @@ from gateway.config.problems import Code, KeyPath, Report, quoted
 from gateway.config.schema import ProviderSection
 from gateway.config.secrets import SecretSource
 from gateway.config.values import Known, Preset
-from gateway.domain.providers import Price, ProviderDef, Wire
-from gateway.domain.secrets import Secret
+from gateway.domain.ids import Secret
+from gateway.domain.model import Price, ProviderDef, Wire
 
 _AS_WRITTEN = ("connect_timeout_s", "idle_timeout_s", "max_retries", "tool_markup")
 

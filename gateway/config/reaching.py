@@ -15,8 +15,8 @@ from gateway.config.kinds import (
     key,
 )
 from gateway.domain.adapters import TransportKind
+from gateway.domain.agents import SubagentDef
 from gateway.domain.channels import ChannelDef, DmPolicy, OnUnknown
-from gateway.domain.subagents import SubagentDef
 
 _CHANNEL = ChannelDef("", "")
 _SUBAGENT = SubagentDef("", "")

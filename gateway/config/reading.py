@@ -44,13 +44,12 @@ from gateway.config.values import (
     StoreSettings,
     Surroundings,
 )
-from gateway.domain.agents import OWN_TOOLS, RESULT, AgentDef
+from gateway.domain.agents import OWN_TOOLS, RESULT, AgentDef, SubagentDef
 from gateway.domain.budgets import Budgets
 from gateway.domain.channels import ChannelDef
+from gateway.domain.events import RuleDef
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY, McpNotInstalled
-from gateway.domain.rules import RuleDef
-from gateway.domain.subagents import SubagentDef
 
 # What a variable's key has to belong to, and how that is called.
 _NEEDED = {

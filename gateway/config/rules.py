@@ -20,7 +20,7 @@ from gateway.config.problems import (
 )
 from gateway.config.schema import ActionSection, ConfigFile, RuleSection
 from gateway.config.values import RuleFolder
-from gateway.domain.rules import Action, ActionKind, Batch, RefusedRules, RuleDef, RuleProblem
+from gateway.domain.events import Action, ActionKind, Batch, RefusedRules, RuleDef, RuleProblem
 
 KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 OPTIONS: Mapping[str, tuple[str, ...]] = {

@@ -47,21 +47,12 @@ from gateway.config.values import (
     StoreSettings,
     StoreUrl,
 )
-from gateway.domain.agents import (
-    BOUNDS,
-    AgentDef,
-    ContextRules,
-    Extraction,
-    FactScope,
-    Limits,
-)
-from gateway.domain.events import Severity
+from gateway.domain.agents import BOUNDS, AgentDef, ContextRules, Extraction, FactScope, Limits
+from gateway.domain.events import Batch, OncePer, Point, Priority, Severity, To
 from gateway.domain.ids import AgentId
 from gateway.domain.inbox import QueueMode
-from gateway.domain.notices import Point, Priority, To
+from gateway.domain.model import ProviderDef, ToolMarkup, Wire
 from gateway.domain.plugins import PluginLimits
-from gateway.domain.providers import ProviderDef, ToolMarkup, Wire
-from gateway.domain.rules import Batch, OncePer
 
 TokenName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 

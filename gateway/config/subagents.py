@@ -6,7 +6,7 @@ from dataclasses import replace
 from gateway.config.agents import Agents
 from gateway.config.problems import Code, KeyPath, quoted
 from gateway.config.reaching import SubagentSection
-from gateway.domain.subagents import DELEGATE, SubagentDef
+from gateway.domain.agents import DELEGATE, SubagentDef
 
 
 def resolve_subagents(

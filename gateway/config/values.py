@@ -5,18 +5,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from gateway.domain.agents import AgentDef, ProjectDef
-from gateway.domain.bindings import Binding
+from gateway.domain.agents import AgentDef, Binding, Delegation, ProjectDef, SubagentDef
 from gateway.domain.budgets import Budgets
 from gateway.domain.channels import ChannelDef
-from gateway.domain.ids import AgentId
+from gateway.domain.events import RefusedRules, RuleDef, RuleProblem
+from gateway.domain.ids import AgentId, Secret
 from gateway.domain.inbox import QueueMode
 from gateway.domain.mcp import McpServerDef, McpServing
+from gateway.domain.model import ProviderDef, Wire
 from gateway.domain.plugins import PluginDef
-from gateway.domain.providers import ProviderDef, Wire
-from gateway.domain.rules import RefusedRules, RuleDef, RuleProblem
-from gateway.domain.secrets import Secret
-from gateway.domain.subagents import Delegation, SubagentDef
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["auto", "json", "console"]

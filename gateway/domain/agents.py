@@ -1,11 +1,13 @@
-"""Who answers: an agent's definition with its limits and context rules."""
+"""Who answers: agents with their limits, souls and prompts, subagents, and the bindings that choose one."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
-from gateway.domain.ids import AgentId
+from gateway.domain.ids import AgentId, RunId, SessionKey, encode_part
 from gateway.domain.messages import READS
 
 # Who looks for facts. "auto": patterns after each turn, and a model where one compacts anyway.
@@ -103,3 +105,272 @@ class AgentDef:
     fallback: "AgentDef | None" = None
     limits: Limits = field(default_factory=Limits)
     context: ContextRules = field(default_factory=ContextRules)
+
+
+@dataclass(frozen=True, slots=True)
+class Soul:
+    agent_id: AgentId
+    content: str
+    token_count: int
+    loaded_from: str
+    loaded_at: datetime
+
+
+PLACES = ("soul", "system_prompt", "notes", "threads", "tools", "facts", "summary")
+_PART = re.compile(r"\{\{|\}\}|\{([^{}\n]*)\}|[{}]")
+
+
+class TemplateInvalid(ValueError):
+    """`column` and `line` count from 1; `name`: what stands where a known one should."""
+
+    def __init__(self, text: str, at: int, problem: str, name: str | None = None) -> None:
+        self.line = text.count("\n", 0, at) + 1
+        self.column = at - text.rfind("\n", 0, at)
+        self.problem, self.name = problem, name
+        super().__init__(f"{self.line}:{self.column}: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Texts, each with the name of the place behind it; the last has none."""
+
+    parts: tuple[tuple[str, str], ...]
+
+    @property
+    def places(self) -> frozenset[str]:
+        return frozenset(name for _, name in self.parts)
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """What stands in a value stays as it is; a place without a value is empty."""
+        return "".join(text + values.get(name, "") for text, name in self.parts)
+
+
+def compile_prompt(text: str) -> Template:
+    """Raises TemplateInvalid."""
+    parts: list[tuple[str, str]] = []
+    before, end = "", 0
+    for found in _PART.finditer(text):
+        before, end = before + text[end : found.start()], found.end()
+        name = found[1]
+        if name is None:
+            if len(found[0]) == 1:
+                told = "this brace stands alone; write {{ or }} for a brace"
+                raise TemplateInvalid(text, found.start(), told)
+            before += found[0][0]
+            continue
+        if name not in PLACES:
+            told = f"there is no placeholder {found[0][:64]}"
+            raise TemplateInvalid(text, found.start(), told, name)
+        if any(name == known for _, known in parts):
+            raise TemplateInvalid(text, found.start(), f"{found[0]} stands here a second time")
+        parts.append((before, name))
+        before = ""
+    return Template((*parts, (before + text[end:], "")))
+
+
+DELEGATE = "delegate_"  # so begin the names of the tools that subagents are
+MOST_DEPTH = 2  # a subagent may have one of its own, and that one none
+
+
+@dataclass(frozen=True, slots=True)
+class SubagentDef:
+    """What is absent is as its parent has it."""
+
+    name: str
+    prompt_path: str
+    description: str = ""
+    tools: tuple[str, ...] = ()
+    max_turns: int = 10
+    timeout_seconds: int = 1_200
+    provider: str | None = None
+    model: str | None = None
+    context_window: int | None = None  # of its own model
+    output_limit: int | None = None  # tokens of a reply of its own model
+
+    @property
+    def tool(self) -> str:
+        """What the tool is called that its parent has."""
+        return f"{DELEGATE}{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Delegation:
+    """When a subagent reads a tool's result first. `items` by a tool's bare name."""
+
+    is_enabled: bool = False
+    subagent: str = "librarian"
+    token_estimate: int = 4_000
+    items: Mapping[str, int] = field(
+        default_factory=lambda: {
+            "vault_search": 6,
+            "search_code": 6,
+            "vault_list": 10,
+            "thread_read": 20,
+        }
+    )
+    score_similarity: float = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A tool's whole result, of which a model was shown less. `reference` follows from its run and
+    its call, so that a second attempt finds it."""
+
+    reference: str
+    session_key: SessionKey
+    run_id: RunId
+    tool: str
+    content: str
+    at: datetime
+
+
+class Originals(Protocol):
+    """Raises StoreUnavailable."""
+
+    async def keep(self, original: Original) -> None:
+        """The same reference again changes nothing. Gone with its session, or with the journals."""
+        ...
+
+    async def read(self, session_key: SessionKey, reference: str) -> Original | None:
+        """None also for what another session kept."""
+        ...
+
+    async def forget(self, session_key: SessionKey) -> None:
+        """All of a session that is over."""
+        ...
+
+
+MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]
+OWN_CHANNELS = frozenset({"websocket", "api"})  # where a principal's name is the account
+
+# Among whom turns are shared out: a token, or a channel's account; and there a person.
+Share = tuple[tuple[str, ...], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a message was said. `sender` is the person; in a direct chat that is the peer."""
+
+    channel: str
+    account: str
+    peer: str = "main"
+    guild: str | None = None
+    team: str | None = None
+    thread: str | None = None
+    sender: str | None = None
+    is_foreign: bool = False  # on a platform, where other people choose what rooms are called
+    is_room: bool = False  # of a channel: `peer` is a room's id, no direct chat's
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """Every field that is given must match."""
+
+    agent_id: AgentId
+    channel: str | None = None
+    account_id: str | None = None
+    peer_id: str | None = None
+    guild_id: str | None = None
+    team_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who answers, under which session key, and which binding decided it (None: no binding)."""
+
+    agent_id: AgentId
+    session_key: SessionKey
+    matched_by: MatchedBy
+    binding_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a binding was not the one."""
+
+    index: int
+    why: str
+
+
+def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -> str:
+    """As it stands in a session key: `room/thread`. In a foreign one `~1` is a slash, and `~0` a
+    tilde, or a room could be read as another one's thread."""
+    parts: tuple[str, ...] = (room,) if thread is None else (room, thread)
+    if is_foreign:
+        parts = tuple(part.replace("~", "~0").replace("/", "~1") for part in parts)
+    return "/".join(parts)
+
+
+_ROOM, _DIRECT = "room:", "direct:"
+
+
+def key_peer(raw: str, *, is_room: bool) -> str:
+    """The peer of a channel's session: platforms give rooms and people ids that may be alike."""
+    if is_room:
+        return _ROOM + raw
+    return _DIRECT + raw if raw.startswith((_ROOM, _DIRECT)) else raw
+
+
+def raw_peer(peer: str) -> tuple[str, bool]:
+    """The exact inverse of `key_peer`: the platform's id, and whether it is a room's."""
+    if peer.startswith(_ROOM):
+        return peer.removeprefix(_ROOM), True
+    return peer.removeprefix(_DIRECT), False
+
+
+def place_in(key: SessionKey) -> tuple[str, str | None]:
+    """The platform's ids of the room or direct chat, and of the thread."""
+    if key.channel in OWN_CHANNELS:
+        return key.peer, None
+    room, is_thread, thread = peer_in(key).partition("/")
+    place = [part.replace("~1", "/").replace("~0", "~") for part in (room, thread)]
+    return place[0], place[1] if is_thread else None
+
+
+def peer_in(key: SessionKey) -> str:
+    """As the platform has it; principals name their own conversations as they like."""
+    return key.peer if key.channel in OWN_CHANNELS else raw_peer(key.peer)[0]
+
+
+def person_in(key: SessionKey, sender: str | None) -> str:
+    """Who talks there, as the peer of a key: no person of a channel has the same one as a room."""
+    if not sender or sender == key.peer or key.channel in OWN_CHANNELS:
+        return sender or key.peer
+    return key_peer(sender, is_room=False)
+
+
+def address_in(channel: str, account: str, peer: str, *, is_raw: bool = True) -> Address:
+    """Of a peer that is given by whoever asks: a channel's `room:ID` is the room with that id.
+    Unless `is_raw`, any other peer stands in the key as it is given."""
+    if channel in OWN_CHANNELS:
+        return Address(channel, account, peer)
+    raw, is_room = raw_peer(peer)
+    return Address(channel, account, raw, is_foreign=is_raw or is_room, is_room=is_room)
+
+
+def of_person(key: SessionKey, sender: str | None) -> str:
+    """An agent and whom it talks with, for all that is kept of a person: in a room the sender, else
+    the peer. Facts, plugin stores and notes have the person in common."""
+    return str(
+        key if not sender or sender == key.peer else replace(key, peer=person_in(key, sender))
+    )
+
+
+def person_key(key: SessionKey, sender: str | None = None) -> str:
+    """The same person, whichever agent they talk with: `channel:account:peer`."""
+    return of_person(key, sender).partition(":")[2]
+
+
+def speaker(channel: str, account: str, person: str) -> str:
+    """Who says something: a principal by its name, whoever writes elsewhere by the place."""
+    if channel in OWN_CHANNELS:
+        return encode_part(account)
+    return ":".join(map(encode_part, (channel, account, person)))
+
+
+def share_of(key: SessionKey, sender: str | None) -> Share:
+    """A principal shares with the others. The people of a channel's account share what it gets, so
+    that no channel gets more turns the more people write there."""
+    if key.channel in OWN_CHANNELS:
+        return (key.account,), ""
+    return (key.channel, key.account), sender or key.peer

@@ -1,9 +1,12 @@
-"""What happens in a run, as others hear of it: typed events under every name that they have."""
+"""What happens, as others hear of it: events, rules, notices, and the audit."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal, get_args
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from hashlib import sha256
+from typing import Literal, Protocol, get_args
 
 from gateway.domain.ids import RunId, SessionKey
 
@@ -75,3 +78,203 @@ class Event:
     session_key: SessionKey | None
     run_id: RunId | None
     payload: Mapping[str, object]
+
+
+OncePer = Literal["run", "session", "never"]
+ActionKind = Literal[
+    "notify", "log", "set_state", "emit", "interrupt", "set_model", "add_tool", "remove_tool"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Which of a rule's notices are told as one, and which are the same again."""
+
+    window_ms: int = 1_000
+    max: int = 3
+    dedupe: str = ""  # paths with colons between; `type` is the event's
+    dedupe_ms: int = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    kind: ActionKind
+    value: object  # a template, a name, or the table of set_state
+    options: Mapping[str, object] = field(default_factory=dict)  # those that are given
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDef:
+    """`is_core`: it is there for every agent, and nobody can switch it off."""
+
+    id: str
+    on: tuple[str, ...]
+    do: tuple[Action, ...]
+    description: str = ""
+    is_core: bool = False
+    is_enabled: bool = True
+    priority: int = 0  # higher ones first
+    min_severity: Severity = "debug"
+    when: str | None = None
+    once_per: OncePer = "never"
+    batch: Batch = field(default_factory=Batch)
+    source: str = ""  # file:line
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it remembers something from one run of a session to the next."""
+        return self.once_per == "session" or any(one.kind == "set_state" for one in self.do)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleProblem:
+    """What is wrong with a rule. `path` leads to it; `column` counts from 0 into a text there."""
+
+    path: tuple[str | int, ...]
+    message: str
+    fix: str
+    column: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedRules:
+    """A file whose rules are not in force, and why."""
+
+    file: str
+    why: str
+
+
+Priority = Literal["critical", "high", "normal", "low"]
+Point = Literal["immediate", "turn_start", "after_tool", "deferred", "cross_session"]
+To = Literal["both", "model", "client"]
+
+OPENING, CLOSING = "<system-notice>", "</system-notice>"  # around what a model is told
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """Notices of one source are told as one, up to `most` that come within `window_s`; a second one
+    with the same `dedupe_key` is none within `dedupe_s`."""
+
+    window_s: float = 1.0
+    most: int = 3
+    dedupe_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """`immediate`: at the next boundary between steps. `deferred`: when what `after_tool`,
+    `after_turns` and `when` wait for has come. `cross_session`: in another session of the person."""
+
+    content: str
+    priority: Priority = "normal"
+    inject_at: Point = "turn_start"
+    to: To = "both"
+    source: str = "rule"
+    dedupe_key: str | None = None
+    expires_at: datetime | None = None
+    after_tool: str | None = None
+    after_turns: int = 0
+    when: str | None = None  # an expression over what rules see
+    id: str = ""
+    data: Mapping[str, object] = field(default_factory=dict)  # of the event, for a compact batch
+    batching: Batching = Batching()
+    batch: int = field(default=0, compare=False)  # given by the queue; 0: of none
+
+
+class RuleStates(Protocol):
+    async def of(self, key: SessionKey) -> str | None:
+        """The JSON object that the session's last ended run left; None: none did."""
+        ...
+
+
+class NoticeBoard(Protocol):
+    async def claim(
+        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
+    ) -> Sequence[Notice]:
+        """What ended runs of other sessions of this agent and person posted and no other run has
+        claimed, oldest first; asked again, the run gets its own again. Expired ones never come, and
+        the end of the run takes away what it claimed."""
+        ...
+
+
+DeedKind = Literal[
+    "config.applied",  # at a start, with all that is about authority or money
+    "config.changed",  # since the start before: who listens, who answers, which provider
+    "token.changed",
+    "grant.changed",  # of a plugin
+    "budget.changed",
+    "budget.refused",  # a model was not asked
+    "budget.resynced",  # days that a clock was ahead in count no more
+    "plugin.refused",  # it was not loaded
+    "login.refused",  # a wrong token
+    "mcp.tool.changed",  # it is not what it was when it was first seen
+    "webhook.refused",  # a call that nobody could vouch for
+    "memory.erased",  # facts, for good
+    "pair.approved",  # a person may talk in direct chats
+    "pair.denied",  # a person may not, or may no more
+    "pair.blocked",  # a person may not, whatever the policy is
+    "pair.unblocked",
+]
+MOST_APART = 1000  # things that are counted each for itself, a day
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """Something that is worth an entry. `actor` is who did it: `config`, a session, or an address."""
+
+    at: datetime
+    kind: DeedKind
+    actor: str
+    detail: Mapping[str, object]  # plain data, and nothing secret
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry:
+    """`detail` is JSON."""
+
+    seq: int
+    at: datetime
+    kind: str
+    actor: str
+    detail: str
+    hash: str
+
+    def follows(self, before: "AuditEntry | None") -> bool:
+        """Whether it is what was once written after that one."""
+        seq, last = (before.seq, before.hash) if before else (0, "")
+        return self.seq == seq + 1 and self.hash == _hash(self, last)
+
+
+class Recurrences:
+    """What anybody can bring about as often as they like must not fill the disk: the first time is
+    worth an entry, then the 10th, the 100th, and so on, anew each day."""
+
+    def __init__(self) -> None:
+        self._day: date | None = None
+        self._times: Counter[str] = Counter()
+
+    def worth(self, what: str, at: datetime) -> int:
+        """How often it happened today, if that is worth an entry; else 0."""
+        day = at.astimezone(UTC).date()
+        if day != self._day:
+            self._day = day
+            self._times.clear()
+        if what not in self._times and len(self._times) >= MOST_APART:
+            what = ""
+        self._times[what] += 1
+        times = self._times[what]
+        return times if times == 10 ** (len(str(times)) - 1) else 0
+
+
+def entry_after(before: AuditEntry | None, deed: Deed) -> AuditEntry:
+    seq, last = (before.seq, before.hash) if before else (0, "")
+    detail = json.dumps(deed.detail, sort_keys=True, separators=(",", ":"))
+    bare = AuditEntry(seq + 1, deed.at, deed.kind, deed.actor, detail, "")
+    return AuditEntry(bare.seq, bare.at, bare.kind, bare.actor, detail, _hash(bare, last))
+
+
+def _hash(entry: AuditEntry, last: str) -> str:
+    at = entry.at.astimezone(UTC).isoformat(timespec="microseconds")
+    whole = json.dumps([last, entry.seq, at, entry.kind, entry.actor, entry.detail])
+    return sha256(whole.encode()).hexdigest()

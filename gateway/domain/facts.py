@@ -1,13 +1,57 @@
-"""What is known about people: claims that were made, facts that came of them, and when each held."""
+"""What is known about people: claims that were made, facts that came of them, and how they are found."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from functools import cached_property
 from hashlib import sha256
+from operator import itemgetter
 from typing import Literal, Protocol
+from unicodedata import category, normalize
 
-from gateway.domain.bindings import key_peer, of_person, peer_of, person_in, speaker
-from gateway.domain.ids import SessionKey
+from gateway.domain.agents import AgentDef, key_peer, of_person, peer_of, person_in, speaker
+from gateway.domain.errors import GatewayError
+from gateway.domain.ids import NodeId, RunId, SessionKey
+from gateway.domain.messages import Node, Role
+
+LONGEST = 64  # characters of a word that count
+MOST_GROWN = 4  # times
+
+# Written without spaces between words: kana, Han, Hangul, Thai, Lao, Burmese, Khmer.
+_HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
+_UNSPACED = f"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\uac00-\ud7af{_HAN}]+"
+_PIECE = re.compile(f"({_UNSPACED})")
+_IS_HAN = re.compile(f"[{_HAN}]")
+_ASCII = re.compile(r"[0-9a-z]+")
+
+
+def words_of(text: str) -> tuple[str, ...]:
+    """In their order, in one case and Unicode form. Scripts without spaces come as pairs of
+    characters (and Han as single ones too), which is what one can find them by."""
+    if text.isascii():
+        return tuple(word[:LONGEST] for word in _ASCII.findall(text.lower()))
+    even = normalize("NFKC", normalize("NFKC", text).casefold())
+    even = even[: MOST_GROWN * len(text) + LONGEST]  # some signs stand for whole sentences
+    apart = {ord(one): " " for one in set(even) if not _is_of_a_word(one)}
+    words: list[str] = []
+    for run in even.translate(apart).split():
+        for piece in filter(None, _PIECE.split(run)):
+            words += _pairs(piece) if _PIECE.match(piece) else (piece[:LONGEST],)
+    return tuple(words)
+
+
+def _is_of_a_word(one: str) -> bool:
+    return one.isalnum() or category(one)[0] == "M"
+
+
+def _pairs(run: str) -> list[str]:
+    if len(run) == 1:
+        return [run]
+    pairs = [first + second for first, second in zip(run, run[1:], strict=False)]
+    return pairs + _IS_HAN.findall(run)
+
 
 EntityType = Literal["fact", "relationship", "attribute"]
 SUBJECT = "user"  # who speaks, in what they say of themselves
@@ -198,3 +242,510 @@ def is_room(key: SessionKey, sender: str | None) -> bool:
         return False
     escaped = key_peer(peer_of(sender, is_foreign=True), is_room=False)
     return key.peer not in {person_in(key, sender), escaped}
+
+
+# Characters.
+LONGEST_NAME = 500  # of a subject or predicate
+LONGEST_OBJECT = 4_000
+LONGEST_QUOTE = 100_000
+
+MOST_NAMED = 50  # messages
+
+_ARTICLE = re.compile(r"^(?:the|an?) (?=\S)")
+_BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
+
+
+class ClaimRefused(GatewayError):
+    """Nothing that a fact could be made of."""
+
+    code = "invalid_params"
+
+
+class QueryRefused(GatewayError):
+    """More would have to be weighed than anybody should wait for."""
+
+    code = "invalid_params"
+
+
+def form(text: str) -> str:
+    """What two spellings of one thing have in common: neither case, blanks, a leading article nor
+    final punctuation tells things apart."""
+    even = normalize("NFKC", normalize("NFKC", text).casefold())
+    spaced = _BLANKS.sub(" ", even).strip()
+    return _ARTICLE.sub("", spaced).rstrip(" .,;:!?…。、！？") or spaced
+
+
+def predicate_form(text: str) -> str:
+    """`lives_in` and `lives in` are one."""
+    return form(text.replace("_", " "))
+
+
+def require_claim(claim: Claim) -> None:
+    """Raises ClaimRefused."""
+    if not 0.0 <= claim.confidence <= 1.0:  # also if it is not a number
+        raise ClaimRefused(f"confidence {claim.confidence} of a fact is not from 0 to 1")
+    texts = {
+        "subject": (form(claim.subject), claim.subject, LONGEST_NAME),
+        "predicate": (predicate_form(claim.predicate), claim.predicate, LONGEST_NAME),
+        "object": (form(claim.object), claim.object, LONGEST_OBJECT),
+    }
+    for name, (even, text, most) in texts.items():
+        if not even:
+            raise ClaimRefused(f"the {name} of a fact is empty: say what it is")
+        if len(text) > most:
+            raise ClaimRefused(
+                f"the {name} of a fact has {len(text)} characters, at most {most} are kept: "
+                "say it shorter"
+            )
+    if claim.source is not None and len(claim.source.quote) > LONGEST_QUOTE:
+        raise ClaimRefused(f"the quote of a fact is longer than {LONGEST_QUOTE} characters")
+
+
+@dataclass(frozen=True)
+class Told:
+    """A claim as it is kept; a fact has the id of the first claim of it that was learned."""
+
+    id: str
+    claim: Claim
+    learned_at: datetime
+    said_at: datetime | None = None  # what is left of a source that was erased
+
+    @cached_property
+    def object(self) -> str:
+        return form(self.claim.object)
+
+    @property
+    def only_ends(self) -> bool:
+        """It says that something is over, and nothing of what is there instead."""
+        return self.claim.valid_to is not None and self.claim.valid_to <= self.claim.valid_from
+
+    @property
+    def since(self) -> datetime:
+        """Not after its end: who says only that it has ended says nothing of its beginning."""
+        return min(self.claim.valid_from, self.claim.valid_to or self.claim.valid_from)
+
+    @property
+    def said(self) -> datetime:
+        source = self.claim.source
+        return (source.at if source else self.said_at) or self.since
+
+    @property
+    def place(self) -> tuple[datetime, bool, datetime, datetime, str]:
+        """Where it belongs among others: at equal times what only ended yields to what began, and
+        what was said later wins, or else what was learned later. `in_order` sees to it that no
+        two objects stand at one place: the object only keeps claims of one together."""
+        has_begun = self.claim.valid_to is None or self.since < self.claim.valid_to
+        return (self.since, has_begun, self.said, self.learned_at, self.object)
+
+
+def in_order(claims: Sequence[Claim]) -> list[Claim]:
+    """Claims in the order in which one message, or one call, states them: what takes the place of
+    an earlier one is said a microsecond after it, so that the later statement wins."""
+    ranks: dict[tuple[object, ...], int] = {}
+    begun: dict[tuple[object, ...], str] = {}
+    ordered = []
+    for claim in claims:
+        told = Told("", claim, claim.valid_from)
+        said_in = claim.source.message_id if claim.source else claim.valid_from
+        lane = "" if claim.functional else told.object
+        key = (said_in, form(claim.subject), predicate_form(claim.predicate), lane)
+        last = begun.get(key)
+        if last is not None and (last == told.object) == told.only_ends:
+            ranks[key] = ranks.get(key, 0) + 1
+        if not told.only_ends:
+            begun[key] = told.object
+        elif last == told.object:
+            del begun[key]
+        ordered.append(_later(claim, timedelta(microseconds=ranks.get(key, 0))))
+    return ordered
+
+
+def _later(claim: Claim, by: timedelta) -> Claim:
+    """A date of its own stays."""
+    if not by:
+        return claim
+    source = claim.source and replace(claim.source, at=claim.source.at + by)
+    undated = claim.source.at if claim.source else claim.valid_from
+    since, until = (
+        one + by if one == undated else one for one in (claim.valid_from, claim.valid_to)
+    )
+    assert since is not None
+    return replace(claim, valid_from=since, valid_to=until, source=source)
+
+
+@dataclass(slots=True)
+class _Period:
+    """While one object was it; `told` by their number in the order of learning."""
+
+    object: str
+    since: datetime
+    until: datetime | None = None
+    told: dict[int, Told] = field(default_factory=dict)
+
+    @property
+    def in_order(self) -> tuple[Told, ...]:
+        return tuple(one for _, one in sorted(self.told.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A fact with the claims that it is made of, in the order of learning."""
+
+    fact: Fact
+    told: tuple[Told, ...]
+
+
+def settled(
+    scope: str, told: Sequence[Told], *, before: Mapping[str, Fact], now: datetime
+) -> Sequence[Settled]:
+    """The facts of one subject and predicate, out of all that was claimed of them, in the order of
+    learning. `before`: what was believed, by id; what was superseded stays so since then.
+
+    Another object of a functional predicate ends the one before it; all else stands side by side.
+    An object is functional if anybody ever claimed it to be.
+    """
+    functional = {one.object for one in told if one.claim.functional}
+    lanes: dict[str, list[tuple[int, Told]]] = {}
+    for number, one in enumerate(told):
+        lanes.setdefault("" if one.object in functional else one.object, []).append((number, one))
+    facts: list[Settled] = []
+    for lane, those in lanes.items():
+        following: str | None = None
+        for period in reversed(_periods(those)):
+            fact = _fact(scope, period, following, before, now, functional=not lane)
+            following = fact.id
+            facts.append(Settled(fact, period.in_order))
+    return facts
+
+
+def messages_of(sources: Sequence[Source]) -> tuple[str, ...]:
+    """Those that a fact names; its origin has all."""
+    return tuple(dict.fromkeys(source.message_id for source in sources[:MOST_NAMED]))
+
+
+def by_time(fact: Fact) -> tuple[datetime, bool, str]:
+    """The order in which facts are given: at equal times what is current last."""
+    return (fact.valid_from, fact.superseded_at is None, fact.id)
+
+
+def is_wanted(fact: Fact, query: FactQuery) -> bool:
+    """Whether it held at the time asked for; without one, whether it still does."""
+    if query.at is None:
+        return query.with_history or fact.superseded_at is None
+    return fact.valid_from <= query.at and (fact.valid_to is None or query.at < fact.valid_to)
+
+
+def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
+    """One after the other, no two side by side have the same object unless one ended."""
+    periods: list[_Period] = []
+    for at, is_end, number, one in _points(told):
+        last = _open_one(periods)
+        goes_on = last is not None and last.object == one.object
+        if not is_end and _is_beside(last, one):
+            periods.insert(0, _Period(one.object, at, at, {number: one}))
+            continue
+        if last is not None and goes_on == is_end:  # it has ended, or there is another
+            last.until = at
+        if is_end:
+            continue
+        if not goes_on:
+            periods.append(_Period(one.object, at))
+        periods[-1].told[number] = one
+    return periods
+
+
+def _open_one(periods: Sequence[_Period]) -> _Period | None:
+    return periods[-1] if periods and periods[-1].until is None else None
+
+
+def _is_beside(last: _Period | None, one: Told) -> bool:
+    """What is over says nothing of another that is there now: that one goes on."""
+    return last is not None and last.object != one.object and one.only_ends
+
+
+def _points(
+    told: Sequence[tuple[int, Told]],
+) -> Iterator[tuple[datetime, bool, int, Told]]:
+    """What begins and what ends, one after the other."""
+    since = _sinces([one for _, one in told])
+    points = [
+        (since(one), False, (since(one), *one.place[1:]), number, one) for number, one in told
+    ]
+    for number, one in told:
+        if one.claim.valid_to is not None:
+            points.append((one.claim.valid_to, True, one.place, number, one))
+    for at, is_end, _, number, one in sorted(points, key=lambda point: point[:4]):
+        yield at, is_end, number, one
+
+
+def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
+    """When each began. Who says that it is so since a day and still is, says that whatever was
+    claimed in between, without a date of its own, was so before that day."""
+    still = {(one.object, one.since) for one in told}
+    lasting = [one for one in told if one.since < one.said and one.claim.valid_to is None]
+    spans = [(one.since, one.said, one.object) for one in lasting]
+    spans = sorted(span for span in spans if (span[2], span[1]) in still)
+
+    def since(one: Told) -> datetime:
+        if one.claim.source is None or one.claim.valid_to or one.since != one.said:
+            return one.since
+        over = (
+            begin
+            for begin, end, object_ in spans
+            if object_ != one.object and begin < one.since < end
+        )
+        return next(over, one.since)
+
+    return since
+
+
+def _fact(
+    scope: str,
+    period: _Period,
+    following: str | None,
+    before: Mapping[str, Fact],
+    now: datetime,
+    *,
+    functional: bool,
+) -> Fact:
+    told = period.in_order
+    first = told[0]
+    claim, known = first.claim, before.get(first.id)
+    is_over = following is not None or (period.until is not None and period.until <= now)
+    superseded_at = (known and known.superseded_at) or now
+    sources = [one.claim.source for one in told]
+    return Fact(
+        first.id,
+        scope,
+        claim.entity_type,
+        claim.subject,
+        claim.predicate,
+        claim.object,
+        functional,
+        max(one.claim.confidence for one in told),
+        claim.session_key,
+        first.learned_at,
+        period.since,
+        period.until,
+        superseded_at if is_over else None,
+        following,
+        messages_of([source for source in sources if source]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One message of a person; `sender` differs from the session's peer in a room."""
+
+    message_id: NodeId
+    run_id: RunId
+    sender: str | None
+    text: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A stretch of a session: what people said in it, and its last node; None: it is empty."""
+
+    said: tuple[Said, ...] = ()
+    upto: NodeId | None = None
+
+
+class Hearing(Protocol):
+    """Two readers: patterns look at everything that is ever said, a model at what it was owed. A
+    node that is gone is passed over. Nothing here has an fsync of its own: what a crash undoes is
+    looked at again. Raises StoreUnavailable."""
+
+    async def behind(self) -> Sequence[SessionKey]:
+        """Sessions in which patterns have not looked at everything."""
+        ...
+
+    async def next(self, key: SessionKey, *, limit: int) -> Heard:
+        """The `limit` nodes after those that patterns have looked at."""
+        ...
+
+    async def looked(self, upto: Mapping[SessionKey, NodeId]) -> None: ...
+
+    async def owe(self, key: SessionKey, since: NodeId) -> None:
+        """A model has to look at that node and all after it, as far as it has not: besides what it
+        is owed already."""
+        ...
+
+    async def owed(self) -> Sequence[SessionKey]: ...
+
+    async def next_owed(self, key: SessionKey, *, limit: int) -> Heard: ...
+
+    async def read(self, key: SessionKey, upto: NodeId) -> bool:
+        """A model has looked at it; whether more is owed."""
+        ...
+
+
+RecallKind = Literal["fact", "turn"]
+_FEW, _COMMON = 8, 0.25  # turns, and a share of them
+YOU = "you"  # how a model is told of its own words
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled:
+    """One thing that was found; `why` names the words and signals that found it."""
+
+    kind: RecallKind | Literal["notes", "threads"]  # the latter: names, in one text
+    id: str  # of the fact, or of the message
+    text: str
+    score: float
+    why: str
+    session_key: SessionKey
+    at: datetime
+    message_id: str | None = None
+    fact: Fact | None = None
+    said_by: str = SUBJECT  # of a turn: the user, or by name who else; `you` is the model
+
+
+@dataclass(frozen=True, slots=True)
+class Trail:
+    """What may be seen of a session: spans of `seq`, oldest first, each (first, last, depth of the
+    first). A depth counts along them: neighbours in the conversation are neighbours in depth."""
+
+    spans: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def of(cls, spans: Iterable[tuple[int, int]]) -> "Trail":
+        """From (first, last), in any order; they do not overlap."""
+        depth, counted = 0, []
+        for first, last in sorted(spans):
+            counted.append((first, last, depth))
+            depth += last - first + 1
+        return cls(tuple(counted))
+
+    @property
+    def length(self) -> int:
+        if not self.spans:
+            return 0
+        first, last, depth = self.spans[-1]
+        return depth + last - first + 1
+
+    def depth_of(self, seq: int) -> int | None:
+        """None for what must not be seen."""
+        at = bisect_right(self.spans, seq, key=itemgetter(0)) - 1
+        if at < 0 or seq > self.spans[at][1]:
+            return None
+        return self.spans[at][2] + seq - self.spans[at][0]
+
+    def count_to(self, seq: int) -> int:
+        """How many there are up to it."""
+        return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
+
+    def tells_apart(self, said: int) -> bool:
+        """Whether a word that so many turns hold is worth looking for."""
+        return said <= max(_FEW, _COMMON * self.length)
+
+    def seq_at(self, depth: int) -> int:
+        first, _, before = self.spans[bisect_right(self.spans, depth, key=itemgetter(2)) - 1]
+        return first + depth - before
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """Where a word was said, as depths; `total`: about how often, if these are only the newest."""
+
+    depths: frozenset[int]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    trail: Trail = Trail()
+    words: Mapping[str, Hits] = field(default_factory=dict)
+    messages: Mapping[str, int] = field(default_factory=dict)  # those asked for, and their depths
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What somebody said; `text` may be cut."""
+
+    depth: int
+    id: NodeId
+    role: Role
+    text: str
+    at: datetime
+    sender: str | None = None
+
+
+class Turns(Protocol):
+    """What was said in a session, by its words. Nothing of another session, of a sibling branch
+    or of a tool ever comes out. Raises StoreUnavailable."""
+
+    async def find(
+        self,
+        key: SessionKey,
+        words: Sequence[str],
+        *,
+        messages: Sequence[str] = (),
+        upto: NodeId | None = None,
+        limit: int,
+    ) -> Found:
+        """On the path to HEAD (or to `upto`) and in earlier conversations under the same key; the
+        newest `limit` of a word, and of frequent words also where they meet rarer ones; words that most turns hold are left out. Costs the
+        same in a session of any length. Raises NotFound for an `upto` of another session."""
+        ...
+
+    async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
+        """In any order; what is gone is left out."""
+        ...
+
+
+class TurnIndex(Protocol):
+    """Brings `Turns` up to date, off everybody's path. Raises StoreUnavailable."""
+
+    async def behind(self, *, limit: int) -> Sequence[SessionKey]: ...
+
+    async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
+        """Takes in at most `limit` messages in one commit without an fsync; gives the sessions that
+        are still behind."""
+        ...
+
+    async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
+        """Takes messages out before their texts are erased; durable, and no word of them stays."""
+        ...
+
+
+class Remember(Protocol):
+    async def of(
+        self,
+        question: str,
+        key: SessionKey,
+        sender: str | None,
+        agent: AgentDef,
+        window: Sequence[Node],
+        *,
+        is_all: bool = False,
+    ) -> tuple[Recalled, ...]:
+        """What fits a question, the best first, without what stands in the window; `is_all`: nothing
+        else was ever said there."""
+        ...
+
+
+OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it
+# Of every block that only the gateway may open or close, however sloppily it is written.
+_EDGES = re.compile(r"<(?=\s?/?\s?(?:memory|system-notice|summary)\b)", re.IGNORECASE)
+
+
+def told_line(recalled: Recalled) -> str:
+    """One line a model reads: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
+    `- you said 2026-11-18: …`; nothing that was said can end the block or begin a line of its own."""
+    if fact := recalled.fact:
+        dates = f"since {_day(fact.valid_from)}, told {_day(fact.learned_at)}"
+        dates = f"{dates}, until {_day(fact.valid_to)}" if fact.valid_to else dates
+        predicate = "_".join(fact.predicate.split())  # one word, so that a line can be read back
+        return f"- {flat(f'{fact.subject} {predicate} {fact.object}')} ({dates})"
+    return f"- {flat(recalled.said_by)} said {_day(recalled.at)}: {flat(recalled.text)}"
+
+
+def _day(at: datetime) -> str:
+    return at.date().isoformat()
+
+
+def flat(text: str) -> str:
+    """On one line, and with nothing in it that looks like the edge of a block of ours."""
+    return _EDGES.sub("‹", " ".join(text.split()))

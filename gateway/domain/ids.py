@@ -1,7 +1,8 @@
-"""Identifiers as types, and the session key with its exact text form."""
+"""Identifiers as types, the session key with its exact text form, secrets, and moments as numbers."""
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from typing import NewType
 from urllib.parse import unquote_to_bytes
 
@@ -58,3 +59,32 @@ class SessionKey:
             raise BadSessionKey(text)
         agent, channel, account, peer = (decode_part(part) for part in parts)
         return cls(AgentId(agent), channel, account, peer)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secret:
+    """Prints as `***` everywhere, so that no log, error or dump can carry it."""
+
+    value: str
+
+    def reveal(self) -> str:
+        return self.value
+
+    def __repr__(self) -> str:
+        return "***"
+
+    __str__ = __repr__
+
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def to_micros(at: datetime) -> int:
+    """Microseconds since 1970."""
+    return (at - EPOCH) // _MICROSECOND
+
+
+def to_time(micros: int) -> datetime:
+    """Raises OverflowError for what no calendar holds."""
+    return EPOCH + timedelta(microseconds=micros)

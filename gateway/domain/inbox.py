@@ -1,16 +1,34 @@
-"""An accepted message on its way: what is written before it is acknowledged, and how it ends."""
+"""A message on its way in: as a front door hands it in, as it is accepted, and how it ends."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Protocol
 
-from gateway.domain.bindings import MatchedBy, place_in
-from gateway.domain.channels import ChannelMemo
+from gateway.domain.agents import Address, MatchedBy, place_in
+from gateway.domain.channels import ChannelMemo, Pairing
+from gateway.domain.events import Notice
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
-from gateway.domain.notices import Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """`key` is the platform's message id or the client's idempotency key. `fingerprint` is what has
+    to be equal for a second message under that key to be the same message. `whence` is the JSON of a
+    Whence, where the answer leaves by a channel; `memos` are in the commit of the accept."""
+
+    address: Address
+    content: str
+    key: str | None = None
+    fingerprint: str = ""
+    requested_agent: str | None = None
+    context_id: NodeId | None = None
+    limits: Mapping[str, int] = field(default_factory=dict)
+    whence: str | None = None
+    memos: tuple[ChannelMemo, ...] = ()
+
 
 # A run that starts again after a crash numbers its chunks above everything that the attempt before
 # can have sent. The count of attempts is durable before an attempt starts, so nothing else needs
@@ -154,3 +172,60 @@ class JournalNote:
     step: int
     kind: str  # "reply" or "result"
     payload: str  # JSON
+
+
+HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    channel: str
+    account: str
+    platform_id: str
+    outcome: HeardAs
+    at: datetime
+    detail: str = ""  # of what nobody could read: as it came, for the operator
+    why: str = ""  # it could not be read
+    again: str = ""  # JSON of what has to be taken in to try it again; empty: nothing helps
+
+
+class ChannelEvents(Protocol):
+    """A message is heard once: what is told twice is told by nobody."""
+
+    async def knows(self, channel: str, account: str, platform_id: str) -> bool:
+        """Whether that message was heard or accepted before; one that could not be read was not.
+        Raises StoreUnavailable."""
+        ...
+
+    async def hear(
+        self,
+        heard: Heard,
+        deliveries: Sequence[NewDelivery] = (),
+        memos: Sequence[ChannelMemo] = (),
+        asked: Pairing | None = None,
+    ) -> bool:
+        """ONE durable commit, which puts whoever has `asked` in the line, where expired ones are
+        gone. False, and nothing but the memos is written, if that message was heard or accepted
+        before, or its sender may not ask. A delivery whose id is there already is not made again. Raises
+        StoreUnavailable."""
+        ...
+
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+        """What no adapter could read, newest first."""
+        ...
+
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+        """Of all accounts, and of all channels where none is named."""
+        ...
+
+    async def drop_unread(self, one: Heard) -> None:
+        """Durable."""
+        ...
+
+    async def count_unread(self) -> Mapping[str, int]:
+        """By channel."""
+        ...
+
+    async def forget(self, *, before: datetime, limit: int) -> int:
+        """Those that no platform sends again; gives how many."""
+        ...

@@ -6,10 +6,9 @@ from typing import Any, Literal, Protocol
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError
-from gateway.domain.ids import AgentId
+from gateway.domain.ids import AgentId, Secret
 from gateway.domain.model import ToolSpec
 from gateway.domain.scrubbing import scanner
-from gateway.domain.secrets import Secret
 
 FAMILY = "mcp:"  # in an agent's list: mcp:SERVER, or mcp:SERVER/TOOL
 DEPTH_HEADER = "x-exogate-depth"  # sent by agents that use tools of others: they ask no agent

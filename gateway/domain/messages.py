@@ -1,13 +1,95 @@
-"""What is said in a conversation: messages with their tool calls and results, and nodes of the tree."""
+"""What is said in a conversation, what it cost, and what a listener of a run is told."""
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import ceil
 from typing import Literal
 
-from gateway.domain.chunks import SystemType
 from gateway.domain.ids import NodeId, RunId
-from gateway.domain.usage import Spent
+
+BYTES_A_TOKEN = 3.2  # measured over mixed prose and JSON; four is far too hopeful for JSON
+MESSAGE_OVERHEAD = 4  # role and separators
+
+
+def estimate_tokens(text: str) -> int:
+    """Estimated tokens of a text; 0 for none."""
+    return ceil(text_bytes(text) / BYTES_A_TOKEN)
+
+
+def text_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a call. `estimated`: the provider did not say, or what it said was absurd."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached_tokens: int = 0
+    reasoning_tokens: int = 0
+    cost_usd: float | None = None  # None: not known
+    estimated: bool = False
+    written_tokens: int = 0  # of the input, into the provider's cache
+
+    @property
+    def total(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+# What a call of a provider's model costs in USD; None: nobody knows.
+Price = Callable[[str, str, Usage], float | None]
+
+
+def unpriced(_provider: str, _model: str, _usage: Usage) -> None:
+    """Where nobody asks for a cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What stands behind a tool's result that models worked on; counted to the run that asked."""
+
+    usage: Usage
+    provider: str
+    model: str
+
+
+ChunkType = Literal[
+    "thinking",
+    "content",
+    "source",
+    "tool_call",
+    "tool_result",
+    "context_update",
+    "system",
+    "usage",
+    "done",
+    "error",
+]
+DoneReason = Literal[
+    "answered",
+    "max_iterations",
+    "token_budget",
+    "timeout",
+    "no_progress",
+    "error_limit",
+    "cancelled",
+    "merged",
+    "superseded",
+]
+SystemType = Literal["limit_warning", "limit_reached", "no_progress", "error_limit", "notice"]
+ErrorType = Literal["provider_error", "budget_exceeded", "config_error", "internal_error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A chunk without its `seq`: the run's log numbers it."""
+
+    type: ChunkType
+    data: Mapping[str, object]
+
 
 READS = "result"  # the tool that reads on
 TAG = "tool-result-"

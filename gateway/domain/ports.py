@@ -9,28 +9,34 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from gateway.domain.accounts import Audit, Ledger, Spending
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import person_key
-from gateway.domain.capabilities import Origin
-from gateway.domain.channel_events import ChannelEvents
-from gateway.domain.channels import ChannelMemos
-from gateway.domain.conversations import Conversations, Erasures
-from gateway.domain.facts import Facts, Source
-from gateway.domain.hearing import Hearing
+from gateway.domain.agents import AgentDef, Originals, person_key
+from gateway.domain.budgets import Audit, Ledger, Spending
+from gateway.domain.channels import ChannelMemos, Pairings
+from gateway.domain.events import NoticeBoard, RuleStates
+from gateway.domain.facts import Facts, Hearing, Source, TurnIndex, Turns
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
-from gateway.domain.messages import Node
+from gateway.domain.inbox import (
+    Accepted,
+    ChannelEvents,
+    Ending,
+    Entry,
+    JournalNote,
+    NewEntry,
+    RunRecord,
+)
+from gateway.domain.messages import Node, Spent
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
-from gateway.domain.notices import NoticeBoard, RuleStates
 from gateway.domain.outbox import DeadLetters, Outbox
-from gateway.domain.pairing import Pairings
-from gateway.domain.plugins import PluginDef, PluginSecret
-from gateway.domain.recall import TurnIndex, Turns
-from gateway.domain.sessions import Path, SessionPage, SessionQuery, SessionRecord
-from gateway.domain.subagents import Originals
-from gateway.domain.summaries import Summaries
-from gateway.domain.usage import Spent
+from gateway.domain.plugins import Origin, PluginDef, PluginSecret
+from gateway.domain.sessions import (
+    Conversations,
+    Erasures,
+    Path,
+    SessionPage,
+    SessionQuery,
+    SessionRecord,
+    Summaries,
+)
 
 Encode = Callable[[object], bytes]  # a plain value -> compact JSON
 Decode = Callable[[bytes | str], object]  # the inverse; raises ValueError

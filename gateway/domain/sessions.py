@@ -1,10 +1,14 @@
-"""A session as it is listed, and pages of its conversation."""
+"""Sessions and conversations: how they are listed, marked, summed up, and set by their users."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Literal
+from hashlib import sha256
+from typing import Any, Literal, Protocol
 
-from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.agents import BOUNDS, AgentDef, Limits, SubagentDef
+from gateway.domain.errors import GatewayError
+from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
 
 SessionState = Literal["active", "closed"]
@@ -52,3 +56,292 @@ class Path:
     head: NodeId | None
     more: bool
     summary: Node | None = None
+
+
+IMPORTED = RunId("imported")  # of messages that no run of ours made
+_MOST_NAMES = 9
+
+
+class ImportRefused(GatewayError):
+    """It names the place in what was given; nothing was taken in."""
+
+    code = "bad_import"
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIn:
+    """`added`: the others were there before."""
+
+    added: int
+    head: NodeId | None
+
+
+@dataclass(frozen=True, slots=True)
+class Erased:
+    """What went, or would go; the tombstone tells nobody what it was."""
+
+    messages: int
+    facts: int
+    tombstone: str | None = None
+
+
+class Conversations(Protocol):
+    """Durable, all of it. Raises NotFound, StoreUnavailable."""
+
+    async def begin(self, key: SessionKey, *, now: datetime) -> None:
+        """HEAD goes to no message: the next one is a root. Makes the session if there is none."""
+        ...
+
+    async def label(self, key: SessionKey, node: NodeId, label: str | None) -> None:
+        """A label that another node of the session has moves here; None: it has none any more."""
+        ...
+
+    async def checkpoint(self, key: SessionKey, node: NodeId, *, is_kept: bool) -> None:
+        """A checkpoint and the path to it are never archived."""
+        ...
+
+    async def take_in(self, key: SessionKey, nodes: Sequence[Node], *, now: datetime) -> TakenIn:
+        """Nodes that are not there yet, each under its `parent_id`: one of the session, or one
+        before it. HEAD goes along where they grow from it. Raises ImportRefused."""
+        ...
+
+
+class Erasures(Protocol):
+    async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
+        """All that was said in a session, whatever was made of it, and the facts that were learned
+        there: gone for good in ONE durable commit; ids, counts, ledger and audit stay. Raises
+        NotFound, StoreUnavailable, and Busy while a run of the session has not ended."""
+        ...
+
+
+def not_there_yet(
+    key: SessionKey, nodes: Sequence[Node], is_known: Callable[[NodeId], bool | None]
+) -> list[Node]:
+    """Those that the session does not know, with the ids that they get; `is_known` says None of an
+    id that is taken by somebody else. Raises ImportRefused."""
+    names: dict[NodeId, NodeId] = {}
+    new: list[Node] = []
+
+    def name_of(place: int, given: NodeId) -> tuple[NodeId, bool]:
+        for name in _names_for(key, given):
+            known = is_known(name)
+            if known is not None:
+                return name, known
+        raise ImportRefused(f"messages[{place}].id: {given[:64]!r} is taken: give it another one")
+
+    for place, node in enumerate(nodes):
+        parent = node.parent_id
+        if parent is not None and parent not in names:
+            names[parent], known = name_of(place, parent)
+            if not known:
+                where = f"messages[{place}].parent_id: {parent[:64]!r}"
+                raise ImportRefused(f"{where} is neither in this session nor before it")
+        if node.id not in names:
+            names[node.id], known = name_of(place, node.id)
+            if not known:
+                above = None if parent is None else names[parent]
+                new.append(replace(node, id=names[node.id], parent_id=above))
+    return new
+
+
+def _names_for(key: SessionKey, node_id: NodeId) -> Iterator[NodeId]:
+    """Its own, and others where that one is taken."""
+    yield node_id
+    of_session = sha256(str(key).encode()).hexdigest()[:8]
+    for number in range(1, _MOST_NAMES):
+        yield NodeId(f"{node_id}~{of_session}{number}")
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Stands for everything up to the node `covers`. `made` counts it and those folded into it."""
+
+    covers: NodeId
+    goal: str = ""
+    decisions: tuple[str, ...] = ()  # all that were ever made
+    facts: tuple[str, ...] = ()
+    open: tuple[str, ...] = ()
+    identifiers: tuple[str, ...] = ()
+    key_insight: str = ""
+    symbols: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    made: int = 1
+    text: str = ""  # as somebody else wrote it, whole
+
+
+def to_plain(summary: Summary) -> dict[str, object]:
+    return asdict(summary)
+
+
+def from_plain(plain: object) -> Summary:
+    """Raises ValueError for what `to_plain` never gives."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("covers"), str):
+        raise ValueError("it is no summary")
+    values: dict[str, Any] = {
+        name: tuple(map(str, value)) if isinstance(value, list | tuple) else value
+        for name, value in plain.items()
+    }
+    try:
+        return Summary(**values)
+    except TypeError as error:
+        raise ValueError("it is no summary") from error
+
+
+class Summaries(Protocol):
+    """Keeps summaries where they belong: in the tree."""
+
+    async def append(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
+        """Compare-and-set: under HEAD, which moves to it; False, and nothing written, if HEAD was
+        not `expected`. Not fsynced. Raises NotFound for a session that is not there."""
+        ...
+
+
+# The limits that a user may set, and a single request tighten.
+USER_LIMITS = (
+    "max_iterations",
+    "soft_warning_percent",
+    "token_budget",
+    "token_warning_percent",
+    "timeout_seconds",
+    "max_tool_calls_per_turn",
+    "max_parallel_tools",
+)
+MOST_NAME = 256  # characters of a model's name
+RECORD_BYTES = 64 * 1024  # of what is kept for a user
+
+_WHOLE: Mapping[str, tuple[float, float]] = {
+    **{name: BOUNDS[name] for name in USER_LIMITS},
+    "librarian_timeout": (1, 86_400),
+    "max_context_nodes": (1, 10_000),
+}
+_MODELS = ("oracle_model", "subagent_model")
+
+
+def problem_with(name: str, value: object) -> str | None:
+    """What a known setting has to be instead; what nobody here knows may be anything."""
+    if name in _WHOLE:
+        least, most = _WHOLE[name]
+        is_one = type(value) is int and least <= value <= most
+        return None if is_one else f"has to be a whole number from {least} to {most}"
+    if name in _MODELS:
+        is_name = isinstance(value, str) and 0 < len(value) <= MOST_NAME
+        return None if is_name else f"has to be a model's name, of up to {MOST_NAME} characters"
+    if name == "thinking_enabled":
+        return None if isinstance(value, bool) else "has to be true or false"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Choosable:
+    """What users can choose with this configuration. `usual`: whose models are named to them;
+    `no_thinking`: why an agent's model cannot be asked to think."""
+
+    usual: AgentDef
+    agents: Sequence[AgentDef] = ()
+    subagents: Sequence[SubagentDef] = ()
+    no_thinking: Callable[[AgentDef], str | None] = lambda agent: None
+
+    def problem_with(self, name: str, value: object) -> str | None:
+        """Why a setting that is valid would change nothing here."""
+        asked = {one.model for one in self._asked()}
+        if name == "oracle_model" and value not in asked:
+            return f"no agent asks this model; choose one of: {self._models()}"
+        if name == "subagent_model" and not self.subagents:
+            return "there are no subagents"
+        if name == "subagent_model" and value not in asked | {one.model for one in self.subagents}:
+            return f"no subagent can ask it; choose one of: {self._models()}"
+        return self._why_not() if (name, value) == ("thinking_enabled", True) else None
+
+    def _why_not(self) -> str | None:
+        """Why no model can be asked to think."""
+        reasons = [self.no_thinking(one) for one in self._asked()]
+        return None if None in reasons else reasons[0]
+
+    def _asked(self) -> Sequence[AgentDef]:
+        return [one for agent in (self.usual, *self.agents) for one in chain_of(agent)]
+
+    def _models(self) -> str:
+        return ", ".join(dict.fromkeys(one.model for one in chain_of(self.usual)))
+
+
+def chain_of(agent: AgentDef | None) -> Iterator[AgentDef]:
+    """With its fallbacks."""
+    while agent is not None:
+        yield agent
+        agent = agent.fallback
+
+
+@dataclass(frozen=True, slots=True)
+class UserSettings:
+    """`kept` is what was set and nothing else, also what nobody here knows."""
+
+    kept: Mapping[str, object] = field(default_factory=dict)
+
+    def patched(self, patch: Mapping[str, object]) -> "UserSettings":
+        """With the patch's values; None takes a setting back."""
+        merged = {**self.kept, **patch}
+        return UserSettings({name: one for name, one in merged.items() if one is not None})
+
+    @property
+    def valid(self) -> Mapping[str, object]:
+        """Without what could not be set any more: for that the default holds again."""
+        kept = self.kept.items()
+        return {name: value for name, value in kept if problem_with(name, value) is None}
+
+    def shown(self, agent: AgentDef) -> Mapping[str, object]:
+        """The whole record; what was not set is as `agent` has it."""
+        return {
+            **{name: getattr(agent.limits, name) for name in USER_LIMITS},
+            "oracle_model": agent.model,
+            "subagent_model": None,
+            "thinking_enabled": agent.thinking,
+            "librarian_timeout": 1200,
+            "max_context_nodes": agent.context.max_nodes,
+            **self.valid,
+        }
+
+
+def as_wished(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
+    """The agent for one query of this user, with the request's own limits."""
+    valid = settings.valid
+    if not valid and not asked:
+        return agent
+    chosen = _starting_with(agent, valid.get("oracle_model"))
+    return replace(
+        chosen,
+        thinking=bool(valid.get("thinking_enabled", chosen.thinking)),
+        limits=effective(agent.limits, settings, asked),
+        context=replace(chosen.context, **_context(valid)),
+    )
+
+
+def _context(valid: Mapping[str, object]) -> dict[str, Any]:
+    most = valid.get("max_context_nodes")
+    return {} if most is None else {"max_nodes": most}
+
+
+def _starting_with(agent: AgentDef, model: object) -> AgentDef:
+    """The agent's own model, or that one of its fallbacks: a user chooses among what the operator
+    has configured, and nothing else can be paid for."""
+    one: AgentDef | None = agent
+    while one is not None and one.model != model:
+        one = one.fallback
+    return one or agent
+
+
+def effective(limits: Limits, settings: UserSettings, asked: Mapping[str, int]) -> Limits:
+    """`limits` are the configuration's: a user's own go before them, within the bounds. A request
+    may only tighten; looser values become what is allowed. Its budget alone may be below the least
+    that can be set, down to 1."""
+    own: dict[str, Any] = {name: settings.valid.get(name) for name in USER_LIMITS}
+    held = replace(limits, **{name: value for name, value in own.items() if value is not None})
+    tight: dict[str, Any] = {
+        name: max(_least(name), min(asked[name], getattr(held, name)))
+        for name in USER_LIMITS
+        if name in asked
+    }
+    return replace(held, **tight)
+
+
+def _least(name: str) -> int:
+    return 1 if name == "token_budget" else int(BOUNDS[name][0])

@@ -5,11 +5,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from gateway.domain.messages import Message, Node, within_boundary
-from gateway.domain.summaries import Summary, from_plain, to_plain
-from gateway.domain.tokens import estimate_tokens
-from gateway.memory.identifiers import files_and_symbols, missing_from
+from gateway.domain.messages import Message, Node, estimate_tokens, within_boundary
+from gateway.domain.sessions import Summary, from_plain, to_plain
 from gateway.memory.window import Exchange, cut, exchanges_of, size_of
+from gateway.memory.wording import files_and_symbols, missing_from
 
 log = logging.getLogger(__name__)
 

@@ -1,17 +1,14 @@
-"""Packs what a model is shown, in a stable order, within the agent's allowance. Pure."""
+"""Packs what a model is shown, in a stable order, within the agent's allowance, and says what it was. Pure."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from gateway.domain.agents import AgentDef
-from gateway.domain.messages import TAG, Message, Node
+from gateway.domain.agents import AgentDef, Soul, Template
+from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
+from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
-from gateway.domain.prompts import Template
-from gateway.domain.recall import CLOSING, OPENING, Recalled, told_line
-from gateway.domain.souls import Soul
-from gateway.domain.summaries import Summary
-from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+from gateway.domain.sessions import Summary
 from gateway.memory.compaction import told_summary
 from gateway.memory.window import (
     SHOWN_WHOLE,
@@ -351,3 +348,40 @@ def _tokens(message: Message | None) -> int:
 
 def tool_tokens(tool: ToolSpec) -> int:
     return estimate_tokens(tool.name + tool.description + tool.parameters) + MESSAGE_OVERHEAD
+
+
+TOLD = "told by a rule, the gateway or another session; not kept"
+ORDER = ("soul", "system", "summary", "window", "facts", "recall", "notices", "tools", "question")
+
+
+def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict[str, object]:
+    """What it was first asked with, and the notices that it was told since; as plain as a run keeps
+    it. The parts add up to the total."""
+    items = tuple(Item(f"notice-{place}", one, TOLD) for place, one in enumerate(noticed, 1))
+    parts = [*context.parts, Part("notices", sum(noticed), items)]
+    parts.sort(key=lambda part: ORDER.index(part.kind))
+    return {
+        "model": agent.model,
+        "max_context_tokens": agent.context_window,
+        "total_tokens": sum(part.tokens for part in parts),
+        "parts": [
+            [part.kind, part.tokens, [[one.id, one.tokens, one.why] for one in part.items]]
+            for part in parts
+        ],
+    }
+
+
+def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
+    """With names for everything; of a run that showed nothing to any model, without parts."""
+    kept = kept or {"model": None, "max_context_tokens": 0, "total_tokens": 0, "parts": []}
+    parts = kept["parts"]
+    assert isinstance(parts, list)
+    shown = [
+        {
+            "kind": kind,
+            "tokens": tokens,
+            "items": [dict(zip(("id", "tokens", "why"), item, strict=True)) for item in items],
+        }
+        for kind, tokens, items in parts
+    ]
+    return {"run_id": run_id, **kept, "parts": shown}

@@ -7,8 +7,7 @@ from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.ports import Transcript
-from gateway.domain.sessions import Path
-from gateway.domain.summaries import Summary
+from gateway.domain.sessions import Path, Summary
 from gateway.memory.compaction import summary_of
 from gateway.memory.window import begins_exchange
 

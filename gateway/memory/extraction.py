@@ -1,25 +1,44 @@
-"""What a model makes of what a person said: how it is asked, and what of its reply is believed. Pure.
+"""How claims become facts: patterns after each turn, a model in its own time."""
 
-Only the person's own messages are shown, each call has those of one person, and whose facts they
-become is not for the model to say: so nothing that stands in a message reaches another's scope.
-"""
-
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
+from itertools import groupby
 from typing import Any, get_args
 
-from gateway.domain.agents import AgentDef
-from gateway.domain.budgets import Payer
-from gateway.domain.facts import SUBJECT, Claim, EntityType, Fact, Source
-from gateway.domain.hearing import Said
-from gateway.domain.ids import SessionKey
-from gateway.domain.messages import Message
-from gateway.domain.model import ModelRequest
-from gateway.domain.ports import Decode, Encode
-from gateway.memory import dates
-from gateway.memory.predicates import is_functional, predicate_of
+import anyio
+from anyio.abc import TaskGroup
+
+from gateway.domain.agents import AgentDef, Extraction
+from gateway.domain.budgets import BudgetExceeded, Payer
+from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable
+from gateway.domain.facts import (
+    SUBJECT,
+    Claim,
+    EntityType,
+    Fact,
+    Facts,
+    Hearing,
+    Said,
+    Source,
+    Whose,
+    in_order,
+    scope_of,
+    whose,
+    words_of,
+)
+from gateway.domain.ids import AgentId, NodeId, SessionKey
+from gateway.domain.messages import Message, Node
+from gateway.domain.model import Delta, ModelRequest
+from gateway.domain.ports import Clock, Decode, Encode, Ids, Model
+from gateway.domain.supervision import contained
+from gateway.memory import extraction
+from gateway.memory import wording as dates
+from gateway.memory.statements import claims_in
+from gateway.memory.wording import is_functional, predicate_of
 
 MOST_MESSAGES = 20  # a call
 SHOWN_CHARACTERS = 4_000  # of a message
@@ -190,3 +209,331 @@ def _text(value: object, most: int) -> str:
 _TYPES: Mapping[str, EntityType] = {name: name for name in get_args(EntityType)}
 _SAYS_SOMETHING = re.compile(r"[^\W_]")
 _LONE = re.compile("[\ud800-\udfff]")
+
+LATELY = timedelta(days=400)
+_SINCE = re.compile(r"\bsince\b|\bseit\b", re.IGNORECASE)
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    agents: Mapping[AgentId, AgentDef]
+    facts: Facts
+    hearing: Hearing
+    model: Model
+    clock: Clock
+    ids: Ids
+    encode: Encode
+    decode: Decode
+
+    def how(self, key: SessionKey) -> Extraction:
+        agent = self.agents.get(key.agent)
+        return agent.context.extraction if agent else "off"
+
+    def whose(self, key: SessionKey, person: str | None) -> Whose:
+        return whose(key, person, is_shared=self._is_shared(key))
+
+    def _is_shared(self, key: SessionKey) -> bool:
+        return self.agents[key.agent].context.fact_scope == "agent"
+
+    async def keep(self, key: SessionKey, person: str | None, claims: Sequence[Claim]) -> None:
+        """Raises StoreUnavailable. A claim that no fact can be made of is left out."""
+        scope = scope_of(key, person, is_shared=self._is_shared(key))
+        if not claims:
+            return
+        claims = [one for claim in in_order(claims) for one in _affirmed(claim)]
+        ids = [f"f_{self.ids.new()}" for _ in claims]
+        try:
+            await self.facts.add(scope, claims, ids=ids, now=self.clock.now())
+        except StoreUnavailable:
+            raise
+        except GatewayError as error:
+            log.warning("claims are no facts", extra={"why": str(error), "session": str(key)})
+
+
+def _affirmed(claim: Claim) -> Iterator[Claim]:
+    """Who says what became so lately, or since when it is so, says that it is so now: whatever was
+    claimed in between, without a date of its own."""
+    said = claim.source
+    is_past = said and claim.functional and not claim.valid_to and claim.valid_from < said.at
+    if said and is_past and (said.at - claim.valid_from < LATELY or _SINCE.search(said.quote)):
+        yield replace(claim, valid_from=said.at)
+    yield claim
+
+
+AT_ONCE = 2  # models that are asked
+PAGE = 100  # nodes
+LONGEST_WAIT_S = 60.0  # however much is said meanwhile
+ASK_S = 60.0
+LOOKED_FOR = 40  # words by which known facts are found
+
+
+@dataclass(slots=True)
+class _Debt:
+    said_at: float
+    since: NodeId | None  # the first node that the store may not know to be owed
+
+
+class Reader:
+    """One task for each session in which something is owed."""
+
+    def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
+        self._keeping, self._group = keeping, group
+        self._debts: dict[SessionKey, _Debt] = {}
+        self._slots = anyio.Semaphore(AT_ONCE)
+
+    @property
+    def behind(self) -> frozenset[SessionKey]:
+        return frozenset(self._debts)
+
+    def resume(self, keys: Sequence[SessionKey]) -> None:
+        now = self._keeping.clock.monotonic()
+        self._debts = {key: _Debt(now, None) for key in keys}
+        self._group.start_soon(contained, "facts by a model", partial(self._pay_all, tuple(keys)))
+
+    def owe(self, key: SessionKey, since: NodeId) -> None:
+        """All that was said since that node is to be looked at, once the session is quiet."""
+        now, debt = self._keeping.clock.monotonic(), self._debts.get(key)
+        if debt is None:
+            debt = self._debts[key] = _Debt(now, since)
+            self._group.start_soon(contained, "facts by a model", partial(self._pay, key, debt))
+        debt.said_at, debt.since = now, debt.since or since
+
+    async def _pay_all(self, keys: Sequence[SessionKey]) -> None:
+        for key in keys:
+            await self._pay(key, self._debts[key])
+
+    async def _pay(self, key: SessionKey, debt: _Debt) -> None:
+        keeping, is_resumed = self._keeping, debt.since is None
+        try:
+            while is_resumed or debt.since is not None:
+                if debt.since is not None:
+                    await keeping.hearing.owe(key, debt.since)
+                    await self._until_quiet(debt, keeping.agents[key.agent].context.quiet_s)
+                is_resumed = False
+                async with self._slots:
+                    await self._read(key, debt)
+        except StoreUnavailable as error:  # it is owed still, and seen to with the next turn
+            log.warning("a model looks later", extra={"why": str(error), "session": str(key)})
+        except Exception:
+            # As with a lane's work: a defect of ours must not cancel the neighbours.
+            log.exception("a model cannot look for facts", extra={"session": str(key)})
+        finally:
+            del self._debts[key]
+
+    async def _until_quiet(self, debt: _Debt, quiet_s: float) -> None:
+        clock = self._keeping.clock
+        latest = clock.monotonic() + LONGEST_WAIT_S
+        while (rest := min(debt.said_at + quiet_s, latest) - clock.monotonic()) > 0:
+            await clock.sleep(rest)
+
+    async def _read(self, key: SessionKey, debt: _Debt) -> None:
+        hearing, is_owed = self._keeping.hearing, True
+        while is_owed:
+            debt.since = None  # what was told so far is in the store, beyond what is read now
+            heard = await hearing.next_owed(key, limit=PAGE)
+            if heard.upto is None:
+                return
+            await self._look_at(key, heard.said)
+            is_owed = await hearing.read(key, heard.upto)
+
+    async def _look_at(self, key: SessionKey, said: Sequence[Said]) -> None:
+        """Each person by themselves: whose facts they are is not for a model to decide."""
+        for person in dict.fromkeys(one.sender for one in said):
+            theirs = [one for one in said if one.sender == person]
+            for start in range(0, len(theirs), extraction.MOST_MESSAGES):
+                some = theirs[start : start + extraction.MOST_MESSAGES]
+                claims = await self._asked(key, person, some)
+                await self._keeping.keep(key, person, claims)
+
+    async def _asked(
+        self, key: SessionKey, person: str | None, said: Sequence[Said]
+    ) -> Sequence[Claim]:
+        """What cannot be asked is left to the patterns, which have looked already."""
+        keeping, agent = self._keeping, self._keeping.agents[key.agent]
+        words = tuple(dict.fromkeys(word for one in said for word in words_of(one.text[:500])))
+        known = await keeping.facts.matching(
+            keeping.whose(key, person), words[:LOOKED_FOR], limit=extraction.KNOWN_SHOWN
+        )
+        request = extraction.request(agent, key, said, known, keeping.encode)
+        try:
+            with anyio.fail_after(ASK_S):
+                reply = await keeping.model.reply(request, _unheard)
+        except (BudgetExceeded, ModelFailed, TimeoutError) as error:
+            log.warning("facts are left to patterns", extra={"why": str(error), "key": str(key)})
+            return ()
+        claims = extraction.claims_of(reply.text, key, said, keeping.decode)
+        if claims is None:
+            log.warning("a model's facts cannot be read", extra={"session": str(key)})
+        return claims or ()
+
+
+def _unheard(_delta: Delta) -> None:
+    """Nobody listens."""
+
+
+NOTE_EVERY_S = 2.0
+SETTLE_S = 0.5
+AGAIN_S = 5.0  # after the store was away
+REMEMBERED_LAST = 1_024  # sessions in which the last claim may be corrected
+
+_Found = Sequence[tuple[str | None, Claim]]  # with who said it
+
+
+class Keeper:
+    """Its tasks live in the task group that it is given, and end with it."""
+
+    def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
+        self._keeping, self._group = keeping, group
+        self._reader = Reader(keeping, group)
+        self._places: dict[SessionKey, NodeId] = {}  # looked at, and not noted yet
+        self._is_noting = False
+        self._writing: dict[SessionKey, anyio.Event] = {}
+        self._behind: dict[SessionKey, int] = {}  # turns that came meanwhile
+        self._catching: dict[SessionKey, anyio.Event] = {}  # of those behind, who is at work on
+        self.last: dict[SessionKey, Claim] = {}
+
+    @property
+    def backlog(self) -> int:
+        """Sessions in which something was said that is not looked at, or not kept, yet."""
+        return len(self._behind.keys() | self._writing.keys() | self._reader.behind)
+
+    async def resume(self) -> None:
+        """Goes on where the process before this one was. Raises StoreUnavailable."""
+        hearing, how = self._keeping.hearing, self._keeping.how
+        self._behind = {key: 0 for key in await hearing.behind() if how(key) != "off"}
+        self._reader.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
+        self._group.start_soon(
+            contained, "facts", partial(self._catch_up_all, tuple(self._behind), anyio.Event())
+        )
+
+    def told(self, key: SessionKey, said: Sequence[Said], upto: NodeId) -> None:
+        """What people said in a run that has ended, with that node. Never waits."""
+        how = self._keeping.how(key)
+        if how == "off" or not said:
+            return
+        if how == "model":
+            self._reader.owe(key, said[0].message_id)
+        if key in self._behind:
+            self._behind[key] += 1  # it is read from the store, in its order
+        elif found := self._found(key, said):
+            written = self._writing[key] = anyio.Event()
+            self._group.start_soon(
+                contained, "facts", partial(self._write, key, found, upto, written)
+            )
+        else:
+            self._looked(key, upto)
+
+    async def settled(self, key: SessionKey) -> None:
+        """Waits, but not for long, until what was said in this session so far can be found."""
+        written = self._writing.get(key)
+        if written is None and key not in self._behind:
+            return
+        if written is None:
+            written = anyio.Event()
+            self._group.start_soon(contained, "facts", partial(self._catch_up_all, (key,), written))
+        with anyio.move_on_after(SETTLE_S):
+            await written.wait()
+
+    def on_compacted(self, key: SessionKey, nodes: Sequence[Node]) -> None:
+        """A summary stands for these now, and a model was asked anyway: it also looks at what was
+        said in them and since."""
+        if nodes and self._keeping.how(key) in {"auto", "model"}:
+            self._reader.owe(key, nodes[0].id)
+
+    def _found(self, key: SessionKey, said: Sequence[Said]) -> _Found:
+        return [(one.sender, claim) for one in said for claim in self._claims(key, one)]
+
+    def _claims(self, key: SessionKey, one: Said) -> Sequence[Claim]:
+        last = self.last.pop(key, None)
+        is_own = last and last.source and last.source.said_by == (one.sender or key.peer)
+        claims = claims_in(one, key, last=last if is_own else None)
+        if claims:
+            self.last[key] = claims[-1]
+            if len(self.last) > REMEMBERED_LAST:
+                del self.last[next(iter(self.last))]
+        return claims
+
+    async def _write(
+        self, key: SessionKey, found: _Found, upto: NodeId, written: anyio.Event
+    ) -> None:
+        try:
+            for person, claims in _by_person(found):
+                await self._keeping.keep(key, person, claims)
+            self._looked(key, upto)
+        except StoreUnavailable as error:
+            self._fall_behind(key, error)
+        except Exception:
+            # As with a lane's work: a defect of ours must not cancel the neighbours.
+            log.exception("facts are lost", extra={"session": str(key)})
+        finally:
+            written.set()
+            if self._writing.get(key) is written:
+                del self._writing[key]
+
+    def _looked(self, key: SessionKey, upto: NodeId) -> None:
+        self._places[key] = upto
+        if not self._is_noting:
+            self._is_noting = True
+            self._group.start_soon(contained, "facts", partial(self._note))
+
+    async def _note(self) -> None:
+        """In one commit for all, while there is something; never ahead of facts on their way."""
+        while self._places:
+            await self._keeping.clock.sleep(NOTE_EVERY_S)
+            due = {key: at for key, at in self._places.items() if key not in self._writing}
+            try:
+                await self._keeping.hearing.looked(due)
+            except StoreUnavailable as error:
+                log.warning("how far was looked is not noted yet", extra={"why": str(error)})
+                continue
+            for key, at in due.items():
+                if self._places.get(key) == at:
+                    del self._places[key]
+        self._is_noting = False
+
+    def _fall_behind(self, key: SessionKey, error: StoreUnavailable) -> None:
+        log.warning("facts are kept later", extra={"why": str(error), "session": str(key)})
+        self._places.pop(key, None)
+        if key not in self._behind:
+            self._behind[key] = 0
+        self._group.start_soon(contained, "facts", partial(self._catch_up_later, key))
+
+    async def _catch_up_later(self, key: SessionKey) -> None:
+        await self._keeping.clock.sleep(AGAIN_S)
+        await self._catch_up(key)
+
+    async def _catch_up_all(self, keys: Sequence[SessionKey], done: anyio.Event) -> None:
+        for key in keys:
+            await self._catch_up(key)
+        done.set()
+
+    async def _catch_up(self, key: SessionKey) -> None:
+        """Reads what patterns have not looked at, oldest first, until there is no more."""
+        if key in self._catching:
+            return await self._catching[key].wait()
+        done = self._catching[key] = anyio.Event()
+        hearing = self._keeping.hearing
+        try:
+            while (turns := self._behind.get(key)) is not None:
+                heard = await hearing.next(key, limit=PAGE)
+                for one in heard.said:
+                    await self._keeping.keep(key, one.sender, self._claims(key, one))
+                if heard.upto is not None:
+                    await hearing.looked({key: heard.upto})
+                elif self._behind.get(key) == turns:
+                    self._behind.pop(key, None)
+        except StoreUnavailable as error:
+            self._fall_behind(key, error)
+        except Exception:
+            log.exception("facts of a session are lost", extra={"session": str(key)})
+            self._behind.pop(key, None)
+        finally:
+            del self._catching[key]
+            done.set()
+
+
+def _by_person(found: _Found) -> Iterator[tuple[str | None, Sequence[Claim]]]:
+    for person, those in groupby(found, key=lambda one: one[0]):
+        yield person, [claim for _, claim in those]

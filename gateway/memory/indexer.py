@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import anyio
 
 from gateway.domain.errors import StoreLost, StoreUnavailable
+from gateway.domain.facts import TurnIndex
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock
-from gateway.domain.recall import TurnIndex
 
 log = logging.getLogger(__name__)
 

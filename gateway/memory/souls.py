@@ -4,12 +4,11 @@ changes nothing."""
 import logging
 from collections.abc import Mapping
 
+from gateway.domain.agents import Soul, Template, TemplateInvalid, compile_prompt
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
+from gateway.domain.messages import estimate_tokens
 from gateway.domain.ports import Clock, Texts
-from gateway.domain.prompts import Template, TemplateInvalid, compile_prompt
-from gateway.domain.souls import Soul
-from gateway.domain.tokens import estimate_tokens
 
 log = logging.getLogger(__name__)
 

@@ -12,23 +12,25 @@ from gateway.domain.facts import (
     SAID_BY_MODEL,
     SUBJECT,
     Claim,
+    ClaimRefused,
     Erasure,
     Fact,
     FactQuery,
     Facts,
     Reader,
+    Recalled,
+    RecallKind,
     Whose,
+    by_time,
     scope_of,
     whose,
 )
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Ids, ToolScope
-from gateway.domain.recall import Recalled, RecallKind
-from gateway.domain.settling import ClaimRefused, by_time
-from gateway.memory import dates
-from gateway.memory.neighbours import MOST_HOPS, neighbours
-from gateway.memory.predicates import is_functional, kept_under
+from gateway.memory import wording as dates
+from gateway.memory.recall import MOST_HOPS, neighbours
+from gateway.memory.wording import is_functional, kept_under
 
 MOST_FOUND = 10
 MOST_FACTS = 50

@@ -6,8 +6,15 @@ from itertools import pairwise
 from zlib import crc32
 
 from gateway.domain.ids import NodeId
-from gateway.domain.messages import Excerpt, Message, Node, ToolCall, ToolResult
-from gateway.domain.tokens import MESSAGE_OVERHEAD, estimate_tokens
+from gateway.domain.messages import (
+    MESSAGE_OVERHEAD,
+    Excerpt,
+    Message,
+    Node,
+    ToolCall,
+    ToolResult,
+    estimate_tokens,
+)
 
 Exchange = tuple[Node, ...]
 

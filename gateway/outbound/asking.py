@@ -6,8 +6,8 @@ from urllib.parse import quote
 
 from yarl import URL
 
-from gateway.domain.capabilities import USUAL_PORT, Origin, canonical_host
 from gateway.domain.errors import Denied
+from gateway.domain.plugins import USUAL_PORT, Origin, canonical_host
 from gateway.domain.ports import Leave
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

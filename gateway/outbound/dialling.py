@@ -9,9 +9,9 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from gateway.domain.capabilities import Origin
 from gateway.domain.dialling import Dial, Line
 from gateway.domain.errors import Denied
+from gateway.domain.plugins import Origin
 from gateway.domain.ports import HttpFailed, Leave
 from gateway.outbound.addresses import CheckedResolver, Lookup, look_up
 from gateway.outbound.asking import Headers, check_granted, read_headers, read_url, to_url

@@ -9,8 +9,8 @@ import aiohttp
 import anyio
 from yarl import URL
 
-from gateway.domain.capabilities import Origin
 from gateway.domain.errors import Denied
+from gateway.domain.plugins import Origin
 from gateway.domain.ports import Ask, Fetched, HttpFailed, Leave
 from gateway.outbound.addresses import CheckedResolver, Lookup, look_up
 from gateway.outbound.asking import (

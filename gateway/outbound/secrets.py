@@ -6,9 +6,8 @@ from urllib.parse import unquote_to_bytes
 
 from anyio.lowlevel import checkpoint
 
-from gateway.domain.capabilities import Origin
 from gateway.domain.errors import Denied
-from gateway.domain.plugins import PluginSecret
+from gateway.domain.plugins import Origin, PluginSecret
 from gateway.domain.scrubbing import scanner
 from gateway.outbound.addresses import is_loopback
 

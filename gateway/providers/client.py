@@ -1,28 +1,75 @@
 """One provider that is asked over HTTP: encode, send, read, and try again where that is right."""
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import FailureKind, ModelFailed
-from gateway.domain.model import Hear, ModelReply, ModelRequest
+from gateway.domain.ids import to_micros
+from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
-from gateway.domain.providers import ProviderDef
-from gateway.domain.times import to_micros
-from gateway.providers.assembly import Assembly
 from gateway.providers.failures import Scrub, refused
-from gateway.providers.presets import missing_key, quirks_of
-from gateway.providers.reading import WHOLE_CAP, Reading, StreamReader, take_whole
-from gateway.providers.reply_anthropic import AnthropicReading
-from gateway.providers.reply_openai import OpenAiReading
-from gateway.providers.retries import Retries
+from gateway.providers.prices import missing_key, quirks_of
+from gateway.providers.reply import WHOLE_CAP, Assembly, Reading, StreamReader, take_whole
 from gateway.providers.taping import Recording
-from gateway.providers.wire_anthropic import AnthropicEncoder
-from gateway.providers.wire_openai import OpenAiEncoder
+from gateway.providers.wire_anthropic import AnthropicEncoder, AnthropicReading
+from gateway.providers.wire_openai import OpenAiEncoder, OpenAiReading
+
+log = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.5
+LONGEST_PAUSE_S = 8.0
+Attempt = Callable[[float], Awaitable[ModelReply]]  # is told how many seconds are left
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often, and the two things that make it testable. `random` gives 0 up to 1."""
+
+    max_retries: int
+    clock: Clock
+    random: Callable[[], float]
+
+    async def run(self, attempt: Attempt, deadline_s: float) -> ModelReply:
+        """The first reply that succeeds. Raises the last ModelFailed."""
+        end = self.clock.monotonic() + deadline_s
+        tried, left_s = 0, deadline_s
+        while True:
+            try:
+                return await attempt(left_s)
+            except ModelFailed as failed:
+                left_s = end - self.clock.monotonic()
+                pause = self.pause_s(failed, tried, left_s)
+                if pause is None:
+                    raise
+                log.info(
+                    "a model call is tried again",
+                    extra={
+                        "provider": failed.provider,
+                        "kind": failed.kind,
+                        "detail": failed.detail,
+                        "pause_s": round(pause, 3),
+                    },
+                )
+            tried, left_s = tried + 1, left_s - pause
+            await self.clock.sleep(pause)
+
+    def pause_s(self, failed: ModelFailed, tried: int, left_s: float) -> float | None:
+        """How long to wait before the next try; None: do not try again."""
+        if failed.started or not failed.retryable or tried >= self.max_retries:
+            return None
+        told = failed.retry_after_s
+        if told is None:
+            pause = self.random() * min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**tried)
+        else:
+            pause = told + self.random() * min(1.0, 0.1 + told / 10)
+        return pause if pause < left_s else None
+
 
 ERROR_BODY_CAP = 64 * 1024
 # So much of an answer is worked on, then others have their turn, however fast it arrives.
@@ -246,3 +293,19 @@ def _unsendable(key: str | None) -> str | None:
     if key is None or (key and key.isascii() and key.isprintable() and " " not in key):
         return None
     return "the configured key is empty or holds characters that no key has; set it again"
+
+
+class Models:
+    """Implements the Model port over providers by name."""
+
+    def __init__(self, providers: Mapping[str, Model]) -> None:
+        self._providers = dict(providers)
+
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        provider = self._providers.get(request.provider)
+        if provider is None:
+            known = ", ".join(sorted(self._providers)) or "none"
+            raise ModelFailed(
+                request.provider, "not_found", f"no such provider is configured; there are: {known}"
+            )
+        return await provider.reply(request, hear)

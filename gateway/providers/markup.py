@@ -1,17 +1,577 @@
-"""Tool calls that a model wrote as text, found while the text arrives and kept out of it.
-
-Not inside code, quotes or quoted lines: what stands there is shown and never called. Memory is
-bounded by whoever bounds the reply; each character is looked at a bounded number of times.
-"""
+"""Tool calls that a model wrote as text, found while the text arrives and kept out of it."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from functools import lru_cache
+from html import unescape
+from typing import Any, NamedTuple, TypeVar
+
+from pydantic_core import from_json, to_json
 
 from gateway.domain.model import ToolSpec
-from gateway.providers.markup_calls import Calls, MarkupCall
-from gateway.providers.markup_dialects import DIALECTS, read_calls
-from gateway.providers.markup_tape import Tape, Waits
+
+T = TypeVar("T")
+Waits = Generator[None, None, T]
+
+_SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class NotMarkup(Exception):
+    """What is read cannot be a tool call."""
+
+
+class Tape:
+    """Keeps what is not read yet, and what was taken since the last mark."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        self.steps = 0  # how often something was taken
+        self._text = ""
+        self._at = 0
+        self._taken: list[str] = []
+
+    def feed(self, text: str) -> None:
+        self._text = self._text[self._at :] + text
+        self._at = 0
+
+    def mark(self) -> None:
+        self._taken.clear()
+
+    def taken(self) -> str:
+        return "".join(self._taken)
+
+    def has_more(self) -> Waits[bool]:
+        while self._at == len(self._text):
+            if self.is_over:
+                return False
+            yield
+        return True
+
+    def peek(self) -> str:
+        """The next character, where there is one."""
+        return self._text[self._at]
+
+    def begins(self, beginning: re.Pattern[str]) -> bool:
+        return beginning.match(self._text, self._at) is not None
+
+    def take(self, count: int) -> str:
+        self.steps += 1
+        piece = self._text[self._at : self._at + count]
+        self._at += len(piece)
+        self._taken.append(piece)
+        return piece
+
+    def take_to(self, stop: re.Pattern[str]) -> str:
+        """At least one character, and no further than the next that `stop` finds."""
+        found = stop.search(self._text, self._at + 1)
+        return self.take((found.start() if found else len(self._text)) - self._at)
+
+    def run(self, characters: re.Pattern[str]) -> Waits[str]:
+        """All that comes of these characters, which may be none."""
+        pieces: list[str] = []
+        while True:
+            found = characters.match(self._text, self._at)
+            pieces.append(self.take(found.end() - self._at if found else 0))
+            if self._at < len(self._text) or self.is_over:
+                return "".join(pieces)
+            yield
+
+    def is_next(self, literals: Collection[str]) -> Waits[str]:
+        """Which of these comes next; "" as soon as none can. None may begin another."""
+        longest = max(map(len, literals), default=0)
+        while True:
+            rest = self._text[self._at : self._at + longest]
+            could = [literal for literal in literals if literal.startswith(rest[: len(literal)])]
+            if not could:
+                return ""
+            if len(could[0]) <= len(rest):
+                return could[0]
+            if self.is_over:
+                return ""
+            yield
+
+    def next_of(self, literals: Collection[str]) -> Waits[str]:
+        """The same, and takes it."""
+        found = yield from self.is_next(literals)
+        if found:
+            self.take(len(found))
+        return found
+
+    def space(self) -> Waits[str]:
+        return self.run(_SPACE)
+
+    def after_space(self, literals: Collection[str]) -> Waits[str]:
+        """The same, behind white space that is taken in any case."""
+        yield from self.space()
+        return (yield from self.next_of(literals))
+
+    def until(self, literal: str) -> Waits[str | None]:
+        """All before this, which is taken too. None if it never comes: then all is taken."""
+        pieces: list[str] = []
+        while (end := self._text.find(literal, self._at)) < 0:
+            keep = 0 if self.is_over else len(literal) - 1
+            pieces.append(self.take(max(0, len(self._text) - self._at - keep)))
+            if self.is_over:
+                return None
+            yield
+        pieces.append(self.take(end - self._at))
+        self.take(len(literal))
+        return "".join(pieces)
+
+    def short(self, literal: str, most: int = 256) -> Waits[str]:
+        """The same for what is never long. Raises NotMarkup, with nothing taken."""
+        while (end := self._text.find(literal, self._at, self._at + most + len(literal))) < 0:
+            if self.is_over or len(self._text) - self._at >= most + len(literal):
+                raise NotMarkup
+            yield
+        said = self.take(end - self._at)
+        self.take(len(literal))
+        return said
+
+
+_SCALAR = re.compile(r"[-+.0-9A-Za-z]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
+_CLOSING = {"{": "}", "[": "]"}
+_DEEPEST = 256  # deeper than any reader of JSON goes
+# What may come, and what is wanted then. `v`: a number or a bare word.
+_VALUE = {"{": "first }", "[": "first ]", '"': "more", "v": "more"}
+_STEPS: dict[str, dict[str, str]] = {
+    "value": _VALUE,
+    "first ]": {**_VALUE, "]": "more"},
+    "first }": {'"': "colon", "}": "more"},
+    "key": {'"': "colon"},
+    "colon": {":": "value"},
+    "more": {",": "value", "}": "more", "]": "more"},
+}
+
+
+def read_json(tape: Tape, opened: str = "") -> Waits[tuple[str, bool]]:
+    """The text of an object or array, of which `opened` is taken already, and whether it is whole:
+    it ends before the first character that cannot belong to it."""
+    said = [opened]
+    stack = [_CLOSING[opened]] if opened else []
+    want = f"first {stack[0]}" if opened else "value"
+    while stack or want == "value":
+        said.append((yield from tape.space()))
+        char = tape.peek() if (yield from tape.has_more()) else ""
+        kind = char if char in '{}[]:,"' else "v"
+        want = _step(want, kind, stack)
+        if not want or not (yield from _token(tape, kind, said)):
+            return "".join(said), False
+    return "".join(said), True
+
+
+def _step(want: str, kind: str, stack: list[str]) -> str:
+    """What is wanted behind this; "" where it cannot stand."""
+    step = _STEPS[want].get(kind, "")
+    if not step:
+        return ""
+    if kind in _CLOSING and len(stack) >= _DEEPEST:
+        return ""
+    if kind in _CLOSING:
+        stack.append(_CLOSING[kind])
+    elif kind in {"}", "]"} and stack.pop() != kind:
+        return ""
+    elif kind == "," and stack[-1] == "}":
+        return "key"
+    return step
+
+
+def _token(tape: Tape, kind: str, said: list[str]) -> Waits[bool]:
+    """Takes it; whether it is whole."""
+    if kind == "v":
+        said.append((yield from tape.run(_SCALAR)))
+        return bool(said[-1])
+    said.append(tape.take(1))
+    while kind == '"':
+        said.append((yield from tape.run(_PLAIN)))
+        char = tape.peek() if (yield from tape.has_more()) else ""
+        if char not in {'"', "\\"}:
+            return False
+        said.append(tape.take(1))
+        if char == '"':
+            break
+        if not (yield from tape.has_more()):
+            return False
+        said.append(tape.take(1))
+    return True
+
+
+_ENTITIES = ("&lt;", "&gt;", "&amp;", "&quot;", "&apos;")
+_TYPES: dict[type, set[str]] = {
+    bool: {"boolean"},
+    int: {"integer", "number"},
+    float: {"number"},
+    str: {"string"},
+    type(None): {"null"},
+    list: {"array"},
+    dict: {"object"},
+}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+def arguments_of(tool: ToolSpec | None, pairs: Iterable[tuple[str, str, bool]]) -> str:
+    """The JSON text of arguments: key, value, and whether it is JSON where the schema is silent."""
+    schema: Mapping[str, Any] = from_json(tool.parameters) if tool else {}
+    known = schema.get("properties") or {}
+    typed = {}
+    for key, value, is_json in pairs:
+        typed[key] = _typed(value, _types(known.get(key), schema, set()), is_json=is_json)
+    return to_json(typed).decode()
+
+
+def unescaped(value: str) -> str:
+    """Entities of a value that is well-formed XML; one with a bare `<` or `&` was written as is."""
+    if "<" in value or value.count("&") != sum(map(value.count, _ENTITIES)):
+        return value
+    return unescape(value)
+
+
+def _typed(value: str, types: set[str], *, is_json: bool) -> object:
+    if "string" in types:
+        return None if "null" in types and value.strip() == "null" else value
+    if not types and not is_json:
+        return value
+    stripped = value.strip()
+    try:
+        parsed = from_json(_PYTHON.get(stripped, stripped), allow_inf_nan=False)
+    except ValueError:
+        return value  # the check of the arguments tells the model what is wrong
+    return parsed if not types or _type_of(parsed) & types else value
+
+
+def _types(schema: object, root: Mapping[str, Any], seen: set[int]) -> set[str]:
+    """The JSON types that a schema allows; none where it does not say."""
+    if not isinstance(schema, dict) or id(schema) in seen:
+        return set()
+    seen.add(id(schema))
+    told = schema.get("type")
+    if told:
+        return {told} if isinstance(told, str) else set(told)
+    inner = [one for key in ("anyOf", "oneOf", "allOf") for one in schema.get(key, ())]
+    inner.append(_target(schema.get("$ref", "#"), root))
+    types = [_types(one, root, seen) for one in inner]
+    fixed = schema.get("enum", ()) if "const" not in schema else (schema["const"],)
+    return set().union(*types, *map(_type_of, fixed))
+
+
+def _target(reference: str, root: Mapping[str, Any]) -> object:
+    """What a reference within the schema leads to; None where it leads nowhere."""
+    target: Any = None if reference == "#" else root
+    for name in reference.removeprefix("#/").split("/"):
+        target = target.get(name) if isinstance(target, dict) else None
+    return target
+
+
+def _type_of(value: object) -> set[str]:
+    if isinstance(value, float) and value.is_integer():
+        return {"number", "integer"}
+    return _TYPES[type(value)]
+
+
+_BROKEN = "[not closed, or not readable] "
+_BROKEN_KEPT = 2000  # characters of it that the model is shown again
+_LONGEST_NAME = 64
+_WORD = re.compile(r"[A-Za-z0-9_.:-]*")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")
+_NUMBERED = re.compile(r":\d+$")
+_OBJECT = re.compile(r"\{")
+_NAMED = re.compile(r'(?:\[\s*)?\{\s*"name"\s*:\s*"([A-Za-z0-9_.:-]+)"')
+
+
+class MarkupCall(NamedTuple):
+    """A call as it was found. One that is not whole has no arguments that anything could run on."""
+
+    name: str
+    arguments: str
+    is_whole: bool = True
+
+
+class Marks(NamedTuple):
+    """How a dialect writes keys and values. `value`: what stands between the two."""
+
+    key: str
+    key_end: str
+    value_end: str
+    end: str
+    value: str = ""
+
+
+Pairs = list[tuple[str, str]]
+
+
+class Calls:
+    """Reads calls off a tape. What is no call stays among what was taken since the last one."""
+
+    def __init__(self, tape: Tape, tools: Mapping[str, ToolSpec]) -> None:
+        self.tape, self._tools = tape, tools
+        self.found: list[MarkupCall] = []
+
+    def add(self, name: str, arguments: str | None) -> None:
+        """Arguments None: the call is broken, and all that was read of it is what it came with."""
+        name = _NUMBERED.sub("", name.strip().removeprefix("functions."))
+        name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
+        if not name:
+            raise NotMarkup
+        told = _BROKEN + self.tape.taken()[:_BROKEN_KEPT] if arguments is None else arguments
+        self.found.append(MarkupCall(name, told, arguments is not None))
+        self.tape.mark()
+
+    def add_pairs(
+        self, name: str, pairs: Pairs | None, typed: Callable[[str, str], tuple[str, str, bool]]
+    ) -> None:
+        """`typed` makes of a key and a value what `arguments_of` takes."""
+        triples = [typed(key, value) for key, value in pairs or ()]
+        told = None if pairs is None else arguments_of(self._tools.get(name), triples)
+        self.add(name, told)
+
+    def word(self) -> Waits[str]:
+        word = yield from self.tape.run(_WORD)
+        if not word:
+            raise NotMarkup
+        return word
+
+    def json(self, end: str = "", begins: re.Pattern[str] = _OBJECT) -> Waits[str | None]:
+        """JSON and the mark behind it, as it was written; None if it does not end. What is no JSON
+        is a call all the same once it has begun like one."""
+        yield from self.tape.space()
+        if not (yield from self.tape.is_next("{[")):
+            raise NotMarkup
+        said, is_whole = yield from read_json(self.tape)
+        if not begins.match(said) and not (is_whole and parsed(said)):
+            raise NotMarkup
+        if is_whole and (not end or (yield from self.tape.after_space((end,)))):
+            return said
+        rest = yield from self.tape.until(end or "\n")
+        return None if rest is None else said + rest
+
+    def named_json(self, end: str = "") -> Waits[None]:
+        """`{"name": …, "arguments": …}`, or a list of such."""
+        said = yield from self.json(end, _NAMED)
+        told = parsed(said or "")
+        raw = self.tape.taken()
+        if told is None and (named := _NAMED.match(raw[raw.find("{") :])):
+            self.add(named[1], None)
+        for one in told if isinstance(told, list) else [told] if told else []:
+            if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+                raise NotMarkup
+            self.add(one["name"], _given(one))
+
+    def pairs(self, marks: Marks) -> Waits[Pairs | None]:
+        """Keys and values up to the end of the call; None if there is something else."""
+        tape, found = self.tape, Pairs()
+        yield from tape.space()
+        if not (yield from tape.is_next((marks.key, marks.end))):
+            raise NotMarkup
+        try:
+            while (mark := (yield from tape.after_space((marks.key, marks.end)))) == marks.key:
+                key = yield from tape.short(marks.key_end)
+                if marks.value and not (yield from tape.after_space((marks.value,))):
+                    break
+                found.append((key, (yield from self._value(marks))))
+        except NotMarkup:
+            mark = ""
+        if mark == marks.end:
+            return found
+        yield from tape.until(marks.end)
+        return None
+
+    def _value(self, marks: Marks) -> Waits[str]:
+        """Up to the end mark that the grammar goes on behind: any other belongs to the value."""
+        parts: list[str] = []
+        while True:
+            said = yield from self.tape.until(marks.value_end)
+            if said is None:
+                raise NotMarkup
+            parts.append(said)
+            space = yield from self.tape.space()
+            if (yield from self.tape.is_next((marks.key, marks.end))):
+                return "".join(parts)
+            parts += (marks.value_end, space)
+
+    def section(
+        self,
+        opener: str,
+        marks: tuple[Sequence[str], Sequence[str]],
+        one: Callable[["Calls", str], Waits[None]],
+    ) -> Waits[None]:
+        """Calls one behind the other, by the marks that begin each and that end all; they may
+        stand without what should be around them."""
+        begins, ends = marks
+        mark = opener if opener in begins else (yield from self.tape.after_space(begins))
+        if not mark:
+            raise NotMarkup
+        while mark in begins:
+            yield from one(self, mark)
+            mark = yield from self.tape.after_space((*begins, *ends))
+        if mark:
+            self.tape.mark()
+
+
+def parsed(said: str) -> Any:
+    """None for what is no JSON."""
+    try:
+        return from_json(said, allow_inf_nan=False)
+    except ValueError:
+        return None
+
+
+def _given(call: Mapping[str, Any]) -> str:
+    """The arguments of a JSON call; some models write them as a string that holds JSON again."""
+    given = call.get("arguments", call.get("parameters"))
+    if given is None:
+        return "{}"
+    return given if isinstance(given, str) else to_json(given).decode()
+
+
+_BLANK = re.compile(r"[ \t]*")
+_ATTRIBUTE = re.compile(r"""([a-z]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_SPACES = ("", "antml" + ":", "minimax:", "｜DSML｜", "｜｜DSML｜｜")  # what tags begin with
+_INVOKES = {f"<{space}invoke ": space for space in _SPACES}
+_WRAPPERS = [f"{space}{word}>" for space in _SPACES for word in ("function_calls", "tool_calls")]
+_WRAPPERS.append("minimax:tool_call>")
+_INVOKE_MARKS = (tuple(_INVOKES), tuple(f"</{wrapper}" for wrapper in _WRAPPERS))
+_FUNCTION = Marks("<parameter=", ">", "</" + "parameter>", "</function>")
+_GLM = Marks("<arg_key>", "</arg_key>", "</arg_value>", "</tool_call>", "<arg_value>")
+_DEEPSEEK = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁calls▁end｜>")
+_DEEPSEEK_END = "<｜tool▁call▁end｜>"
+_KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_calls_section_end|>")
+
+
+def read_calls(calls: Calls, lines: Sequence[str]) -> Waits[list[MarkupCall]]:
+    """The calls that begin here; `lines`: how one begins that is a line of its own, if it may."""
+    calls.found = []
+    try:
+        if line := (yield from calls.tape.next_of(lines)):
+            yield from _named_line(calls, line[:-1])
+        elif opener := (yield from calls.tape.next_of(DIALECTS)):
+            yield from DIALECTS[opener](calls, opener)
+    except NotMarkup:
+        pass
+    return calls.found
+
+
+def _named_line(calls: Calls, name: str) -> Waits[None]:
+    """`name{…}` and nothing behind it, for a tool that was offered: unless it is whole it is text."""
+    said, is_whole = yield from read_json(calls.tape, "{")
+    yield from calls.tape.run(_BLANK)
+    is_alone = not (yield from calls.tape.has_more()) or calls.tape.peek() in "\r\n"
+    if is_whole and is_alone and parsed(said) is not None:
+        calls.add(name, said)
+
+
+def _invokes(calls: Calls, opener: str) -> Waits[None]:
+    yield from calls.section(opener, _INVOKE_MARKS, _invoke)
+
+
+def _invoke(calls: Calls, opener: str) -> Waits[None]:
+    space = _INVOKES[opener]
+    head = yield from calls.tape.short(">")
+    name = _attributes(head).get("name", "")
+    if not name:
+        raise NotMarkup
+    value_end, end = f"</{space}parameter>", f"</{space}invoke>"
+    marks = Marks(f"<{space}parameter ", ">", value_end, end)
+
+    def typed(key: str, value: str) -> tuple[str, str, bool]:
+        told = _attributes(key)
+        plain = value if "DSML" in space else unescaped(value)
+        return told.get("name", key), plain, told.get("string") == "false"
+
+    calls.add_pairs(name, [] if head.endswith("/") else (yield from calls.pairs(marks)), typed)
+
+
+def _attributes(head: str) -> dict[str, str]:
+    return {key: double or single for key, double, single in _ATTRIBUTE.findall(head)}
+
+
+def _tool_call(calls: Calls, _: str) -> Waits[None]:
+    """One mark for three: JSON, Qwen's functions, and GLM's name with keys and values."""
+    if (yield from calls.tape.after_space(("<function=",))):
+        yield from _function(calls, "")
+    elif (yield from calls.tape.is_next("{[")):
+        yield from calls.named_json(_GLM.end)
+    else:
+        name = yield from calls.word()
+        pairs = yield from calls.pairs(_GLM)
+        calls.add_pairs(name, pairs, lambda key, value: (key.strip(), value, False))
+
+
+def _function(calls: Calls, _: str) -> Waits[None]:
+    """Llama's with JSON inside, or Qwen's with keys and values on lines of their own."""
+    name = yield from calls.word()
+    if not (yield from calls.tape.next_of(">")):
+        raise NotMarkup
+    yield from calls.tape.space()
+    if (yield from calls.tape.is_next("{")):
+        calls.add(name, (yield from calls.json(_FUNCTION.end)))
+    else:
+        calls.add_pairs(name, (yield from calls.pairs(_FUNCTION)), _without_line_ends)
+    if (yield from calls.tape.after_space((_GLM.end,))):
+        calls.tape.mark()
+
+
+def _without_line_ends(key: str, value: str) -> tuple[str, str, bool]:
+    return key.strip(), value.removeprefix("\n").removesuffix("\n"), False
+
+
+def _llama(calls: Calls, _: str) -> Waits[None]:
+    mark = ";"
+    while mark == ";":
+        yield from calls.named_json()
+        mark = yield from calls.tape.after_space((";", "<|eom_id|>", "<|eot_id|>"))
+    if mark:
+        calls.tape.mark()
+
+
+def _mistral(calls: Calls, _: str) -> Waits[None]:
+    """The older list, or pairs of a name and its arguments."""
+    yield from calls.tape.space()
+    if (yield from calls.tape.is_next("[")):
+        return (yield from calls.named_json())
+    name = yield from calls.word()
+    if (yield from calls.tape.next_of(("[CALL_ID]",))):
+        yield from calls.word()
+    yield from calls.tape.next_of(("[ARGS]",))
+    calls.add(name, (yield from calls.json()))
+
+
+def _deepseek(calls: Calls, opener: str) -> Waits[None]:
+    yield from calls.section(opener, (_DEEPSEEK[1:2], _DEEPSEEK[2:]), _deepseek_call)
+
+
+def _deepseek_call(calls: Calls, _: str) -> Waits[None]:
+    """The name and its JSON; or a type, the name on the same line, and the JSON in a fence."""
+    name = (yield from calls.tape.short("<｜tool▁sep｜>")).strip()
+    is_fenced = name == "function"
+    if is_fenced:
+        name = (yield from calls.tape.short("\n")).strip()
+        yield from calls.tape.after_space(("```json",))
+    said = yield from calls.json("```" if is_fenced else _DEEPSEEK_END)
+    if is_fenced and said is not None and not (yield from calls.tape.after_space((_DEEPSEEK_END,))):
+        said = None
+    calls.add(name, said)
+
+
+def _kimi(calls: Calls, opener: str) -> Waits[None]:
+    yield from calls.section(opener, (_KIMI[1:2], _KIMI[2:]), _kimi_call)
+
+
+def _kimi_call(calls: Calls, _: str) -> Waits[None]:
+    name = yield from calls.tape.short("<|tool_call_argument_begin|>")
+    calls.add(name, (yield from calls.json("<|tool_call_end|>")))
+
+
+# By the mark that opens it; none of them begins another.
+DIALECTS: dict[str, Callable[[Calls, str], Waits[None]]] = {
+    **dict.fromkeys((*_INVOKES, *(f"<{wrapper}" for wrapper in _WRAPPERS)), _invokes),
+    **dict.fromkeys(_DEEPSEEK[:2], _deepseek),
+    **dict.fromkeys(_KIMI[:2], _kimi),
+    "<tool_call>": _tool_call,
+    "<function=": _function,
+    "<|python_tag|>": _llama,
+    "[TOOL_CALLS]": _mistral,
+}
 
 MOST_CALLS = 32  # of a reply; a turn refuses more anyway
 _LINE_KEPT = 200

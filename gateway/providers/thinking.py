@@ -2,8 +2,8 @@
 
 import re
 
-from gateway.domain.providers import Wire
-from gateway.providers.presets import PRESETS
+from gateway.domain.model import Wire
+from gateway.providers.prices import PRESETS
 
 LEAST_THINKING = 1024  # tokens of a reply that are thinking, where it has a budget
 REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")

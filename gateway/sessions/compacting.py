@@ -7,16 +7,14 @@ from functools import partial
 
 import anyio
 
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import share_of
+from gateway.domain.agents import AgentDef, share_of
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.messages import Message, Node
+from gateway.domain.messages import Message, Node, estimate_tokens
 from gateway.domain.model import ModelReply, ModelRequest
 from gateway.domain.ports import Clock, Ids, Model, Transcript
-from gateway.domain.summaries import Summaries, Summary
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.sessions import Summaries, Summary
 from gateway.memory.compaction import (
     INSTRUCTIONS,
     Span,

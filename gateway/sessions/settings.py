@@ -7,7 +7,7 @@ import anyio
 
 from gateway.domain.errors import SettingsRefused
 from gateway.domain.ports import Decode, Encode, SettingsStore
-from gateway.domain.settings import RECORD_BYTES, UserSettings
+from gateway.domain.sessions import RECORD_BYTES, UserSettings
 
 MOST_KNOWN = 4096  # users, of whom most have set nothing
 

@@ -13,23 +13,28 @@ from secrets import token_bytes
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.agent.aside import Aside, Errand
-from gateway.agent.patience import until_stored
-from gateway.agent.story import Json, NoJournal, Story
-from gateway.domain.agents import MEMORY, AgentDef
-from gateway.domain.bindings import speaker
+from gateway.agent.effects import Json, NoJournal, Story, until_stored
+from gateway.agent.subagents import Aside, Errand
+from gateway.domain.agents import MEMORY, AgentDef, Template, speaker
 from gateway.domain.errors import Busy, Conflict, GatewayError
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Ids, ToolScope
-from gateway.domain.prompts import Template
-from gateway.domain.settings import as_wished
+from gateway.domain.sessions import as_wished
 from gateway.domain.supervision import contained
 from gateway.memory.window import message_tokens
-from gateway.sessions.endings import Asked, End, Timing, answered, refused
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.work import DEFECT, LAST_WORDS_S, Means
+from gateway.sessions.worker import (
+    DEFECT,
+    LAST_WORDS_S,
+    Asked,
+    End,
+    Means,
+    Timing,
+    answered,
+    refused,
+)
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from gateway.domain.audit import AuditEntry, Deed, DeedKind, entry_after
-from gateway.store.pen import Pen
+from gateway.domain.events import AuditEntry, Deed, DeedKind, entry_after
+from gateway.domain.ids import to_micros, to_time
 from gateway.store.reader import Readers
-from gateway.store.rows import require_text, to_micros, to_time
-from gateway.store.writer import Writer
+from gateway.store.rows import require_text
+from gateway.store.writer import Pen, Writer
 
 log = logging.getLogger(__name__)
 

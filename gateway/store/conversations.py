@@ -1,18 +1,292 @@
-"""What is done to whole conversations in SQLite, besides talking."""
+"""Conversation trees in SQLite: paths, summaries, sessions as they are listed, and what is done to whole ones."""
 
+import sqlite3
 from collections.abc import Sequence
 from datetime import datetime
 from functools import partial
+from typing import Any
 
-from gateway.domain.conversations import TakenIn, not_there_yet
 from gateway.domain.errors import NotFound
-from gateway.domain.ids import NodeId, SessionKey
+from gateway.domain.ids import NodeId, SessionKey, to_micros, to_time
 from gateway.domain.messages import Node
-from gateway.store.branches import bring_back, put_label
-from gateway.store.inbox import append, spoken
-from gateway.store.pen import Pen, SessionRow
-from gateway.store.rows import SEQ_BITS, STANDINGS, message_texts, place_of, require_text, to_micros
-from gateway.store.writer import Writer
+from gateway.domain.sessions import (
+    Path,
+    SessionPage,
+    SessionQuery,
+    SessionRecord,
+    TakenIn,
+    not_there_yet,
+)
+from gateway.store.inbox import append, bring_back, put_label, spoken
+from gateway.store.reader import Readers
+from gateway.store.rows import (
+    NODE_COLUMNS,
+    SEQ_BITS,
+    STANDINGS,
+    message_texts,
+    place_of,
+    require_text,
+    to_node,
+)
+from gateway.store.writer import Pen, SessionRow, Writer
+
+
+class SqliteTranscript:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+
+    async def path(
+        self,
+        key: SessionKey,
+        *,
+        upto: NodeId | None = None,
+        before: NodeId | None = None,
+        limit: int,
+    ) -> Path:
+        """`head` is the session's HEAD, whatever the path ends at. Raises NotFound for a node that
+        is not of this session."""
+        require_text("the session's key or a message's id", str(key), upto, before)
+        return await self._readers.read(partial(_path, key, upto, before, limit))
+
+    async def node(self, key: SessionKey, node_id: str) -> Node | None:
+        require_text("the session's key or a message's id", str(key), node_id)
+        return await self._readers.read(partial(_node, key, node_id))
+
+    async def tree(self, key: SessionKey, *, limit: int, archived: bool = False) -> Sequence[Node]:
+        """The newest `limit` nodes, oldest first."""
+        require_text("the session's key", str(key))
+        return await self._readers.read(partial(_tree, key, limit, int(archived)))
+
+    async def move_head(
+        self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
+    ) -> bool:
+        """A label that another node of the session has moves here. Raises NotFound for a session
+        or node that is not there."""
+        require_text("the label or a message's id", str(key), to, expected, label)
+        move = partial(_move_head, key, to, expected, label)
+        return await self._writer.write(move, durable=True)
+
+
+def _path(
+    key: SessionKey, upto: NodeId | None, before: NodeId | None, limit: int, db: sqlite3.Connection
+) -> Path:
+    found = db.execute(_FIND_HEAD, (str(key),)).fetchone()
+    if found is None:
+        return Path((), None, more=False)
+    session, head, head_id = found
+    end: int | None = head
+    if before is not None:
+        end = _place_and_parent(session, before, db)[1]
+    elif upto is not None:
+        end = _place_and_parent(session, upto, db)[0]
+    if end is None or limit < 1:
+        return Path((), head_id, more=end is not None)
+    rows = db.execute(_WALK, (end, limit)).fetchall()
+    rows.sort()  # by place, which comes first: a child is always younger than its parent
+    parent_id = _id_at(rows[0][-1], db)
+    nodes: list[Node] = []
+    for row in rows:
+        nodes.append(to_node(row, parent_id))
+        parent_id = row[1]
+    summary = None if before is not None else _summary(rows[-1][_SUMMARY], db)
+    return Path(tuple(nodes), head_id, rows[0][-1] is not None, summary)
+
+
+def _summary(place: int | None, db: sqlite3.Connection) -> Node | None:
+    if place is None:
+        return None
+    row = db.execute(f"{_NODE} WHERE n.place = ?", (place,)).fetchone()
+    return to_node(row, row[-1])
+
+
+def _id_at(place: int | None, db: sqlite3.Connection) -> NodeId | None:
+    if place is None:
+        return None
+    return NodeId(db.execute("SELECT id FROM node WHERE place = ?", (place,)).fetchone()[0])
+
+
+def _place_and_parent(
+    session: int, node_id: NodeId, db: sqlite3.Connection
+) -> tuple[int, int | None]:
+    row = db.execute(
+        "SELECT place, parent FROM node WHERE id = ? AND standing < 2", (node_id,)
+    ).fetchone()
+    if row is None or row[0] >> SEQ_BITS != session:
+        raise NotFound(f"message {node_id}")
+    return row[0], row[1]
+
+
+def _node(key: SessionKey, node_id: str, db: sqlite3.Connection) -> Node | None:
+    found = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
+    if found is None:
+        return None
+    first, beyond = place_of(found[0], 0), place_of(found[0] + 1, 0)
+    row = db.execute(f"{_NODE} WHERE n.id = ? AND n.standing < 2", (node_id,)).fetchone()
+    if row is None or not first <= row[0] < beyond:
+        labelled = f"{_NODE} WHERE n.label = ? AND n.place >= ? AND n.place < ?"
+        row = db.execute(labelled, (node_id, first, beyond)).fetchone()
+    return None if row is None else to_node(row, row[-1])
+
+
+def _tree(key: SessionKey, limit: int, archived: int, db: sqlite3.Connection) -> Sequence[Node]:
+    found = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
+    if found is None:
+        return ()
+    bounds = (place_of(found[0], 0), place_of(found[0] + 1, 0), archived, max(0, limit))
+    nodes = [to_node(row, row[-1]) for row in db.execute(_TREE, bounds).fetchall()]
+    nodes.reverse()
+    return nodes
+
+
+def _move_head(
+    key: SessionKey, to: NodeId, expected: NodeId | None, label: str | None, pen: Pen
+) -> bool:
+    session = pen.session(key)
+    if session is None:
+        raise NotFound(f"session {key}")
+    place = pen.place(session, to)
+    if place is None:
+        raise NotFound(f"message {to}")
+    if session.head_id != expected:
+        return False
+    pen.db.execute("UPDATE session SET head = ? WHERE id = ?", (place, session.id))
+    if label is not None:
+        put_label(session, place, label, pen.db)
+    session.head, session.head_id = place, to
+    bring_back(session, pen.db)
+    return True
+
+
+_FIND_HEAD = """
+SELECT s.id, s.head, (SELECT n.id FROM node n WHERE n.place = s.head)
+FROM session s WHERE s.key = ?
+"""
+_NODE = f"SELECT {NODE_COLUMNS}, p.id FROM node n LEFT JOIN node p ON p.place = n.parent"
+_WALK = f"""
+WITH RECURSIVE up (place, depth) AS (
+    VALUES (?, 1)
+    UNION ALL
+    SELECT n.parent, up.depth + 1 FROM up JOIN node n ON n.place = up.place
+    WHERE up.depth < ? AND n.parent IS NOT NULL
+)
+SELECT {NODE_COLUMNS}, n.parent FROM up CROSS JOIN node n ON n.place = up.place
+"""
+_TREE = """
+SELECT n.place, n.id, n.run_id, n.role, '', NULL, n.status, n.tokens, n.model, n.created_at,
+       n.label, n.summary, n.checkpoint, n.standing, p.id
+FROM node n LEFT JOIN node p ON p.place = n.parent
+WHERE n.place >= ? AND n.place < ? AND n.standing <= ?
+ORDER BY n.place DESC LIMIT ?
+"""
+_SUMMARY = NODE_COLUMNS.split(", ").index("n.summary")
+
+
+class SqliteSummaries:
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    async def append(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
+        require_summary(key, node, expected)
+        return await self._writer.write(partial(_append, key, node, expected), durable=False)
+
+
+def require_summary(key: SessionKey, node: Node, expected: NodeId | None) -> None:
+    """Raises TextRefused before anything is written."""
+    require_text("a summary", str(key), node.id, node.run_id, node.model, node.message.text)
+    require_text("the message's id", expected)
+
+
+def _append(key: SessionKey, node: Node, expected: NodeId | None, pen: Pen) -> bool:
+    session = pen.session(key)
+    if session is None:
+        raise NotFound(f"session {key}")
+    if session.head_id != expected:
+        return False
+    append((node,), session.head, session, pen.db)
+    last_seq = session.last_seq + 1
+    head = place_of(session.id, last_seq)
+    pen.db.execute(
+        "UPDATE session SET last_seq = ?, head = ? WHERE id = ?", (last_seq, head, session.id)
+    )
+    session.last_seq, session.head, session.head_id = last_seq, head, node.id
+    return True
+
+
+class SqliteSessions:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+
+    async def find(self, key: SessionKey) -> SessionRecord | None:
+        require_text("the session's key", str(key))
+        await self._writer.caught_up()
+        return await self._readers.read(partial(_find, key))
+
+    async def list(self, query: SessionQuery) -> SessionPage:
+        """`updated_at` is never the same twice, so `before` = the last one's loses nobody."""
+        require_text("the query", query.account, query.peer, query.text)
+        require_text("the query", *(query.agents or ()), *(query.channels or ()))
+        await self._writer.caught_up()
+        return await self._readers.read(partial(_list, query))
+
+    async def count(self) -> int:
+        return await self._readers.read(_total)
+
+    async def close(self, key: SessionKey) -> None:
+        require_text("the session's key", str(key))
+        await self._writer.write(partial(_close, key), durable=True)
+
+
+def _find(key: SessionKey, db: sqlite3.Connection) -> SessionRecord | None:
+    row = db.execute(f"{_SESSION} WHERE s.key = ?", (str(key),)).fetchone()
+    return None if row is None else _to_record(row)
+
+
+def _list(query: SessionQuery, db: sqlite3.Connection) -> SessionPage:
+    wanted: dict[str, Sequence[object] | None] = {
+        _one_of("s.agent", query.agents): query.agents,
+        _one_of("s.channel", query.channels): query.channels,
+        "s.account = ?": None if query.account is None else [query.account],
+        "s.peer = ?": None if query.peer is None else [query.peer],
+        "instr(s.key, ?) > 0": None if query.text is None else [query.text],
+        "s.updated_at < ?": None if query.before is None else [to_micros(query.before)],
+    }
+    given = {term: values for term, values in wanted.items() if values is not None}
+    where = f"WHERE {' AND '.join(given)}" if given else ""
+    limit = max(0, query.limit)
+    values = [value for values in given.values() for value in values]
+    rows = db.execute(
+        f"{_SESSION} {where} ORDER BY s.updated_at DESC LIMIT ?", (*values, limit + 1)
+    ).fetchall()
+    return SessionPage(tuple(_to_record(row) for row in rows[:limit]), more=len(rows) > limit)
+
+
+def _one_of(column: str, values: Sequence[str] | None) -> str:
+    return f"{column} IN ({', '.join('?' * len(values or ()))})"
+
+
+def _total(db: sqlite3.Connection) -> int:
+    return int(db.execute("SELECT count(*) FROM session").fetchone()[0])
+
+
+def _close(key: SessionKey, pen: Pen) -> None:
+    closed = pen.db.execute("UPDATE session SET state = 'closed' WHERE key = ?", (str(key),))
+    if closed.rowcount == 0:
+        raise NotFound(f"session {key}")
+
+
+def _to_record(row: Sequence[Any]) -> SessionRecord:
+    key, created_at, updated_at, *rest = row
+    return SessionRecord(SessionKey.parse(key), to_time(created_at), to_time(updated_at), *rest)
+
+
+_SESSION = """
+SELECT s.key, s.created_at, s.updated_at, s.message_count,
+       s.input_tokens + coalesce(l.input_tokens, 0),    -- s: from before there was a ledger
+       s.output_tokens + coalesce(l.output_tokens, 0),
+       CASE WHEN l.priced > 0 THEN coalesce(s.cost_usd, 0.0) + l.nano_usd / 1e9 ELSE s.cost_usd END,
+       s.state, (SELECT n.id FROM node n WHERE n.place = s.head)
+FROM session s LEFT JOIN spend l ON l.kind = 'session' AND l.name = s.key
+"""
 
 
 class SqliteConversations:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.domain.errors import DataDirInUse, StoreRefused
-from gateway.store.faults import file_faults
+from gateway.store.rows import file_faults
 
 LOCK = "lock"
 MARK = "store.mark"

@@ -1,296 +1,587 @@
-"""Facts in SQLite, and how they are found."""
+"""Facts and claims in SQLite: how they are written, settled, erased, and never learned again."""
 
 import sqlite3
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from functools import partial
-from itertools import product
+from functools import lru_cache
+from hashlib import sha256
+from itertools import chain
+from math import log1p
+from typing import Any, TypeVar
 
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Origin, Whose
-from gateway.domain.settling import (
-    MOST_NAMED,
-    QueryRefused,
+from gateway.domain.events import Deed
+from gateway.domain.facts import (
+    Claim,
+    ClaimRefused,
+    Erasure,
+    Fact,
+    FactQuery,
+    Settled,
+    Source,
     Told,
-    by_time,
     form,
-    is_wanted,
     predicate_form,
+    require_claim,
     settled,
+    tombstone_of,
+    words_of,
 )
-from gateway.domain.words import words_of
-from gateway.store import fact_writing as writing
-from gateway.store.fact_groups import Groups, page
-from gateway.store.fact_rows import (
-    CLAIM,
-    FACT,
-    FactRow,
-    claims_of,
-    ranked,
-    require_claims,
-    require_erasure,
-    require_query,
-    to_fact_row,
-    to_told,
-)
-from gateway.store.forgetting import is_forgotten, names_in
-from gateway.store.pen import Pen
-from gateway.store.reader import Readers
-from gateway.store.rows import place_of, require_text, to_micros
-from gateway.store.writer import Writer
+from gateway.domain.ids import SessionKey, to_micros, to_time
+from gateway.store.audit import append_deed
+from gateway.store.rows import SEQ_BITS, place_of, require_text
+from gateway.store.writer import Pen
 
-_MOST_WORDS = 64  # of a question
-_MOST_HITS = 256  # of a word: those that were learned last
-_MOST_SOURCES = 1000
-MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a second
-
-_Term = tuple[str, tuple[object, ...]]  # a condition and its values
+Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session", its digest)
 
 
-class SqliteFacts:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-        self._groups = Groups()
-
-    async def add(
-        self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
-    ) -> Sequence[Fact]:
-        require_claims(scope, claims, ids)
-        said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
-        self._groups.note(scope, *map(str, said_in))
-        return await self._writer.write(partial(_add, scope, claims, ids, now), durable=False)
-
-    async def select(self, query: FactQuery) -> Sequence[Fact]:
-        require_query(query)
-        find = _select if query.known_at is None else _known_then
-        return await self._readers.read(partial(find, query))
-
-    async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
-        require_query(FactQuery(whose))
-        if not await self._has_any(whose):
-            return []
-        even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
-        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
-
-    async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
-        require_query(FactQuery(whose))
-        require_text("the query", *names)
-        if not await self._has_any(whose):
-            return []
-        forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
-        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
-
-    async def _has_any(self, whose: Whose) -> bool:
-        upto = self._groups.upto
-        if upto is not None:
-            self._groups.take(await self._readers.read(partial(page, upto)))
-        return self._groups.has(whose.scope or str(whose.room))
-
-    async def origin(self, fact_id: str) -> Origin | None:
-        require_text("the fact's id", fact_id)
-        return await self._readers.read(partial(_origin, fact_id))
-
-    async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
-        require_erasure(what)
-        if dry_run:
-            return await self._readers.read(partial(writing.count_of, what))
-        return await self._writer.write(partial(writing.erase, what, now), durable=True)
+def names_of(scope: str, session: str, *messages: str | None) -> Names:
+    """By which something that was said may have been forgotten."""
+    told = [("message", one) for one in messages if one is not None]
+    return (*told, ("scope", _digest(scope)), ("session", _digest(session)))
 
 
-def _add(
-    scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen
-) -> Sequence[Fact]:
-    told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, pen)]
-    claims, ids = [claim for claim, _ in told], [id_ for _, id_ in told]
-    writing.add(scope, claims, ids, now, pen)
-    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for id_ in ids]
-    return [_with_sources(row, pen.db) for row in found]
-
-
-def _is_forgotten(claim: Claim, scope: str, pen: Pen) -> bool:
+def names_in(claim: Claim, scope: str) -> Names:
     source = claim.source
-    return source is not None and is_forgotten(names_in(claim, scope), source.at, pen.db)
+    return names_of(scope, str(source.session_key), source.message_id) if source else ()
 
 
-def _rows(
-    terms: Sequence[_Term], rest: str, values: Sequence[object], db: sqlite3.Connection
-) -> list[FactRow]:
-    where = " AND ".join(term for term, _ in terms)
-    given = [value for _, some in terms for value in some]
-    rows = db.execute(f"{FACT} WHERE {where} {rest}", (*given, *values)).fetchall()
-    return [to_fact_row(row) for row in rows]
+def names_for(what: Erasure, messages: Iterable[str]) -> Names:
+    """Of a fact the messages that told it; else all that was said by somebody, or somewhere."""
+    if what.fact_id is not None:
+        return [("message", one) for one in messages]
+    return [(what.kind, _digest(str(what.scope or what.session_key)))]
 
 
-def _with_sources(row: FactRow, db: sqlite3.Connection) -> Fact:
-    found = db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
-    named = tuple(dict.fromkeys(one for (one,) in found))
-    return replace(row.fact, source_message_ids=named) if named else row.fact
+def note(names: Names, now: datetime, db: sqlite3.Connection) -> None:
+    db.executemany(_NOTE, [(*name, to_micros(now)) for name in names])
 
 
-def _group_of(whose: Whose, db: sqlite3.Connection) -> int:
-    """0 if nothing was ever said there."""
-    kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
-    row = db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
-    return int(row[0]) if row else 0
+def anything_forgotten(db: sqlite3.Connection) -> bool:
+    return bool(db.execute("SELECT EXISTS (SELECT 1 FROM forgotten)").fetchone()[0])
 
 
-# --- by what it is about, and when ---------------------------------------------------------------
+def is_forgotten(names: Names, said_at: datetime, db: sqlite3.Connection) -> bool:
+    """A message, whenever it was said; of the rest what was said until then."""
+    at = to_micros(said_at)
+    return any(db.execute(_FIND, (*name, at)).fetchone() for name in names)
 
 
-def _select(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
-    terms = _about(query, db)
-    if query.at is not None:
-        at = to_micros(query.at)
-        terms.append(("f.valid_from <= ? AND (f.valid_to IS NULL OR f.valid_to > ?)", (at, at)))
-    elif not query.with_history:
-        terms.append(_IS_CURRENT)
-    rows = _rows(terms, _OLDEST, (max(0, query.limit),), db)
-    return [_with_sources(row, db) for row in rows]
+def _digest(name: str) -> str:
+    return sha256(name.encode()).hexdigest()
 
 
-def _about(query: FactQuery, db: sqlite3.Connection) -> list[_Term]:
-    group, is_room = _group_of(query.whose, db), query.whose.room is not None
-    names: dict[str, str] = {}
-    if query.subject is not None:
-        names["subject"] = form(query.subject)
-    if query.predicate is not None:
-        names["predicate"] = predicate_form(query.predicate)
-    is_current = not (query.at or query.known_at or query.with_history)
-    if is_current and [*names] == ["subject"]:
-        return [(f"{_theirs(query.whose)} AND f.about = ?", (group, names["subject"]))]
-    if names or is_room:
-        return _of_topics(group, names, is_room=is_room)
-    if not is_current:
-        return [("f.place >= ? AND f.place < ?", _range(group))]
-    return [("f.scope = ?", (group,))]
+_NOTE = """
+INSERT INTO forgotten (kind, name, upto) VALUES (?, ?, ?)
+ON CONFLICT (kind, name) DO UPDATE SET upto = max(upto, excluded.upto)
+"""
+_FIND = """
+SELECT 1 FROM forgotten WHERE kind = ?1 AND name = ?2 AND (kind = 'message' OR upto >= ?3)
+"""
+
+T = TypeVar("T", bound=Hashable)
+
+_AT_ONCE = 500  # values in a query
 
 
-def _theirs(whose: Whose) -> str:
-    return "f.scope = ?" if whose.room is None else "f.session = ?"
+def require_claims(scope: str, claims: Sequence[Claim], ids: Sequence[str]) -> None:
+    """Raises ClaimRefused or TextRefused before anything is written."""
+    if len(ids) != len(claims):
+        raise ClaimRefused(f"{len(claims)} facts need as many ids, not {len(ids)}")
+    require_text("the scope or id of a fact", scope, *ids)
+    for claim in claims:
+        require_text("a fact", claim.subject, claim.predicate, claim.object, str(claim.session_key))
+        require_claim(claim)
+        if source := claim.source:
+            require_text("a fact's source", source.message_id, source.quote, source.said_by)
+            require_text("a fact's source", str(source.session_key))
 
 
-def _of_topics(group: int, names: Mapping[str, str], *, is_room: bool) -> list[_Term]:
-    if is_room:
-        topic = "(SELECT {} FROM fact_topic WHERE id = f.topic) = ?"
-        its = {topic.format(name): (value,) for name, value in names.items()}
-        return [("f.session = ?", (group,)), *its.items()]
-    where = " AND ".join(f"{name} = ?" for name in ("scope", *names))
-    topics = f"f.topic IN (SELECT id FROM fact_topic WHERE {where})"
-    return [(topics, (group, *names.values()))]
+def require_query(query: FactQuery) -> None:
+    require_text("the query", query.subject, query.predicate, query.whose.scope)
+    require_text("the query", str(query.whose.room))
 
 
-def _range(group: int) -> tuple[int, int]:
-    return place_of(group, 0), place_of(group + 1, 0)
+def require_erasure(what: Erasure) -> None:
+    given = [one for one in (what.fact_id, what.scope, what.session_key) if one is not None]
+    if len(given) != 1:
+        raise ClaimRefused("erase one of these: a fact, a scope, a session; nothing was erased")
+    require_text("what to erase", what.fact_id, what.scope, str(what.session_key), what.by)
 
 
-def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
-    """What would be believed of the claims that had been learned by then."""
-    assert query.known_at is not None
-    about = _about(query, db)
-    where = " AND ".join(term for term, _ in about)
-    values = tuple(value for _, some in about for value in some)
-    topics = f"SELECT DISTINCT f.topic FROM fact f WHERE {where}"
-    if db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
-        raise QueryRefused(
-            f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
-            "name a subject that fewer of them are about"
-        )
-    in_topics = f"f.topic IN ({topics})"
-    rows = {row.place: row for row in _rows([(in_topics, values)], "", (), db)}
-    before = {row.fact.id: row.fact for row in rows.values()}
-    facts = [
-        belief.fact
-        for (scope, _), told in _told_by(query.known_at, rows, db).items()
-        for belief in settled(scope, told, before=before, now=query.known_at)
-        if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
-    ]
-    return sorted(facts, key=by_time)[: max(0, query.limit)]
+def ranked(hits: Iterable[Sequence[T]]) -> list[T]:
+    """Found by each of some words: those first in which rarer words occur, and more of them."""
+    hits = [hit for hit in hits if hit]
+    most = max((len(hit) for hit in hits), default=0)
+    scores: dict[T, float] = {}
+    for hit in hits:
+        weight = log1p(most / len(hit))
+        for one in hit:
+            scores[one] = scores.get(one, 0.0) + weight
+    return sorted(scores, key=lambda one: -scores[one])
 
 
-def _told_by(
-    then: datetime, rows: Mapping[int, FactRow], db: sqlite3.Connection
-) -> Mapping[tuple[str, int], list[Told]]:
-    """By scope and topic."""
-    told: dict[tuple[str, int], list[Told]] = {}
-    for claim in claims_of([*rows], db):
-        row = rows[claim[2]]
-        one = to_told(claim, row.fact)
-        if one.learned_at <= then:
-            told.setdefault((row.fact.scope, row.topic), []).append(one)
-    return told
+FACT = """
+SELECT f.place, f.room_place, f.topic, f.id, g.name, f.entity_type, f.subject, f.predicate,
+       f.object, f.functional, f.confidence, s.name, f.learned_at, f.valid_from, f.valid_to,
+       f.superseded_at, f.superseded_by
+FROM fact f CROSS JOIN fact_group g ON g.id = f.scope CROSS JOIN fact_group s ON s.id = f.session
+"""
+CLAIM = """
+SELECT c.seq, c.id, c.fact, c.object, c.functional, c.confidence, s.name, c.learned_at, c.since, c.until,
+       c.said_at, c.message_id, c.quote, c.said_by
+FROM fact_claim c CROSS JOIN fact_group s ON s.id = c.session
+"""
 
 
-# --- by words and names --------------------------------------------------------------------------
+_key = lru_cache(maxsize=256)(SessionKey.parse)  # the facts of a person name few
 
 
-def _matching(
-    whose: Whose, words: Sequence[str], limit: int, db: sqlite3.Connection
-) -> Sequence[Fact]:
-    """Word by word, each within the places of the scope: however many facts others have, the
-    index leads there at once."""
-    group = _group_of(whose, db)
-    ranges, said_there = [_range(group)], list[_Term]()
-    if whose.room is not None:  # in a direct chat everything lies at the person's own places
-        said_there.append(("f.session = ?", (group,)))
-        ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
-    hits = []
-    for word in words:
-        found = (
-            db.execute(_HITS, (f'"{word}"', *some, max(limit, _MOST_HITS))).fetchone()
-            for some in ranges
-        )
-        hits.append([int(place) for (places,) in found if places for place in places.split(",")])
-    facts: list[Fact] = []
-    for place in ranked(hits):
-        if len(facts) >= limit:
-            break
-        its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
-        rows = _rows([its, *said_there, _IS_CURRENT], "", (), db)  # none: erased meanwhile
-        facts += [_with_sources(row, db) for row in rows]
-    return facts
+@dataclass(frozen=True, slots=True)
+class FactRow:
+    """A fact, without its sources, and where it is."""
+
+    place: int
+    room_place: int | None
+    topic: int
+    fact: Fact
 
 
-def _around(
-    whose: Whose, forms: Sequence[str], limit: int, db: sqlite3.Connection
-) -> Sequence[Fact]:
-    group, theirs = _group_of(whose, db), _theirs(whose)
-    found: dict[str, FactRow] = {}
-    for name, end in product(forms, ("about", "form")):
-        terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
-        found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), db)}
-    rows = sorted(found.values(), key=lambda row: by_time(row.fact), reverse=True)
-    return [_with_sources(row, db) for row in rows[:limit]]
+def to_fact_row(row: Sequence[Any]) -> FactRow:
+    id_, scope, kind, subject, predicate, object_, functional, confidence, session = row[3:12]
+    learned, since, until, superseded = (None if at is None else to_time(at) for at in row[12:16])
+    assert learned is not None
+    assert since is not None
+    what = (subject, predicate, object_, bool(functional), confidence, _key(session))
+    fact = Fact(id_, scope, kind, *what, learned, since, until, superseded, row[16])
+    place, room_place, topic = row[:3]
+    return FactRow(place, room_place, topic, fact)
 
 
-def _origin(fact_id: str, db: sqlite3.Connection) -> Origin | None:
-    rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), db)
+def to_told(row: Sequence[Any], fact: Fact) -> Told:
+    """One of the claims of this fact."""
+    _, id_, _, object_, functional, confidence, session, learned, since, until, said, *source = row
+    key, said_at = SessionKey.parse(session), to_time(said)
+    message_id, quote, said_by = source
+    claim = Claim(
+        fact.subject,
+        fact.predicate,
+        object_,
+        bool(functional),
+        to_time(since),
+        fact.session_key if id_ == fact.id else key,
+        fact.entity_type,
+        confidence,
+        None if until is None else to_time(until),
+        None if message_id is None else Source(message_id, key, said_at, quote, said_by),
+    )
+    return Told(id_, claim, to_time(learned), said_at)
+
+
+def as_told(fact: Fact, said_at: datetime | None) -> Told:
+    """All that was claimed of it, as if it were one claim, the last time at `said_at`."""
+    key, kind = fact.session_key, fact.entity_type
+    what = (fact.subject, fact.predicate, fact.object, fact.functional)
+    claim = Claim(*what, fact.valid_from, key, kind, fact.confidence)
+    return Told(fact.id, claim, fact.learned_at, said_at)
+
+
+def changing(fact: Fact) -> tuple[object, ...]:
+    """What a fact's row has that may change: functional, confidence, times, successor."""
+    times = (fact.valid_to, fact.superseded_at)
+    micros = (None if at is None else to_micros(at) for at in times)
+    since = to_micros(fact.valid_from)
+    return (fact.functional, fact.confidence, since, *micros, fact.superseded_by)
+
+
+def claims_of(places: Sequence[int], db: sqlite3.Connection) -> list[Sequence[Any]]:
+    """Of these facts, in the order of learning."""
+    found: list[Sequence[Any]] = []
+    for start in range(0, len(places), _AT_ONCE):
+        some = places[start : start + _AT_ONCE]
+        marks = ", ".join("?" * len(some))
+        found += db.execute(f"{CLAIM} WHERE c.fact IN ({marks})", some).fetchall()
+    return sorted(found, key=lambda row: row[0])
+
+
+_BITS = 1 << 22  # half a megabyte; a million names leave three of four others apart
+_PAGE = 2_000  # names a look
+
+
+class Groups:
+    """A bit for each name that was ever written; what is in the database already is taken in a page
+    at a time, while people ask anyway. Only the loop's thread touches it."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray(_BITS // 8)
+        self._upto: int | None = 0  # groups up to this one are in; None: all
+
+    @property
+    def upto(self) -> int | None:
+        return self._upto
+
+    def note(self, *names: str) -> None:
+        """Before they are written."""
+        for name in names:
+            place, bit = divmod(hash(name) % _BITS, 8)
+            self._bits[place] |= 1 << bit
+
+    def take(self, rows: Sequence[tuple[int, str]]) -> None:
+        """What `page` found."""
+        self.note(*(name for _, name in rows))
+        self._upto = rows[-1][0] if len(rows) == _PAGE else None
+
+    def has(self, name: str) -> bool:
+        """No is certain, yes is not."""
+        place, bit = divmod(hash(name) % _BITS, 8)
+        return self._upto is not None or bool(self._bits[place] & 1 << bit)
+
+
+def page(after: int, db: sqlite3.Connection) -> Sequence[tuple[int, str]]:
+    return db.execute(_NEXT, (after, _PAGE)).fetchall()
+
+
+_NEXT = "SELECT id, name FROM fact_group WHERE id > ? ORDER BY id LIMIT ?"
+
+
+@dataclass(slots=True)
+class _Known:
+    """What is known of one object, or of a whole predicate if that is functional."""
+
+    rows: Mapping[str, FactRow]  # by id
+    told: list[Told]
+    places: dict[str, int] = field(default_factory=dict)  # of claims' facts, by the claim's id
+    fixed: str | None = None  # the last fact, which nothing changes: what follows it is not known
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    """Where a claim belongs."""
+
+    scope: str
+    scope_id: int
+    id: int
+
+
+def add(scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen) -> None:
+    scope_id = _group("scope", scope, pen.db)
+    for claim, id_ in zip(claims, ids, strict=True):
+        names = (scope_id, form(claim.subject), predicate_form(claim.predicate))
+        topic = _Topic(scope, scope_id, _id_of(_FIND_TOPIC, _MAKE_TOPIC, names, pen.db))
+        new = _as_known(topic.id, Told(id_, claim, now), pen.db)
+        known = _known(topic.id, new, pen.db)
+        known.told.append(new)
+        _settle(topic, known, now, pen.db)
+
+
+def _group(kind: str, name: str, db: sqlite3.Connection) -> int:
+    return _id_of(FIND_GROUP, _MAKE_GROUP, (kind, name), db)
+
+
+def _id_of(find: str, make: str, names: Sequence[object], db: sqlite3.Connection) -> int:
+    row = db.execute(find, names).fetchone() or db.execute(make, names).fetchone()
+    return int(row[0])
+
+
+# --- what is known -------------------------------------------------------------------------------
+
+
+def _as_known(topic: int, new: Told, db: sqlite3.Connection) -> Told:
+    """An object that was claimed to be functional stays it, whoever claims it again."""
+    if new.claim.functional or not _exists(_OF_OBJECT, (topic, 1, new.object), db):
+        return new
+    return Told(new.id, replace(new.claim, functional=True), new.learned_at)
+
+
+def _known(topic: int, new: Told, db: sqlite3.Connection) -> _Known:
+    apart = _exists(_OF_OBJECT, (topic, 0, new.object), db)
+    is_functional = new.claim.functional
+    if not (is_functional and apart):
+        known = _current(topic, new, db, functional=is_functional)
+        if known is None and is_functional:
+            known = _near(topic, new, db)
+        if known is not None:
+            return known
+    rows = _rows(_OF_OBJECT, (topic, 0, new.object), db)
+    if is_functional:
+        rows += _rows(_FUNCTIONAL, (topic,), db)
+    return _all_of(rows, db)
+
+
+def _exists(where: str, values: Sequence[object], db: sqlite3.Connection) -> bool:
+    return bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM fact f {where})", values).fetchone()[0])
+
+
+def _rows(where: str, values: Sequence[object], db: sqlite3.Connection) -> list[FactRow]:
+    return [to_fact_row(row) for row in db.execute(f"{FACT} {where}", values).fetchall()]
+
+
+def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool) -> _Known | None:
+    """Enough, however often it was said before, for what comes in its order and ends nothing, nor
+    says of another's time that it still lasts."""
+    ends = db.execute(_ANY_END, (topic, to_micros(new.since))).fetchone()[0]
+    if new.claim.valid_to is not None or ends:
+        return None
+    said_at: datetime | None = None
+    if functional:
+        latest = db.execute(_LATEST, (topic,)).fetchone()
+        if latest is None or (to_micros(new.since), to_micros(new.said)) <= latest:
+            return None
+        said_at = to_time(latest[1])
+        rows = _rows(_ONE_CURRENT, (topic,), db)
+    else:
+        rows = _rows(_OBJECT_CURRENT, (topic, 0, new.object), db)
     if not rows:
         return None
-    fact = rows[0].fact
-    claims = db.execute(f"{CLAIM} {_ITS_SOURCES}", (rows[0].place, _MOST_SOURCES)).fetchall()
-    told = [to_told(claim, fact) for claim in claims]
-    older = _rows([("f.superseded_by = ?", (fact_id,))], _OLDEST, (-1,), db)
-    return Origin(
-        _with_sources(rows[0], db),
-        tuple(dict.fromkeys(one.claim.source for one in told if one.claim.source)),
-        tuple(row.fact.id for row in older),
-    )
+    return _Known({row.fact.id: row for row in rows}, [as_told(row.fact, said_at) for row in rows])
 
 
-_IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
-_OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
-_OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"
-_NEWEST = "ORDER BY f.valid_from DESC, f.place DESC LIMIT ?"
-_MESSAGES = """
-SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
+def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
+    """Enough, however long the story, for what comes late: what was so before it and after, what
+    these two followed, and what followed them. None if it is not as simple as that."""
+    if _says_more(new) or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
+        return None
+    at = (to_micros(new.since), to_micros(new.said))
+    earlier = db.execute(_EARLIER, (topic, *at)).fetchone()
+    later = db.execute(_LATER, (topic, *at)).fetchone()
+    if later is None or (earlier and earlier[1:] == at):
+        return None
+    rows = _rows(_PLACES, (later[0], earlier and earlier[0]), db)
+    after = max(rows, key=lambda row: row.place == later[0]).fact
+    around = (_rows(_SUPERSEDED_BY, (row.fact.id,), db) for row in tuple(rows))
+    rows += [*chain(*around), *_rows(_OF_CLAIM, (after.superseded_by,), db)]
+    known = _all_of(list({row.place: row for row in rows}.values()), db)
+    # An object that is functional is so in all that was claimed of it.
+    known.told[:] = [replace(one, claim=replace(one.claim, functional=True)) for one in known.told]
+    known.fixed = after.superseded_by
+    return known
+
+
+def _says_more(new: Told) -> bool:
+    """Than since when it is so: also of the time after that."""
+    return new.since < new.said or new.claim.valid_to is not None
+
+
+def _all_of(rows: Sequence[FactRow], db: sqlite3.Connection) -> _Known:
+    facts = {row.place: row.fact for row in rows}
+    claims = claims_of([*facts], db)
+    told = [to_told(claim, facts[claim[2]]) for claim in claims]
+    places = {claim[1]: claim[2] for claim in claims}
+    return _Known({row.fact.id: row for row in rows}, told, places)
+
+
+# --- what changes --------------------------------------------------------------------------------
+
+
+def _settle(topic: _Topic, known: _Known, now: datetime, db: sqlite3.Connection) -> None:
+    before = {id_: row.fact for id_, row in known.rows.items()}
+    facts = settled(topic.scope, known.told, before=before, now=now)
+    # What is no longer there or no longer current goes first: there are never two.
+    gone = known.rows.keys() - {one.fact.id for one in facts} - {known.fixed}
+    _drop([known.rows[id_] for id_ in gone], db)
+    for one in sorted(facts, key=lambda one: one.fact.superseded_at is None):
+        if one.fact.id == known.fixed:
+            continue
+        row = known.rows.get(one.fact.id)
+        place = _insert(topic, one, db) if row is None else _update(row, one.fact, db)
+        for told in one.told:
+            _lay(topic, told, known, place, db)
+
+
+def _lay(topic: _Topic, told: Told, known: _Known, place: int, db: sqlite3.Connection) -> None:
+    if told.id in known.places and known.places[told.id] != place:
+        db.execute("UPDATE fact_claim SET fact = ? WHERE id = ?", (place, told.id))
+    elif told is known.told[-1] and told.id not in known.places:
+        _keep(topic, told, place, db)
+
+
+def _drop(rows: Sequence[FactRow], db: sqlite3.Connection) -> None:
+    for row in rows:
+        _unlist((row.place, row.room_place), db)
+    db.executemany("DELETE FROM fact WHERE place = ?", [(row.place,) for row in rows])
+
+
+def _update(row: FactRow, fact: Fact, db: sqlite3.Connection) -> int:
+    if changing(row.fact) != changing(fact):
+        db.execute(_CHANGE, (*changing(fact), row.place))
+    was, now = (one.superseded_at is None for one in (row.fact, fact))
+    if was and not now:
+        _unlist((row.place, row.room_place), db)
+    elif now and not was:
+        _list((row.place, row.room_place), fact, db)
+    return row.place
+
+
+def _insert(topic: _Topic, one: Settled, db: sqlite3.Connection) -> int:
+    fact = one.fact
+    session = str(fact.session_key)
+    session_id = _group("session", session, db)
+    place = _next_place(topic.scope_id, db)
+    room_place = None if session == topic.scope else _next_place(session_id, db)
+    names = (form(fact.subject), form(fact.object))
+    where = (place, room_place, fact.id, topic.scope_id, session_id, topic.id, *names)
+    what = (fact.entity_type, fact.subject, fact.predicate, fact.object)
+    db.execute(_INSERT, (*where, *what, to_micros(fact.learned_at), *changing(fact)))
+    if fact.superseded_at is None:
+        _list((place, room_place), fact, db)
+    return place
+
+
+def _next_place(group: int, db: sqlite3.Connection) -> int:
+    return place_of(group, db.execute(_NUMBER, (group,)).fetchone()[0])
+
+
+def _keep(topic: _Topic, told: Told, place: int, db: sqlite3.Connection) -> None:
+    claim, source = told.claim, told.claim.source
+    session = _group("session", str(source.session_key if source else claim.session_key), db)
+    since, said = to_micros(told.since), to_micros(told.said)
+    until = None if claim.valid_to is None else to_micros(claim.valid_to)
+    words = (source.message_id, source.quote, source.said_by) if source else (None, None, None)
+    how = (claim.object, claim.functional, claim.confidence, to_micros(told.learned_at))
+    db.execute(_KEEP, (told.id, place, topic.id, session, *how, since, said, until, *words))
+
+
+def _list(places: Sequence[int | None], fact: Fact, db: sqlite3.Connection) -> None:
+    words = " ".join(words_of(f"{fact.subject} {fact.predicate} {fact.object}"))
+    listed = [(place, words) for place in places if place is not None]
+    db.executemany("INSERT INTO fact_words (rowid, words) VALUES (?, ?)", listed)
+
+
+def _unlist(places: Sequence[int | None], db: sqlite3.Connection) -> None:
+    listed = [(place,) for place in places if place is not None]
+    db.executemany("DELETE FROM fact_words WHERE rowid = ?", listed)
+
+
+# --- erasing -------------------------------------------------------------------------------------
+
+
+def count_of(what: Erasure, db: sqlite3.Connection) -> int:
+    where, value = _erased(what)
+    return int(db.execute(f"SELECT count(*) FROM fact f {where}", (value,)).fetchone()[0])
+
+
+def erase(what: Erasure, now: datetime, pen: Pen) -> int:
+    """The index is written anew: old segments of it would keep the words."""
+    db = pen.db
+    where, value = _erased(what)
+    rows = _rows(where, (value,), db)
+    of_fact = rows if what.fact_id is not None else ()
+    told = [one for row in of_fact for (one,) in db.execute(_TOLD_IN, (row.place,))]
+    note(names_for(what, told), now, db)
+    if what.session_key is not None:
+        db.execute(_BLANK, (str(what.session_key),))
+    _take_out(rows, now, db)
+    if rows:
+        db.execute("INSERT INTO fact_words (fact_words) VALUES ('optimize')")
+    tombstone = tombstone_of(what, now)
+    db.execute(_TOMBSTONE, (to_micros(now), what.kind, len(rows), tombstone))
+    detail = {"what": what.kind, "facts": len(rows), "tombstone": tombstone}
+    append_deed(Deed(now, "memory.erased", what.by, detail), pen)
+    pen.has_erased = True
+    return len(rows)
+
+
+def _erased(what: Erasure) -> tuple[str, str]:
+    if what.fact_id is not None:
+        return (
+            "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?1) AND f.id = ?1",
+            what.fact_id,
+        )
+    column = "session" if what.scope is None else "scope"
+    group = f"(SELECT id FROM fact_group WHERE kind = '{column}' AND name = ?)"
+    return f"WHERE f.{column} = {group}", str(what.scope or what.session_key)
+
+
+def _take_out(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) -> None:
+    gone = {row.place for row in rows}
+    before: list[FactRow] = []
+    groups: set[tuple[int]] = set()
+    for row in rows:
+        before += _rows(_SUPERSEDED_BY, (row.fact.id,), db)
+        groups |= {(one,) for one in db.execute(_GROUPS, (row.place,)).fetchone()}
+    db.executemany("DELETE FROM fact_claim WHERE fact = ?", [(place,) for place in gone])
+    _drop(rows, db)
+    _end([row for row in before if row.place not in gone], now, db)
+    db.executemany(_DROP_TOPIC, {(row.topic,) for row in rows})
+    db.executemany(_DROP_GROUP, groups)
+
+
+def _end(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) -> None:
+    """They ended where what is erased began; otherwise they would be believed anew."""
+    lanes: dict[tuple[int, bool, str], FactRow] = {}
+    for row in rows:
+        fact = row.fact
+        assert fact.valid_to is not None
+        db.execute(_END, (to_micros(fact.valid_to), row.place))
+        lanes[row.topic, fact.functional, "" if fact.functional else form(fact.object)] = row
+    for (topic, functional, lane), row in lanes.items():
+        where = _FUNCTIONAL if functional else _OF_OBJECT
+        known = _all_of(_rows(where, (topic,) if functional else (topic, 0, lane), db), db)
+        _settle(_Topic(row.fact.scope, row.place >> SEQ_BITS, topic), known, now, db)
+
+
+FIND_GROUP = "SELECT id FROM fact_group WHERE kind = ? AND name = ?"
+_MAKE_GROUP = "INSERT INTO fact_group (kind, name) VALUES (?, ?) RETURNING id"
+_NUMBER = "UPDATE fact_group SET last = last + 1 WHERE id = ? RETURNING last"
+_FIND_TOPIC = "SELECT id FROM fact_topic WHERE scope = ? AND subject = ? AND predicate = ?"
+_MAKE_TOPIC = "INSERT INTO fact_topic (scope, subject, predicate) VALUES (?, ?, ?) RETURNING id"
+_OF_OBJECT = "WHERE f.topic = ? AND f.functional = ? AND f.form = ?"
+_FUNCTIONAL = "WHERE f.topic = ? AND f.functional = 1"
+_EARLIER, _LATER = (
+    f"""
+SELECT c.fact, c.since, c.said_at FROM fact_claim c CROSS JOIN fact f ON f.place = c.fact
+WHERE c.topic = ? AND (c.since, c.said_at) {side} (?, ?) AND f.functional
+ORDER BY c.since {order}, c.said_at {order} LIMIT 1
 """
-_MANY_CLAIMS = """
-SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic IN ({}) LIMIT 1 OFFSET ?)
+    for side, order in (("<=", "DESC"), (">", "ASC"))
+)
+_OF_CLAIM = "WHERE f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
+_PLACES = "WHERE f.place IN (?, ?)"
+_SUPERSEDED_BY = "WHERE f.superseded_by = ?"
+_ONE_CURRENT = "WHERE f.topic = ? AND f.functional AND f.superseded_at IS NULL"
+_OBJECT_CURRENT = f"{_OF_OBJECT} AND f.superseded_at IS NULL"
+_ANY_END = """
+SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND until IS NOT NULL)
+    OR EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND since < said_at AND said_at = ?2)
 """
-_ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
-# In one piece: a row each would hand the interpreter's lock over and back for every hit.
-_HITS = """
-SELECT group_concat(place) FROM (
-    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
-    ORDER BY rowid DESC LIMIT ?)
+_ANY_SPAN = """
+SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND until IS NOT NULL)
+    OR EXISTS (SELECT 1 FROM fact_claim WHERE topic = ?1 AND since < said_at)
 """
+_LATEST = """
+SELECT since, said_at FROM fact_claim WHERE topic = ? ORDER BY since DESC, said_at DESC LIMIT 1
+"""
+_INSERT = """
+INSERT INTO fact (place, room_place, id, scope, session, topic, about, form, entity_type, subject,
+    predicate, object, learned_at, functional, confidence, valid_from, valid_to, superseded_at,
+    superseded_by)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_CHANGE = """
+UPDATE fact SET functional = ?, confidence = ?, valid_from = ?, valid_to = ?, superseded_at = ?,
+    superseded_by = ?
+WHERE place = ?
+"""
+_KEEP = """
+INSERT INTO fact_claim (id, fact, topic, session, object, functional, confidence, learned_at,
+    since, said_at, until, message_id, quote, said_by)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+"""
+_TOLD_IN = "SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL"
+_BLANK = """
+UPDATE fact_claim SET message_id = NULL, quote = NULL, said_by = NULL
+WHERE session = (SELECT id FROM fact_group WHERE kind = 'session' AND name = ?)
+"""
+_END = """
+UPDATE fact_claim SET until = ? WHERE seq = (SELECT max(seq) FROM fact_claim WHERE fact = ?)
+"""
+_GROUPS = "SELECT scope, session FROM fact WHERE place = ?"
+_DROP_TOPIC = """
+DELETE FROM fact_topic WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM fact WHERE topic = ?1)
+"""
+_DROP_GROUP = """
+DELETE FROM fact_group WHERE id = ?1 AND NOT EXISTS (SELECT 1 FROM fact WHERE scope = ?1)
+    AND NOT EXISTS (SELECT 1 FROM fact WHERE session = ?1)
+    AND NOT EXISTS (SELECT 1 FROM fact_claim WHERE session = ?1)
+"""
+_TOMBSTONE = "INSERT INTO fact_erasure (at, kind, facts, tombstone) VALUES (?, ?, ?, ?)"

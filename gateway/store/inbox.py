@@ -1,31 +1,240 @@
-"""The inbox and its runs in SQLite: accepted once, begun, finished in one commit."""
+"""The inbox, its runs and their journal in SQLite: accepted once, begun, finished in one commit."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from datetime import datetime
 from functools import partial
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
+from gateway.domain.events import Batching, Notice
+from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
+from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
 from gateway.domain.messages import Node
-from gateway.store.aftermath import leave, pack_notice
-from gateway.store.branches import prune
 from gateway.store.channels import require_memos, require_unheard, write_memos
 from gateway.store.outbox import add_delivery, require_delivery
-from gateway.store.pen import Pen, SessionRow
+from gateway.store.pruning import Span, branches_off, kept_spans, outdated
 from gateway.store.reader import Readers
 from gateway.store.rows import (
+    TextRefused,
     message_texts,
     pack_message,
     place_of,
     require_text,
-    to_micros,
-    to_time,
+    seq_of,
 )
-from gateway.store.writer import Writer
+from gateway.store.turns import forks_of
+from gateway.store.writer import Pen, SessionRow, Writer
+
+
+class SqliteJournal:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+
+    async def note(self, run_id: RunId, note: JournalNote) -> None:
+        """The first of a step and kind stays: a kind names the call that it is the result of."""
+        require_text("a journal note", run_id, note.kind, note.payload)
+        await self._writer.write(partial(_note, run_id, note), durable=False)
+
+    async def forgive(self, run_id: RunId) -> None:
+        await self._writer.write(partial(_forgive, run_id), durable=False)
+
+    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
+        return await self._readers.read(partial(_notes, run_id))
+
+
+def _forgive(run_id: RunId, pen: Pen) -> None:
+    pen.db.execute(_FORGIVE, (run_id,))
+
+
+def _note(run_id: RunId, note: JournalNote, pen: Pen) -> None:
+    pen.db.execute(_ADD, (run_id, note.step, note.kind, note.payload))
+
+
+def _notes(run_id: RunId, db: sqlite3.Connection) -> Sequence[JournalNote]:
+    rows = db.execute(
+        "SELECT step, kind, payload FROM journal WHERE run_id = ? ORDER BY step, id", (run_id,)
+    ).fetchall()
+    return [JournalNote(*row) for row in rows]
+
+
+_FORGIVE = """
+UPDATE run SET forgiven = forgiven + 1
+WHERE run_id = ? AND finished_at IS NULL AND forgiven < attempts
+"""
+_ADD = """
+INSERT INTO journal (run_id, step, kind, payload) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
+"""
+
+MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest go
+
+_PLAIN = tuple(one.name for one in fields(Notice) if one.name not in {"data", "expires_at"})
+
+
+class SqliteRuleStates:
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+
+    async def of(self, key: SessionKey) -> str | None:
+        require_text("the session's key", str(key))
+        return await self._readers.read(partial(_rule_state, str(key)))
+
+
+class SqliteNotices:
+    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+        self._writer, self._readers, self._pen = writer, readers, pen
+
+    async def claim(
+        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
+    ) -> Sequence[Notice]:
+        """Nearly always there is nothing, and then nothing is written, and mostly not even read."""
+        require_text("the person or the run", person, str(session_key), run_id)
+        if not self._pen.may_hold_notices:
+            return ()
+        where = (session_key.agent, person, str(session_key), run_id, to_micros(now))
+        if not await self._readers.read(partial(_has_some, where)):
+            return ()
+        rows = await self._writer.write(partial(_claim, run_id, where), durable=False)
+        return [unpack_notice(expires_at, packed) for _, expires_at, packed in sorted(rows)]
+
+
+def pack_notice(notice: Notice) -> str:
+    """All of it but its end of life. Raises TextRefused."""
+    plain = {name: getattr(notice, name) for name in _PLAIN}
+    try:
+        return to_json({**plain, "data": dict(notice.data)}, fallback=str).decode()
+    except ValueError as error:
+        raise TextRefused("a notice") from error
+
+
+def unpack_notice(expires_at: int | None, packed: str) -> Notice:
+    until = None if expires_at is None else to_time(expires_at)
+    kept = from_json(packed)
+    return Notice(**{**kept, "batching": Batching(**kept["batching"])}, expires_at=until)
+
+
+def leave(ending: Ending, session: SessionRow, pen: Pen) -> None:
+    """Its share of the commit that ends a run."""
+    db = pen.db
+    if pen.may_hold_notices:
+        db.execute(_RELEASE if ending.leaves_claimed else _FORGET, (ending.run_id,))
+    if ending.rule_state is not None:
+        db.execute(_KEEP_STATE, (session.id, ending.rule_state))
+    if not ending.posts:
+        return
+    pen.may_hold_notices = True
+    who = (ending.session_key.agent, ending.person)
+    for notice in ending.posts:
+        until = None if notice.expires_at is None else to_micros(notice.expires_at)
+        db.execute(_POST, (*who, session.id, until, pack_notice(notice)))
+    db.execute(_TRIM, (*who, *who, MOST_POSTED))
+
+
+def _rule_state(key: str, db: sqlite3.Connection) -> str | None:
+    row = db.execute(_STATE, (key,)).fetchone()
+    return None if row is None else str(row[0])
+
+
+def _has_some(where: tuple[object, ...], db: sqlite3.Connection) -> bool:
+    row = db.execute(f"SELECT EXISTS (SELECT 1 FROM notice {_FREE})", where).fetchone()
+    return bool(row[0])
+
+
+def _claim(run_id: RunId, where: tuple[object, ...], pen: Pen) -> list[tuple[Any, ...]]:
+    return pen.db.execute(
+        f"{_MARK} {_FREE} RETURNING id, expires_at, json", (run_id, *where)
+    ).fetchall()
+
+
+_STATE = """
+SELECT r.json FROM rule_state r JOIN session s ON s.id = r.session WHERE s.key = ?
+"""
+_KEEP_STATE = """
+INSERT INTO rule_state (session, json) VALUES (?, ?)
+ON CONFLICT (session) DO UPDATE SET json = excluded.json
+"""
+_FORGET = "DELETE FROM notice WHERE claimed_by = ?"
+_RELEASE = "UPDATE notice SET claimed_by = NULL WHERE claimed_by = ?"
+_POST = "INSERT INTO notice (agent, person, session, expires_at, json) VALUES (?, ?, ?, ?, ?)"
+_TRIM = """
+DELETE FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL AND id <= (
+    SELECT id FROM notice WHERE agent = ? AND person = ? AND claimed_by IS NULL
+    ORDER BY id DESC LIMIT 1 OFFSET ?)
+"""
+_MARK = "UPDATE notice SET claimed_by = ?"
+_FREE = """
+WHERE agent = ? AND person = ? AND session IS NOT (SELECT id FROM session WHERE key = ?)
+  AND (claimed_by IS NULL OR claimed_by = ?) AND (expires_at IS NULL OR expires_at > ?)
+"""
+
+
+def put_label(session: SessionRow, place: int, label: str | None, db: sqlite3.Connection) -> None:
+    if label is not None:
+        bounds = (label, place_of(session.id, 0), place_of(session.id + 1, 0))
+        db.execute(_TAKE_LABEL, bounds)
+    db.execute("UPDATE node SET label = ? WHERE place = ?", (label, place))
+
+
+def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
+    """A tree of more than `most` nodes loses branches from sight. Costs the same in a session of any
+    length, and is for those that have branches."""
+    if session.head is None or not (most and session.is_forked) or session.is_pruned:
+        return
+    forks = forks_of(session.id, db)
+    kept = kept_spans(forks, _tips(session, db))
+    tree, branches = branches_off(forks, seq_of(session.head), kept, session.last_seq)
+
+    def shown(spans: Sequence[Span]) -> int:
+        gone = sum(db.execute(_GONE, _places(session, span)).fetchone()[0] for span in spans)
+        return sum(last - first + 1 for first, last in spans) - int(gone)
+
+    gone = outdated(tree, branches, shown, most)
+    for span in gone:
+        db.execute(_ARCHIVE, _places(session, span))
+    session.is_pruned = len(gone) == sum(map(len, branches))
+
+
+def bring_back(session: SessionRow, db: sqlite3.Connection) -> None:
+    """What HEAD, a label or a checkpoint is on is seen again, with the path to it."""
+    session.is_pruned = False
+    bounds = (place_of(session.id, 0), place_of(session.id + 1, 0))
+    if db.execute(_HAS_GONE, bounds).fetchone()[0]:
+        for span in kept_spans(forks_of(session.id, db), _tips(session, db)).items():
+            db.execute(_SHOW, _places(session, span))
+
+
+def _tips(session: SessionRow, db: sqlite3.Connection) -> list[int]:
+    bounds = (place_of(session.id, 0), place_of(session.id + 1, 0))
+    tips = [seq_of(place) for (place,) in db.execute(_KEPT, bounds)]
+    return tips if session.head is None else [*tips, seq_of(session.head)]
+
+
+def _places(session: SessionRow, span: Span) -> tuple[int, int]:
+    return place_of(session.id, span[0]), place_of(session.id, span[1])
+
+
+_TAKE_LABEL = "UPDATE node SET label = NULL WHERE label = ? AND place >= ? AND place < ?"
+_KEPT = """
+SELECT place FROM node INDEXED BY node_kept
+WHERE (label IS NOT NULL OR checkpoint) AND place > ? AND place < ?
+"""
+_GONE = (
+    "SELECT count(*) FROM node INDEXED BY node_archived WHERE standing AND place BETWEEN ? AND ?"
+)
+_HAS_GONE = """
+SELECT EXISTS (SELECT 1 FROM node INDEXED BY node_archived
+               WHERE standing AND place > ? AND place < ?)
+"""
+_ARCHIVE = "UPDATE node SET standing = 1 WHERE place BETWEEN ? AND ? AND standing = 0"
+_SHOW = """
+UPDATE node SET standing = 0
+WHERE place IN (SELECT place FROM node INDEXED BY node_archived
+                WHERE standing AND place BETWEEN ? AND ?)
+  AND standing = 1
+"""
 
 
 class SqliteInbox:

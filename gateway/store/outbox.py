@@ -9,13 +9,12 @@ from typing import Any
 from pydantic_core import to_json
 
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.ids import RunId, SessionKey
+from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.pen import Pen
 from gateway.store.reader import Readers
-from gateway.store.rows import require_text, to_micros, to_time
-from gateway.store.writer import Writer
+from gateway.store.rows import require_text
+from gateway.store.writer import Pen, Writer
 
 NO_CHANNEL = "there is no channel of this name and account any more"
 

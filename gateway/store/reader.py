@@ -10,8 +10,8 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from gateway.domain.errors import GatewayError, StoreUnavailable
-from gateway.store.commits import Outcome
-from gateway.store.faults import unavailable
+from gateway.store.rows import unavailable
+from gateway.store.writer import Outcome
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]

@@ -7,7 +7,7 @@ from hashlib import sha256
 
 from pydantic_core import to_json
 
-from gateway.domain.bindings import OWN_CHANNELS, key_peer
+from gateway.domain.agents import OWN_CHANNELS, key_peer
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import SessionKey, decode_part, encode_part
 

@@ -1,15 +1,137 @@
-"""Values as columns and back: times, texts, messages."""
+"""Values as columns and back, and what SQLite reports as sentences for the operator."""
 
-from collections.abc import Sequence
+import contextlib
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic_core import from_json, to_json
 
-from gateway.domain.errors import GatewayError
-from gateway.domain.ids import NodeId
+from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
+from gateway.domain.ids import NodeId, to_time
 from gateway.domain.messages import Excerpt, Extras, Message, Node, Standing, ToolCall, ToolResult
-from gateway.domain.times import to_micros as to_micros  # a row's times
-from gateway.domain.times import to_time as to_time
+
+_FULL = "the disk that holds {where} is full: free some space; nothing was acknowledged"
+_LIMITED = (
+    "{where} may not grow: free some space or raise the limit on the size of files or the quota "
+    "(ulimit -f, LimitFSIZE=, quota); nothing was acknowledged"
+)
+_READ_ONLY = "{where} cannot be written (read-only): check its owner, mode and mount"
+_INPUT_OUTPUT = "writing {where} failed ({name}): check the disk; nothing was acknowledged"
+_LOCKED = "{where} is locked by another program: close it (a database shell, a backup)"
+_NO_ACCESS = "{where} cannot be opened ({name}): check that it exists, its owner and its mode"
+_DAMAGED = (
+    "{where} is damaged ({detail}): stop, keep a copy of the directory, and restore a backup "
+    "or move the file away to start empty"
+)
+_OTHER = "{where}: {detail}"
+
+_SENTENCES = {
+    sqlite3.SQLITE_FULL: _FULL,
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    sqlite3.SQLITE_IOERR: _INPUT_OUTPUT,
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_CANTOPEN: _NO_ACCESS,
+    sqlite3.SQLITE_PERM: _NO_ACCESS,
+    sqlite3.SQLITE_CORRUPT: _DAMAGED,
+    sqlite3.SQLITE_NOTADB: _DAMAGED,
+}
+
+_PAGE = 4_096
+_LIMITS = frozenset({errno.EFBIG, errno.EDQUOT})
+# A sync that fails is not among them: then nobody knows what is on the disk.
+_OF_A_WRITE = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
+
+
+def code_of(error: sqlite3.Error) -> int:
+    """The primary result code; 0 where the module itself complains."""
+    return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
+
+
+def _is_full(error: sqlite3.Error) -> bool:
+    # The index of the log is a file of its own, and SQLite has another word for its lack of room.
+    return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
+
+
+def is_io_error(error: sqlite3.Error) -> bool:
+    return code_of(error) == sqlite3.SQLITE_IOERR and not _is_full(error)
+
+
+def lack_of_room(error: sqlite3.Error, where: str) -> str | None:
+    """The sentence for a write that failed for want of room, or because of a limit; None for any
+    other failure. SQLite calls a limit an I/O error, so a file beside the database is tried."""
+    code = getattr(error, "sqlite_errorcode", 0)
+    if code_of(error) != sqlite3.SQLITE_FULL and not _is_full(error) and code not in _OF_A_WRITE:
+        return None
+    number = _fault_of_growing(Path(where))
+    if number in _LIMITS:
+        return _LIMITED.format(where=where)
+    if code in _OF_A_WRITE and number != errno.ENOSPC:
+        return None
+    return _FULL.format(where=where)
+
+
+def _fault_of_growing(path: Path) -> int | None:
+    """What is wrong with a write behind the end of the database or its log."""
+    probe = path.with_name("store.probe")
+    try:
+        sizes = [one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.exists()]
+        file = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            end = max(sizes, default=0)
+            written = os.pwrite(file, bytes(_PAGE), end)
+            if written < _PAGE:  # a limit within it is told to the next write
+                os.pwrite(file, bytes(_PAGE - written), end + written)
+        finally:
+            os.close(file)
+            probe.unlink()
+    except OSError as error:
+        return error.errno
+    return None
+
+
+def sentence(error: sqlite3.Error, where: str) -> str:
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    form = _FULL if _is_full(error) else _SENTENCES.get(code_of(error), _OTHER)
+    return form.format(where=where, name=name, detail=error)
+
+
+def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
+    return StoreUnavailable(lack_of_room(error, where) or sentence(error, where))
+
+
+def at_opening(error: sqlite3.Error, where: str) -> GatewayError:
+    """Damage and old libraries are refused for good; the rest may be mended and tried again."""
+    if code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
+        return StoreRefused(damaged(where, error))
+    return unavailable(error, where)
+
+
+def damaged(where: str, detail: object) -> str:
+    return _DAMAGED.format(where=where, detail=detail)
+
+
+@contextlib.contextmanager
+def file_faults(where: str) -> Iterator[None]:
+    """A failed call on a file of the data directory raises StoreUnavailable."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailable(_file_sentence(error, where)) from error
+
+
+def _file_sentence(error: OSError, where: str) -> str:
+    if error.errno == errno.ENOSPC:
+        return _FULL.format(where=where)
+    if error.errno in _LIMITS:
+        return _LIMITED.format(where=where)
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return _READ_ONLY.format(where=where)
+    return _OTHER.format(where=where, detail=error.strerror or error)
 
 
 class TextRefused(GatewayError):

@@ -5,35 +5,39 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 
 from anyio import CancelScope, to_thread
 
 from gateway.domain.errors import StoreRefused
+from gateway.domain.ids import AgentId, to_micros
 from gateway.domain.ports import Clock, Stores
-from gateway.store.aftermath import SqliteNotices, SqliteRuleStates
 from gateway.store.audit import SqliteAudit
-from gateway.store.care import SqliteCare
-from gateway.store.channels import SqliteChannels
-from gateway.store.commits import Commits
-from gateway.store.conversations import SqliteConversations
+from gateway.store.channels import SqliteChannels, SqlitePairings
+from gateway.store.conversations import (
+    SqliteConversations,
+    SqliteSessions,
+    SqliteSummaries,
+    SqliteTranscript,
+)
 from gateway.store.data_dir import Held, Mark, require_all
-from gateway.store.erasure import SqliteErasures
-from gateway.store.facts import SqliteFacts
-from gateway.store.faults import at_opening, damaged, file_faults
-from gateway.store.hearing import SqliteHearing
-from gateway.store.inbox import SqliteInbox, SqliteRuns
-from gateway.store.journal import SqliteJournal
-from gateway.store.ledger import SqliteLedger
-from gateway.store.originals import SqliteOriginals
+from gateway.store.erasure import SqliteErasures, SqliteOriginals, sweep_originals
+from gateway.store.fact_search import SqliteFacts
+from gateway.store.inbox import (
+    SqliteInbox,
+    SqliteJournal,
+    SqliteNotices,
+    SqliteRuleStates,
+    SqliteRuns,
+)
+from gateway.store.ledger import SqliteLedger, SqliteSpending
 from gateway.store.outbox import SqliteOutbox
-from gateway.store.pairings import SqlitePairings
-from gateway.store.pen import Pen
-from gateway.store.plugins import SqlitePlugins
+from gateway.store.plugins import SqlitePlugins, SqliteSettings
 from gateway.store.reader import Readers, open_to_read
-from gateway.store.rows import to_micros
-from gateway.store.schema import (
+from gateway.store.rows import at_opening, damaged, file_faults
+from gateway.store.tables import (
     VERSION,
     columns_of,
     migrate,
@@ -41,13 +45,64 @@ from gateway.store.schema import (
     require_known,
     version_of,
 )
-from gateway.store.sessions import SqliteSessions
-from gateway.store.settings import SqliteSettings
-from gateway.store.spending import SqliteSpending
-from gateway.store.summaries import SqliteSummaries
-from gateway.store.transcript import SqliteTranscript
-from gateway.store.turns import SqliteTurns
-from gateway.store.writer import Writer
+from gateway.store.turns import SqliteHearing, SqliteTurns
+from gateway.store.writer import Commits, Pen, Writer
+
+
+class SqliteCare:
+    def __init__(self, writer: Writer, readers: Readers, clock: Clock) -> None:
+        self._writer, self._readers, self._clock = writer, readers, clock
+
+    async def probe(self) -> None:
+        now = to_micros(self._clock.now())
+        await self._writer.write(partial(_probe, now), durable=False)  # an fsync wears a disk
+
+    async def sweep(self, *, before: datetime, limit: int) -> int:
+        """Oldest first; gives how many runs were swept, less than `limit` when none is left."""
+        sweep = partial(_sweep, to_micros(before), limit)
+        return await self._writer.write(sweep, durable=False)
+
+    async def expire(self, agent: AgentId, *, before: datetime, limit: int) -> int:
+        expire = partial(_expire, agent, to_micros(before), limit)
+        return await self._writer.write(expire, durable=False)
+
+    async def close(self) -> None:
+        """Writes what is waiting, refuses what comes; a second close does nothing."""
+        with CancelScope(shield=True):
+            self._writer.stop("the store is closed")
+            self._readers.stop()
+            await to_thread.run_sync(self._join)
+
+    def _join(self) -> None:
+        self._writer.join()
+        self._readers.join()
+
+
+def _probe(now: int, pen: Pen) -> None:
+    pen.db.execute("UPDATE pulse SET probed_at = ?", (now,))
+
+
+def _sweep(before: int, limit: int, pen: Pen) -> int:
+    rows = pen.db.execute(_OLD, (before, max(0, limit))).fetchall()
+    ids = [(run_id,) for _, run_id in rows]
+    pen.db.executemany("DELETE FROM journal WHERE run_id = ?", ids)
+    forget = "UPDATE run SET log = NULL, tape = NULL WHERE id = ?"
+    pen.db.executemany(forget, [(row,) for row, _ in rows])
+    return max(len(rows), sweep_originals(before, limit, pen))
+
+
+def _expire(agent: AgentId, before: int, limit: int, pen: Pen) -> int:
+    return pen.db.execute(_EXPIRE, (agent, before, max(0, limit))).rowcount
+
+
+_EXPIRE = """
+UPDATE session SET state = 'closed' WHERE id IN (
+    SELECT id FROM session INDEXED BY session_active
+    WHERE state = 'active' AND agent = ? AND updated_at < ? LIMIT ?)
+"""
+_OLD = """
+SELECT id, run_id FROM run WHERE log IS NOT NULL AND finished_at < ? ORDER BY finished_at LIMIT ?
+"""
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,11 @@
-"""The tables as SQL; a step of the schema names those that it brings."""
+"""The tables as SQL, and how an older database becomes a newer one."""
+
+import contextlib
+import sqlite3
+from functools import cache
+
+from gateway.domain.errors import StoreRefused
+from gateway.store.rooms import move_rooms
 
 FIRST = """
 CREATE TABLE IF NOT EXISTS session (
@@ -382,3 +389,146 @@ CREATE TABLE IF NOT EXISTS original (
 CREATE INDEX IF NOT EXISTS original_by_session ON original (session);
 CREATE INDEX IF NOT EXISTS original_by_time ON original (at)
 """
+
+# What channels keep: memos for their next call, what they heard that started no turn, who may talk.
+CHANNELS = """
+CREATE TABLE IF NOT EXISTS channel_memo (
+    channel TEXT NOT NULL,
+    account TEXT NOT NULL,
+    slot TEXT NOT NULL CHECK (slot IN ('adapter', 'socket')),
+    text TEXT NOT NULL,
+    PRIMARY KEY (channel, account, slot)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS channel_heard (  -- messages that were answered without a turn
+    platform_id TEXT NOT NULL,
+    channel TEXT NOT NULL,
+    account TEXT NOT NULL,
+    at INTEGER NOT NULL,
+    outcome TEXT NOT NULL,
+    detail TEXT NOT NULL DEFAULT '',
+    PRIMARY KEY (platform_id, channel, account)
+) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS channel_heard_by_time ON channel_heard (at);
+CREATE TABLE IF NOT EXISTS pairing (
+    channel TEXT NOT NULL,
+    account TEXT NOT NULL,
+    person TEXT NOT NULL,
+    name TEXT,
+    state TEXT NOT NULL CHECK (state IN ('asked', 'paired', 'denied')),
+    code_digest TEXT NOT NULL,
+    asked_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    is_owner INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (channel, account, person)
+) WITHOUT ROWID;
+CREATE UNIQUE INDEX IF NOT EXISTS pairing_by_code ON pairing (code_digest) WHERE state = 'asked';
+"""
+# Why a message could not be read, and what has to be taken in to try it again.
+UNREAD = """
+ALTER TABLE channel_heard ADD COLUMN why TEXT NOT NULL DEFAULT '';
+ALTER TABLE channel_heard ADD COLUMN again TEXT NOT NULL DEFAULT ''
+"""
+# JSON: where an answer to this message goes besides its address.
+WHENCE = "ALTER TABLE run ADD COLUMN whence TEXT"
+
+# A delivery need not be a turn's answer, and may arrive in parts.
+DELIVERIES = """
+CREATE TABLE delivery_new (
+    id INTEGER PRIMARY KEY,
+    delivery_id TEXT NOT NULL UNIQUE,
+    run_id TEXT,                     -- NULL: no turn made it
+    session INTEGER REFERENCES session (id),
+    channel TEXT NOT NULL,
+    account TEXT NOT NULL,
+    peer TEXT NOT NULL,
+    thread TEXT,
+    text TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('pending', 'sending', 'sent', 'unknown', 'failed')),
+    attempts INTEGER NOT NULL DEFAULT 0,
+    due_at INTEGER NOT NULL,
+    receipt TEXT,
+    why TEXT,
+    whence TEXT,                     -- JSON, of the message that it answers
+    arrived INTEGER NOT NULL DEFAULT 0,  -- characters of the text that the platform has
+    settled_at INTEGER,
+    is_safe INTEGER NOT NULL DEFAULT 0  -- the requests made last can be made again without harm
+);
+INSERT INTO delivery_new (id, delivery_id, run_id, session, channel, account, peer, thread, text,
+                          state, attempts, due_at, receipt, why)
+SELECT id, delivery_id, run_id, session, channel, account, peer, thread, text, state, attempts,
+       due_at, receipt, why FROM delivery;
+DROP TABLE delivery;
+ALTER TABLE delivery_new RENAME TO delivery;
+CREATE INDEX delivery_open ON delivery (session, id) WHERE state IN ('pending', 'sending');
+CREATE INDEX delivery_due ON delivery (due_at) WHERE state = 'pending';
+CREATE INDEX delivery_dead ON delivery (id) WHERE state IN ('unknown', 'failed')
+"""
+
+# Each step brings a database from the version of its index to the next one. A step may run again
+# after a crash, so it must not mind what is already there.
+MIGRATIONS: tuple[str, ...] = (
+    FIRST,
+    PLUGINS,
+    SETTINGS + AFTERMATH,
+    LEDGER + AUDIT,
+    FACTS + HEARING + TURNS,
+    CHANNELS,
+    ORIGINALS,
+    "",  # brings columns, and rooms their keys
+)
+VERSION = len(MIGRATIONS)
+_ROOMS = 7  # the step in which the rooms of channels get keys of their own
+# What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
+_MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), LIMITS),)
+_ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
+    (4, ("node", "summary"), SUMMARIES),
+    (4, ("node", "standing"), STANDING),
+    (5, ("run", "whence"), WHENCE),
+    (5, ("delivery", "arrived"), DELIVERIES),
+    (7, ("token_record", "overran"), OVERRAN),
+    (7, ("channel_heard", "why"), UNREAD),
+)
+
+
+@cache
+def newest_columns() -> frozenset[tuple[str, str]]:
+    """(table, column) of a database that is up to date."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
+        migrate(db)
+        return columns_of(db)
+
+
+def columns_of(db: sqlite3.Connection) -> frozenset[tuple[str, str]]:
+    return frozenset(db.execute(_COLUMNS).fetchall())
+
+
+_COLUMNS = """
+SELECT t.name, c.name FROM sqlite_master t, pragma_table_info(t.name) c
+WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'
+"""
+
+
+def version_of(db: sqlite3.Connection) -> int:
+    return int(db.execute("PRAGMA user_version").fetchone()[0])
+
+
+def require_known(version: int, where: str) -> None:
+    if version > VERSION:
+        raise StoreRefused(
+            f"{where} has schema version {version}, this program knows up to {VERSION}: "
+            "run the newer program again, or restore a backup made before the update"
+        )
+
+
+def migrate(db: sqlite3.Connection, to: int = VERSION) -> None:
+    """Each step with its version number in one transaction."""
+    for step in range(version_of(db), to):
+        columns = columns_of(db)
+        moves = [move for at, column, move in _MOVES if at == step and column in columns]
+        moves += [add for at, column, add in _ADDED if at == step and column not in columns]
+        script = "; ".join([MIGRATIONS[step], *moves])
+        db.executescript(f"BEGIN IMMEDIATE; {script}")
+        if step == _ROOMS:
+            move_rooms(db)
+        db.execute(f"PRAGMA user_version = {step + 1}")
+        db.execute("COMMIT")

@@ -4,13 +4,11 @@ import logging
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from gateway.domain.agents import RESULT, AgentDef
+from gateway.domain.agents import RESULT, AgentDef, Original, Originals
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.messages import Excerpt, ToolResult
+from gateway.domain.messages import BYTES_A_TOKEN, Excerpt, ToolResult, estimate_tokens
 from gateway.domain.ports import Clock, ToolScope
-from gateway.domain.subagents import Original, Originals
-from gateway.domain.tokens import BYTES_A_TOKEN, estimate_tokens
 
 log = logging.getLogger(__name__)
 

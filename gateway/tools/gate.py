@@ -8,14 +8,12 @@ from secrets import token_hex
 
 import anyio
 
-from gateway.domain.agents import RESULT, AgentDef
+from gateway.domain.agents import RESULT, AgentDef, Originals
 from gateway.domain.errors import ToolFailed
 from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
-from gateway.domain.messages import ToolCall, ToolResult
+from gateway.domain.messages import Spent, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope
-from gateway.domain.subagents import Originals
-from gateway.domain.usage import Spent
 from gateway.tools.excerpts import Excerpts
 from gateway.tools.sources import NOTHING, Listed, listed
 

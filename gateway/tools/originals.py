@@ -6,13 +6,12 @@ from dataclasses import dataclass
 
 from anyio import to_thread
 
-from gateway.domain.agents import RESULT
+from gateway.domain.agents import RESULT, Originals
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import SessionKey
+from gateway.domain.messages import BYTES_A_TOKEN
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import ToolScope, Transcript
-from gateway.domain.subagents import Originals
-from gateway.domain.tokens import BYTES_A_TOKEN
 from gateway.tools.excerpts import RESULT_SHARE
 
 SCHEME = "result://"

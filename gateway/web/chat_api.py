@@ -9,14 +9,12 @@ from pydantic import BaseModel, ConfigDict, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.domain.bindings import Address
+from gateway.domain.agents import Address
 from gateway.domain.errors import NotFound
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Accepted, RunRecord
+from gateway.domain.inbox import Accepted, Inbound, RunRecord
 from gateway.domain.ports import Decode, Encode, Ids
-from gateway.sessions.front import Front
-from gateway.sessions.listening import events_of, spoken, whole
-from gateway.sessions.runs import LiveRun
+from gateway.sessions.intake import Front
+from gateway.sessions.runs import LiveRun, events_of, spoken, whole
 from gateway.web.asgi import principal_of
 from gateway.web.guards import parse_json
 from gateway.web.identity import Principal, may

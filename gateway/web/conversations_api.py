@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery
-from gateway.sessions.front import Front
+from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of, query_of
 from gateway.web.chat_api import CHANNEL
 from gateway.web.identity import READS, Principal, may, may_use

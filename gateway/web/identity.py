@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TypeVar
 
-from gateway.domain.accounts import Audit
-from gateway.domain.audit import Deed, Recurrences
-from gateway.domain.bindings import OWN_CHANNELS
+from gateway.domain.agents import OWN_CHANNELS
+from gateway.domain.budgets import Audit
 from gateway.domain.errors import GatewayError
+from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import Clock
 from gateway.web.refusals import TooManyFailures, Unauthorized

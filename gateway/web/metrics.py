@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.domain.accounts import Spending
-from gateway.domain.budgets import NANO
+from gateway.domain.budgets import NANO, Spending
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.mcp import Foreign
 from gateway.domain.outbox import DeadLetters
-from gateway.sessions.front import Front
+from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of
 from gateway.web.identity import may
 from gateway.web.published.operations import Answer, Described, Operation

@@ -9,15 +9,12 @@ import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import Address
+from gateway.domain.agents import Address, AgentDef
 from gateway.domain.errors import GatewayError, NotFound, NotOfProject
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import RunRecord
+from gateway.domain.inbox import Inbound, RunRecord
 from gateway.domain.ports import Decode, Encode
-from gateway.sessions.front import Front
-from gateway.sessions.listening import events_of
-from gateway.sessions.runs import LiveRun
+from gateway.sessions.intake import Front
+from gateway.sessions.runs import LiveRun, events_of
 from gateway.sessions.stateless import CHANNEL, Question, Stateless
 from gateway.web.asgi import principal_of
 from gateway.web.chat_api import JSON_DEPTH, STATUS, TOO_LATE, checked_key

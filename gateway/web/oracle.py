@@ -11,13 +11,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInf
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import NodeId
-from gateway.domain.messages import Message, Node, ToolCall, ToolResult
-from gateway.domain.sessions import SessionRecord
-from gateway.domain.summaries import Summary
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
+from gateway.domain.sessions import SessionRecord, Summary
 from gateway.memory.compaction import CLOSING, OPENING, told_summary
-from gateway.memory.identifiers import files_and_symbols
 from gateway.memory.window import Exchange, exchanges_of
+from gateway.memory.wording import files_and_symbols
 from gateway.web.given import WHOLE
 
 OVERFLOW = 1.1  # times the budget

@@ -8,7 +8,6 @@ from pydantic_core import to_json
 from starlette.responses import Response
 
 from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.conversations import ImportRefused
 from gateway.domain.errors import (
     BadSessionKey,
     Busy,
@@ -22,7 +21,8 @@ from gateway.domain.errors import (
     StoreUnavailable,
     UnknownAgent,
 )
-from gateway.domain.settling import ClaimRefused
+from gateway.domain.facts import ClaimRefused
+from gateway.domain.sessions import ImportRefused
 from gateway.web.published.errors import ErrorAnswer, ErrorObject
 from gateway.web.refusals import (
     AnswerTooLarge,

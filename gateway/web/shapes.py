@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from datetime import datetime
 
-from gateway.control.rules.engine import Faults, RuleSet
+from gateway.control.rules import Faults, RuleSet
 from gateway.domain.budgets import Limit, Tally, TokenRecord, Unit, shown
-from gateway.domain.facts import Fact, Source
+from gateway.domain.events import RuleDef
+from gateway.domain.facts import YOU, Fact, Recalled, Source
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
-from gateway.domain.recall import YOU, Recalled
-from gateway.domain.rules import RuleDef
 from gateway.domain.sessions import SessionRecord
 from gateway.web.published.about import Rule, RuleList
 from gateway.web.published.conversations import (

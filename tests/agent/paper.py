@@ -7,36 +7,34 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from gateway.agent.job import Job
-from gateway.agent.leaves import LEAVES, REGISTRY
-from gateway.agent.reins import Said
-from gateway.agent.turn import Turn
-from gateway.agent.wishes import (
+from gateway.agent.effects import (
     AskModel,
     CallTool,
     Cancel,
     Finish,
+    Job,
     ModelBroke,
     ModelReplied,
     Moment,
+    Said,
     Stopped,
     Ticked,
     Told,
     ToolReturned,
     Wish,
 )
+from gateway.agent.leaves import LEAVES, REGISTRY
+from gateway.agent.turn import Turn
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
-from gateway.control.rules.engine import RunRules, load_rules
+from gateway.control.rules import RunRules, load_rules
 from gateway.control.trees.loading import load
 from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef, Limits
-from gateway.domain.chunks import Chunk, DoneReason
 from gateway.domain.errors import FailureKind, ModelFailed
-from gateway.domain.events import Event
+from gateway.domain.events import Event, Notice
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.domain.messages import Chunk, DoneReason, Message, ToolCall, ToolResult
 from gateway.domain.model import TextDelta, ToolSpec
-from gateway.domain.notices import Notice
 from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
 from gateway.tools.sources import Source

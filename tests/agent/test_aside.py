@@ -6,17 +6,14 @@ from datetime import UTC, datetime
 
 import anyio
 
-from gateway.agent.aside import Aside, Errand
-from gateway.agent.story import Json, Story, part_of
-from gateway.agent.wishes import Finish
+from gateway.agent.effects import Finish, Json, Story, part_of
+from gateway.agent.subagents import Aside, Errand
 from gateway.control.policy import DecisionTrees
-from gateway.control.rules.engine import load_rules
-from gateway.domain.agents import AgentDef
-from gateway.domain.chunks import Chunk
+from gateway.control.rules import load_rules
+from gateway.domain.agents import AgentDef, compile_prompt
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.messages import Message, Node, ToolCall
+from gateway.domain.messages import Chunk, Message, Node, ToolCall
 from gateway.domain.ports import Model, ToolScope
-from gateway.domain.prompts import compile_prompt
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.carving import Carving
+from gateway.agent.driver import Carving
 from gateway.domain.messages import ToolCall
 
 

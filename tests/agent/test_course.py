@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.agents import ContextRules, Limits
-from gateway.domain.messages import Message
-from gateway.domain.usage import Spent, Usage
+from gateway.domain.messages import Message, Spent, Usage
 from tests.agent.paper import AGENT, SHIPPED, Paper, call
 
 SMALL = replace(AGENT, context_window=100)

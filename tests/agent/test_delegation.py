@@ -9,17 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.aside import Errand
-from gateway.agent.delegation import Delegating
-from gateway.agent.job import Answer
-from gateway.agent.story import Story
-from gateway.agent.wishes import Finish
-from gateway.domain.agents import Limits
+from gateway.agent.effects import Answer, Finish, Story
+from gateway.agent.subagents import Delegating, Errand
+from gateway.domain.agents import Delegation, Limits
 from gateway.domain.errors import ModelFailed, ToolFailed
-from gateway.domain.messages import ToolCall, ToolResult
+from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest
-from gateway.domain.subagents import Delegation
-from gateway.domain.usage import Spent, Usage
 from gateway.memory.window import cut
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool

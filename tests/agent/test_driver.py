@@ -10,20 +10,16 @@ import anyio
 import pytest
 
 from gateway.agent.driver import Driver
-from gateway.agent.job import Answer, Job
-from gateway.agent.reins import Said
-from gateway.agent.story import Json, Story
-from gateway.agent.wishes import Fail, Finish
-from gateway.agent.words import INTERRUPTED
-from gateway.control.rules.engine import RunRules, load_rules
+from gateway.agent.effects import Answer, Fail, Finish, Job, Json, Said, Story
+from gateway.agent.output import INTERRUPTED
+from gateway.control.rules import RunRules, load_rules
 from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
-from gateway.domain.chunks import Chunk
 from gateway.domain.errors import ModelFailed, ToolFailed
-from gateway.domain.events import Event
+from gateway.domain.events import Event, RuleDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import Message, ToolCall
+from gateway.domain.messages import Chunk, Message, Spent, ToolCall, Usage
 from gateway.domain.model import (
     BudgetWarning,
     Hear,
@@ -33,8 +29,6 @@ from gateway.domain.model import (
     ThinkingDelta,
 )
 from gateway.domain.ports import Model, ToolScope
-from gateway.domain.rules import RuleDef
-from gateway.domain.usage import Spent, Usage
 from gateway.memory.context import pack
 from gateway.memory.window import message_tokens
 from gateway.tools.gate import ToolGate

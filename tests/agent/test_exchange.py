@@ -2,15 +2,14 @@
 
 import pytest
 
-from gateway.agent.reins import Said
-from gateway.agent.wishes import Finish, ModelReplied
-from gateway.agent.words import SKIPPED
+from gateway.agent.effects import Finish, ModelReplied, Said
+from gateway.agent.output import SKIPPED
 from gateway.domain.agents import Limits
 from gateway.domain.errors import FailureKind
+from gateway.domain.events import Notice, Point, To
 from gateway.domain.ids import RunId
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ThinkingDelta
-from gateway.domain.notices import Notice, Point, To
 from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model, tree
 from tests.fakes.model import says
 

@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.job import add_usage, with_distinct_ids, with_last_word
-from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.usage import Usage
+from gateway.agent.effects import add_usage, with_distinct_ids, with_last_word
+from gateway.domain.messages import Message, ToolCall, ToolResult, Usage
 from tests.fakes.model import says
 
 costs = st.one_of(st.none(), st.floats(0, 10))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.agent.judge import PolicyBroke
-from gateway.agent.wishes import Fail
-from gateway.agent.words import DEFECT
+from gateway.agent.effects import Fail
+from gateway.agent.limits import PolicyBroke
+from gateway.agent.output import DEFECT
 from gateway.control.policy import AgentConfig, AgentState, DefaultDecisionTree
 from gateway.domain.agents import Limits
 from tests.agent.paper import ANSWERED, EXECUTE, SHIPPED, Paper, call, looped, tree

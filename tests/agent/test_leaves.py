@@ -4,15 +4,15 @@ import logging
 
 import pytest
 
+from gateway.agent.effects import Fail, Finish
 from gateway.agent.leaves import LEAVES, QUERY_SHOWN, REGISTRY
-from gateway.agent.wishes import Fail, Finish
-from gateway.agent.words import DEFECT, NO_END
+from gateway.agent.output import DEFECT, NO_END
 from gateway.control.trees.loading import load
-from gateway.control.trees.problems import TreeInvalid
+from gateway.control.trees.reader import TreeInvalid
 from gateway.domain.agents import Limits
+from gateway.domain.events import Notice
 from gateway.domain.ids import NodeId
 from gateway.domain.messages import Message
-from gateway.domain.notices import Notice
 from tests.agent.paper import (
     ANSWERED,
     EXECUTE,

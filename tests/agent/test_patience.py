@@ -2,7 +2,7 @@
 
 import anyio
 
-from gateway.agent.patience import RETRY_S, until_stored
+from gateway.agent.effects import RETRY_S, until_stored
 from gateway.domain.errors import StoreUnavailable
 from tests.fakes.clock import FakeClock
 

@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable, Mapping
 import anyio
 import pytest
 
-from gateway.agent.plans import SHIPPED, Plans
+from gateway.agent.leaves import SHIPPED, Plans
 from gateway.control.policy import DecisionTrees, DefaultDecisionTree
-from gateway.control.trees.problems import TreeInvalid
+from gateway.control.trees.reader import TreeInvalid
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
 from tests.agent.paper import Paper, call

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from gateway.agent.preparing import prepared
-from gateway.agent.reins import Reins
+from gateway.agent.effects import Reins
+from gateway.agent.leaves import prepared
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Lacking

@@ -1,6 +1,6 @@
 """Reins: what was said can be taken back until the run has taken it, and a loose run hears nothing."""
 
-from gateway.agent.reins import Reins, Said, Stop, drop_said
+from gateway.agent.effects import Reins, Said, Stop, drop_said
 from gateway.domain.ids import RunId
 
 ONE, TWO = Said(RunId("r1"), "one"), Said(RunId("r2"), "two")

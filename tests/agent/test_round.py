@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.round import MOST_CITED, SHOWN_ARGUMENTS, SHOWN_RESULT
-from gateway.agent.words import INTERRUPTED
+from gateway.agent.output import INTERRUPTED
+from gateway.agent.turn import MOST_CITED, SHOWN_ARGUMENTS, SHOWN_RESULT
 from gateway.domain.agents import Limits
 from gateway.tools.sources import Source
 from tests.agent.paper import SHIPPED, Paper, call

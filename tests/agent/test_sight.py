@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.agent.sight import ROOTS
-from gateway.control.rules.compiling import ROOTS as RULE_ROOTS
-from gateway.control.trees.problems import TreeInvalid
+from gateway.agent.turn import ROOTS
+from gateway.control.rules import ROOTS as RULE_ROOTS
+from gateway.control.trees.reader import TreeInvalid
 from gateway.domain.messages import Message
 from tests.agent.paper import SHIPPED, Paper, call, tree
 

@@ -2,11 +2,10 @@
 
 import json
 
-from gateway.agent.story import Json, Story
+from gateway.agent.effects import Json, Story
 from gateway.domain.ids import RunId
-from gateway.domain.messages import Extras, ToolCall, ToolResult
+from gateway.domain.messages import Extras, Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
-from gateway.domain.usage import Spent, Usage
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 

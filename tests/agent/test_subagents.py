@@ -11,24 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.agent.aside import Aside, Errand
-from gateway.agent.job import Answer
-from gateway.agent.story import Json, Story
-from gateway.agent.subagents import Subagents, child_of, within
-from gateway.agent.wishes import Finish
+from gateway.agent.effects import Answer, Finish, Json, Story
+from gateway.agent.subagents import Aside, Errand, Subagents, child_of, within
 from gateway.control.policy import DecisionTrees
-from gateway.control.rules.engine import load_rules
-from gateway.domain.agents import AgentDef, Limits
-from gateway.domain.chunks import Chunk
+from gateway.control.rules import load_rules
+from gateway.domain.agents import AgentDef, Limits, SubagentDef
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import ToolCall, ToolResult
+from gateway.domain.messages import Chunk, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Allowance, ToolScope
-from gateway.domain.settings import UserSettings
-from gateway.domain.subagents import SubagentDef
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.sessions import UserSettings
 from gateway.memory.context import RESULTS
 from gateway.memory.souls import Souls
 from gateway.tools.gate import ToolGate

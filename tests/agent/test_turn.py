@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.agent.wishes import CallTool, Fail, Finish, ModelReplied, Stopped, Ticked, ToolReturned
-from gateway.agent.words import BROKEN, EMPTY, INTERRUPTED, stop_text
+from gateway.agent.effects import (
+    CallTool,
+    Fail,
+    Finish,
+    ModelReplied,
+    Stopped,
+    Ticked,
+    ToolReturned,
+)
+from gateway.agent.output import BROKEN, EMPTY, INTERRUPTED, stop_text
 from gateway.domain.agents import Limits
 from gateway.domain.messages import Message, ToolResult
 from tests.agent.paper import SHIPPED, Paper, call, is_valid_for_a_model

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from gateway.agent.wishes import Finish
-from gateway.agent.words import TAKEN_AWAY
-from gateway.control.notices import MOST_WAITING
+from gateway.agent.effects import Finish
+from gateway.agent.output import TAKEN_AWAY
+from gateway.control.notices import MOST_NOTICES as MOST_WAITING
 from gateway.domain.agents import Limits
 from gateway.domain.messages import Message
 from tests.agent.paper import SHIPPED, Paper, call, tree

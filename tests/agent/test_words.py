@@ -4,11 +4,11 @@ from typing import get_args
 
 import pytest
 
-from gateway.agent.words import BROKEN, STOPS, WARNINGS, Reading, stop_text
+from gateway.agent.output import BROKEN, STOPS, WARNINGS, Reading, stop_text
 from gateway.domain.agents import Limits
-from gateway.domain.chunks import DoneReason
 from gateway.domain.errors import FailureKind
 from gateway.domain.events import kind_named
+from gateway.domain.messages import DoneReason
 
 
 def test_every_reason_to_stop_has_its_words() -> None:

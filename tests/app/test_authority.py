@@ -9,12 +9,12 @@ import pytest
 
 from gateway.app.authority import note_start
 from gateway.config.values import GatewayConfig
-from gateway.domain.audit import AuditEntry
 from gateway.domain.budgets import Budgets, Limit
 from gateway.domain.channels import ChannelDef, GroupRule
+from gateway.domain.events import AuditEntry
+from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginInfo, PluginSecret
 from gateway.domain.ports import Stores
-from gateway.domain.secrets import Secret
 from tests.config.arena import Arena
 from tests.fakes.store import NOON, open_memory
 

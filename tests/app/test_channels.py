@@ -11,8 +11,8 @@ from gateway.channels.intake import Intake
 from gateway.channels.webhooks import WebhookDoor
 from gateway.domain.adapters import CallRecipe, Poll, Verify
 from gateway.domain.channels import ChannelDef, ChannelMemo
+from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginInfo, PluginSecret
-from gateway.domain.secrets import Secret
 from tests.fakes.adapter import HOOK, KEY, VERIFY, FakeAdapter, Taken
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.decisions import DecisionTreeBroken, decision_trees
+from gateway.app.agents import DecisionTreeBroken, decision_trees
 from gateway.domain.agents import Limits
 
 ENTRIES = """\

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import anyio
 
-from gateway.app.channels import ChannelRoom, OpenChannel
-from gateway.app.lines import keep_lines
+from gateway.app.channels import ChannelRoom, OpenChannel, keep_lines
 from gateway.channels.webhooks import WebhookDoor
 from gateway.domain.ports import Leave, Stores
 from gateway.host.clock import SystemClock

@@ -13,7 +13,7 @@ import mcp_types as types
 import pytest
 from anyio.abc import SocketAttribute
 
-from gateway.agent.words import CUT_OFF
+from gateway.agent.output import CUT_OFF
 from tests.fakes.client import Event, connected, post_chat
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.mcp_child import STUBBORN

@@ -12,9 +12,8 @@ from pydantic_core import from_json
 
 from gateway.app.plugins import follow, host_functions
 from gateway.domain.agents import AgentDef
-from gateway.domain.capabilities import FunctionGrant
 from gateway.domain.ids import AgentId
-from gateway.domain.plugins import PluginDef
+from gateway.domain.plugins import FunctionGrant, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks

@@ -6,9 +6,9 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.rules import LOOK_EVERY_S, Rulebook
+from gateway.app.agents import LOOK_EVERY_S, Rulebook
 from gateway.config.values import GatewayConfig, GatewaySettings, RuleFolder
-from gateway.control.rules.engine import RunRules
+from gateway.control.rules import RunRules
 from tests.fakes.clock import FakeClock
 from tests.fakes.rules import core_definitions, event, rule
 

@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import anyio
 
-from gateway.app.sweeping import SENT_AGAIN, sweep
+from gateway.app.assembly import SENT_AGAIN, sweep
 from gateway.config.values import GatewayConfig, GatewaySettings
-from gateway.domain.channel_events import Heard
+from gateway.domain.inbox import Heard
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
 

@@ -10,9 +10,8 @@ import pytest
 
 from bench.model_server import Answers, Counts, ModelProtocol, Plan
 from gateway.domain.messages import Message, ToolResult
-from gateway.domain.model import ToolSpec
+from gateway.domain.model import ToolSpec, Wire
 from gateway.domain.ports import Http, HttpCall
-from gateway.domain.providers import Wire
 from gateway.outbound.client import open_outbound
 from tests.providers.asking import Heard, a_client, a_request
 

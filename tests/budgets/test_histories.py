@@ -26,10 +26,9 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import ModelFailed, NeverSent
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import Message
+from gateway.domain.messages import Message, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
-from gateway.domain.usage import Usage
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.store import open_memory

@@ -10,12 +10,12 @@ import anyio
 import pytest
 
 from gateway.budgets.metering import Meter
-from gateway.domain.accounts import Decide
 from gateway.domain.budgets import (
     NANO,
     Amount,
     BudgetExceeded,
     Budgets,
+    Decide,
     Grant,
     Limit,
     Payer,
@@ -27,7 +27,7 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import ModelFailed, NeverSent
 from gateway.domain.ids import RunId
-from gateway.domain.messages import Message
+from gateway.domain.messages import Message, Usage
 from gateway.domain.model import (
     BudgetWarning,
     Hear,
@@ -37,7 +37,6 @@ from gateway.domain.model import (
     ThinkingDelta,
 )
 from gateway.domain.ports import Stores
-from gateway.domain.usage import Usage
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.model import ScriptedModel, StallingModel, Step, says

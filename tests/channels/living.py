@@ -12,12 +12,9 @@ from gateway.channels.live import LiveChannel
 from gateway.channels.progress import Health
 from gateway.channels.translating import WayIn
 from gateway.domain.adapters import Description, Incoming
-from gateway.domain.channel_events import Heard
-from gateway.domain.channels import ChannelDef, ChannelMemo, Turn, Verdict
+from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing, Turn, Verdict
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Accepted, NewDelivery
-from gateway.domain.pairing import Pairing
+from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import Fetch, Fetched, Leave
 from tests.fakes.clock import FakeClock

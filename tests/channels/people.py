@@ -6,9 +6,8 @@ from typing import Any
 from gateway.channels.doorkeeping import Doorman
 from gateway.channels.pairing import PairingBook
 from gateway.domain.adapters import Incoming, Sender
-from gateway.domain.channel_events import Heard
-from gateway.domain.channels import ChannelDef, Told, Verdict
-from gateway.domain.pairing import Pairing
+from gateway.domain.channels import ChannelDef, Pairing, Told, Verdict
+from gateway.domain.inbox import Heard
 from gateway.domain.ports import Clock, Stores
 from tests.fakes.clock import CountingIds
 

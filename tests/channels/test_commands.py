@@ -13,14 +13,13 @@ from gateway.channels.commands import HELP, UNROUTED, ChatCommands
 from gateway.channels.doorkeeping import NAMES, Doorman, command_in
 from gateway.channels.intake import Intake, address_of
 from gateway.domain.adapters import Incoming, Parsed, Sender
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import key_peer
+from gateway.domain.agents import AgentDef, key_peer
 from gateway.domain.budgets import Budgets, Limit
 from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.facts import Claim, scope_of
 from gateway.domain.ids import AgentId, SessionKey
-from gateway.domain.inbound import Inbound
+from gateway.domain.inbox import Inbound
 from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Model, Stores
 from gateway.memory.recall import Recall

@@ -13,12 +13,11 @@ from gateway.channels.splitting import Piece
 from gateway.domain.adapters import Outbound, Rate, TextLimits
 from gateway.domain.channels import ChannelDef, OnUnknown, Whence
 from gateway.domain.errors import AdapterFailed, Denied
-from gateway.domain.ids import RunId
+from gateway.domain.ids import RunId, Secret
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState, Receipt
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Ask, Fetched, HttpFailed
-from gateway.domain.secrets import Secret
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON

@@ -12,7 +12,7 @@ import pytest
 from gateway.channels.crossing import read_whence
 from gateway.channels.intake import TOO_LATE, Intake, address_of
 from gateway.domain.adapters import Attachment, Incoming, Parsed, Sender
-from gateway.domain.bindings import Address
+from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef, ChannelMemo, Command, Ignored, Told, Whence
 from gateway.domain.errors import (
     Busy,
@@ -22,10 +22,9 @@ from gateway.domain.errors import (
     NotOfProject,
     StoreUnavailable,
 )
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Accepted, NewDelivery, NewEntry
+from gateway.domain.inbox import Accepted, Inbound, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
-from gateway.sessions.reception import Bounds, Reception
+from gateway.sessions.intake import Bounds, Reception
 from gateway.store.opening import open_store
 from tests.fakes.adapter import KeptEvents
 from tests.fakes.clock import FakeClock

@@ -17,12 +17,9 @@ from hypothesis import strategies as st
 from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
 from gateway.domain.adapters import Parsed
-from gateway.domain.channel_events import Heard
-from gateway.domain.channels import ChannelDef, ChannelMemo
+from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Accepted, NewDelivery
-from gateway.domain.pairing import Pairing
+from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
 from tests.channels.people import a_book, said

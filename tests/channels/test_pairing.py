@@ -8,8 +8,8 @@ import pytest
 
 from gateway.channels.pairing import ALPHABET, PairingBook, Place
 from gateway.domain.adapters import Sender
+from gateway.domain.channels import MOST_WAITING, Pairing
 from gateway.domain.errors import Busy, NotFound
-from gateway.domain.pairing import MOST_WAITING, Pairing
 from gateway.domain.ports import Stores
 from tests.channels.people import a_book, ask
 from tests.fakes.clock import CountingIds, FakeClock

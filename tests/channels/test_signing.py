@@ -8,8 +8,8 @@ from gateway.channels.signing import signed
 from gateway.channels.verification import NotGenuine, verifier
 from gateway.domain.adapters import Description, Verify, Webhook
 from gateway.domain.channels import ChannelDef, WebhookCall
+from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.secrets import Secret
 from tests.fakes.clock import FakeClock
 
 SEED = "9d61b19deffd5a60ba844af492ec2cc44449c5697b326919703bac031cae7f60"  # RFC 8032, test 1

@@ -11,8 +11,8 @@ from gateway.channels.delivery import Draft, Post
 from gateway.channels.streaming import QUIET_S, Streaming
 from gateway.domain.adapters import Outbound, TextLimits
 from gateway.domain.channels import ChannelDef, Whence
-from gateway.domain.chunks import Chunk
 from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.messages import Chunk
 from gateway.domain.ports import Ask, Fetched, HttpFailed
 from gateway.sessions.runs import LiveRun, LiveRuns
 from tests.fakes.clock import FakeClock

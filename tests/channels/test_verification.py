@@ -21,8 +21,8 @@ from gateway.channels.verification import (
 from gateway.domain.adapters import Challenge, Description, Verify, Webhook
 from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.errors import ChannelRefused
+from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.secrets import Secret
 from tests.fakes.clock import FakeClock
 
 ORDER = 2**252 + 27742317777372353535851937790883648493  # of the group of ed25519

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.known import USUAL, known
-from gateway.domain.capabilities import HttpGrant, parse_capability
-from gateway.providers.presets import DEFAULT_MODELS, PRESETS
+from gateway.domain.plugins import HttpGrant, parse_capability
+from gateway.providers.prices import DEFAULT_MODELS, PRESETS
 
 
 def test_every_preset_is_known_and_one_that_needs_a_key_has_a_model_to_start_with() -> None:

@@ -15,7 +15,7 @@ from gateway.config.values import (
     Preset,
     Surroundings,
 )
-from gateway.control.rules.compiling import CORE, problems_of
+from gateway.control.rules import CORE, problems_of
 
 OUTPUT_LIMITS = {"claude-test": 8_192}
 WINDOWS = {"claude-test": 200_000, "small": 8_000}

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from gateway.config.effective import effective
-from gateway.domain.capabilities import Origin
 from gateway.domain.channels import ChannelDef, GroupRule
+from gateway.domain.plugins import Origin
 from tests.config.arena import Arena
 
 KEY = "hunter2-hunter2"

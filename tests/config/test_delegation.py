@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.domain.subagents import Delegation
+from gateway.domain.agents import Delegation
 from tests.config.arena import Arena
 
 LIBRARIAN = "[[subagents]]\nname = 'librarian'\nprompt_path = 'l.md'\n"

@@ -24,7 +24,7 @@ from gateway.config.editing import (
 )
 from gateway.config.problems import ConfigInvalid
 from gateway.config.values import Surroundings
-from gateway.domain.capabilities import parse_capability
+from gateway.domain.plugins import parse_capability
 from tests.config.arena import KNOWN, Arena
 
 STORE = parse_capability("store:x")

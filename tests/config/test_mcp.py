@@ -6,8 +6,8 @@ import pytest
 
 from gateway.config.load import load
 from gateway.config.problems import ConfigInvalid
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef
-from gateway.domain.secrets import Secret
 from tests.config.arena import KNOWN, Arena
 
 BOOKS = "[mcp.servers.books]\nurl = 'https://books.example/mcp'\n"

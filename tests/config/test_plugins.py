@@ -8,8 +8,7 @@ import pytest
 
 from gateway.config.given import LARGEST_CONFIG
 from gateway.config.problems import Problem
-from gateway.domain.capabilities import Origin, parse_capability
-from gateway.domain.plugins import PluginDef, PluginLimits
+from gateway.domain.plugins import Origin, PluginDef, PluginLimits, parse_capability
 from tests.config.arena import Arena
 
 SECRET = "hunter2-hunter2"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.subagents import SubagentDef
+from gateway.domain.agents import SubagentDef
 from tests.config.arena import Arena
 
 ONE = "[[subagents]]\nname = 'librarian'\nprompt_path = 'l.md'\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gateway.domain.events import Notice
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Ending
-from gateway.domain.notices import Notice
 from gateway.domain.ports import Stores
-from gateway.store.aftermath import MOST_POSTED
+from gateway.store.inbox import MOST_POSTED
 from gateway.store.opening import open_store
 from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock

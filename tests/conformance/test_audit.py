@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.audit import AuditEntry, Deed
+from gateway.domain.events import AuditEntry, Deed
 from gateway.domain.ports import Stores
 from tests.conformance.test_ledger import opening
 from tests.fakes.store import NOON

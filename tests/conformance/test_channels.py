@@ -9,11 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.errors import AlreadyHeard, Conflict, StoreUnavailable
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.inbox import NewDelivery, NewEntry
+from gateway.domain.inbox import Heard, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
 from gateway.store.rows import TextRefused

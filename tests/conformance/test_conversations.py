@@ -9,11 +9,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.conversations import IMPORTED, ImportRefused
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Stores
+from gateway.domain.sessions import IMPORTED, ImportRefused
 from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, session_key

@@ -9,14 +9,14 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.domain.conversations import Erased
 from gateway.domain.errors import Busy, NotFound
+from gateway.domain.events import Notice
 from gateway.domain.facts import Claim, FactQuery, Source, Whose, scope_of
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbox import JournalNote, NewDelivery
 from gateway.domain.messages import Message, ToolCall
-from gateway.domain.notices import Notice
 from gateway.domain.ports import Stores
+from gateway.domain.sessions import Erased
 from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key

@@ -22,11 +22,11 @@ from gateway.domain.facts import (
     Facts,
     Source,
     Whose,
+    form,
     scope_of,
     tombstone_of,
 )
 from gateway.domain.ports import Stores
-from gateway.domain.settling import form
 from tests.conformance.test_ledger import opening
 from tests.fakes.store import NOON, session_key
 

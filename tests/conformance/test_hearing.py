@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.hearing import Heard, Said
+from gateway.domain.facts import Heard, Said
 from gateway.domain.ids import MessageId, NodeId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store

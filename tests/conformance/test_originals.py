@@ -6,9 +6,9 @@ from datetime import timedelta
 
 import pytest
 
+from gateway.domain.agents import Original
 from gateway.domain.ids import RunId
 from gateway.domain.ports import Stores
-from gateway.domain.subagents import Original
 from tests.fakes.store import NOON, an_ending, an_entry, open_memory, session_key
 
 KEY, OTHERS = session_key(), session_key("other")

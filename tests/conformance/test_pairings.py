@@ -9,9 +9,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.channel_events import Heard
-from gateway.domain.inbox import NewDelivery
-from gateway.domain.pairing import Pairing, PairingState
+from gateway.domain.channels import Pairing, PairingState
+from gateway.domain.inbox import Heard, NewDelivery
 from gateway.domain.ports import Stores
 from tests.channels.people import commit
 from tests.conformance.test_ledger import opening

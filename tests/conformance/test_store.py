@@ -9,10 +9,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.channel_events import Heard
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, JournalNote, NewDelivery
+from gateway.domain.inbox import Accepted, Ending, Heard, JournalNote, NewDelivery
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
 from gateway.domain.outbox import TWICE, DeliveryState
 from gateway.domain.ports import Stores

@@ -10,11 +10,10 @@ import anyio
 import pytest
 
 from gateway.domain.errors import NotFound
-from gateway.domain.facts import Claim, Erasure, Source
+from gateway.domain.facts import Claim, Erasure, Found, Source, Trail
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.ports import Stores
-from gateway.domain.recall import Found, Trail
 from gateway.store.opening import open_store
 from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.bus import MOST_CAUSED, MOST_DEPTH, MOST_WAITING, Bus
+from gateway.control.notices import MOST_CAUSED, MOST_DEPTH, MOST_WAITING, Bus
 from gateway.domain.events import SEVERITIES, Event, Severity
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

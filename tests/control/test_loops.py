@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.loops import Asked, Circles, digest, looked_at, signature
+from gateway.control.policy import Asked, Circles, digest, looked_at, signature
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

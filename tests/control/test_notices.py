@@ -10,15 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gateway.control.notices import (
-    MOST_CONTENT,
-    MOST_WAITING,
-    Moment,
-    Notices,
-    notice_chunk,
-    told_to_model,
-)
-from gateway.domain.notices import Batching, Notice, Point, Priority
+from gateway.control.notices import MOST_CONTENT, Moment, Notices, notice_chunk, told_to_model
+from gateway.control.notices import MOST_NOTICES as MOST_WAITING
+from gateway.domain.events import Batching, Notice, Point, Priority
 
 NOW = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 PRIORITIES = get_args(Priority)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.loops import Circles
 from gateway.control.policy import (
     AgentState,
+    Circles,
     DecisionTree,
     DecisionTrees,
     DefaultDecisionTree,

@@ -8,13 +8,13 @@ import anyio
 from gateway.channels.delivery import Courier, Post
 from gateway.channels.progress import Health
 from gateway.domain.adapters import Outbound, TextLimits
-from gateway.domain.capabilities import parse_capability
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
+from gateway.domain.plugins import parse_capability
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import open_guarded
-from gateway.sessions.deliveries import Deliveries
+from gateway.sessions.outbox import Deliveries
 from gateway.store.opening import open_store
 from tests.fakes.store import an_ending, an_entry, session_key
 from tests.fakes.writer import Reply, WritingAdapter

@@ -8,12 +8,12 @@ from typing import cast, get_args
 import pytest
 from pydantic_core import from_json
 
-from gateway.agent.words import STOPS, WARNINGS, Reading, Stopping, stop_text
-from gateway.domain import chunks
+from gateway.agent.output import STOPS, WARNINGS, Reading, Stopping, stop_text
+from gateway.domain import messages as chunks
 from gateway.domain.agents import Limits
-from gateway.domain.chunks import DoneReason
 from gateway.domain.events import KINDS, Event
 from gateway.domain.ids import RunId
+from gateway.domain.messages import DoneReason
 from gateway.web.asyncapi import asyncapi
 from gateway.web.published.openapi import openapi
 from tests.fakes.described import OPERATIONS

@@ -6,14 +6,12 @@ from typing import get_args
 
 import pytest
 
-from gateway.agent.sight import ROOTS as KEYS
+from gateway.agent.turn import ROOTS as KEYS
 from gateway.config.rules import OPTIONS
 from gateway.config.schema import RuleSection
 from gateway.control.expressions import FUNCTIONS
-from gateway.control.rules.compiling import ROOTS
-from gateway.control.rules.templates import compile_template
-from gateway.domain.events import KINDS
-from gateway.domain.rules import ActionKind
+from gateway.control.rules import ROOTS, compile_template
+from gateway.domain.events import KINDS, ActionKind
 from tests.fakes.rules import core_definitions, definitions, problems
 
 ROOT = Path(__file__).parents[2]

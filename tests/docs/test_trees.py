@@ -16,21 +16,20 @@ from click.testing import CliRunner
 from pydantic_core import from_json
 
 from gateway.agent.driver import ENDING_S
-from gateway.agent.job import Job
-from gateway.agent.leaves import LEAVES, REGISTRY
-from gateway.agent.sight import ROOTS
-from gateway.agent.turn import Turn
-from gateway.agent.wishes import (
+from gateway.agent.effects import (
     AskModel,
     CallTool,
     Finish,
+    Job,
     ModelReplied,
     Moment,
     Told,
     ToolReturned,
     Wish,
 )
-from gateway.app.decisions import decision_trees
+from gateway.agent.leaves import LEAVES, REGISTRY
+from gateway.agent.turn import ROOTS, Turn
+from gateway.app.agents import decision_trees
 from gateway.cli.main import exogate
 from gateway.cli.tree import SHIPPED
 from gateway.cli.tree import tree as tree_verbs
@@ -41,19 +40,24 @@ from gateway.control.policy import (
     DefaultDecisionTree,
     MakeDecisionTree,
 )
-from gateway.control.rules.engine import RunRules, load_rules
-from gateway.control.trees.blackboard import MOST_PARTS, MOST_WORK
-from gateway.control.trees.kinds import ALIASES, COMMON, HOSTED, KINDS, OPTION_ALIASES, TREE
+from gateway.control.rules import RunRules, load_rules
+from gateway.control.trees.engine import STUCK
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import TreePlan
-from gateway.control.trees.run import STUCK
+from gateway.control.trees.nodes import MOST_PARTS, MOST_WORK
+from gateway.control.trees.plan import (
+    ALIASES,
+    COMMON,
+    HOSTED,
+    KINDS,
+    OPTION_ALIASES,
+    TREE,
+    TreePlan,
+)
 from gateway.domain.agents import AgentDef
-from gateway.domain.chunks import Chunk
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.messages import Message, ToolCall, ToolResult
+from gateway.domain.messages import Chunk, Message, ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import ToolScope
-from gateway.domain.usage import Usage
 from gateway.memory.context import pack
 from gateway.sessions.runs import AT_REST
 from tests.fakes.model import ScriptedModel, says
@@ -193,7 +197,7 @@ def test_every_documented_input_is_given() -> None:
 
 def test_every_code_of_a_problem_is_within_a_documented_range() -> None:
     ranges = re.findall(r"`BT(\d+)`–`BT(\d+)`", section("The four verbs"))
-    files = [*(ROOT / "gateway/control/trees").glob("*.py"), ROOT / "gateway/agent/plans.py"]
+    files = [*(ROOT / "gateway/control/trees").glob("*.py"), ROOT / "gateway/agent/leaves.py"]
     sources = "".join(path.read_text(encoding="utf-8") for path in files)
     codes = {int(code) for code in re.findall(r'"BT(\d+)"', sources)}
 

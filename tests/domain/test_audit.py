@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from gateway.domain.audit import MOST_APART, Recurrences
+from gateway.domain.events import MOST_APART, Recurrences
 from tests.fakes.store import NOON
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.bindings import key_peer, raw_peer
+from gateway.domain.agents import key_peer, raw_peer
 
 ids = st.text() | st.lists(st.sampled_from(["room:", "direct:", "1"])).map("".join)
 

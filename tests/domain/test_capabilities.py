@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.capabilities import (
+from gateway.domain.errors import BadCapability
+from gateway.domain.plugins import (
     Capability,
     FunctionGrant,
     HttpGrant,
@@ -15,7 +16,6 @@ from gateway.domain.capabilities import (
     canonical_host,
     parse_capability,
 )
-from gateway.domain.errors import BadCapability
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)
 LABELS = st.from_regex(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?", fullmatch=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.domain.bindings import peer_of
+from gateway.domain.agents import peer_of
 from gateway.domain.facts import Whose, whose
 from gateway.domain.ids import AgentId, SessionKey
 

@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain.capabilities import Origin, StoreGrant, parse_capability
-from gateway.domain.plugins import PluginDef, PluginSecret
-from gateway.domain.secrets import Secret
+from gateway.domain.ids import Secret
+from gateway.domain.plugins import Origin, PluginDef, PluginSecret, StoreGrant, parse_capability
 
 
 def plugin(*capabilities: str) -> PluginDef:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.prompts import PLACES, TemplateInvalid, compile_prompt
+from gateway.domain.agents import PLACES, TemplateInvalid, compile_prompt
 
 plain = st.text(st.characters(exclude_characters="{}"))
 tricky = st.sampled_from(["{soul}", "{{", "}}", "{", "}", "{facts}{summary}", "a\nb"]) | st.text()

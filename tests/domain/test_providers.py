@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.domain.providers import ProviderDef, base_url_problem
-from gateway.domain.secrets import Secret
+from gateway.domain.ids import Secret
+from gateway.domain.model import ProviderDef, base_url_problem
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Fact
+from gateway.domain.facts import CLOSING, OPENING, Fact, Recalled, told_line
 from gateway.domain.ids import AgentId, SessionKey
-from gateway.domain.recall import CLOSING, OPENING, Recalled, told_line
 
 KEY = SessionKey(AgentId("demo"), "websocket", "local")
 SINCE, TOLD = datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 11, 18, 9, tzinfo=UTC)

@@ -1,6 +1,6 @@
 """A secret is shown only to whoever asks for it by name."""
 
-from gateway.domain.secrets import Secret
+from gateway.domain.ids import Secret
 
 
 def test_no_way_of_printing_shows_it() -> None:

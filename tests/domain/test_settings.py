@@ -8,13 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.agents import BOUNDS, AgentDef, Limits
 from gateway.domain.ids import AgentId
-from gateway.domain.settings import (
-    USER_LIMITS,
-    UserSettings,
-    as_wished,
-    effective,
-    problem_with,
-)
+from gateway.domain.sessions import USER_LIMITS, UserSettings, as_wished, effective, problem_with
 
 SECOND = AgentDef(AgentId("a"), "p2", "second", context_window=8_000)
 AGENT = AgentDef(AgentId("a"), "p1", "first", fallback=SECOND, limits=Limits(max_iterations=9))

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, Source
-from gateway.domain.settling import Told, form, in_order, predicate_form, settled
+from gateway.domain.facts import Claim, Source, Told, form, in_order, predicate_form, settled
 from tests.fakes.store import session_key
 
 NOON, KEY = datetime(2026, 11, 18, 12, tzinfo=UTC), session_key()

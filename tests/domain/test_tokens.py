@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.messages import estimate_tokens
 
 texts = st.text(st.characters(exclude_categories=["Cs"]))
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.words import LONGEST, words_of
+from gateway.domain.facts import LONGEST, words_of
 
 
 @pytest.mark.parametrize(

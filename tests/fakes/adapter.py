@@ -14,16 +14,12 @@ from gateway.channels.intake import Intake
 from gateway.channels.progress import Health
 from gateway.channels.translating import WayIn
 from gateway.domain.adapters import Description, Verify, Webhook
-from gateway.domain.channel_events import Heard
-from gateway.domain.channels import ChannelDef, ChannelMemo
+from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import AdapterFailed
-from gateway.domain.ids import MessageId, RunId
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Accepted, NewDelivery
-from gateway.domain.pairing import Pairing
+from gateway.domain.ids import MessageId, RunId, Secret
+from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import Stores
-from gateway.domain.secrets import Secret
 from gateway.outbound.secrets import Scrubber
 from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeDoor

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.adapters import Incoming, Sender
-from gateway.domain.channels import ChannelDef, Command, Turn, Verdict
-from gateway.domain.pairing import Pairing
+from gateway.domain.channels import ChannelDef, Command, Pairing, Turn, Verdict
 
 
 def incoming(text: str = "hi", platform_id: str = "1", *, sender: str = "ann") -> Incoming:

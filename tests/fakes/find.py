@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 
-from gateway.domain.facts import Whose
+from gateway.domain.facts import Recalled, RecallKind, Whose
 from gateway.domain.ids import SessionKey
-from gateway.domain.recall import Recalled, RecallKind
 
 
 class FakeFind:

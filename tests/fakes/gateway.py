@@ -15,8 +15,8 @@ import anyio
 from anyio import to_thread
 
 from gateway.app.assembly import Gateway, assembled
+from gateway.app.channels import keep_lines
 from gateway.app.doors import web_settings
-from gateway.app.lines import keep_lines
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig

@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from gateway.domain.accounts import Decide, Due, Ended, Ledger
 from gateway.domain.budgets import (
     Amount,
+    Decide,
+    Due,
+    Ended,
     Grant,
+    Ledger,
     Payer,
     Pricing,
     Reservation,
@@ -19,7 +22,7 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.usage import Usage
+from gateway.domain.messages import Usage
 from tests.fakes.store import NOON, session_key
 
 

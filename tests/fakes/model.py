@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from gateway.domain.errors import ModelFailed
-from gateway.domain.messages import ToolCall
+from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Delta, Hear, ModelReply, ModelRequest, TextDelta
-from gateway.domain.usage import Usage
 
 Step = ModelReply | ModelFailed | Callable[[ModelRequest, Hear], Awaitable[ModelReply]]
 

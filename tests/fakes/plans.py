@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable
 
-from gateway.agent.leaves import REGISTRY
-from gateway.agent.plans import SHIPPED, Plans
+from gateway.agent.leaves import REGISTRY, SHIPPED, Plans
 from gateway.control.trees.loading import load
 from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef

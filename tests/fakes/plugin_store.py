@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gateway.domain.agents import Original
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import PluginSpace
-from gateway.domain.subagents import Original
 from gateway.store.plugins import filled, key_form, require_kept
 
 

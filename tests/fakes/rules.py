@@ -7,11 +7,9 @@ from pathlib import Path
 from gateway.config.document import Document, parse
 from gateway.config.problems import ConfigInvalid, Problem
 from gateway.config.rules import RuleReader
-from gateway.control.rules.compiling import CORE, problems_of
-from gateway.control.rules.engine import RuleSet, load_rules
-from gateway.domain.events import Event, Severity, kind_named
+from gateway.control.rules import CORE, RuleSet, load_rules, problems_of
+from gateway.domain.events import Event, RuleDef, Severity, kind_named
 from gateway.domain.ids import RunId
-from gateway.domain.rules import RuleDef
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
 

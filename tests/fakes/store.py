@@ -14,15 +14,13 @@ from anyio import CancelScope, to_thread
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
+from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey, to_micros
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
-from gateway.store.commits import Operation
 from gateway.store.reader import Query, Readers, open_to_read
-from gateway.store.rows import to_micros
 from gateway.store.sqlite import open_file, stores_over
-from gateway.store.writer import Writer
+from gateway.store.writer import Operation, Writer
 from tests.fakes.clock import FakeClock
 
 T = TypeVar("T")

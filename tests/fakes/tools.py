@@ -3,9 +3,9 @@
 import json
 from collections.abc import Awaitable, Callable, Mapping
 
+from gateway.domain.messages import Spent
 from gateway.domain.model import ToolSpec
 from gateway.domain.ports import ToolScope
-from gateway.domain.usage import Spent
 
 Act = Callable[[Mapping[str, object]], Awaitable[str]]
 ANYTHING = '{"type":"object","properties":{}}'

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gateway.domain.adapters import CallRecipe, Description, Outbound, Poll
-from gateway.domain.capabilities import Capability, parse_capability
 from gateway.domain.errors import AdapterFailed
-from gateway.domain.plugins import PluginDef
+from gateway.domain.plugins import Capability, PluginDef, parse_capability
 
 ORIGIN = "https://api.example"
 Reply = dict[str, Any]

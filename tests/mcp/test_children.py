@@ -8,8 +8,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef
-from gateway.domain.secrets import Secret
 from tests.fakes.mcp_child import GOOD, LONG_LINE, NOISY, SILENT
 from tests.mcp.stage import staged
 

@@ -9,9 +9,9 @@ import anyio
 import mcp_types as types
 import pytest
 
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.messages import ToolResult
-from gateway.domain.secrets import Secret
 from tests.fakes.mcp_server import ANYTHING, FakeMcp, echo, serving, text_result
 from tests.fakes.tools import FakeTool
 from tests.mcp.stage import staged

@@ -12,8 +12,8 @@ from anyio.abc import SocketAttribute
 from starlette.types import Send
 
 from gateway.domain.errors import StoreUnavailable
+from gateway.domain.ids import Secret
 from gateway.domain.ports import PluginSpace
-from gateway.domain.secrets import Secret
 from tests.fakes.mcp_server import ANYTHING, FakeMcp, answer, refusal, serving, text_result
 from tests.fakes.store import open_memory
 from tests.mcp.stage import staged

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.ids import NodeId, RunId
-from gateway.domain.messages import Message, Node, ToolCall, ToolResult
-from gateway.domain.summaries import Summary, from_plain, to_plain
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
+from gateway.domain.sessions import Summary, from_plain, to_plain
 from gateway.memory.compaction import (
     MOST_IDENTIFIERS,
     Span,

@@ -8,16 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.facts import Fact
+from gateway.domain.agents import AgentDef, ContextRules, Soul, Template, compile_prompt
+from gateway.domain.facts import Fact, Recalled
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.messages import Message, Node, ToolCall, ToolResult
+from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.model import ToolSpec
-from gateway.domain.prompts import Template, compile_prompt
-from gateway.domain.recall import Recalled
-from gateway.domain.souls import Soul
-from gateway.domain.summaries import Summary
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.sessions import Summary
 from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, pack
 from gateway.memory.window import message_tokens
 

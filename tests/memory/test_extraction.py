@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Payer
-from gateway.domain.hearing import Said
+from gateway.domain.facts import Said
 from gateway.domain.ids import AgentId, NodeId, RunId
 from gateway.memory.extraction import MOST_CLAIMS, SHOWN_CHARACTERS, claims_of, request
 from tests.fakes.store import session_key

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.memory.identifiers import files_and_symbols, identifiers, missing_from
+from gateway.memory.wording import files_and_symbols, identifiers, missing_from
 
 
 @pytest.mark.parametrize(

@@ -11,15 +11,12 @@ import pytest
 
 from gateway.domain.agents import AgentDef, ContextRules, Extraction, FactScope
 from gateway.domain.errors import ModelFailed, StoreUnavailable
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, scope_of, whose
-from gateway.domain.hearing import Said
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, Said, scope_of, whose
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import Stores
-from gateway.memory.keeper import AGAIN_S, NOTE_EVERY_S, Keeper
-from gateway.memory.keeping import Keeping
-from gateway.memory.patterns import claims_in
-from gateway.memory.reader import LONGEST_WAIT_S
+from gateway.memory.extraction import AGAIN_S, LONGEST_WAIT_S, NOTE_EVERY_S, Keeper, Keeping
+from gateway.memory.statements import claims_in
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, open_memory, session_key

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim
-from gateway.domain.hearing import Said
+from gateway.domain.facts import Claim, Said
 from gateway.domain.ids import NodeId, RunId
-from gateway.memory.patterns import MOST_CLAIMS, claims_in
+from gateway.memory.statements import MOST_CLAIMS, claims_in
 from tests.fakes.store import session_key
 
 NOW = datetime(2026, 11, 18, 15, 30, tzinfo=UTC)

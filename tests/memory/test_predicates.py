@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.memory.predicates import LONGEST, is_functional, predicate_of
+from gateway.memory.wording import LONGEST, is_functional, predicate_of
 
 
 @pytest.mark.parametrize(

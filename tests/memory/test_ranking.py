@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.recall import Found, Hits, Trail
-from gateway.memory.ranking import ranked
+from gateway.domain.facts import Found, Hits, Trail
+from gateway.memory.recall import ranked
 
 WORDS = ("ba", "ko", "mi", "tu")
 BESIDE = {0: 1.0, 1: 1.0, 2: 0.75, 3: 0.5, 4: 0.25}

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, Source, scope_of, whose
+from gateway.domain.facts import Claim, Recalled, Source, scope_of, whose
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.ports import Stores
-from gateway.domain.recall import Recalled
 from gateway.memory.recall import Recall, Shown, asked_words
 from tests.conformance.test_turns import index, say
 from tests.fakes.store import NOON, open_memory, session_key

@@ -7,8 +7,7 @@ from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.facts import Claim, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
-from gateway.memory.recall import Recall
-from gateway.memory.remembrance import Remembrance
+from gateway.memory.recall import Recall, Remembrance
 from tests.fakes.store import open_memory
 
 AGENT = AgentDef(AgentId("a"), "p", "m", context=ContextRules(facts=3))

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from gateway.domain.errors import StoreUnavailable, ToolFailed
-from gateway.domain.facts import FactQuery, Source, Whose
+from gateway.domain.facts import FactQuery, Recalled, Source, Whose
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.ports import Stores, ToolScope
-from gateway.domain.recall import Recalled
 from gateway.memory.tool import MemoryTool
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.find import FakeFind

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.domain.capabilities import StoreGrant
 from gateway.domain.model import ToolSpec
-from gateway.domain.plugins import PluginDef
+from gateway.domain.plugins import PluginDef, StoreGrant
 from gateway.domain.ports import PluginSpace
-from gateway.memory.vault import MOST_CHARACTERS, Vault, vault_of
+from gateway.memory.recall import MOST_CHARACTERS, Vault, vault_of
 from tests.fakes.store import open_memory
 from tests.memory.test_context import KEY, NOW
 

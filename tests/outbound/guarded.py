@@ -1,9 +1,8 @@
 """Short ways to ask through the guard."""
 
-from gateway.domain.capabilities import HttpGrant, Origin, parse_capability
-from gateway.domain.plugins import PluginSecret
+from gateway.domain.ids import Secret
+from gateway.domain.plugins import HttpGrant, Origin, PluginSecret, parse_capability
 from gateway.domain.ports import Ask, Leave
-from gateway.domain.secrets import Secret
 from tests.fakes.model_server import ModelServer
 
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.capabilities import Origin
 from gateway.domain.errors import Denied
+from gateway.domain.plugins import Origin
 from gateway.outbound.asking import (
     check_granted,
     read_headers,

@@ -3,17 +3,24 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gateway.domain.ids import Secret
 from gateway.domain.messages import Message
-from gateway.domain.model import Delta, ModelReply, ModelRequest, TextDelta, ThinkingDelta
+from gateway.domain.model import (
+    Delta,
+    ModelReply,
+    ModelRequest,
+    ProviderDef,
+    TextDelta,
+    ThinkingDelta,
+    ToolMarkup,
+    Wire,
+)
 from gateway.domain.ports import Clock, Http
-from gateway.domain.providers import ProviderDef, ToolMarkup, Wire
-from gateway.domain.secrets import Secret
-from gateway.providers.assembly import Assembly
 from gateway.providers.client import ProviderClient
 from gateway.providers.failures import Scrub
-from gateway.providers.reading import Reading, StreamReader, take_whole
-from gateway.providers.reply_anthropic import AnthropicReading
-from gateway.providers.reply_openai import OpenAiReading
+from gateway.providers.reply import Assembly, Reading, StreamReader, take_whole
+from gateway.providers.wire_anthropic import AnthropicReading
+from gateway.providers.wire_openai import OpenAiReading
 from tests.fakes.clock import FakeClock
 
 KEY = "sk-very-secret-key-0123456789"

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.domain.model import ToolSpec
-from gateway.providers.markup import Recovery
-from gateway.providers.markup_calls import MarkupCall
+from gateway.providers.markup import MarkupCall, Recovery
 
 CORPORA = Path(__file__).parent / "markup"
 WEATHER = {

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gateway.providers.markup_tape import Tape, Waits
+from gateway.providers.markup import Tape, Waits
 
 
 def read(pieces: list[str], ask: Callable[[Tape], Waits[Any]]) -> tuple[Any, str]:

@@ -11,12 +11,10 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import ModelFailed
-from gateway.domain.messages import ToolCall
-from gateway.domain.model import Delta, TextDelta
+from gateway.domain.ids import Secret
+from gateway.domain.messages import ToolCall, Usage
+from gateway.domain.model import Delta, ProviderDef, TextDelta, Wire
 from gateway.domain.ports import HttpFailed
-from gateway.domain.providers import ProviderDef, Wire
-from gateway.domain.secrets import Secret
-from gateway.domain.usage import Usage
 from gateway.outbound.client import open_outbound
 from gateway.providers.client import ProviderClient
 from tests.fakes.clock import FakeClock

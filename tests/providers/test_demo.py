@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.domain.events import CLOSING, OPENING
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelReply, ModelRequest, TextDelta, ToolSpec
-from gateway.domain.notices import CLOSING, OPENING
-from gateway.providers.demo import DEFAULT, HONEST, DemoModel
-from gateway.providers.demo_facts import NOT_TOLD
+from gateway.providers.demo import DEFAULT, HONEST, NOT_TOLD, DemoModel
 from tests.providers.asking import Heard, a_request
 
 TIME = ToolSpec("time", "Tells the time.")

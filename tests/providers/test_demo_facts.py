@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Fact
+from gateway.domain.facts import CLOSING, OPENING, Fact, Recalled, told_line
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
-from gateway.domain.recall import CLOSING, OPENING, Recalled, told_line
 from gateway.memory.tool import SPEC
-from gateway.providers.demo import DEFAULT
-from gateway.providers.demo_facts import NOT_TOLD
-from gateway.providers.demo_tools import NO_MEMORY
+from gateway.providers.demo import DEFAULT, NO_MEMORY, NOT_TOLD
 from tests.providers.test_demo import ask
 
 KEY = SessionKey(AgentId("demo"), "websocket", "local")

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.model import ToolSpec
-from gateway.providers.demo_tools import NO_CALCULATOR, NO_CLOCK, NO_NOTES, wished
+from gateway.providers.demo import NO_CALCULATOR, NO_CLOCK, NO_NOTES, wished
 from tests.providers.test_demo import ask
 
 ALL = tuple(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.markup_dialects import DIALECTS
+from gateway.providers.markup import DIALECTS
 from tests.providers.marked import Case, cases, recovered
 
 CASES = cases()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.markup_json import read_json
+from gateway.providers.markup import read_json
 from tests.providers.taped import read
 
 JSON = st.recursive(

@@ -12,14 +12,13 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall, ToolResult
-from gateway.domain.model import ModelRequest
+from gateway.domain.model import ModelRequest, ToolMarkup, Wire
 from gateway.domain.ports import ToolScope
-from gateway.domain.providers import ToolMarkup, Wire
 from gateway.outbound.client import open_outbound
-from gateway.providers.assembly import RECOVERED_AT_ONCE, STEP_COST, Assembly
 from gateway.providers.client import ProviderClient
 from gateway.providers.failures import Scrub
 from gateway.providers.markup import Recovery
+from gateway.providers.reply import RECOVERED_AT_ONCE, STEP_COST, Assembly
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.model_server import Reply, scripted_server

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.markup_tape import NotMarkup, Tape, Waits
+from gateway.providers.markup import NotMarkup, Tape, Waits
 from tests.providers.taped import read
 
 

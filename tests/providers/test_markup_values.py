@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.model import ToolSpec
-from gateway.providers.markup_values import arguments_of, unescaped
+from gateway.providers.markup import arguments_of, unescaped
 
 DEFINITIONS = {"number": {"type": "integer"}, "itself": {"$ref": "#/$defs/itself"}}
 

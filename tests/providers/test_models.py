@@ -3,7 +3,7 @@
 import pytest
 
 from gateway.domain.errors import ModelFailed
-from gateway.providers.models import Models
+from gateway.providers.client import Models
 from tests.fakes.model import ScriptedModel, says
 from tests.providers.asking import Heard, a_request
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gateway.domain.providers import ProviderDef, base_url_problem
-from gateway.domain.secrets import Secret
-from gateway.providers.presets import PRESETS, Quirks, missing_key, quirks_of
+from gateway.domain.ids import Secret
+from gateway.domain.model import ProviderDef, base_url_problem
+from gateway.providers.prices import PRESETS, Quirks, missing_key, quirks_of
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import pytest
 
 from gateway.domain.budgets import NANO
-from gateway.domain.providers import Price, ProviderDef
-from gateway.domain.usage import Usage
+from gateway.domain.messages import Usage
+from gateway.domain.model import Price, ProviderDef
 from gateway.providers.prices import PriceTable
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.errors import ModelFailed
-from gateway.domain.messages import ToolCall
+from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Progress
-from gateway.domain.usage import Usage
 from tests.providers.asking import Heard, a_request, cut, read_stream, read_whole
 
 

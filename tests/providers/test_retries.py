@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import RETRYABLE, FailureKind, ModelFailed
 from gateway.domain.model import ModelReply
-from gateway.providers.retries import Retries
+from gateway.providers.client import Retries
 from tests.fakes.clock import FakeClock
 
 REPLY = ModelReply("p", "m", "ok")

@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from gateway.domain.errors import ModelFailed
+from gateway.domain.model import Wire
 from gateway.domain.ports import HttpFailed
-from gateway.domain.providers import Wire
 from gateway.outbound.client import open_outbound
 from gateway.providers.client import BREATH_BYTES
 from tests.fakes.clock import FakeClock

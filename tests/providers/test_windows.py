@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.windows import context_window, output_limit
+from gateway.providers.prices import context_window, output_limit
 
 
 @pytest.mark.requirement("S-002-LLM-09")

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain.messages import Extras, Message, ToolCall, ToolResult
-from gateway.domain.model import ModelRequest, ToolSpec
-from gateway.domain.providers import ProviderDef
+from gateway.domain.model import ModelRequest, ProviderDef, ToolSpec
 from gateway.providers.wire_openai import OpenAiEncoder
 from tests.providers.asking import a_request
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.capabilities import parse_capability
 from gateway.domain.errors import PluginRefused
-from gateway.domain.plugins import PluginDef
+from gateway.domain.plugins import PluginDef, parse_capability
 from gateway.sandbox.grants import missing, needed, require_granted
 from gateway.sandbox.plugins import Loaded
 from gateway.sandbox.programs import Guest, Inspection

@@ -10,10 +10,9 @@ import anyio
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.domain.capabilities import parse_capability
 from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.plugins import PluginDef, PluginLimits
+from gateway.domain.plugins import PluginDef, PluginLimits, parse_capability
 from gateway.domain.ports import ToolScope
 from gateway.sandbox.plugins import MOST_INPUT_BYTES, Plugins, PluginTool
 from tests.fakes.fetch import FakeFetch

@@ -13,7 +13,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from bench.model_server import Call, anthropic_events, openai_events
-from gateway.agent.reins import Said
+from gateway.agent.effects import Said
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import ToolFailed

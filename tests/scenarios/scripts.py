@@ -7,7 +7,7 @@ from typing import Any
 from bench.model_server import Call
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import Limits
-from gateway.domain.recall import OPENING
+from gateway.domain.facts import OPENING
 from tests.fakes.model_server import Asked, Reply
 
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Amount, Grant
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.messages import estimate_tokens
 from tests.fakes.client import Client, connected, http, post_chat, texts_of, types_of
 from tests.fakes.gateway import Setup, Site, command, running
 from tests.fakes.ledger import a_record, a_reservation

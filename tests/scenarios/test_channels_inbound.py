@@ -14,8 +14,8 @@ import anyio
 import pytest
 
 from gateway.domain.channels import ChannelDef, Doorkeeper, Told
+from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.secrets import Secret
 from tests.fakes.client import HttpAnswer, connected, http
 from tests.fakes.doorkeeper import FakeDoor
 from tests.fakes.gateway import Setup, Site, running

@@ -9,7 +9,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.providers.demo_facts import NOT_TOLD
+from gateway.providers.demo import NOT_TOLD
 from tests.fakes.client import WAIT_S, Client, connected
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server

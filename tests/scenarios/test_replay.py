@@ -15,11 +15,11 @@ from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import RunRecord
+from gateway.domain.messages import Spent, Usage
 from gateway.domain.ports import Runs
 from gateway.domain.tape import Mark, Tape
-from gateway.domain.usage import Spent, Usage
 from gateway.memory.context import RESULTS
-from gateway.sessions.taping import TapeUnreadable, packed
+from gateway.sessions.journal import TapeUnreadable, packed
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server

@@ -18,7 +18,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.store.schema import version_of
+from gateway.store.tables import version_of
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import ModelServer, scripted_server

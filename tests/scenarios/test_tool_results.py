@@ -14,8 +14,7 @@ import pytest
 from anyio import to_thread
 
 from gateway.config.values import GatewayConfig
-from gateway.domain.messages import TAG
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.messages import TAG, estimate_tokens
 from tests.fakes.boundaries import BOUNDARY, inside
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running

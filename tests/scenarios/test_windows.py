@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.tokens import estimate_tokens
+from gateway.domain.messages import estimate_tokens
 from tests.fakes.boundaries import BOUNDARY
 from tests.fakes.client import Event, connected
 from tests.fakes.gateway import Setup, running

@@ -10,32 +10,27 @@ from typing import Any
 import anyio
 
 from gateway.budgets.metering import Meter
-from gateway.control.bus import Bus
+from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
-from gateway.control.rules.engine import RuleSet, load_rules
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import Address
+from gateway.control.rules import RuleSet, load_rules
+from gateway.domain.agents import Address, AgentDef
 from gateway.domain.budgets import Budgets
+from gateway.domain.facts import Remember
 from gateway.domain.ids import AgentId, SessionKey
-from gateway.domain.inbound import Inbound
+from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Inbox, Model, Stores
-from gateway.domain.recall import Remember
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.front import Front
-from gateway.sessions.lanes import Lanes
-from gateway.sessions.lines import Manner
-from gateway.sessions.reception import Bounds, Reception
-from gateway.sessions.remembering import Recollected
-from gateway.sessions.replayed import Reel
-from gateway.sessions.replaying import Replays
+from gateway.sessions.intake import Bounds, Front, Reception, Upkeep
+from gateway.sessions.lanes import Lanes, Manner
+from gateway.sessions.player import Reel
+from gateway.sessions.replay import Replays
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.sessions.stateless import Stateless
-from gateway.sessions.upkeep import Upkeep
-from gateway.sessions.work import Means, Work
+from gateway.sessions.worker import Means, Recollected, Work
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelRequest, ToolSpec
-from gateway.sessions.asked import Parts, parted, parts_of
+from gateway.sessions.journal import Parts, parted, parts_of
 
 TOOLS = (ToolSpec("a", "does a"), ToolSpec("b", "does b"))
 CALL = ToolCall("c1", "a", "{}")

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from gateway.sessions.choices import MOST_KNOWN, NOTHING, Choice, Choices
+from gateway.sessions.lanes import MOST_KNOWN, NOTHING, Choice, Choices
 from tests.fakes.store import session_key
 
 

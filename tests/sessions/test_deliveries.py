@@ -8,13 +8,12 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from gateway.domain.channel_events import Heard
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.events import Event
-from gateway.domain.inbox import NewDelivery
+from gateway.domain.inbox import Heard, NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
 from gateway.domain.ports import Stores
-from gateway.sessions.deliveries import GIVES_UP_S, MOST_TRIES, Deliveries
+from gateway.sessions.outbox import GIVES_UP_S, MOST_TRIES, Deliveries
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, open_memory, session_key
 

@@ -12,9 +12,8 @@ from gateway.domain.inbox import Accepted, NewEntry
 from gateway.domain.mcp import Client, Served
 from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox
-from gateway.sessions.desk import ServedDesk
-from gateway.sessions.lines import Manner
-from gateway.sessions.reception import Bounds
+from gateway.sessions.intake import Bounds, ServedDesk
+from gateway.sessions.lanes import Manner
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory

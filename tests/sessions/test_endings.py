@@ -5,14 +5,12 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.agent.job import Answer
-from gateway.agent.wishes import Fail, Finish
+from gateway.agent.effects import Answer, Fail, Finish
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
-from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult
+from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, Usage
 from gateway.domain.model import FinishReason
-from gateway.domain.usage import Usage
-from gateway.sessions.endings import SHOWN_TEXT, Asked, Timing, answered, merged, refused
+from gateway.sessions.worker import SHOWN_TEXT, Asked, Timing, answered, merged, refused
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")

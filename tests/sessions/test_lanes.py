@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from gateway.domain.bindings import Share
+from gateway.domain.agents import Share
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.sessions.lanes import Lanes
 

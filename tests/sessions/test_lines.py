@@ -8,17 +8,15 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.domain.agents import Limits
-from gateway.domain.bindings import Address
+from gateway.domain.agents import Address, Limits
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Ending, QueueMode, RunRecord
+from gateway.domain.inbox import Ending, Inbound, QueueMode, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox, Stores
-from gateway.sessions.lines import MOST_TOGETHER, Manner
-from gateway.sessions.work import MOST_ATTEMPTS
+from gateway.sessions.lanes import MOST_TOGETHER, Manner
+from gateway.sessions.worker import MOST_ATTEMPTS
 from tests.fakes.model import GatedModel, ScriptedModel, says
 from tests.fakes.store import an_ending, open_memory
 from tests.fakes.tools import FakeTool

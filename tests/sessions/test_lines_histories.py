@@ -10,13 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gateway.domain.bindings import Address
+from gateway.domain.agents import Address
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import QueueMode
+from gateway.domain.inbox import Inbound, QueueMode
 from gateway.domain.messages import Node
 from gateway.domain.ports import Stores
-from gateway.sessions.lines import Manner
+from gateway.sessions.lanes import Manner
 from tests.fakes.model import GatedModel
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged

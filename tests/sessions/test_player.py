@@ -2,11 +2,10 @@
 
 import pytest
 
-from gateway.agent.reins import Reins
+from gateway.agent.effects import Reins
 from gateway.domain.tape import Mark, Tape
-from gateway.sessions.asked import Difference
+from gateway.sessions.journal import Difference, TapeUnreadable
 from gateway.sessions.player import Player
-from gateway.sessions.taping import TapeUnreadable
 
 STOP, OVER = Mark("stop", ("cancelled", True)), Mark("over")
 

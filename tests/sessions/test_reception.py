@@ -3,14 +3,13 @@
 import anyio
 import pytest
 
-from gateway.domain.bindings import Address
+from gateway.domain.agents import Address
 from gateway.domain.errors import Busy, Conflict, StoreUnavailable, UnknownAgent
 from gateway.domain.ids import RunId
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import Accepted, NewEntry
+from gateway.domain.inbox import Accepted, Inbound, NewEntry
 from gateway.domain.ports import Inbox
 from gateway.domain.sessions import SessionQuery
-from gateway.sessions.reception import Bounds
+from gateway.sessions.intake import Bounds
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.store import open_memory
 from tests.sessions.stage import staged

@@ -13,15 +13,17 @@ from hypothesis import strategies as st
 
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.errors import StoreUnavailable
+from gateway.domain.facts import Recalled
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
-from gateway.domain.recall import Recalled
 from gateway.domain.tape import Mark, Tape, from_plain, to_plain
 from gateway.memory.episodes import Episode
-from gateway.memory.vault import Vault
-from gateway.sessions.remembering import (
+from gateway.memory.recall import Vault
+from gateway.sessions.journal import Recorder, TapeUnreadable, packed, unpacked
+from gateway.sessions.replay import Replayed
+from gateway.sessions.worker import (
     FAILED,
     SWITCHED_OFF,
     TOO_SLOW,
@@ -30,8 +32,6 @@ from gateway.sessions.remembering import (
     TapedRecollection,
     recollection_on,
 )
-from gateway.sessions.replaying import Replayed
-from gateway.sessions.taping import Recorder, TapeUnreadable, packed, unpacked
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.memory.test_context import KEY, NOW, a_fact, a_turn

@@ -6,8 +6,8 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.chunks import Chunk
 from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.messages import Chunk
 from gateway.sessions.runs import LiveRun, LiveRuns
 from tests.sessions.stage import encode
 

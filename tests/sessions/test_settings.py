@@ -7,7 +7,7 @@ import pytest
 
 from gateway.domain.errors import SettingsRefused, StoreUnavailable
 from gateway.domain.ports import SettingsStore
-from gateway.domain.settings import RECORD_BYTES
+from gateway.domain.sessions import RECORD_BYTES
 from gateway.sessions.settings import MOST_KNOWN, SettingsBook
 from tests.fakes.store import open_memory
 from tests.sessions.stage import encode

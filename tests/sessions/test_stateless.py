@@ -15,8 +15,7 @@ from gateway.domain.messages import Message, ToolCall
 from gateway.domain.model import TextDelta
 from gateway.domain.sessions import SessionQuery
 from gateway.memory.context import RESULTS
-from gateway.sessions.listening import events_of
-from gateway.sessions.runs import LiveRun
+from gateway.sessions.runs import LiveRun, events_of
 from gateway.sessions.stateless import KEPT_S, MOST_KEPT, Answers, Question
 from tests.fakes.clock import FakeClock
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pydantic_core import to_json
 
 from gateway.domain.tape import Mark, Tape
-from gateway.sessions.taping import (
+from gateway.sessions.journal import (
     MOST_BYTES,
     Recorder,
     TapeUnreadable,

@@ -9,27 +9,19 @@ from datetime import timedelta
 import anyio
 import pytest
 
-from gateway.control.bus import Bus
-from gateway.control.policy import (
-    AgentState,
-    DecisionTrees,
-    DefaultDecisionTree,
-    MakeDecisionTree,
-)
-from gateway.domain.agents import Limits
-from gateway.domain.bindings import Address
+from gateway.control.notices import Bus
+from gateway.control.policy import AgentState, DecisionTrees, DefaultDecisionTree, MakeDecisionTree
+from gateway.domain.agents import Address, Limits
 from gateway.domain.budgets import Amount, Budgets, Limit, Scope, day_of
 from gateway.domain.errors import GatewayError, ModelFailed, StoreUnavailable, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.inbound import Inbound
-from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending
-from gateway.domain.messages import ToolCall
+from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending, Inbound
+from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Inbox, Journal, SettingsStore, Stores, Transcript
 from gateway.domain.sessions import Path
-from gateway.domain.usage import Usage
-from gateway.sessions.work import MOST_ATTEMPTS
+from gateway.sessions.worker import MOST_ATTEMPTS
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.rules import rule, rules_of
 from tests.fakes.store import open_memory

@@ -4,8 +4,8 @@ import sqlite3
 from dataclasses import replace
 
 from gateway.domain.budgets import Amount, Scope, Tally, day_of, scopes_of
-from gateway.store.book import Book, tallies_of
-from gateway.store.schema import migrate
+from gateway.store.tables import migrate
+from gateway.store.writer import Book, tallies_of
 from tests.fakes.ledger import a_reservation
 from tests.fakes.store import NOON, session_key
 

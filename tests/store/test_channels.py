@@ -7,7 +7,7 @@ import anyio
 import pytest
 
 from gateway.store import channels
-from gateway.store.schema import migrate
+from gateway.store.tables import migrate
 from tests.store.crash import embedded, start
 
 LANES = 8

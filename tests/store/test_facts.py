@@ -10,13 +10,12 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, Source, Whose
-from gateway.domain.settling import QueryRefused
-from gateway.store.fact_groups import Groups
-from gateway.store.facts import MOST_WEIGHED, SqliteFacts
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, QueryRefused, Source, Whose
+from gateway.store.fact_search import MOST_WEIGHED, SqliteFacts
+from gateway.store.facts import Groups
 from gateway.store.reader import Query, Readers
-from gateway.store.schema import migrate
 from gateway.store.sqlite import open_sqlite
+from gateway.store.tables import migrate
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, open_memory, session_key
 

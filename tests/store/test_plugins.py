@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from gateway.domain.errors import StoreUnavailable
-from gateway.store.schema import MIGRATIONS, VERSION
+from gateway.store.tables import MIGRATIONS, VERSION
 from tests.fakes.store import NOON, a_space, an_entry
 from tests.store.crash import KEEPING, embedded, start
 

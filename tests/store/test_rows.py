@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.domain.ids import to_micros, to_time
 from gateway.domain.messages import Extras, Message, ToolCall, ToolResult
 from gateway.store.rows import (
     Stamps,
@@ -15,8 +16,6 @@ from gateway.store.rows import (
     place_of,
     require_text,
     seq_of,
-    to_micros,
-    to_time,
     unpack_message,
 )
 

@@ -9,14 +9,8 @@ import pytest
 
 from gateway.domain.budgets import Amount, Grant
 from gateway.domain.ids import RunId
-from gateway.store.schema import (
-    VERSION,
-    columns_of,
-    migrate,
-    newest_columns,
-    version_of,
-)
 from gateway.store.sqlite import open_sqlite
+from gateway.store.tables import VERSION, columns_of, migrate, newest_columns, version_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger import a_record, a_reservation
 from tests.fakes.store import a_space, an_ending, an_entry, session_key

@@ -13,7 +13,7 @@ import pytest
 
 from gateway.domain.errors import GatewayError, StoreRefused, StoreUnavailable
 from gateway.domain.ids import RunId
-from gateway.store.schema import VERSION
+from gateway.store.tables import VERSION
 from tests.fakes.store import an_ending, an_entry, session_key
 from tests.store.crash import accepted, embedded, start
 

@@ -10,8 +10,8 @@ import pytest
 from anyio import to_thread
 
 from gateway.domain.ids import NodeId
+from gateway.store.conversations import _path
 from gateway.store.reader import open_to_read
-from gateway.store.transcript import _path
 from tests.fakes.store import an_ending, an_entry, an_exchange, session_key
 from tests.store.crash import embedded
 

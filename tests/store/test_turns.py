@@ -9,9 +9,9 @@ from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.recall import Trail
+from gateway.domain.facts import Trail
 from gateway.store.opening import open_store
-from gateway.store.schema import migrate
+from gateway.store.tables import migrate
 from gateway.store.turns import trail_of
 from tests.conformance.test_turns import HERE, found_by, index, say
 from tests.fakes.clock import FakeClock

@@ -12,11 +12,9 @@ import pytest
 from anyio import to_thread
 
 from gateway.domain.errors import Conflict, StoreUnavailable
-from gateway.store.commits import Commits, OperationFailed
 from gateway.store.data_dir import Held, Mark
-from gateway.store.pen import Pen
-from gateway.store.schema import migrate
-from gateway.store.writer import GROUP, Writer
+from gateway.store.tables import migrate
+from gateway.store.writer import GROUP, Commits, OperationFailed, Pen, Writer
 
 
 @dataclass

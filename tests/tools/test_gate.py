@@ -10,10 +10,8 @@ import pytest
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.messages import ToolCall, ToolResult
+from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage, estimate_tokens
 from gateway.domain.ports import ToolScope
-from gateway.domain.tokens import estimate_tokens
-from gateway.domain.usage import Spent, Usage
 from gateway.tools.excerpts import MOST_RESULT
 from gateway.tools.gate import ToolGate
 from gateway.tools.sources import Source

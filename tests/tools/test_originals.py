@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.agents import AgentDef
+from gateway.domain.agents import AgentDef, Original
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import AgentId, RunId
 from gateway.domain.ports import ToolScope
-from gateway.domain.subagents import Original
 from gateway.tools.originals import (
     AROUND,
     MOST_HITS,

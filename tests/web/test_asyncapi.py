@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, get_args
 
-from gateway.domain.chunks import ChunkType
+from gateway.domain.messages import ChunkType
 from gateway.web.asyncapi import asyncapi
 from gateway.web.responses import FAILURES
 from tests.fakes.client import connected, http

@@ -15,11 +15,10 @@ from gateway.domain.agents import Limits
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import SessionKey
 from gateway.domain.inbox import RunRecord
-from gateway.domain.messages import ToolCall
+from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
-from gateway.domain.usage import Usage
 from gateway.memory.episodes import PAGE
-from gateway.sessions.lines import Manner
+from gateway.sessions.lanes import Manner
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat

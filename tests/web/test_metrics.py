@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelStatus, Progress
-from gateway.domain.inbox import NewDelivery
+from gateway.domain.inbox import Heard, NewDelivery
 from gateway.web.metrics import ChannelFigures
 from tests.fakes.client import http, post_chat
 from tests.fakes.gateway import Setup, running

@@ -12,11 +12,10 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import AgentId
-from gateway.domain.messages import ToolCall
+from gateway.domain.messages import Spent, ToolCall, Usage
 from gateway.domain.model import FinishReason, TextDelta
 from gateway.domain.ports import Model
-from gateway.domain.usage import Spent, Usage
-from gateway.sessions.lines import Manner
+from gateway.sessions.lanes import Manner
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.openai_api import OpenAiApi

@@ -14,8 +14,7 @@ from pydantic import ValidationError
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult
-from gateway.domain.sessions import SessionRecord
-from gateway.domain.summaries import Summary
+from gateway.domain.sessions import SessionRecord, Summary
 from gateway.memory.window import message_tokens
 from gateway.web.oracle import OracleContext, said_in, summary_in, viewed
 

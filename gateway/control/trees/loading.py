@@ -1,27 +1,298 @@
-"""A file of trees to plans: schemas, subtrees, sizes; every problem of the file is said at once."""
+"""A file of trees to plans: every problem of the file is said at once."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, cast
 
-from gateway.control.trees.kinds import TREE, WANTS
 from gateway.control.trees.lint import lint
-from gateway.control.trees.plan import Key, NodePlan, TreePlan, watched_keys
-from gateway.control.trees.planning import (
-    MAX_NODES,
-    NAME,
-    Parts,
-    Planner,
-    TooManyNodes,
-    taken_apart,
+from gateway.control.trees.plan import (
+    ALIASES,
+    ANY,
+    CALLS,
+    COMMON,
+    HOSTED,
+    KINDS,
+    OPTION_ALIASES,
+    TREE,
+    WANTS,
+    BadType,
+    Key,
+    KeyType,
+    Kind,
+    Names,
+    NodePlan,
+    Offered,
+    Registry,
+    TreePlan,
+    Value,
+    Values,
+    is_type,
+    pairs,
+    read_type,
+    type_of,
+    watched_keys,
+    wrong,
 )
-from gateway.control.trees.problems import Source, TreeInvalid
-from gateway.control.trees.reader import MAX_DEPTH, Form, read
-from gateway.control.trees.registry import Registry
-from gateway.control.trees.types import BadType, is_type, read_type, type_of
-from gateway.control.trees.values import Names, Values, pairs, wrong
+from gateway.control.trees.reader import MAX_DEPTH, Form, Source, TreeInvalid, read
 from gateway.control.words import meant, short
+
+MAX_NODES = 5_000
+NAME = re.compile(r"[a-z][a-z0-9_?!-]*")
+_NAMED = frozenset({"action", "condition", "decorator"})
+
+
+class TooManyNodes(Exception):
+    """Nobody reads on; it never leaves the loader."""
+
+
+@dataclass(slots=True)
+class Parts:
+    """A form, taken apart."""
+
+    form: Form
+    kind: Kind
+    name: Form | None = None
+    values: list[Form] = field(default_factory=list)
+    options: dict[str, Form] = field(default_factory=dict)  # a flag stands for itself
+    keys: dict[str, Form] = field(default_factory=dict)  # of the options
+    children: list[Form] = field(default_factory=list)
+
+    def is_value(self) -> bool:
+        """Whether a bare symbol is the next value, as in `(subagent librarian)`."""
+        place = len(self.values)
+        return place < self.kind.needed and self.kind.values[place] == "text"
+
+
+def taken_apart(form: Form, kind: Kind, source: Source) -> Parts:
+    parts = Parts(form, kind)
+    rest = list(reversed(form.parts[1:]))
+    while rest:
+        part = rest.pop()
+        if part.kind == "keyword":
+            _take_option(part, rest, parts, source)
+        elif part.kind == "list" and part.head not in CALLS:
+            parts.children.append(part)
+        elif part.kind == "symbol" and parts.name is None and not parts.is_value():
+            parts.name = part
+        else:
+            parts.values.append(part)
+    _check_counts(parts, source)
+    return parts
+
+
+def _take_option(key: Form, rest: list[Form], parts: Parts, source: Source) -> None:
+    name = OPTION_ALIASES.get(str(key.value), str(key.value))
+    want = parts.kind.want(name)
+    if want is None:
+        near = meant(name, (*parts.kind.options, *COMMON))
+        source.error("BT014", key.start, f'unknown option ":{short(name)}"{near}')
+        if rest and (rest[-1].kind not in {"list", "keyword"} or rest[-1].head in CALLS):
+            rest.pop()  # its value; what looks like a node is one
+        return
+    if name in parts.options:
+        source.error("BT015", key.start, f":{name} is here twice")
+    if want != "flag" and not rest:
+        source.error("BT013", key.start, f":{name} has no value")
+        return
+    parts.keys[name], parts.options[name] = key, key if want == "flag" else rest.pop()
+
+
+def _check_counts(parts: Parts, source: Source) -> None:
+    kind, at, head = parts.kind, parts.form.start, parts.form.head
+    count = len(parts.children)
+    if not kind.least <= count <= kind.most:
+        bound = "at least" if count < kind.least else "at most"
+        wanted = f"{bound} {kind.least if count < kind.least else kind.most}"
+        place = parts.children[kind.most].start if count > kind.most else at
+        source.error("BT012", place, f"{head} has {count} children, and takes {wanted}")
+    if len(parts.values) > len(kind.values):
+        extra = parts.values[len(kind.values)]
+        source.error("BT017", extra.start, f"{head} takes no value here")
+    if len(parts.values) < kind.needed:
+        missing = kind.values[len(parts.values)]
+        source.error("BT017", at, f"{head} lacks its value: {missing}")
+    for group in kind.excluding:
+        both = sorted(group & parts.options.keys())
+        if len(both) > 1:
+            source.error("BT013", at, f"{head} takes only one of :{', :'.join(both)}")
+
+
+@dataclass(slots=True)
+class Planner:
+    """Plans the nodes of one tree."""
+
+    source: Source
+    registry: Registry | None
+    count: Callable[[], int]  # nodes of all trees of the file, this one included
+    uses: list[tuple[str, int]] = field(default_factory=list)  # subtrees by name, and where
+    bound: list[tuple[str, str, int]] = field(default_factory=list)  # subtree, key, and where
+    _ids: set[str] = field(default_factory=set)
+
+    def plan(self, form: Form, path: str, names: Names, *, raises: bool = False) -> NodePlan | None:
+        """`path` and `raises` are those of the parent."""
+        name = ALIASES.get(form.head, form.head)
+        if name not in KINDS:
+            self._refuse(form)
+            return None
+        if self.count() > MAX_NODES:
+            self.source.error("BT006", form.start, f"more than {MAX_NODES} nodes")
+            raise TooManyNodes
+        parts = taken_apart(form, KINDS[name], self.source)
+        own_name = self._own_name(parts)
+        path = f"{path}/{own_name or name}"
+        values = Values(self.source, self.registry, names)
+        found = self._options(parts, values)
+        raising = found.get("on-error")
+        raises = raises if raising is None else raising.constant == "raise"
+        forms = self._children(parts, name)
+        node = NodePlan(
+            name,
+            own_name,
+            form.start,
+            self.source.place(form.start)[0],
+            path,
+            self._values(parts, values),
+            {key: value for key, value in found.items() if key not in COMMON},
+            cases=tuple(forms) if name == "switch" else (),
+            when=found.get("when"),
+            raises=raises,
+        )
+        offered = _offered(node, values, parts.name.start if parts.name else form.start)
+        inside = self._names_inside(node, names)
+        children = [self.plan(each, path, inside, raises=raises) for each in forms.values()]
+        self._special(node, parts, values)
+        return replace(
+            node,
+            offered=offered,
+            children=tuple(child for child in children if child is not None),
+            reads=frozenset(values.reads),
+            writes=frozenset(values.writes),
+        )
+
+    def _refuse(self, form: Form) -> None:
+        if form.head:
+            near = meant(form.head, (*KINDS, *ALIASES))
+            self.source.error("BT011", form.start, f'unknown node "{short(form.head)}"{near}')
+        else:
+            self.source.error("BT010", form.start, "a node begins with its kind: (kind …)")
+
+    def _own_name(self, parts: Parts) -> str:
+        form, head = parts.name, parts.form.head
+        if form is None:
+            if parts.kind.is_named:
+                message = f"{head} needs a name: ({head} NAME …)"
+                self.source.error("BT016", parts.form.start, message)
+            return ""
+        if not NAME.fullmatch(str(form.value)):
+            message = f'"{short(str(form.value))}" is no name: small letters, digits, _ ? ! -'
+            self.source.error("BT016", form.start, message)
+        return str(form.value)
+
+    def _options(self, parts: Parts, values: Values) -> dict[str, Value]:
+        found: dict[str, Value] = {}
+        for name, form in parts.options.items():
+            want = parts.kind.want(name) or "any"
+            is_flag = want == "flag"
+            value = Value(form.start, True) if is_flag else values.value(form, want, name)  # noqa: FBT003  # the value of a flag
+            if value is not None:
+                found[name] = value
+        if "id" in found:
+            one = str(found["id"].constant)
+            if one in self._ids:
+                message = f'another node has the id "{short(one)}"'
+                self.source.error("BT015", found["id"].at, message)
+            self._ids.add(one)
+        return found
+
+    def _names_inside(self, node: NodePlan, names: Names) -> Names:
+        if node.kind != "for-each":
+            return names
+        name = str(node.options["as"].constant) if "as" in node.options else "item"
+        return names.new_child({name: ANY, "index": ANY, "result": ANY})
+
+    def _values(self, parts: Parts, values: Values) -> tuple[Value, ...]:
+        wants = zip(parts.values, parts.kind.values, strict=False)
+        found = [values.value(form, want) for form, want in wants if want != "cases"]
+        return tuple(value for value in found if value is not None)
+
+    def _children(self, parts: Parts, name: str) -> dict[str, Form]:
+        """Those of a switch by case; the catch of a `try` is its last one, without the word."""
+        children = list(parts.children)
+        if name == "switch" and len(parts.values) > 1:
+            return pairs(parts.values[1], self.source)
+        if name == "try":
+            last = children[-1] if children else parts.form
+            if last.head == "catch" and len(last.parts) == 2:
+                children[-1] = last.parts[1]
+            else:
+                self.source.error("BT012", parts.form.start, "try ends with one (catch NODE)")
+        return {str(place): child for place, child in enumerate(children)}
+
+    def _special(self, node: NodePlan, parts: Parts, values: Values) -> None:
+        """What one kind alone has to obey."""
+        options = node.options
+        match node.kind:
+            case "subtree" if not parts.children:
+                self.uses.append((node.name, node.at))
+                self.bound += [(node.name, key, one.at) for key, one in node.bound.items()]
+            case "set!":
+                self._check_set(node, parts, values)
+            case "for-each" if "collect" in options:
+                self._check_collected(options["collect"], values.names)
+            case "parallel":
+                for name in options.keys() & {"success", "failure"}:
+                    count = options[name].constant
+                    if isinstance(count, int) and count > len(parts.children):
+                        message = f":{name} {count} is more than its {len(parts.children)} children"
+                        self.source.error("BT013", options[name].at, message)
+
+    def _check_collected(self, target: Value, names: Names) -> None:
+        kind = names.get(str(target.constant), ANY)
+        if not kind.may_hold(KeyType("list")):
+            message = f"{target.constant} is {kind}, and what is collected is a list"
+            self.source.error("BT030", target.at, message)
+
+    def _check_set(self, node: NodePlan, parts: Parts, values: Values) -> None:
+        if len(parts.form.parts) == 1:
+            self.source.error("BT013", node.at, "set! sets nothing: (set! :key value)")
+        for key, value in node.options.items():
+            kind = values.known(parts.keys[key].start, key)
+            if kind is not None:
+                values.check_type(value, kind)
+                values.writes.add(key)
+
+
+def _offered(node: NodePlan, values: Values, named_at: int) -> Offered | None:
+    """The host's function behind a leaf or a decorator, if there is one and it is known."""
+    source, registry = values.source, values.registry
+    if registry is None or "expr" in node.options or node.kind not in _NAMED | HOSTED:
+        return None
+    fn = node.options.get("fn", Value(named_at, node.name))
+    at, wanted = fn.at, node.kind if node.kind in HOSTED else str(fn.constant)
+    offered = registry.offered.get(wanted)
+    if offered is None:
+        near = meant(wanted, registry.offered)
+        source.error("BT021", at, f'unknown function "{short(wanted)}"{near}')
+        return None
+    _check_keys(offered, values, at)
+    for option in node.options.keys() - KINDS[node.kind].options.keys() - offered.options:
+        message = f'{offered.name} has no option ":{option}"{meant(option, offered.options)}'
+        source.error("BT014", node.options[option].at, message)
+    return offered
+
+
+def _check_keys(offered: Offered, values: Values, at: int) -> None:
+    values.reads |= offered.reads.keys()
+    values.writes |= offered.writes.keys()
+    for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
+        for key, kind in keys.items():
+            declared = values.declared(at, key, kind)
+            if not declared.may_hold(kind):
+                message = f"{offered.name} {verb} {key} as {kind}, and it is {declared}"
+                values.source.error("BT033", at, message)
+
 
 _OF_THE_FIRST = ("finally", "inputs", "max-ticks")  # options of the tree that is run
 

@@ -1,19 +1,261 @@
-"""What every node is, how a run makes its own from a plan, and the nodes over several children.
-
-They keep step with BehaviorTree.CPP tick by tick, also where that is a matter of taste: a node that
-answers SKIPPED keeps the status that it had; children are reset when their parent completes.
-"""
+"""What every node is and does when a run ticks it, and the blackboard that nodes share."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, cast
 
 from gateway.control.expressions import CANNOT
-from gateway.control.trees.blackboard import Frame
-from gateway.control.trees.calls import TreeAbort
-from gateway.control.trees.plan import NodePlan, TreePlan, Value
-from gateway.control.trees.registry import Act
-from gateway.control.trees.status import FAILURE, IDLE, RUNNING, SKIPPED, SUCCESS, Status
+from gateway.control.trees.plan import ANY, FAILED, Act, Key, KeyType, NodePlan, TreePlan, Value
+from gateway.domain.errors import GatewayError
+
+
+class Status(Enum):
+    """The value is the letter that traces use."""
+
+    IDLE = "I"
+    RUNNING = "R"
+    SUCCESS = "S"
+    FAILURE = "F"
+    SKIPPED = "K"
+
+
+# Ticks compare by identity with these: an attribute of the class would cost more than the comparison.
+IDLE: Final = Status.IDLE
+RUNNING: Final = Status.RUNNING
+SUCCESS: Final = Status.SUCCESS
+FAILURE: Final = Status.FAILURE
+SKIPPED: Final = Status.SKIPPED
+
+Emit = Callable[[str, Mapping[str, object]], None]
+
+
+MOST_WORK = 1_000  # items of loops, and events, before something happens outside
+MOST_PARTS = 10_000  # of a value
+PARTS_A_WORK = 100  # to look at so many is as much work as an event
+
+
+class TooMuch(GatewayError):
+    """A tree that goes on by itself for too long: nothing else would have its turn."""
+
+    code = "internal_error"
+
+
+class BadWrite(GatewayError):
+    """A key that is not there, or a value that it does not take."""
+
+    code = "bad_write"
+
+
+@dataclass(slots=True, eq=False)
+class Ground:
+    """What all nodes and frames of a run share."""
+
+    file: str
+    now: Callable[[], float]
+    emit: Emit
+    woken: Callable[[], None]  # something happened outside of a tick
+    roots: Mapping[str, object]  # what the host lets trees look up
+    watched: frozenset[str] = frozenset()  # keys whose writers wake the run
+    timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
+    is_awake: bool = True  # another tick makes sense
+    is_ticking: bool = False
+    has_heard: bool = False  # something came from outside since the last tick
+    work: int = 0  # done since then
+    _note: tuple[NodePlan, str, str] | None = None
+
+    def spend(self, work: int = 1) -> None:
+        """Raises TooMuch."""
+        self.work += work
+        if self.work > MOST_WORK:
+            raise TooMuch(f"more than {MOST_WORK} items and events, and nothing happened meanwhile")
+
+    def wake(self) -> None:
+        """Asks for another tick; during a tick it is the tree itself that asks."""
+        self.is_awake = True
+        if not self.is_ticking:
+            self.has_heard = True
+            self.woken()
+
+    def note(self, plan: NodePlan, kind: str, message: str) -> None:
+        """A reason that says nothing does not replace one that the same node has just given."""
+        if message or self._note is None or self._note[0] is not plan:
+            self._note = (plan, kind, message)
+
+    @property
+    def failure(self) -> Mapping[str, object] | None:
+        """Why a node failed last."""
+        if self._note is None:
+            return None
+        plan, kind, message = self._note
+        return {
+            "node": plan.label,
+            "path": plan.path,
+            "file": self.file,
+            "line": plan.line,
+            "type": kind,
+            "message": message or f"{plan.label} failed",
+        }
+
+
+@dataclass(slots=True, eq=False)
+class Frame:
+    """Keys with their values; what is not here is in the frame outside, and then among the roots."""
+
+    ground: Ground
+    values: dict[str, object]
+    types: Mapping[str, KeyType]
+    outer: "Frame | None" = None
+    links: dict[str, "tuple[Frame, str]"] = field(default_factory=dict)  # keys that are another's
+    is_item: bool = False  # of a `for-each`: its node gives a "result"
+
+    def get(self, name: str, /) -> object:
+        values = self.values
+        if name in values:
+            return values[name]
+        if name in self.links:
+            frame, key = self.links[name]
+            return frame.get(key)
+        if self.outer is not None:
+            return self.outer.get(name)
+        return self.ground.failure if name == FAILED else self.ground.roots.get(name)
+
+    def set(self, name: str, value: object) -> None:
+        """Raises BadWrite."""
+        if name in self.links:
+            frame, key = self.links[name]
+            frame.set(key, value)
+        elif name in self.values:
+            self._put(name, value)
+        elif self.outer is not None:
+            self.outer.set(name, value)
+        else:
+            raise BadWrite(f"the blackboard has no key {name!r}")
+
+    def has(self, name: str) -> bool:
+        is_here = name in self.values or name in self.links
+        return is_here or (self.outer is not None and self.outer.has(name))
+
+    def item(self) -> "Frame | None":
+        """The innermost loop's frame around this place."""
+        if self.is_item or self.outer is None:
+            return self if self.is_item else None
+        return self.outer.item()
+
+    def _put(self, name: str, value: object) -> None:
+        wanted = self.types.get(name, ANY)
+        if not wanted.accepts(value):
+            raise BadWrite(f"{name} is {wanted}, and not {type(value).__name__}")
+        if isinstance(value, list | dict):
+            parts = parts_of(value)
+            self.ground.spend(parts // PARTS_A_WORK)
+            if parts > MOST_PARTS:
+                raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
+        if self.values[name] is not value:
+            self.values[name] = value
+            if name in self.ground.watched:
+                self.ground.wake()
+
+
+def defaults(schema: Mapping[str, Key]) -> dict[str, object]:
+    """A copy: runs share a plan and not its lists."""
+    return {name: _copied(key.default) for name, key in schema.items()}
+
+
+def _copied(value: object) -> object:
+    if isinstance(value, list):
+        return [_copied(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return value
+
+
+def parts_of(value: object) -> int:
+    """How much there is to compare or to write: what it holds twice counts twice. Beyond MOST_PARTS
+    nobody counts on."""
+    waiting, count = [value], 0
+    while waiting and count <= MOST_PARTS:
+        one = waiting.pop()
+        if isinstance(one, list | tuple | dict):
+            count += len(one)
+            if count <= MOST_PARTS:
+                waiting.extend(one.values() if isinstance(one, dict) else one)
+    return count
+
+
+class TreeAbort(GatewayError):
+    """Ends the run at once: nothing in the tree may catch it."""
+
+    code = "internal_error"
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
+
+    _wake: Callable[[], None]
+    _on_halt: Callable[[], None] | None = None
+    outcome: object = None  # as a function gives it, or the exception that it ended with
+    is_over: bool = False
+
+    def complete(self, outcome: object = SUCCESS) -> None:
+        """As a function would have answered; what comes after an end or a halt changes nothing."""
+        if not self.is_over:
+            self.outcome, self.is_over = outcome, True
+            self._wake()
+
+    def halt(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            if self._on_halt is not None:
+                self._on_halt()
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """One leaf as its function sees it; the same for all of its ticks."""
+
+    plan: NodePlan
+    frame: Frame = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        return self.plan.label
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Those of the node as they are now."""
+        found = self.plan.options.items()
+        return {name: value.of(self.frame) for name, value in found if name != "fn"}
+
+    @property
+    def values(self) -> list[object]:
+        """Those without a name: of `(tool-call $call)`, the call."""
+        return [value.of(self.frame) for value in self.plan.values]
+
+    def read(self, key: str) -> object:
+        return self.frame.get(key)
+
+    def write(self, key: str, value: object) -> None:
+        """Raises BadWrite for an unknown key, a wrong type, or one that was not announced."""
+        if self.plan.offered is not None and key not in self.plan.writes:
+            raise BadWrite(f"{self.plan.offered.name} did not announce that it writes {key!r}")
+        self.frame.set(key, value)
+
+    def give(self, result: object) -> None:
+        """The result of this item of the loop around; `:collect` gathers them."""
+        item = self.frame.item()
+        if item is not None:
+            item.values["result"] = result
+
+    def pending(self, on_halt: Callable[[], None] | None = None) -> Pending:
+        """To be returned; `on_halt` is called if the leaf is halted before it is completed."""
+        return Pending(self.frame.ground.wake, on_halt)
+
+    def failed(self, reason: str, kind: str = "failed") -> Status:
+        """To be returned, for a failure with a reason."""
+        self.frame.ground.note(self.plan, kind, reason)
+        return FAILURE
 
 
 @dataclass(frozen=True, slots=True)

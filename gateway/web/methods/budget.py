@@ -10,11 +10,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.domain.accounts import Spending
-from gateway.domain.budgets import Budgets, RecordQuery, Resync, Scope, day_of
+from gateway.domain.budgets import Budgets, RecordQuery, Resync, Scope, Spending, day_of
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Clock
-from gateway.sessions.front import Front
+from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of, query_of
 from gateway.web.given import Moment, Place
 from gateway.web.identity import Principal, may, may_use

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.domain.channel_events import ChannelEvents, Heard
 from gateway.domain.channels import ChannelStatus, Progress
 from gateway.domain.errors import Conflict
+from gateway.domain.inbox import ChannelEvents, Heard
 from gateway.domain.outbox import DeadLetters, Delivery
 from gateway.domain.ports import Clock
 from gateway.web.given import Place, Whole

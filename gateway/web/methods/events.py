@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 
-from gateway.control.bus import Bus
+from gateway.control.notices import Bus
 from gateway.domain.events import KINDS, Event, kind_named
 from gateway.domain.ids import SessionKey
 from gateway.web.identity import READS, Principal, may, sees_session

@@ -6,17 +6,15 @@ from typing import Literal, cast
 
 from pydantic import BaseModel, ConfigDict
 
-from gateway.domain.agents import AgentDef
-from gateway.domain.bindings import OWN_CHANNELS, address_in
+from gateway.domain.agents import OWN_CHANNELS, AgentDef, SubagentDef, address_in
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import McpStatus
 from gateway.domain.plugins import PluginAccount, PluginInfo
 from gateway.domain.ports import Decode
-from gateway.domain.subagents import SubagentDef
-from gateway.memory.explaining import told_in_full
-from gateway.sessions.front import Front
+from gateway.memory.context import told_in_full
+from gateway.sessions.intake import Front
 from gateway.sessions.runs import AT_REST, LiveRun
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import READS, may, may_use

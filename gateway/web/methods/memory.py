@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool
 
-from gateway.domain.bindings import OWN_CHANNELS
-from gateway.domain.conversations import Erased
+from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import (
+    LONGEST_OBJECT,
     SUBJECT,
     Claim,
     EntityType,
@@ -21,20 +21,22 @@ from gateway.domain.facts import (
     Facts,
     Origin,
     Reader,
+    Recalled,
+    RecallKind,
     Whose,
+    in_order,
     scope_of,
     tombstone_of,
     whose,
 )
 from gateway.domain.ids import AgentId, SessionKey, encode_part
 from gateway.domain.ports import Clock, Ids
-from gateway.domain.recall import Recalled, RecallKind
-from gateway.domain.settling import LONGEST_OBJECT, in_order
-from gateway.memory import dates
-from gateway.memory.neighbours import MOST_HOPS, neighbours
-from gateway.memory.predicates import is_functional, kept_under
+from gateway.domain.sessions import Erased
+from gateway.memory import wording as dates
+from gateway.memory.recall import MOST_HOPS, neighbours
 from gateway.memory.tool import Find, select
-from gateway.sessions.upkeep import Upkeep
+from gateway.memory.wording import is_functional, kept_under
+from gateway.sessions.intake import Upkeep
 from gateway.web.identity import CHAT, READS, Principal, may, may_use, sees_session
 from gateway.web.methods.chat import Text, require_own, visible_key
 from gateway.web.methods.sessions import Key

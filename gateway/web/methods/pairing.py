@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.domain.pairing import Approvals, Pairing
+from gateway.domain.channels import Approvals, Pairing
 from gateway.web.given import Whole
 from gateway.web.methods.chat import Text
 from gateway.web.published.channels import Paired, PairingList, PairingRevoked

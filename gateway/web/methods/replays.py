@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict
 
 from gateway.domain.errors import Conflict
-from gateway.sessions.asked import Difference
-from gateway.sessions.comparing import compare
-from gateway.sessions.front import Front
-from gateway.sessions.replaying import Replayed, Replays
+from gateway.sessions.intake import Front
+from gateway.sessions.journal import Difference
+from gateway.sessions.replay import Replayed, Replays, compare
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import READS, may
 from gateway.web.methods.chat import Text, find_run

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gateway.control.rules.engine import RuleSet
+from gateway.control.rules import RuleSet
 from gateway.web.published.about import RuleList
 from gateway.web.rpc import Call, Method, NoParams
 from gateway.web.shapes import rules

@@ -8,11 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.domain.bindings import OWN_CHANNELS
+from gateway.domain.agents import OWN_CHANNELS
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import SessionKey
 from gateway.domain.sessions import SessionQuery, SessionRecord
-from gateway.sessions.front import Front
+from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of, query_of
 from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal, may

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from gateway.domain.errors import NotFound
 from gateway.domain.ids import encode_part
-from gateway.domain.settings import Choosable, UserSettings, problem_with
+from gateway.domain.sessions import Choosable, UserSettings, problem_with
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import CHAT, Principal, may
 from gateway.web.methods.chat import Text

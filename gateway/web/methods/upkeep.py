@@ -6,13 +6,13 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.domain.conversations import IMPORTED, ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, Node, NodeStatus, ToolCall, ToolResult
+from gateway.domain.sessions import IMPORTED, ImportRefused
 from gateway.memory.compaction import summary_message, summary_of
 from gateway.memory.window import message_tokens
-from gateway.sessions.front import Front
+from gateway.sessions.intake import Front
 from gateway.web.given import Moment
 from gateway.web.identity import CHAT, READS, Principal
 from gateway.web.methods.chat import Text, require_own, visible_key

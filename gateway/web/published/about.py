@@ -5,7 +5,7 @@ from typing import NotRequired, Required
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict
 
-from gateway.domain.bindings import MatchedBy
+from gateway.domain.agents import MatchedBy
 from gateway.domain.channels import ChannelState
 from gateway.domain.events import Severity
 from gateway.domain.mcp import McpState

@@ -4,7 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from gateway.domain.chunks import DoneReason
+from gateway.domain.messages import DoneReason
 from gateway.web.published.chunks import WhyFailed
 from gateway.web.published.conversations import HistoryPage, TokenUsage
 from gateway.web.published.values import Time

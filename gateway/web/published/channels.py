@@ -5,9 +5,8 @@ from typing import Literal
 from typing_extensions import TypedDict
 
 from gateway.domain.adapters import TransportKind
-from gateway.domain.channels import ChannelState
+from gateway.domain.channels import ChannelState, PairingState
 from gateway.domain.outbox import DeliveryState
-from gateway.domain.pairing import PairingState
 from gateway.web.published.values import Time
 
 

@@ -6,8 +6,8 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from gateway.domain.budgets import Unit
-from gateway.domain.chunks import DoneReason, ErrorType, SystemType
-from gateway.domain.notices import Priority
+from gateway.domain.events import Priority
+from gateway.domain.messages import DoneReason, ErrorType, SystemType
 from gateway.web.published.values import Time
 
 

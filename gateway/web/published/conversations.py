@@ -4,8 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from gateway.domain.chunks import SystemType
-from gateway.domain.messages import NodeStatus, Role
+from gateway.domain.messages import NodeStatus, Role, SystemType
 from gateway.domain.sessions import SessionState
 from gateway.web.oracle import OracleContext
 from gateway.web.published.values import Time

@@ -4,7 +4,7 @@ from typing import Literal, NotRequired
 
 from typing_extensions import TypedDict
 
-from gateway.domain.bindings import MatchedBy
+from gateway.domain.agents import MatchedBy
 from gateway.domain.inbox import EntryState
 from gateway.memory.context import PartKind
 from gateway.web.published.values import Time

@@ -4,7 +4,8 @@ from datetime import timedelta
 
 import pytest
 
-from gateway.control.rules.acts import (
+from gateway.control.rules import (
+    ROOTS,
     Act,
     AddTool,
     Emit,
@@ -12,13 +13,11 @@ from gateway.control.rules.acts import (
     Log,
     Notify,
     RemoveTool,
+    RunRules,
     SetModel,
     SetState,
 )
-from gateway.control.rules.compiling import ROOTS
-from gateway.control.rules.engine import RunRules
-from gateway.domain.events import KINDS
-from gateway.domain.notices import Notice
+from gateway.domain.events import KINDS, Notice
 from tests.fakes.rules import NOON, event, problems, rule, rules_of
 
 

@@ -5,15 +5,18 @@ import logging
 import pytest
 
 from gateway.control.notices import Notices
-from gateway.control.rules.acts import Act, Emit, Log, Notify, SetState
-from gateway.control.rules.engine import (
+from gateway.control.rules import (
     QUARANTINE_AT,
+    Act,
+    Emit,
+    Log,
+    Notify,
     RulesInvalid,
     RunRules,
+    SetState,
     load_rules,
 )
-from gateway.domain.notices import Batching
-from gateway.domain.rules import Action, RuleDef
+from gateway.domain.events import Action, Batching, RuleDef
 from tests.fakes.rules import NOON, core_definitions, definitions, event, rule, rules_of
 
 

@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.control.expressions import ExpressionFailed, ExpressionInvalid
-from gateway.control.rules.templates import (
-    MOST,
-    MOST_RENDERED,
-    MOST_TEMPLATE,
-    compile_path,
-    compile_template,
-)
+from gateway.control.rules import MOST, MOST_RENDERED, MOST_TEMPLATE, compile_path, compile_template
 
 ROOTS = ("payload", "usage")
 

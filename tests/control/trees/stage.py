@@ -5,13 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.control.trees.calls import Call, Pending
+from gateway.control.trees.engine import Host, Outcome, Run, Script, TickTrace, trace
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import TreePlan
-from gateway.control.trees.problems import Problem, TreeInvalid
-from gateway.control.trees.registry import Registry
-from gateway.control.trees.run import Host, Outcome, Run
-from gateway.control.trees.tracing import Script, TickTrace, trace
+from gateway.control.trees.nodes import Call, Pending
+from gateway.control.trees.plan import Registry, TreePlan
+from gateway.control.trees.reader import Problem, TreeInvalid
 
 
 def line(tick: TickTrace) -> str:

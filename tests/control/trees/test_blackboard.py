@@ -2,8 +2,8 @@
 
 import pytest
 
-from gateway.control.trees.blackboard import BadWrite, Frame, Ground
-from gateway.control.trees.types import read_type
+from gateway.control.trees.nodes import BadWrite, Frame, Ground
+from gateway.control.trees.plan import read_type
 
 
 def board(**watched: bool) -> tuple[Ground, list[str]]:

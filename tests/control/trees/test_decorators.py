@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.control.trees.calls import Call, Pending
+from gateway.control.trees.nodes import Call, Pending
 from tests.control.trees.stage import Stage, ended, traced
 
 

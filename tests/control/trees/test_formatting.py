@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.formatting import WIDTH, formatted
-from gateway.control.trees.problems import Source, TreeInvalid
-from gateway.control.trees.reader import Form, read
+from gateway.control.trees.lint import WIDTH, formatted
+from gateway.control.trees.reader import Form, Source, TreeInvalid, read
 from tests.fakes.plans import TEXTS
 
 SAMPLES = Path(__file__).parent / "samples"

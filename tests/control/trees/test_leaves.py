@@ -2,8 +2,7 @@
 
 import pytest
 
-from gateway.control.trees.calls import Call, TreeAbort
-from gateway.control.trees.status import FAILURE, RUNNING, SKIPPED, SUCCESS
+from gateway.control.trees.nodes import FAILURE, RUNNING, SKIPPED, SUCCESS, Call, TreeAbort
 from tests.control.trees.stage import Stage, ended
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.agent.leaves import REGISTRY
 from gateway.control.trees.loading import load
-from gateway.control.trees.registry import Registry
+from gateway.control.trees.plan import Registry
 from tests.control.trees.stage import codes, problems
 from tests.fakes.plans import shipped
 

@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.calls import Call
-from gateway.control.trees.kinds import KINDS
+from gateway.control.trees.engine import Script, trace
 from gateway.control.trees.loading import load
-from gateway.control.trees.tracing import Script, trace
+from gateway.control.trees.nodes import Call
+from gateway.control.trees.plan import KINDS
 from tests.control.trees.stage import Stage, ended, line, traced
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text(encoding="utf-8"))

@@ -4,8 +4,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.problems import Source, TreeInvalid
-from gateway.control.trees.reader import MAX_BYTES, MAX_DEPTH, Form, decoded, read
+from gateway.control.trees.reader import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    Form,
+    Source,
+    TreeInvalid,
+    decoded,
+    read,
+)
 
 
 def forms(text: str) -> tuple[Form, ...]:

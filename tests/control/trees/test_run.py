@@ -6,12 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.blackboard import MOST_PARTS, MOST_WORK
-from gateway.control.trees.calls import Call
+from gateway.control.trees.engine import STUCK, BadInput, Host, Run
 from gateway.control.trees.loading import load
-from gateway.control.trees.problems import TreeInvalid
-from gateway.control.trees.run import STUCK, BadInput, Host, Run
-from gateway.control.trees.status import FAILURE, RUNNING, SKIPPED, SUCCESS
+from gateway.control.trees.nodes import (
+    FAILURE,
+    MOST_PARTS,
+    MOST_WORK,
+    RUNNING,
+    SKIPPED,
+    SUCCESS,
+    Call,
+)
+from gateway.control.trees.reader import TreeInvalid
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, ended
 

@@ -15,8 +15,8 @@ from gateway.channels.progress import Health
 from gateway.channels.translating import MOST_FAILURES, WayIn
 from gateway.channels.webhooks import LARGEST_BODY, WebhookDoor, address
 from gateway.domain.channels import ChannelDef, WebhookCall
+from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginLimits, PluginSecret
-from gateway.domain.secrets import Secret
 from gateway.outbound.secrets import Scrubber
 from gateway.sandbox.wrapping import component_from_core
 from tests.fakes.adapter import HOOK, KEY, KeptEvents, Taken

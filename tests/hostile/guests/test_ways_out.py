@@ -7,12 +7,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.capabilities import HttpGrant, parse_capability
 from gateway.domain.errors import ToolFailed
-from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.plugins import PluginSecret
+from gateway.domain.ids import AgentId, RunId, Secret, SessionKey
+from gateway.domain.plugins import HttpGrant, PluginSecret, parse_capability
 from gateway.domain.ports import PluginSpace, ToolScope
-from gateway.domain.secrets import Secret
 from gateway.outbound.guard import open_guarded
 from gateway.sandbox.plugins import Loaded
 from tests.fakes.lookup import ScriptedLookup

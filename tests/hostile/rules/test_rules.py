@@ -7,8 +7,7 @@ import pytest
 
 from gateway.config.problems import ConfigInvalid
 from gateway.config.rules import RuleReader
-from gateway.control.rules.compiling import CORE, problems_of
-from gateway.control.rules.engine import RunRules, load_rules
+from gateway.control.rules import CORE, RunRules, load_rules, problems_of
 from tests.fakes.rules import event
 
 HERE = Path(__file__).parent

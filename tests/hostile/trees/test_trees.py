@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gateway.control.trees.formatting import formatted
+from gateway.control.trees.lint import formatted
 from gateway.control.trees.loading import load
-from gateway.control.trees.problems import SHOWN, Problem, TreeInvalid
-from gateway.control.trees.reader import decoded
+from gateway.control.trees.reader import SHOWN, Problem, TreeInvalid, decoded
 from tests.control.trees.stage import Stage
 
 HERE = Path(__file__).parent

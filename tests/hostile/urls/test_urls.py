@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from yarl import URL
 
-from gateway.domain.capabilities import Origin
 from gateway.domain.errors import Denied
+from gateway.domain.plugins import Origin
 from gateway.outbound.asking import check_granted, read_url, to_url
 from gateway.outbound.guard import open_guarded
 from tests.fakes.lookup import ScriptedLookup

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.audit import AuditEntry, Deed
+from gateway.domain.events import AuditEntry, Deed
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.audit import AuditMethods

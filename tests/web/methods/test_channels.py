@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.channel_events import Heard
 from gateway.domain.channels import ChannelStatus, Progress
 from gateway.domain.errors import NotFound
-from gateway.domain.inbox import NewDelivery
+from gateway.domain.inbox import Heard, NewDelivery
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal

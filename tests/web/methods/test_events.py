@@ -9,7 +9,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed
 
-from gateway.control.bus import Bus
+from gateway.control.notices import Bus
 from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.events import Event
 from gateway.domain.ids import RunId, SessionKey

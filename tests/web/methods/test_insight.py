@@ -7,13 +7,12 @@ from datetime import timedelta
 import pytest
 from pydantic_core import from_json
 
+from gateway.domain.agents import SubagentDef
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.model import TextDelta
 from gateway.domain.plugins import PluginAccount, PluginInfo
-from gateway.domain.subagents import SubagentDef
-from gateway.memory.context import ASKED
-from gateway.memory.explaining import ORDER
+from gateway.memory.context import ASKED, ORDER
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.methods.insight import About, InsightMethods

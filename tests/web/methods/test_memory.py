@@ -8,11 +8,9 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from gateway.domain.errors import NotFound
-from gateway.domain.facts import Whose
+from gateway.domain.facts import ClaimRefused, Recalled, Whose
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
-from gateway.domain.recall import Recalled
-from gateway.domain.settling import ClaimRefused
 from gateway.memory.recall import Recall
 from gateway.web.identity import Principal
 from gateway.web.methods.memory import MemoryMethods

@@ -1,7 +1,7 @@
 """rule.list: the rules in the order of firing, how they fare, and the files that are not valid."""
 
-from gateway.control.rules.engine import load_rules
-from gateway.domain.rules import RefusedRules
+from gateway.control.rules import load_rules
+from gateway.domain.events import RefusedRules
 from gateway.web.methods.rules import RuleMethods
 from tests.fakes.rules import definitions, rule
 from tests.web.methods.calling import call

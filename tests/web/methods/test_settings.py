@@ -8,7 +8,7 @@ import pytest
 
 from gateway.domain.errors import NotFound
 from gateway.domain.ports import Stores
-from gateway.domain.settings import USER_LIMITS, Choosable
+from gateway.domain.sessions import USER_LIMITS, Choosable
 from gateway.sessions.settings import SettingsBook
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import OwnLimits

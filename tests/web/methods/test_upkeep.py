@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.conversations import ImportRefused
 from gateway.domain.errors import NotFound, UnknownAgent
+from gateway.domain.sessions import ImportRefused
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.memory import MemoryMethods

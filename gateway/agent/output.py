@@ -1,0 +1,314 @@
+"""What a turn sends: chunks to its user, events to rules and listeners, notices to its model, and the words of all of them."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache, partial
+
+from gateway.agent.effects import Emit, Job, Moment
+from gateway.control import rules as acts
+from gateway.control.expressions import ExpressionFailed, ExpressionInvalid, compile_expression
+from gateway.control.notices import MOST_NOTICES as MOST_WAITING
+from gateway.control.notices import Bus, Notices, notice_chunk, told_to_model
+from gateway.control.notices import Moment as Point
+from gateway.control.rules import ROOTS
+from gateway.domain.agents import Limits
+from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.errors import FailureKind
+from gateway.domain.events import Event, Notice, Severity, kind_named
+from gateway.domain.messages import Chunk, DoneReason, SystemType
+from gateway.domain.model import BudgetWarning
+
+EMPTY = "The model gave an empty answer."
+DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
+NO_END = "The agent's tree ended without an answer; the operator finds out why in the log."
+OVERRUN = "The model service ({provider}) wrote more than was reserved for it and was cut off."
+SKIPPED = "Skipped due to queued user message."
+TAKEN_AWAY = "Not executed: this tool is not available any more in this run."
+NOT_EXECUTED = "Not executed: the run went on without it."
+CUT_OFF = (
+    "Cut off when the gateway stopped: it may have been carried out all the same. Look before you "
+    "call it again."
+)
+INTERRUPTED = "Interrupted: whether it took effect is not known."
+
+# What the user reads when the model failed: never a provider's own words.
+BROKEN: Mapping[FailureKind, str] = {
+    "auth": "The model service ({provider}) refused the key. The operator has to check it.",
+    "rate": "The model service ({provider}) has no capacity for us right now. Try again later.",
+    "overloaded": "The model service ({provider}) is overloaded. Try again later.",
+    "server": "The model service ({provider}) had an internal error. Try again later.",
+    "network": "The model service ({provider}) cannot be reached. Try again later.",
+    "timeout": "The model service ({provider}) did not answer in time. Try again later.",
+    "truncated": "The model service ({provider}) broke off its answer. Try again.",
+    "protocol": "The model service ({provider}) answered in a form that is not understood.",
+    "bad_request": "The model service ({provider}) refused the request.",
+    "context_overflow": "This conversation is too long for the model ({provider}).",
+    "not_found": "The model service ({provider}) does not know the model. The operator has to check it.",
+    "unmetered": "The gateway cannot keep its accounts at the moment, so no model was asked. Try again later.",
+    "unpriced": "The model service ({provider}) was not asked: its model has no price, and a budget in USD holds. The operator has to add it.",
+    "refused_key": "There is no key for the model service ({provider}). The operator has to add it.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A value beside its limit."""
+
+    limit_type: str
+    current: float
+    limit: float
+    facts: Mapping[str, object] = field(default_factory=dict)  # more that is told of it
+
+    @property
+    def percent(self) -> float:
+        return round(100 * self.current / self.limit, 1) if self.limit else 100.0
+
+    def payload(self, message: str) -> Mapping[str, object]:
+        """As an event tells it."""
+        return {
+            "current": self.current,
+            "max": self.limit,
+            "percent": self.percent,
+            "message": message,
+            "limit_type": self.limit_type,
+            **self.facts,
+        }
+
+    def metadata(self) -> Mapping[str, object]:
+        """As a chunk tells it."""
+        return {
+            "current_value": self.current,
+            "limit_value": self.limit,
+            "percent": self.percent,
+            "limit_type": self.limit_type,
+            **self.facts,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """What is said of a reason to stop, and the limit of that reason."""
+
+    system_type: SystemType
+    text: str
+    limit: str | None = None  # a field of Limits
+    event: str | None = None
+
+
+STOPS: Mapping[DoneReason, Stopping] = {
+    "max_iterations": Stopping(
+        "limit_reached",
+        "Maximum iterations reached. Saving partial response.",
+        "max_iterations",
+        "budget.iteration.exceeded",
+    ),
+    "token_budget": Stopping(
+        "limit_reached",
+        "Token budget reached. Saving partial response.",
+        "token_budget",
+        "budget.token.exceeded",
+    ),
+    "timeout": Stopping(
+        "limit_reached", "Time limit reached. Saving partial response.", "timeout_seconds"
+    ),
+    "no_progress": Stopping(
+        "no_progress",
+        "No progress detected - same action attempted {limit} times.",
+        "no_progress_repeats",
+    ),
+    "error_limit": Stopping(
+        "error_limit",
+        "Tool calls failed in {limit} turns in a row. Saving partial response.",
+        "error_limit",
+    ),
+    "cancelled": Stopping("notice", "Cancelled by user"),
+    "superseded": Stopping("notice", "A newer message took the place of this one."),
+}
+
+# What is warned of: the type of the event, and what the user reads.
+WARNINGS: Mapping[str, tuple[str, str]] = {
+    "max_iterations": (
+        "budget.iteration.warning",
+        "Approaching iteration limit ({current}/{limit}). Consider wrapping up.",
+    ),
+    "token_budget": (
+        "budget.token.warning",
+        "Approaching token budget ({current}/{limit}). Consider wrapping up.",
+    ),
+    "context_window": (
+        "context.approaching_limit",
+        "Approaching the model's context window ({current}/{limit} tokens).",
+    ),
+}
+
+
+def stop_text(reason: DoneReason, limits: Limits) -> str:
+    said = STOPS[reason]
+    return said.text.format(limit=getattr(limits, said.limit) if said.limit else "")
+
+
+def spent_reading(refusal: BudgetExceeded) -> Reading:
+    """Of a budget that is for more than one run."""
+    return Reading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
+
+
+def nearly_spent(warning: BudgetWarning) -> tuple[str, Reading]:
+    """What the user reads, and what programs do."""
+    facts = {"scope": warning.scope, "unit": warning.unit}
+    reading = Reading(f"budget.{warning.scope}", warning.used, warning.limit, facts)
+    unit = "tokens" if warning.unit == "tokens" else "USD"
+    told = f"{reading.percent:g} % of the {warning.scope} budget is used"
+    return f"{told} ({warning.used}/{warning.limit} {unit}).", reading
+
+
+def system_chunk(
+    system_type: SystemType,
+    message: str,
+    at: datetime,
+    metadata: Mapping[str, object] | None = None,
+) -> Chunk:
+    return Chunk(
+        "system",
+        {
+            "system_type": system_type,
+            "system_message": message,
+            "metadata": metadata or {},
+            "timestamp": at,
+        },
+    )
+
+
+log = logging.getLogger(__name__)
+
+_compiled = lru_cache(maxsize=256)(partial(compile_expression, roots=ROOTS))
+
+LEVELS = logging.getLevelNamesMapping()
+
+
+class Voice:
+    """Of one turn. `moment` is the time that everything said now is said at."""
+
+    def __init__(
+        self,
+        job: Job,
+        emit: Emit,
+        scope: Mapping[str, object],
+        interrupt: Callable[[str], None],
+        moment: Moment,
+    ) -> None:
+        self._job, self._emit, self._scope, self._interrupt = job, emit, scope, interrupt
+        self.moment = moment
+        self.notices = Notices()
+        self.posts: list[Notice] = []  # for other sessions
+        self.shown: list[tuple[SystemType, str]] = []  # what the user was told beside the answer
+        self.verdicts: list[Mapping[str, object]] = []
+        self.model: str | None = None  # another one, if a rule wants it
+        self._without: set[str] = set()  # tools that a rule has taken away
+        self._bus = Bus()
+        self._bus.subscribe(self._ask_rules)
+        self._bus.subscribe(job.publish)
+
+    def chunk(self, type_: str, data: Mapping[str, object]) -> None:
+        self._emit(Chunk(type_, data))  # type: ignore[arg-type]  # callers write a literal
+
+    def system(self, system_type: SystemType, message: str, reading: Reading | None = None) -> None:
+        metadata = reading.metadata() if reading else None
+        self._show(system_type, system_chunk(system_type, message, self.moment.wall, metadata))
+
+    def _show(self, system_type: SystemType, chunk: Chunk) -> None:
+        self._emit(chunk)
+        self.shown.append((system_type, str(chunk.data["system_message"])))
+
+    def verdict(self, kind: str, turn: int, **facts: object) -> None:
+        """What was decided about the run, for whoever inspects it."""
+        self.verdicts.append({"kind": kind, "turn": turn, **facts})
+
+    def event(
+        self,
+        type_: str,
+        payload: Mapping[str, object],
+        *,
+        severity: Severity | None = None,
+        source: str = "agent",
+    ) -> None:
+        self._bus.publish(self._event(type_, payload, severity, source))
+
+    def farewell(self, payload: Mapping[str, object]) -> Event:
+        """The end, as the rules hear it now and everybody else once it is durable."""
+        event = self._event("session.end", payload, None, "agent")
+        self._ask_rules(event)
+        return event
+
+    def _event(
+        self, type_: str, payload: Mapping[str, object], severity: Severity | None, source: str
+    ) -> Event:
+        kind, scope = kind_named(type_), self._job.scope
+        severity = severity or (kind.severity if kind else "info")
+        at, key = self.moment.wall, scope.session_key
+        return Event(type_, severity, source, at, key, scope.run_id, payload)
+
+    def let_go(self) -> None:
+        """Of everybody whom it tells something."""
+        self._bus, self._scope, self._interrupt = Bus(), {}, lambda why: None
+
+    def drain(self, point: Point, *, turn: int, tools: frozenset[str]) -> str:
+        """Tells the client what is due, and gives what the model is to be told."""
+        now = self.moment.wall
+        due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
+        for notice in due:
+            if notice.to != "model":
+                self._show("notice", notice_chunk(notice, now))
+        return told_to_model(due)
+
+    def allows(self, tool: str) -> bool:
+        return tool not in self._without
+
+    def _holds(self, text: str) -> bool:
+        try:
+            return _compiled(text).holds(self._scope)
+        except (ExpressionInvalid, ExpressionFailed) as error:
+            log.warning("a notice waits for nothing", extra={"why": str(error)})
+            return True
+
+    def _ask_rules(self, event: Event) -> None:
+        for act in self._job.rules.on(event, self._scope):
+            self._carry_out(act)
+
+    def _carry_out(self, act: acts.Act) -> None:
+        match act:
+            case acts.Notify(notice):
+                self._notify(notice)
+            case acts.Log(level, message):
+                log.log(LEVELS[level.upper()], "a rule says", extra={"said": message})
+            case acts.Emit(type_, payload, severity):
+                self.event(type_, payload, severity=severity, source="rule")
+            case acts.Interrupt(why):
+                self._interrupt(why)
+            case acts.SetModel(model):
+                self.model = model
+            case acts.AddTool(name):
+                self._without.discard(name)
+            case acts.RemoveTool(name):
+                self._without.add(name)
+            case _:
+                assert isinstance(act, acts.SetState)  # which the rules of the run keep themselves
+
+    def _notify(self, notice: Notice) -> None:
+        """What is for the client alone, and waits for nothing, is told at once."""
+        now = self.moment.wall
+        if notice.inject_at == "cross_session":
+            if len(self.posts) < MOST_WAITING and self.notices.is_news(notice, now):
+                self.posts.append(notice)
+        elif notice.to != "client" or notice.inject_at == "deferred":
+            self.notices.push(notice, now)
+        elif self.notices.is_news(notice, now):
+            self._show("notice", notice_chunk(notice, now))
+
+
+def warn(voice: Voice, event: str, turn: int, told: str, reading: Reading) -> None:
+    """Tells everybody what comes near its limit."""
+    voice.verdict(event, turn, message=told)
+    voice.system("limit_warning", told, reading)
+    voice.event(event, reading.payload(told))

@@ -1,0 +1,550 @@
+"""Rules: what happens in a run, and what is done about it."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from datetime import timedelta
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from hashlib import blake2b
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+from gateway.control.expressions import (
+    CANNOT,
+    LARGEST,
+    Expression,
+    ExpressionFailed,
+    ExpressionInvalid,
+    Scope,
+    compile_expression,
+)
+from gateway.control.words import meant, short
+from gateway.domain.errors import GatewayError
+from gateway.domain.events import (
+    KINDS,
+    SEVERITIES,
+    Action,
+    Batching,
+    Event,
+    Notice,
+    RefusedRules,
+    RuleDef,
+    RuleProblem,
+    Severity,
+    kind_named,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Notify:
+    notice: Notice
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    level: str  # debug, info, warning or error
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetState:
+    """Done already for the rules of this run; it is told so that it can be shown."""
+
+    key: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class Emit:
+    type: str
+    payload: Mapping[str, object]
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetModel:
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddTool:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveTool:
+    name: str
+
+
+Act = Notify | Log | SetState | Emit | Interrupt | SetModel | AddTool | RemoveTool
+
+MOST = 2_000  # characters of one value: tools and people say whatever they like
+MOST_TEMPLATE, MOST_RENDERED = 2_000, 8_000  # characters of a text, before and after
+_PART = re.compile(r"\{\{|\}\}|\{([^{}|]*)(?:\|([^{}]*))?\}|[{}]")
+_PATH = re.compile(r"[a-z]\w*(\.\w+)*", re.ASCII)
+_FORMAT = re.compile(r",|,?d|,?(\.[0-9])?[f%]")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    parts: tuple[str | Callable[[Scope], str], ...]
+
+    def render(self, scope: Scope) -> str:
+        """Raises ExpressionFailed."""
+        return _cut(
+            "".join(one if isinstance(one, str) else one(scope) for one in self.parts),
+            MOST_RENDERED,
+        )
+
+
+def compile_path(text: str, roots: Collection[str], at: int = 0) -> Expression:
+    """Raises ExpressionInvalid; `at` is where in its text it stands."""
+    if not _PATH.fullmatch(text):
+        raise ExpressionInvalid("here only the path of a value can stand, as in payload.tool", at)
+    try:
+        return compile_expression(text, roots=roots)
+    except ExpressionInvalid as error:
+        raise ExpressionInvalid(error.problem, at + error.column) from None
+
+
+def compile_template(text: str, roots: Collection[str]) -> Template:
+    """Raises ExpressionInvalid."""
+    if len(text) > MOST_TEMPLATE:
+        raise ExpressionInvalid(f"is longer than {MOST_TEMPLATE} characters", 0)
+    parts: list[str | Callable[[Scope], str]] = []
+    end = 0
+    for found in _PART.finditer(text):
+        parts.append(text[end : found.start()])
+        end = found.end()
+        if found[1] is not None:
+            path = compile_path(found[1], roots, found.start(1))
+            parts.append(shown(path, _checked_format(found)))
+        elif len(found[0]) == 2:
+            parts.append(found[0][0])
+        else:
+            raise ExpressionInvalid(
+                "this brace stands alone; write {{ or }} for a brace", found.start()
+            )
+    return Template((*parts, text[end:]))
+
+
+def _checked_format(found: re.Match[str]) -> str | None:
+    if found[2] is not None and not _FORMAT.fullmatch(found[2]):
+        problem = "no such format; there are d, f, % and the like of .1f, with a comma in front"
+        raise ExpressionInvalid(problem, found.start(2))
+    return found[2]
+
+
+def shown(path: Expression, spec: str | None = None) -> Callable[[Scope], str]:
+    def render(scope: Scope) -> str:
+        value = path.evaluate(scope)
+        try:
+            return _said(value) if spec is None else format(value, spec)
+        except CANNOT as error:
+            raise ExpressionFailed(f"{path.text}|{spec or ''}: {error}") from error
+
+    return render
+
+
+def _said(value: object) -> str:
+    """As people write it; nothing for what is not there."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    elif isinstance(value, list | tuple):
+        value = ", ".join(map(str, value))
+    return _cut("" if value is None else str(value), MOST)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+CORE = Path(__file__).with_name("core.toml")  # the rules that ship with the gateway
+ROOTS = (
+    *("event", "payload", "turn", "state", "limits", "usage", "context", "history"),
+    *("user", "project", "plugin", "config"),
+)
+WAITS = ("after_tool", "after_turns", "not_before")
+_GLOB = re.compile(r"[\w.*-]{1,100}", re.ASCII)
+_TYPE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+){1,7}")
+
+Make = Callable[[Event, Scope], Act]
+Place = tuple[str | int, ...]
+Built = TypeVar("Built")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    definition: RuleDef
+    when: Expression | None
+    makers: tuple[Make, ...]
+
+    def hears(self, event_type: str) -> bool:
+        """By any of the names that it has."""
+        kind = kind_named(event_type)
+        names = (kind.type, kind.constant, kind.hook or "") if kind else (event_type,)
+        return any(fnmatchcase(name, one) for one in self.definition.on for name in names)
+
+    def is_severe_enough(self, event: Event) -> bool:
+        least = SEVERITIES.index(self.definition.min_severity)
+        return SEVERITIES.index(event.severity) >= least
+
+    def holds(self, scope: Scope) -> bool:
+        """Raises ExpressionFailed."""
+        return self.when is None or self.when.holds(scope)
+
+    def acts(self, event: Event, scope: Scope) -> tuple[Act, ...]:
+        """Raises ExpressionFailed."""
+        return tuple(make(event, scope) for make in self.makers)
+
+
+def compiled(definition: RuleDef) -> tuple[Rule, tuple[RuleProblem, ...]]:
+    """The rule must not be used if there is a problem."""
+    compiler = _Compiler(definition)
+    for index, name in enumerate(definition.on):
+        compiler.check_event(("on", index), name)
+    if definition.is_core and not definition.is_enabled:
+        compiler.wrong(("enabled",), "a core rule cannot be disabled", "leave enabled out")
+    when = compiler.expression(("when",), definition.when) if definition.when else None
+    makers: list[Make] = []
+    compiler.read_batch()
+    for index, action in enumerate(definition.do):
+        makers += compiler.makers(("do", index), action)
+    rule = Rule(definition, when, tuple(makers))
+    return rule, tuple(compiler.problems)
+
+
+def problems_of(definition: RuleDef) -> tuple[RuleProblem, ...]:
+    return compiled(definition)[1]
+
+
+@dataclass(slots=True)
+class _Compiler:
+    rule: RuleDef
+    problems: list[RuleProblem] = field(default_factory=list)
+    batching: Batching = Batching()
+    sameness: Template = Template(())  # the same text for events that are the same again
+
+    def wrong(self, path: Place, message: str, fix: str, column: int | None = None) -> None:
+        self.problems.append(RuleProblem(path, message, fix, column))
+
+    def check_event(self, path: Place, name: str) -> None:
+        if not _GLOB.fullmatch(name):
+            self.wrong(path, f'"{short(name)}" is no name of events', "write one, * for any part")
+        elif "*" not in name and kind_named(name) is None:
+            known = [one for kind in KINDS for one in (kind.type, kind.constant, kind.hook) if one]
+            near = meant(name, known) or f"; there are {', '.join(kind.type for kind in KINDS)}"
+            fix = f'"{name}*" hears events of rules and trees'
+            self.wrong(path, f'unknown event "{name}"{near}', fix)
+
+    def expression(self, path: Place, text: str) -> Expression:
+        return self._built(path, text, lambda: compile_expression(text, roots=ROOTS), _NOTHING)
+
+    def template(self, path: Place, text: str) -> Template:
+        return self._built(path, text, lambda: compile_template(text, ROOTS), Template(()))
+
+    def read_batch(self) -> None:
+        batch, at, path = self.rule.batch, 0, ("batch", "dedupe")
+        self.batching = Batching(batch.window_ms / 1_000, batch.max, batch.dedupe_ms / 1_000)
+        parts: list[str | Callable[[Scope], str]] = []
+        for part in batch.dedupe.split(":") if batch.dedupe else ():
+            build = partial(compile_path, "event.type" if part == "type" else part, ROOTS, at)
+            parts += [shown(self._built(path, batch.dedupe, build, _NOTHING)), "\n"]
+            at += len(part) + 1
+        self.sameness = Template(tuple(parts))
+
+    def makers(self, above: Place, action: Action) -> Sequence[Make]:
+        path = (*above, action.kind)
+        match action.kind:
+            case "notify":
+                return (self._notify(above, action),)
+            case "set_state":
+                assert isinstance(action.value, dict)
+                return [self._set((*path, key), key, one) for key, one in action.value.items()]
+            case "emit":
+                return (self._emit(above, action),)
+            case "log":
+                text = self.template(path, str(action.value))
+                level = str(action.options.get("level", "info"))
+                return (lambda event, scope: Log(level, text.render(scope)),)
+            case "interrupt":
+                text = self.template(path, str(action.value))
+                return (lambda event, scope: Interrupt(text.render(scope)),)
+            case "set_model" | "add_tool" | "remove_tool":
+                act = _NAMED[action.kind](str(action.value))
+                return (lambda event, scope: act,)
+
+    def _notify(self, above: Place, action: Action) -> Make:
+        text, given = self.template((*above, "notify"), str(action.value)), {**action.options}
+        waits = [name for name in WAITS if name in given]
+        point = given.setdefault("inject_at", "deferred" if waits else "turn_start")
+        if bool(waits) != (point == "deferred"):
+            message = f'"{point}" waits for no {waits[0]}' if waits else "it waits for nothing"
+            fix = f'write inject_at = "deferred" with one of {", ".join(WAITS)}'
+            self.wrong((*above, "inject_at"), message, fix)
+        if "not_before" in given:
+            given["when"] = given.pop("not_before")
+            self.expression((*above, "not_before"), str(given["when"]))
+        expires_s: Any = given.pop("expires_s", None)
+        options: dict[str, Any] = {
+            **given,
+            "source": f"rule:{self.rule.id}",
+            "batching": self.batching,
+        }
+        sameness = self.sameness
+
+        def make(event: Event, scope: Scope) -> Act:
+            end = event.at + timedelta(seconds=expires_s) if expires_s else None
+            same, content = sameness.render(scope), text.render(scope)
+            key = f"{above[-1]} {same}" if same else None  # an action repeats only itself
+            return Notify(
+                Notice(content, **options, expires_at=end, dedupe_key=key, data=event.payload)
+            )
+
+        return make
+
+    def _set(self, path: Place, key: str, value: object) -> Make:
+        if not isinstance(value, str):
+            return lambda event, scope: SetState(key, value)
+        expression = self.expression(path, value)
+        return lambda event, scope: SetState(key, _kept(key, expression.evaluate(scope)))
+
+    def _emit(self, above: Place, action: Action) -> Make:
+        event_type, given = str(action.value), action.options.get("payload", {})
+        severity: Any = action.options.get("severity", "info")
+        assert isinstance(given, dict)
+        if kind_named(event_type):
+            message = f'"{event_type}" is an event of the gateway\'s own'
+            self.wrong((*above, "emit"), message, "choose another name, such as house.quiet")
+        elif not _TYPE.fullmatch(event_type):
+            message = f'"{short(event_type)}" is no type of event'
+            self.wrong((*above, "emit"), message, "write words with dots between: house.quiet")
+        payload = {
+            key: self.template((*above, "payload", key), one) if isinstance(one, str) else one
+            for key, one in given.items()
+        }
+
+        def make(event: Event, scope: Scope) -> Act:
+            told = {
+                key: one.render(scope) if isinstance(one, Template) else one
+                for key, one in payload.items()
+            }
+            return Emit(event_type, told, severity)
+
+        return make
+
+    def _built(self, path: Place, text: str, build: Callable[[], Built], instead: Built) -> Built:
+        try:
+            return build()
+        except ExpressionInvalid as error:
+            fix = "correct it; docs/rules.md says what can be written"
+            self.wrong(path, f'"{short(text)}": {error.problem}', fix, error.column)
+            return instead
+
+
+_NOTHING = Expression("", frozenset(), lambda scope: None)
+_NAMED: dict[str, Callable[[str], Act]] = {
+    "set_model": SetModel,
+    "add_tool": AddTool,
+    "remove_tool": RemoveTool,
+}
+
+
+def _kept(key: str, value: object) -> object:
+    """Plain and small: it is stored with the session."""
+    is_fine = isinstance(value, str | None)
+    if isinstance(value, int | float):
+        is_fine = -LARGEST <= value <= LARGEST
+    if not is_fine:
+        raise ExpressionFailed(f"{key}: a {type(value).__name__} like this cannot be kept")
+    if isinstance(value, str) and len(value) > MOST:
+        raise ExpressionFailed(f"{key}: a text of more than {MOST} characters cannot be kept")
+    return value
+
+
+log = logging.getLogger(__name__)
+
+QUARANTINE_AT = 3  # errors, for as long as the gateway runs
+MOST_REMEMBERED = 1_000  # of types of events
+ONCE = "once:"  # in what is kept, before the id of a rule; no name of set_state has a colon
+
+
+class RulesInvalid(GatewayError):
+    """At least one of them must not be used; the text names every problem with its place."""
+
+    code = "rules_invalid"
+
+
+@dataclass(slots=True)
+class Faults:
+    """How often a rule failed since the gateway started."""
+
+    count: int = 0
+    last: str = ""
+
+    @property
+    def is_quarantined(self) -> bool:
+        return self.count >= QUARANTINE_AT
+
+
+class RuleSet:
+    """Every rule in the order of firing, and how each of them fares in all runs together."""
+
+    def __init__(self, rules: Iterable[Rule], refused: tuple[RefusedRules, ...] = ()) -> None:
+        self.rules = tuple(sorted(rules, key=lambda rule: -rule.definition.priority))
+        self.refused = refused
+        self.faults = {rule.definition.id: Faults() for rule in self.rules}
+        self._hearing: dict[str, tuple[Rule, ...]] = {}
+        self.keeps_state = any(rule.definition.keeps_state for rule in self.rules)
+
+    @cached_property
+    def digests(self) -> Mapping[str, str]:
+        """Of each rule by its id: another one for every other rule."""
+        return {rule.definition.id: _digest(rule.definition) for rule in self.rules}
+
+    def hearing(self, event_type: str) -> tuple[Rule, ...]:
+        found = self._hearing.get(event_type)
+        if found is None:
+            found = tuple(rule for rule in self.rules if rule.hears(event_type))
+            if len(self._hearing) < MOST_REMEMBERED:
+                self._hearing[event_type] = found
+        return found
+
+    def failed(self, rule: Rule, error: ExpressionFailed) -> Emit:
+        rule_id = rule.definition.id
+        faults = self.faults[rule_id]
+        faults.count, faults.last = faults.count + 1, str(error)[:500]
+        if faults.count == QUARANTINE_AT:
+            log.warning("a rule is quarantined", extra={"rule": rule_id, "why": faults.last})
+        told = {"rule": rule_id, "error": faults.last, "errors": faults.count}
+        return Emit("rule.error", {**told, "quarantined": faults.is_quarantined}, "error")
+
+    def follow(self, before: "RuleSet") -> None:
+        """Takes over how the rules fare that have not changed."""
+        old = {rule.definition.id: rule.definition for rule in before.rules}
+        for rule in self.rules:
+            one = rule.definition
+            if one.id in old and replace(old[one.id], source=one.source) == one:
+                self.faults[one.id] = before.faults[one.id]
+
+
+def _digest(definition: RuleDef) -> str:
+    """The same in every process, wherever the rule stands."""
+    text = json.dumps(replace(definition, source=""), default=_plain, sort_keys=True)
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _plain(value: object) -> object:
+    if is_dataclass(value):
+        return {one.name: getattr(value, one.name) for one in fields(value)}
+    if isinstance(value, Mapping):
+        return dict(value)
+    return sorted(value) if isinstance(value, Set) else str(value)
+
+
+def load_rules(definitions: Iterable[RuleDef], refused: tuple[RefusedRules, ...] = ()) -> RuleSet:
+    """Raises RulesInvalid with every problem at once."""
+    found = [compiled(one) for one in definitions]
+    lines = [
+        f"{rule.definition.source}: rule {rule.definition.id}: {problem.message}; {problem.fix}"
+        for rule, problems in found
+        for problem in problems
+    ]
+    if lines:
+        raise RulesInvalid("\n".join(lines))
+    return RuleSet((rule for rule, _ in found), refused)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What is ours in front of what the turn knows."""
+
+    own: Mapping[str, object]
+    given: Mapping[str, object]
+
+    def get(self, name: str, /) -> object:
+        return self.own[name] if name in self.own else self.given.get(name)
+
+
+def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]) -> _View:
+    """What expressions and templates see."""
+    told = {
+        "type": event.type,
+        "severity": event.severity,
+        "source": event.source,
+        "at": event.at.isoformat(),
+        "session_key": str(event.session_key or ""),
+        "run_id": event.run_id or "",
+    }
+    return _View({"event": told, "payload": event.payload, "plugin": plugin}, scope)
+
+
+class RunRules:
+    """The rules of one run. `only`: the ids that its agent names; none: every one that is enabled.
+
+    `kept` is what rules of this session have set before, `changes` what they set in this run."""
+
+    def __init__(
+        self,
+        rules: RuleSet,
+        *,
+        only: Collection[str] = (),
+        kept: Mapping[str, object] = MappingProxyType({}),
+    ) -> None:
+        self._rules, self._only = rules, frozenset(only)
+        self._kept = dict(kept)
+        self._changes: dict[str, object] = {}
+        self._fired: set[str] = set()
+
+    @property
+    def changes(self) -> Mapping[str, object]:
+        return MappingProxyType(self._changes)
+
+    @property
+    def kept(self) -> Mapping[str, object] | None:
+        """What is to be kept of the session from now on; None if nothing has changed."""
+        return MappingProxyType(self._kept) if self._changes else None
+
+    def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
+        """What the rules want done, in order of their priority."""
+        hearing = [one for one in self._rules.hearing(event.type) if self._may_fire(one, event)]
+        if not hearing:
+            return ()
+        seen = view(event, scope, self._kept)
+        return tuple(act for rule in hearing for act in self._asked(rule, event, seen))
+
+    def _may_fire(self, rule: Rule, event: Event) -> bool:
+        one = rule.definition
+        is_on = one.is_core or (one.is_enabled and (not self._only or one.id in self._only))
+        is_spent = (one.once_per == "run" and one.id in self._fired) or (
+            one.once_per == "session" and ONCE + one.id in self._kept
+        )
+        is_sound = not self._rules.faults[one.id].is_quarantined
+        return is_on and not is_spent and is_sound and rule.is_severe_enough(event)
+
+    def _asked(self, rule: Rule, event: Event, seen: _View) -> Sequence[Act]:
+        try:
+            if not rule.holds(seen):
+                return []
+            acts = rule.acts(event, seen)
+        except ExpressionFailed as error:
+            return [self._rules.failed(rule, error)]
+        self._fired.add(rule.definition.id)
+        if rule.definition.once_per == "session":
+            self._keep(ONCE + rule.definition.id, True)  # noqa: FBT003  # a value like any other
+        for act in acts:
+            if isinstance(act, SetState):
+                self._keep(act.key, act.value)
+        return acts
+
+    def _keep(self, key: str, value: object) -> None:
+        self._kept[key] = self._changes[key] = value

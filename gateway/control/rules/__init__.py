@@ -1,1 +1,0 @@
-"""Rules: what happens in a run, and what is done about it."""

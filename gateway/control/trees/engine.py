@@ -1,0 +1,310 @@
+"""One run of a tree: ticks, wake-ups, the interrupt, and `:finally`. It never waits for anything."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, cast
+
+from gateway.control.trees.leaves import DECORATORS, LEAVES
+from gateway.control.trees.nodes import (
+    FAILURE,
+    FLOW,
+    IDLE,
+    RUNNING,
+    SKIPPED,
+    SUCCESS,
+    Builder,
+    Call,
+    Emit,
+    Frame,
+    Ground,
+    Node,
+    Status,
+    defaults,
+    reset,
+)
+from gateway.control.trees.plan import Act, NodePlan, TreePlan
+from gateway.control.words import meant, short
+from gateway.domain.errors import GatewayError
+
+log = logging.getLogger(__name__)
+
+_KINDS = {**FLOW, **DECORATORS, **LEAVES}
+STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
+
+Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
+
+
+class BadInput(GatewayError):
+    code = "bad_input"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run ended. `failure` says which node failed last, and why."""
+
+    status: Status
+    reason: Reason
+    detail: str = ""
+    failure: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
+
+    now: Callable[[], float]
+    roots: Mapping[str, object] = field(default_factory=dict)
+    emit: Emit = lambda event, payload: None
+    find_act: Callable[[NodePlan], Act | None] = lambda plan: (
+        plan.offered.act if plan.offered else None
+    )
+    woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
+    watched: Callable[[Node], Node] | None = None  # what is put around each leaf
+
+
+class Run:
+    """Call `step` until it says True; in between wait for `Host.woken` or `next_deadline`,
+    unless `ground.is_awake`."""
+
+    def __init__(
+        self, plan: TreePlan, host: Host, inputs: Mapping[str, object] | None = None
+    ) -> None:
+        self.plan, self.host = plan, host
+        self.ground = Ground(plan.file, host.now, host.emit, host.woken, host.roots, plan.watched)
+        self.ticks = 0
+        self.outcome: Outcome | None = None
+        self._body_ended: Outcome | None = None
+        self._yields = 0  # ticks in a row that only the tree asked for
+        self._stop: str | None = None  # why it was interrupted in mid-tick
+        self.frame = Frame(self.ground, defaults(plan.schema), plan.types)
+        self._give(inputs or {})
+        trees = {plan.name: plan, **plan.subtrees}
+        self._builder = Builder(_KINDS, trees, host.find_act, host.watched)
+        self._root = self._builder.build(plan.root, self.frame)
+        self._node: Node = self._root
+
+    def _give(self, inputs: Mapping[str, object]) -> None:
+        allowed = self.plan.inputs or tuple(self.plan.schema)
+        for key, value in inputs.items():
+            declared = self.plan.schema.get(key)
+            if declared is None or key not in allowed:
+                raise BadInput(f"tree {self.plan.name} takes no input {key!r}")
+            if not declared.type.accepts(value):
+                raise BadInput(f"input {key} is {declared.type}, not {type(value).__name__}")
+            self.frame.values[key] = value
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether `:finally` is what runs now."""
+        return self._body_ended is not None
+
+    def snapshot(self) -> dict[str, object]:
+        """The keys of the tree as they are."""
+        return dict(self.frame.values)
+
+    def next_deadline(self) -> float | None:
+        return min(self.ground.timers.values(), default=None)
+
+    def step(self) -> bool:
+        """One tick from the root. True if the run is over; then `outcome` is set."""
+        if self.outcome is not None:
+            return True
+        has_heard, self.ground.has_heard = self.ground.has_heard, False
+        self.ground.is_awake = False
+        if has_heard:
+            self.ground.work = 0
+        self.ticks += 1
+        try:
+            self.ground.is_ticking = True
+            status = self._node.tick()
+        except Exception as error:  # a node that breaks ends the run, and says so
+            if not isinstance(error, GatewayError):
+                log.exception("tree.broke", extra={"tree": self.plan.name})
+            self._abort("internal_error", str(error) or type(error).__name__)
+            return self.outcome is not None
+        finally:
+            self.ground.is_ticking = False
+        if self._stop is not None and not self.is_ending:
+            self._abort("interrupted", self._stop)
+        elif status is RUNNING:
+            self._go_on(has_heard=has_heard)
+        else:
+            failure = self.ground.failure if status is FAILURE else None
+            self._ended(Outcome(status, "done", "", failure))
+        return self.outcome is not None
+
+    def _go_on(self, *, has_heard: bool) -> None:
+        is_alone = self.ground.is_awake and not has_heard
+        self._yields = self._yields + 1 if is_alone else 0
+        if self._yields >= STUCK:
+            self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
+            return
+        limit = self.plan.max_ticks
+        if limit is not None and self.ticks >= limit and not self.is_ending:
+            self._abort("max_ticks", f"not done after {limit} ticks")
+
+    def tick_root(self) -> Status:
+        """A bare tick of the tree, for traces; a completed root begins anew with the next one."""
+        self.ground.work = 0
+        status = self._root.tick()
+        if status is SUCCESS or status is FAILURE:
+            self._root.status = IDLE
+        return status
+
+    def halt_root(self) -> None:
+        reset(self._root)
+
+    def interrupt(self, reason: str) -> None:
+        """Halts what runs; `:finally` is what is left to do."""
+        if self.ground.is_ticking:
+            self._stop = self._stop or reason
+        elif self._body_ended is None and self.outcome is None:
+            self._abort("interrupted", reason)
+            self.host.woken()
+
+    def give_up(self) -> None:
+        """Halts even `:finally`, which has had its time."""
+        if self.outcome is None:
+            self.interrupt("given up")
+            self._halt()
+            self.outcome = self._body_ended or Outcome(FAILURE, "interrupted")
+            log.warning("tree.finally_cut", extra={"tree": self.plan.name})
+
+    def _abort(self, reason: Reason, detail: str) -> None:
+        self._halt()
+        self._ended(Outcome(FAILURE, reason, detail, self.ground.failure))
+
+    def _halt(self) -> None:
+        try:
+            reset(self._node)
+        except Exception:
+            log.exception("tree.halt_broke", extra={"tree": self.plan.name})
+        self.ground.timers.clear()
+
+    def _ended(self, outcome: Outcome) -> None:
+        """Of the body, and then of `:finally`, whose own end changes nothing."""
+        self._yields = self.ground.work = 0
+        if self._body_ended is None:
+            self._body_ended = outcome
+            if self.plan.final is not None:
+                self._node = self._builder.build(self.plan.final, self.frame)
+                self.ground.is_awake = True
+                return
+        elif outcome.status is not SUCCESS:
+            extra = {"tree": self.plan.name, "detail": outcome.detail or str(outcome.failure)}
+            log.warning("tree.finally_failed", extra=extra)
+        self.outcome = self._body_ended
+
+
+MAX_TICKS = 100_000
+
+
+class BadScript(GatewayError):
+    code = "bad_script"
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The i-th tick of a leaf gives letter i, and begins again after the last."""
+
+    leaves: Mapping[str, str]
+    ticks: int
+    tick_s: float = 0.0  # how far the clock moves before each tick
+
+    @classmethod
+    def from_json(cls, data: object) -> "Script":
+        """`{"leaves": {"l0": "RSF"}, "ticks": 8, "tick_s"?: 1.5}`. Raises BadScript."""
+        if not isinstance(data, dict) or data.keys() - {"leaves", "ticks", "tick_s"}:
+            raise BadScript('a script is {"leaves": {…}, "ticks": N, "tick_s": N}')
+        leaves, ticks, tick_s = data.get("leaves"), data.get("ticks"), data.get("tick_s", 0)
+        if not isinstance(leaves, dict):
+            raise BadScript('"leaves" maps names to letters')
+        for name, letters in leaves.items():
+            if not isinstance(letters, str) or not re.fullmatch("[RSFK]+", letters):
+                raise BadScript(f'leaf "{short(str(name))}" needs letters out of R, S, F and K')
+        return cls(leaves, int(_number(ticks, int)), float(_number(tick_s, int, float)))
+
+
+def _number(number: object, *kinds: type[float]) -> float:
+    if type(number) not in kinds or not 0 <= cast(float, number) <= MAX_TICKS:
+        raise BadScript(f'"ticks" and "tick_s" are numbers from 0 to {MAX_TICKS}, ticks whole ones')
+    return cast(float, number)
+
+
+@dataclass(slots=True)
+class TickTrace:
+    status: str = ""
+    ticked: list[list[str]] = field(default_factory=list)  # names and letters
+    halted: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Trace:
+    ticks: list[TickTrace]
+    final_halt: list[str]
+
+
+class _Watched(Node):
+    """A leaf, and who writes down what it does."""
+
+    def __init__(self, leaf: Node, stage: "_Stage") -> None:
+        self.leaf, self.stage, self.status = leaf, stage, IDLE
+
+    def tick(self) -> Status:
+        status = self.leaf.tick()
+        self.stage.current.ticked.append([self.leaf.plan.label, status.value])
+        if status is not SKIPPED:
+            self.status = status
+        return status
+
+    def halt(self) -> None:
+        self.leaf.halt()
+        self.stage.current.halted.append(self.leaf.plan.label)
+        self.status = IDLE
+
+
+@dataclass(slots=True)
+class _Stage:
+    """The scripted leaves."""
+
+    script: Script
+    now: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)
+    current: TickTrace = field(default_factory=TickTrace)
+
+    def find_act(self, plan: NodePlan) -> Act:
+        leaves, label = self.script.leaves, plan.label
+        if label not in leaves:
+            raise BadScript(f'the script has no leaf "{label}"{meant(label, leaves)}')
+
+        def act(_call: Call) -> Status:
+            self.counts[label] += 1
+            return Status(leaves[label][(self.counts[label] - 1) % len(leaves[label])])
+
+        return act
+
+
+def trace(plan: TreePlan, script: Script) -> Trace:
+    """Ticks the tree itself, without `:finally`; when it is done it begins again.
+
+    Raises BadScript if a leaf is not in the script.
+    """
+    stage = _Stage(script)
+    host = Host(
+        now=lambda: stage.now,
+        find_act=stage.find_act,
+        watched=lambda leaf: _Watched(leaf, stage),
+    )
+    run = Run(replace(plan, final=None), host)
+    ticks: list[TickTrace] = []
+    for _ in range(script.ticks):
+        stage.now += script.tick_s
+        stage.current = TickTrace()
+        stage.current.status = run.tick_root().value
+        ticks.append(stage.current)
+    stage.current = TickTrace()
+    run.halt_root()
+    return Trace(ticks, stage.current.halted)

@@ -1,0 +1,303 @@
+"""How facts are found in SQLite."""
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from itertools import product
+
+from gateway.domain.facts import (
+    MOST_NAMED,
+    Claim,
+    Erasure,
+    Fact,
+    FactQuery,
+    Origin,
+    QueryRefused,
+    Told,
+    Whose,
+    by_time,
+    form,
+    is_wanted,
+    predicate_form,
+    settled,
+    words_of,
+)
+from gateway.domain.ids import to_micros
+from gateway.store import facts as writing
+from gateway.store.facts import (
+    CLAIM,
+    FACT,
+    FactRow,
+    Groups,
+    claims_of,
+    is_forgotten,
+    names_in,
+    page,
+    ranked,
+    require_claims,
+    require_erasure,
+    require_query,
+    to_fact_row,
+    to_told,
+)
+from gateway.store.reader import Readers
+from gateway.store.rows import place_of, require_text
+from gateway.store.writer import Pen, Writer
+
+_MOST_WORDS = 64  # of a question
+_MOST_HITS = 256  # of a word: those that were learned last
+_MOST_SOURCES = 1000
+MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a second
+
+_Term = tuple[str, tuple[object, ...]]  # a condition and its values
+
+
+class SqliteFacts:
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
+        self._groups = Groups()
+
+    async def add(
+        self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
+    ) -> Sequence[Fact]:
+        require_claims(scope, claims, ids)
+        said_in = (one.session_key for claim in claims for one in (claim, claim.source) if one)
+        self._groups.note(scope, *map(str, said_in))
+        return await self._writer.write(partial(_add, scope, claims, ids, now), durable=False)
+
+    async def select(self, query: FactQuery) -> Sequence[Fact]:
+        require_query(query)
+        find = _select if query.known_at is None else _known_then
+        return await self._readers.read(partial(find, query))
+
+    async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        require_query(FactQuery(whose))
+        if not await self._has_any(whose):
+            return []
+        even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
+        return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
+
+    async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
+        require_query(FactQuery(whose))
+        require_text("the query", *names)
+        if not await self._has_any(whose):
+            return []
+        forms = [*dict.fromkeys(form(name) for name in names)][:_MOST_WORDS]
+        return await self._readers.read(partial(_around, whose, forms, max(0, limit)))
+
+    async def _has_any(self, whose: Whose) -> bool:
+        upto = self._groups.upto
+        if upto is not None:
+            self._groups.take(await self._readers.read(partial(page, upto)))
+        return self._groups.has(whose.scope or str(whose.room))
+
+    async def origin(self, fact_id: str) -> Origin | None:
+        require_text("the fact's id", fact_id)
+        return await self._readers.read(partial(_origin, fact_id))
+
+    async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
+        require_erasure(what)
+        if dry_run:
+            return await self._readers.read(partial(writing.count_of, what))
+        return await self._writer.write(partial(writing.erase, what, now), durable=True)
+
+
+def _add(
+    scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen
+) -> Sequence[Fact]:
+    told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, pen)]
+    claims, ids = [claim for claim, _ in told], [id_ for _, id_ in told]
+    writing.add(scope, claims, ids, now, pen)
+    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for id_ in ids]
+    return [_with_sources(row, pen.db) for row in found]
+
+
+def _is_forgotten(claim: Claim, scope: str, pen: Pen) -> bool:
+    source = claim.source
+    return source is not None and is_forgotten(names_in(claim, scope), source.at, pen.db)
+
+
+def _rows(
+    terms: Sequence[_Term], rest: str, values: Sequence[object], db: sqlite3.Connection
+) -> list[FactRow]:
+    where = " AND ".join(term for term, _ in terms)
+    given = [value for _, some in terms for value in some]
+    rows = db.execute(f"{FACT} WHERE {where} {rest}", (*given, *values)).fetchall()
+    return [to_fact_row(row) for row in rows]
+
+
+def _with_sources(row: FactRow, db: sqlite3.Connection) -> Fact:
+    found = db.execute(_MESSAGES, (row.place, MOST_NAMED)).fetchall()
+    named = tuple(dict.fromkeys(one for (one,) in found))
+    return replace(row.fact, source_message_ids=named) if named else row.fact
+
+
+def _group_of(whose: Whose, db: sqlite3.Connection) -> int:
+    """0 if nothing was ever said there."""
+    kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
+    row = db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
+    return int(row[0]) if row else 0
+
+
+# --- by what it is about, and when ---------------------------------------------------------------
+
+
+def _select(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
+    terms = _about(query, db)
+    if query.at is not None:
+        at = to_micros(query.at)
+        terms.append(("f.valid_from <= ? AND (f.valid_to IS NULL OR f.valid_to > ?)", (at, at)))
+    elif not query.with_history:
+        terms.append(_IS_CURRENT)
+    rows = _rows(terms, _OLDEST, (max(0, query.limit),), db)
+    return [_with_sources(row, db) for row in rows]
+
+
+def _about(query: FactQuery, db: sqlite3.Connection) -> list[_Term]:
+    group, is_room = _group_of(query.whose, db), query.whose.room is not None
+    names: dict[str, str] = {}
+    if query.subject is not None:
+        names["subject"] = form(query.subject)
+    if query.predicate is not None:
+        names["predicate"] = predicate_form(query.predicate)
+    is_current = not (query.at or query.known_at or query.with_history)
+    if is_current and [*names] == ["subject"]:
+        return [(f"{_theirs(query.whose)} AND f.about = ?", (group, names["subject"]))]
+    if names or is_room:
+        return _of_topics(group, names, is_room=is_room)
+    if not is_current:
+        return [("f.place >= ? AND f.place < ?", _range(group))]
+    return [("f.scope = ?", (group,))]
+
+
+def _theirs(whose: Whose) -> str:
+    return "f.scope = ?" if whose.room is None else "f.session = ?"
+
+
+def _of_topics(group: int, names: Mapping[str, str], *, is_room: bool) -> list[_Term]:
+    if is_room:
+        topic = "(SELECT {} FROM fact_topic WHERE id = f.topic) = ?"
+        its = {topic.format(name): (value,) for name, value in names.items()}
+        return [("f.session = ?", (group,)), *its.items()]
+    where = " AND ".join(f"{name} = ?" for name in ("scope", *names))
+    topics = f"f.topic IN (SELECT id FROM fact_topic WHERE {where})"
+    return [(topics, (group, *names.values()))]
+
+
+def _range(group: int) -> tuple[int, int]:
+    return place_of(group, 0), place_of(group + 1, 0)
+
+
+def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
+    """What would be believed of the claims that had been learned by then."""
+    assert query.known_at is not None
+    about = _about(query, db)
+    where = " AND ".join(term for term, _ in about)
+    values = tuple(value for _, some in about for value in some)
+    topics = f"SELECT DISTINCT f.topic FROM fact f WHERE {where}"
+    if db.execute(_MANY_CLAIMS.format(topics), (*values, MOST_WEIGHED)).fetchone()[0]:
+        raise QueryRefused(
+            f"more than {MOST_WEIGHED:,} claims tell what was believed then: "
+            "name a subject that fewer of them are about"
+        )
+    in_topics = f"f.topic IN ({topics})"
+    rows = {row.place: row for row in _rows([(in_topics, values)], "", (), db)}
+    before = {row.fact.id: row.fact for row in rows.values()}
+    facts = [
+        belief.fact
+        for (scope, _), told in _told_by(query.known_at, rows, db).items()
+        for belief in settled(scope, told, before=before, now=query.known_at)
+        if query.whose.room in {None, belief.fact.session_key} and is_wanted(belief.fact, query)
+    ]
+    return sorted(facts, key=by_time)[: max(0, query.limit)]
+
+
+def _told_by(
+    then: datetime, rows: Mapping[int, FactRow], db: sqlite3.Connection
+) -> Mapping[tuple[str, int], list[Told]]:
+    """By scope and topic."""
+    told: dict[tuple[str, int], list[Told]] = {}
+    for claim in claims_of([*rows], db):
+        row = rows[claim[2]]
+        one = to_told(claim, row.fact)
+        if one.learned_at <= then:
+            told.setdefault((row.fact.scope, row.topic), []).append(one)
+    return told
+
+
+# --- by words and names --------------------------------------------------------------------------
+
+
+def _matching(
+    whose: Whose, words: Sequence[str], limit: int, db: sqlite3.Connection
+) -> Sequence[Fact]:
+    """Word by word, each within the places of the scope: however many facts others have, the
+    index leads there at once."""
+    group = _group_of(whose, db)
+    ranges, said_there = [_range(group)], list[_Term]()
+    if whose.room is not None:  # in a direct chat everything lies at the person's own places
+        said_there.append(("f.session = ?", (group,)))
+        ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
+    hits = []
+    for word in words:
+        found = (
+            db.execute(_HITS, (f'"{word}"', *some, max(limit, _MOST_HITS))).fetchone()
+            for some in ranges
+        )
+        hits.append([int(place) for (places,) in found if places for place in places.split(",")])
+    facts: list[Fact] = []
+    for place in ranked(hits):
+        if len(facts) >= limit:
+            break
+        its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
+        rows = _rows([its, *said_there, _IS_CURRENT], "", (), db)  # none: erased meanwhile
+        facts += [_with_sources(row, db) for row in rows]
+    return facts
+
+
+def _around(
+    whose: Whose, forms: Sequence[str], limit: int, db: sqlite3.Connection
+) -> Sequence[Fact]:
+    group, theirs = _group_of(whose, db), _theirs(whose)
+    found: dict[str, FactRow] = {}
+    for name, end in product(forms, ("about", "form")):
+        terms: Sequence[_Term] = [(f"{theirs} AND f.{end} = ?", (group, name)), _IS_CURRENT]
+        found |= {row.fact.id: row for row in _rows(terms, _NEWEST, (limit,), db)}
+    rows = sorted(found.values(), key=lambda row: by_time(row.fact), reverse=True)
+    return [_with_sources(row, db) for row in rows[:limit]]
+
+
+def _origin(fact_id: str, db: sqlite3.Connection) -> Origin | None:
+    rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), db)
+    if not rows:
+        return None
+    fact = rows[0].fact
+    claims = db.execute(f"{CLAIM} {_ITS_SOURCES}", (rows[0].place, _MOST_SOURCES)).fetchall()
+    told = [to_told(claim, fact) for claim in claims]
+    older = _rows([("f.superseded_by = ?", (fact_id,))], _OLDEST, (-1,), db)
+    return Origin(
+        _with_sources(rows[0], db),
+        tuple(dict.fromkeys(one.claim.source for one in told if one.claim.source)),
+        tuple(row.fact.id for row in older),
+    )
+
+
+_IS_CURRENT: _Term = ("f.superseded_at IS NULL", ())
+_OF_CLAIM = "f.place = (SELECT fact FROM fact_claim WHERE id = ?)"
+_OLDEST = "ORDER BY f.valid_from, f.superseded_at IS NULL, f.id LIMIT ?"
+_NEWEST = "ORDER BY f.valid_from DESC, f.place DESC LIMIT ?"
+_MESSAGES = """
+SELECT message_id FROM fact_claim WHERE fact = ? AND message_id IS NOT NULL ORDER BY seq LIMIT ?
+"""
+_MANY_CLAIMS = """
+SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic IN ({}) LIMIT 1 OFFSET ?)
+"""
+_ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
+# In one piece: a row each would hand the interpreter's lock over and back for every hit.
+_HITS = """
+SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
+    ORDER BY rowid DESC LIMIT ?)
+"""
