@@ -229,7 +229,16 @@ def plugins(config: GatewayConfig) -> Iterator[Finding]:
     from gateway.cli.plugin_checking import refusals  # noqa: PLC0415  # the sandbox is slow to import
 
     places = {one.name: index for index, one in enumerate(config.plugins)}
-    for kind, name, why in refusals(config):
+    try:
+        refused = refusals(config)
+    except (OSError, GatewayError) as error:  # no room, or no folder that can be written
+        told, fix = (
+            f"they cannot be loaded for trial: {error}",
+            "make room, and see that TMPDIR works",
+        )
+        yield Finding("plugin.trial", "error", "plugins", told, fix)
+        return
+    for kind, name, why in refused:
         where: KeyPath = (kind, places[name] if kind == "plugins" else name)
         where = (*where, "sha256") if "sha256" in why else where
         fix = f"exogate plugin inspect {name} shows what it needs and has"

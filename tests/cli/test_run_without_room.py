@@ -106,3 +106,19 @@ def said_to(site: Site, config: Path) -> int:
     """The exit code of a client that asks."""
     assert site.process.poll() is None
     return Shell(config)("chat", "-m", "hi").code
+
+
+def test_doctor_without_room_says_what_it_could_not_try(config: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", limited(0), "--json", "--config", str(config), "doctor"],
+        cwd=ROOT,
+        env=environment(config),
+        capture_output=True,
+        timeout=START_S,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "plugin.trial" in done.stdout
