@@ -1,0 +1,40 @@
+"""What may not grow has a bound, and a bound that is passed fails."""
+
+import json
+
+from bench.walk import beyond
+from tools import ratchet
+
+
+def test_a_room_that_grows_is_told_and_one_that_shrinks_is_not() -> None:
+    allowed = {"rooms": {"web": {"code": 10, "tokens": 90}}, "all": {"files": 3}}
+    now = {"rooms": {"web": {"code": 9, "tokens": 91}, "new": {"code": 1}}, "all": {"files": 3}}
+
+    found = {name: value - bound for name, value, bound in ratchet.differences(now, allowed)}
+
+    assert found == {"rooms web code": -1, "rooms web tokens": 1, "rooms new code": 1}
+
+
+def test_a_message_that_passes_more_files_is_told() -> None:
+    assert beyond({"calls": 10, "files": 4}, {"calls": 10, "files": 3}) == ["files: 4, allowed 3"]
+
+
+def test_comments_and_docstrings_cost_nothing_and_code_does() -> None:
+    file = ratchet.File(ratchet.PACKAGE / "domain" / "version.py")
+
+    assert (file.room, file.code, file.tokens) == ("domain", 1, 3)
+
+
+def test_every_figure_of_the_code_has_a_bound_that_holds() -> None:
+    record = json.loads(ratchet.RECORD.read_text(encoding="utf-8"))
+    files = [ratchet.File(path) for path in sorted(ratchet.PACKAGE.rglob("*.py"))]
+    now = ratchet.counted(files)
+
+    larger = [
+        name
+        for name, value, bound in ratchet.differences(now, {key: record[key] for key in now})
+        if value > bound
+    ]
+
+    assert larger == []
+    assert {"calls", "own", "files", "functions", "delta files"} == record["walk"].keys()
