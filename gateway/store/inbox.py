@@ -1,5 +1,6 @@
 """The inbox, its runs and their journal in SQLite: accepted once, begun, finished in one commit."""
 
+import re
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -466,14 +467,17 @@ def _unfinished(db: sqlite3.Connection) -> Sequence[Entry]:
     return [_to_entry(row) for row in rows]
 
 
+# Logs of earlier versions have fractions of milliseconds. A quote within a text has a backslash.
+_FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
+
+
 def _find(run_id: RunId, db: sqlite3.Connection) -> RunRecord | None:
     row = db.execute(f"{_RUN} WHERE r.run_id = ?", (run_id,)).fetchone()
     if row is None:
         return None
     at, outcome, log, summary = row[-4:]
-    return RunRecord(
-        _to_entry(row), outcome, log or b"", summary, None if at is None else to_time(at)
-    )
+    log = _FRACTION.sub(rb"\1", log or b"")
+    return RunRecord(_to_entry(row), outcome, log, summary, None if at is None else to_time(at))
 
 
 def _tape(run_id: RunId, db: sqlite3.Connection) -> bytes:
