@@ -1,6 +1,5 @@
 """The OpenAPI document is valid, and whatever schemathesis asks by it is answered as it says."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +40,7 @@ max-examples = {examples}
 deterministic = true
 database = "none"
 no-shrink = true
-with-security-parameters = {guesses}
+with-security-parameters = false
 
 [checks.negative_data_rejection]
 expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 414, 415, 422, 429, 431]
@@ -50,7 +49,7 @@ expected-statuses = [400, 401, 403, 404, 405, 406, 409, 413, 414, 415, 422, 429,
 enabled = false
 
 [checks.ignored_auth]
-enabled = {guesses}
+enabled = false
 
 [[operations]]
 include-path = "/v1/chat/completions"
@@ -131,10 +130,9 @@ def made_conversation(context: schemathesis.HookContext, body: object) -> object
 
 
 def asked(site: Site, *, examples: int, token: str = "") -> Told:
-    """Without a token, some are guessed."""
+    """Nothing is guessed: each guess beyond the tenth is answered a second late."""
     headers = f'headers = {{ Authorization = "Bearer {token}" }}' if token else ""
-    guesses = json.dumps(not token)
-    written = CONFIG.format(headers=headers, examples=examples, guesses=guesses)
+    written = CONFIG.format(headers=headers, examples=examples)
     config = SchemathesisConfig.from_str(written)
     config.projects.default.update(base_url=site.url)
     schema = schemathesis.openapi.from_dict(closed(document(site)), config=config)
@@ -166,6 +164,5 @@ def test_strangers_are_answered_as_the_document_says_and_get_nothing(tmp_path: P
         told = asked(site, examples=10)
 
     assert not told.wrong, str(told)
-    assert told.with_status(*range(400)) == {"GET /healthz"}
+    assert told.with_status(*range(400)) == {"GET /healthz", "GET /readyz"}
     assert told.with_status(401)
-    assert told.with_status(429)  # too many guesses
