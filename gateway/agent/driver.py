@@ -1,8 +1,7 @@
-"""Carries out what a turn wants through ports: the only place where an agent waits."""
+"""Carries out the effects of a turn through ports: the only place where an agent waits."""
 
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,18 +19,16 @@ from gateway.agent.effects import (
     Job,
     ModelBroke,
     ModelReplied,
-    Moment,
-    Reins,
+    RunControl,
     Stop,
     Stopped,
-    Story,
     Ticked,
     Told,
     ToolReturned,
     drop_said,
-    part_of,
 )
 from gateway.agent.fitting import SLACK, fitted
+from gateway.agent.journal import EventQueue, RunJournal, part_of
 from gateway.agent.leaves import LEAVES
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import LIMITS, Turn
@@ -39,78 +36,18 @@ from gateway.domain.agents import DELEGATE, AgentDef
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.messages import Spent, ToolCall, ToolResult
-from gateway.domain.model import Delta, ModelReply, ModelRequest
-from gateway.domain.ports import Allowance, Clock, Model
+from gateway.domain.model import Delta, ModelRequest, TextDelta
+from gateway.domain.ports import Allowance, Model
 from gateway.memory.context import explained
-
-
-@dataclass(slots=True)
-class News:
-    """What has happened and was not told yet."""
-
-    items: deque[Told] = field(default_factory=deque)
-    came: anyio.Event = field(default_factory=anyio.Event)
-
-    def put(self, told: Told) -> None:
-        self.items.append(told)
-        self.came.set()
-
-    def expect(self) -> None:
-        self.came = anyio.Event()
-
-
-class Pace:
-    """In real time."""
-
-    async def begins(self, job: Job, scene: Mapping[str, object]) -> None:
-        """The run begins; `scene` is what decides over it besides the job, plain."""
-
-    async def wait(self, news: News, seconds: float) -> bool:
-        """Until there is something to tell, or to do; False: not within that time."""
-        if news.items:
-            return True
-        news.expect()
-        with anyio.move_on_after(seconds):
-            await news.came.wait()
-            return True
-        return False
-
-    def tells(self, told: Sequence[Told]) -> None:
-        """The turn is told this now."""
-
-    def ends(self) -> None:
-        """Nothing more will be told."""
-
-
-@dataclass(slots=True)
-class Carving:
-    """Of one run: who has a share has it until the run has counted what was spent of it."""
-
-    _shares: dict[int, int] = field(default_factory=dict)  # tokens, by ticket
-
-    def share(self, ticket: int, turn: Turn, seconds: float) -> Allowance:
-        """As many tokens for each that waits for its share, and for the run itself: it has to make
-        something of what they find."""
-        open_, course = turn.tickets.open, turn.course
-        self._shares = {one: its for one, its in self._shares.items() if one in open_}
-        waiting = {
-            one
-            for one, its in open_.items()
-            if one not in self._shares and its.wanted is not None and delegates(its.wanted)
-        } | {ticket}
-        left = course.limits.token_budget - course.usage.total - sum(self._shares.values())
-        self._shares[ticket] = tokens = max(0, left // (len(waiting) + 1))
-        return Allowance(tokens, seconds)
-
-
-def delegates(call: ToolCall) -> bool:
-    return call.name.startswith(DELEGATE)
-
 
 log = logging.getLogger(__name__)
 
 ENDING_S = 5.0  # for what a tree does at its end
-TOLD = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_actions", "warned")
+SHOWN = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_actions", "warned")
+
+
+def delegates(call: ToolCall) -> bool:
+    return call.name.startswith(DELEGATE)
 
 
 @dataclass(slots=True)
@@ -120,46 +57,43 @@ class Driver:
     job: Job
     model: Model
     gate: Gate
-    story: Story
-    clock: Clock
+    journal: RunJournal
     emit: Emit
-    reins: Reins = field(default_factory=Reins)
-    pace: Pace = field(default_factory=Pace)
+    control: RunControl = field(default_factory=RunControl)
     turn: Turn = field(init=False)
-    _news: News = field(default_factory=News)
-    _granting: dict[int, anyio.TaskHandle[None]] = field(default_factory=dict)
-    _spent: dict[int, list[Spent]] = field(default_factory=dict)  # behind tools, as it goes
-    _slots: anyio.CapacityLimiter = field(init=False)
-    _carving: Carving = field(default_factory=Carving)
+    _queue: EventQueue = field(default_factory=EventQueue)
+    _tasks: dict[int, anyio.TaskHandle[None]] = field(default_factory=dict)
+    _spent: dict[int, list[Spent]] = field(default_factory=dict)  # by tools at work
+    _slots: anyio.CapacityLimiter | None = None
+    _shares: dict[int, int] = field(default_factory=dict)  # tokens of subagents, by ticket
     _last: tuple[str, str] = ("", "")  # provider and model of the last reply
     _deadline: float = 0.0
     _ending_until: float | None = None
 
     def __post_init__(self) -> None:
         self._last = (self.job.agent.provider, self.job.agent.model)
-        self.turn = Turn(self.job, self.emit, self._moment(), LEAVES)
-        limits = self.turn.course.limits
-        self._deadline = self.turn.moment.at + limits.timeout_seconds
-        self._slots = anyio.CapacityLimiter(limits.max_parallel_tools)
+        self.turn = Turn(self.job, self.emit, self.journal.moment(), LEAVES)
+        self._deadline = self.turn.moment.at + self.turn.course.limits.timeout_seconds
 
     async def drive(self) -> Answer:
-        """Until the tree is over. Whoever cancels this cancels what it waits for."""
-        turn, self.reins.wake = self.turn, self._take_reins
-        self.reins.forget = lambda run_id: any(
-            drop_said(said, run_id) for said in (self._news.items, turn.exchange.queued)
+        """Runs until the tree is over. Cancelling it cancels everything that it waits for."""
+        turn, control, queue = self.turn, self.control, self._queue
+        control.wake = self._take_requests
+        control.forget = lambda run_id: any(
+            drop_said(said, run_id) for said in (queue.items, turn.exchange.queued)
         )
         self._recall_said(0)
-        self._take_reins()
+        self._take_requests()
         async with anyio.create_task_group() as group:
             self._hand_over()
             turn.begin()
             while self._carry_out(group):
                 await self._wait()
                 self._hand_over()
-            if turn.tickets.open:  # whoever still works is wanted no more
+            if turn.tickets.open:  # nothing that still runs is wanted
                 group.cancel_scope.cancel()
-        self.reins.let_go()
-        del turn.run  # nothing in a turn refers to itself then: it goes when the last lets go
+        control.close()
+        del turn.run  # nothing in a turn refers to itself then, so it is freed at once
         turn.voice.let_go()
         assert turn.end is not None
         provider, model = self._last
@@ -169,7 +103,7 @@ class Driver:
             turn.course.usage,
             model,
             provider,
-            tuple(said.run_id for said in turn.exchange.taken),
+            tuple([said.run_id for said in turn.exchange.taken]),
             tuple(turn.voice.posts),
             turn.farewell,
             self.job.rules.kept,
@@ -178,12 +112,12 @@ class Driver:
         )
 
     def progress(self) -> Mapping[str, object]:
-        """How far the run is, for whoever inspects it."""
+        """How far the run is, for `run.inspect`."""
         course, voice = self.turn.course, self.turn.voice
         provider, model = self._last
         view = course.view()
         return {
-            **{name: view[name] for name in TOLD},
+            **{name: view[name] for name in SHOWN},
             "provider": provider,
             "model": model,
             "tree": self.job.plan.name,
@@ -193,118 +127,130 @@ class Driver:
             "context": explained(self.job.agent, self.job.context, self.turn.exchange.noticed),
         }
 
-    # -- waiting
+    # -- events
 
-    def _moment(self) -> Moment:
-        return Moment(self.clock.now(), self.clock.monotonic())
-
-    def _tell(self, told: Told) -> None:
-        self._news.put(told)
-
-    def _take_reins(self) -> None:
-        pulled = self.reins.pulled
-        while pulled:
-            one = pulled.popleft()
+    def _take_requests(self) -> None:
+        requests = self.control.requests
+        while requests:
+            one = requests.popleft()
             if isinstance(one, Stop):
-                self._tell(Stopped(one.reason, at_once=one.at_once))
+                self._queue.put(Stopped(one.reason, at_once=one.at_once))
             else:
-                self._tell(one)
+                self._queue.put(one)
 
     def _hand_over(self) -> None:
-        items = self._news.items
-        self.pace.tells(items)
-        while items:
-            self.turn.on(items.popleft(), self._moment())
+        events = self._queue.items
+        self.journal.tells(events)
+        while events:
+            self.turn.on(events.popleft(), self.journal.moment())
 
     def _recall_said(self, step: int) -> None:
-        """What the attempt before had taken at this step is there again."""
-        for said in self.story.said(step):
-            self._tell(said)
+        """Gives the turn what an earlier attempt took at this step."""
+        for said in self.journal.taken(step):
+            self._queue.put(said)
 
     async def _wait(self) -> None:
-        """For news, or for a time that the tree or the run waits for."""
-        is_ending = self.turn.course.reason is not None or self.turn.run.is_ending
+        """Waits for an event, or for a time that the tree or the run waits for."""
+        now, turn = self.turn.moment.at, self.turn
+        is_ending = turn.course.reason is not None or turn.run.is_ending
         if is_ending and self._ending_until is None:
-            self._ending_until = self.clock.monotonic() + ENDING_S
+            self._ending_until = now + ENDING_S
         deadline = self._ending_until or self._deadline
-        tree = self.turn.run.next_deadline()
-        seconds = min(deadline, tree or deadline) - self.clock.monotonic()
-        if await self.pace.wait(self._news, seconds):
+        tree = turn.run.next_deadline()
+        until = deadline if tree is None else min(deadline, tree)
+        seconds = 0.0 if self._queue.items else until - self.journal.moment().at
+        if await self.journal.wait(self._queue, seconds):
             return
-        if self.clock.monotonic() < deadline:
-            self._tell(Ticked())
-        elif is_ending:
-            self.turn.give_up()
-        else:
-            self._tell(Stopped("timeout"))
+        event: Told = Ticked()
+        if self.journal.moment().at >= deadline:
+            if is_ending:
+                turn.give_up()
+                return
+            event = Stopped("timeout")
+        self._queue.put(event)
 
-    # -- granting
+    # -- effects
 
     def _carry_out(self, group: TaskGroup) -> bool:
-        """Begins what the turn wishes; False once it is over."""
-        for wish in self.turn.tickets.take_new():
-            if isinstance(wish, Cancel):
-                self._granting.pop(wish.ticket).cancel()
-                self.turn.exchange.take_spent(self._spent.pop(wish.ticket, ()))
+        """Begins the effects that the turn wants; False once the turn is over."""
+        for effect in self.turn.tickets.take_new():
+            if isinstance(effect, Cancel):
+                self._tasks.pop(effect.ticket).cancel()
+                self.turn.exchange.take_spent(self._spent.pop(effect.ticket, ()))
             else:
-                work = self._ask(wish) if isinstance(wish, AskModel) else self._call(wish)
-                self._granting[wish.ticket] = group.create_task(work)
+                task = self._ask(effect) if isinstance(effect, AskModel) else self._call(effect)
+                self._tasks[effect.ticket] = group.create_task(task)
         return self.turn.end is None
 
-    async def _ask(self, wish: AskModel) -> None:
-        told = self.story.reply(wish.step)
-        if told is not None:
-            self._recall_said(wish.step + 1)
-            self._tell(ModelReplied(wish.ticket, told, was_heard=False))
+    async def _ask(self, ask: AskModel) -> None:
+        known = self.journal.granted.replies.get(ask.step)
+        if known is not None:
+            self._recall_said(ask.step + 1)
+            self._queue.put(ModelReplied(ask.ticket, known, was_heard=False))
             return
-        for said in wish.taken:
-            await self.story.note_said(wish.step, said)
-        in_time = nullcontext() if wish.timeout_s is None else anyio.fail_after(wish.timeout_s)
+        for said in ask.taken:
+            await self.journal.take(ask.step, said)
+        in_time = nullcontext() if ask.timeout_s is None else anyio.fail_after(ask.timeout_s)
         try:
             with in_time:
-                reply = await self._first_that_answers(wish)
-        except BudgetExceeded as refusal:
-            log.warning("budget exceeded", extra={"scope": refusal.scope, "why": str(refusal)})
-            self._tell(ModelBroke(wish.ticket, refusal))
-            return
-        except ModelFailed as failure:
-            log.warning("model failed", extra={"kind": failure.kind, "why": str(failure)})
-            self._tell(ModelBroke(wish.ticket, failure))
-            return
+                event = await self._answered(ask)
         except TimeoutError:
             late = ModelFailed(self.job.agent.provider, "timeout", "no reply in the tree's time")
-            self._tell(ModelBroke(wish.ticket, late))
-            return
-        self._last = (reply.provider, reply.model)
-        if reply.tool_calls:
-            await self.story.note_reply(wish.step, reply)
-        self._tell(ModelReplied(wish.ticket, reply))
+            event = ModelBroke(ask.ticket, late)
+        self._queue.put(event)
 
-    async def _first_that_answers(self, wish: AskModel) -> ModelReply:
+    async def _answered(self, ask: AskModel) -> ModelReplied | ModelBroke:
         """Goes down the chain of fallbacks, as long as no text of a reply was heard."""
+        journal, hear, ticket = self.journal, self.turn.hear, ask.ticket
+        open_ = self.turn.tickets.open
+
+        def heard(delta: Delta) -> None:
+            if not journal.has_sent:
+                journal("text" if isinstance(delta, TextDelta) else "thinking", delta.text)
+            hear(ticket, delta)
+            if ticket not in open_:
+                self._queue.came.set()  # it has stopped the turn
+
         agent = self.job.agent
-
-        def hear(delta: Delta) -> None:
-            self.turn.hear(wish.ticket, delta)
-            if wish.ticket not in self.turn.tickets.open:
-                self._news.came.set()  # it has stopped the turn
-
         first: ModelFailed | None = None
         while True:
             try:
-                return await self.model.reply(self._fitting(agent, wish), hear)
+                request = self._fitting(agent, ask)
+                journal.asks(request)
+                reply = await self.model.reply(request, heard)
+            except BudgetExceeded as refusal:
+                journal.failed(refusal)
+                why = {"scope": refusal.scope, "why": str(refusal)}
+                log.warning("budget exceeded", extra=why)
+                return ModelBroke(ticket, refusal)
             except ModelFailed as failure:
-                if isinstance(failure, TooLarge) and first is not None and agent.fallback is None:
-                    raise first from failure  # which says more of what was asked for
-                if failure.started or failure.kind == "unmetered" or agent.fallback is None:
-                    raise
-                first = first or failure
-                log.warning("falling back", extra={"from": agent.model, "why": str(failure)})
-                agent = agent.fallback
+                first, fallback = self._fall_back(agent, failure, first)
+                if fallback is None:
+                    return ModelBroke(ticket, first)
+                agent = fallback
+            else:
+                journal.replied(ask.step, reply)
+                self._last = (reply.provider, reply.model)
+                if reply.tool_calls:
+                    await journal.keep_reply(ask.step, reply)
+                return ModelReplied(ticket, reply)
 
-    def _fitting(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
+    def _fall_back(
+        self, agent: AgentDef, failure: ModelFailed, first: ModelFailed | None
+    ) -> tuple[ModelFailed, AgentDef | None]:
+        """The failure to tell so far, and the agent to ask next."""
+        if not isinstance(failure, TooLarge):  # of that, nobody was asked
+            self.journal.failed(failure)
+        elif first is not None and agent.fallback is None:
+            failure, first = first, None  # which says more of what was asked for
+        is_last = failure.started or failure.kind == "unmetered" or agent.fallback is None
+        told = {"kind": failure.kind, "model": agent.model, "why": str(failure)}
+        log.warning("model failed" if is_last else "falling back", extra=told)
+        return (failure, None) if is_last else (first or failure, agent.fallback)
+
+    def _fitting(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
         """Fits the window of this agent's model, or raises TooLarge."""
-        request, context = self._request(agent, wish), self.job.context
+        request, context = self._request(agent, ask), self.job.context
         window = agent.context_window
         if request.model != agent.model:
             window = _window_of(agent, request.model)
@@ -314,53 +260,78 @@ class Driver:
             return request
         return fitted(request, context, window)
 
-    def _request(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
+    def _request(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
         is_first = agent is self.job.agent
-        left_s = max(0.0, self._deadline - self.clock.monotonic())
+        left_s = max(0.0, self._deadline - self.journal.moment().at)
         return ModelRequest(
             provider=agent.provider,
-            model=(wish.model if is_first else None) or agent.model,
-            system=wish.system,
-            messages=wish.messages,
-            tools=wish.tools,
-            max_tokens=min(agent.max_tokens, wish.max_tokens or agent.max_tokens),
+            model=(ask.model if is_first else None) or agent.model,
+            system=ask.system,
+            messages=ask.messages,
+            tools=ask.tools,
+            max_tokens=min(agent.max_tokens, ask.max_tokens or agent.max_tokens),
             temperature=agent.temperature,
             thinking=agent.thinking,
             stream=agent.stream,
-            idle_timeout_s=wish.idle_timeout_s,
-            deadline_s=left_s if wish.timeout_s is None else min(left_s, wish.timeout_s),
+            idle_timeout_s=ask.idle_timeout_s,
+            deadline_s=left_s if ask.timeout_s is None else min(left_s, ask.timeout_s),
             payer=Payer(self.job.scope.session_key, self.job.scope.run_id),
+            record=self.journal if self.journal.is_recorded else None,
         )
 
-    async def _call(self, wish: CallTool) -> None:
-        result, call = self.story.result(wish.step, wish.call), wish.call
-        if result is None and self.story.has_begun(wish.step, call):
+    async def _call(self, effect: CallTool) -> None:
+        journal, step, call = self.journal, effect.step, effect.call
+        result = journal.result(step, call)
+        if result is None and (step, call.id) in journal.granted.begun:
             result = ToolResult(call.id, call.name, CUT_OFF, is_error=True)
         if result is None:
+            if self._slots is None:
+                most = self.turn.course.limits.max_parallel_tools
+                self._slots = anyio.CapacityLimiter(most)
             async with self._slots:
                 if not all(one.may_repeat for one in self.job.tools if one.name == call.name):
-                    await self.story.note_begun(wish.step, call)
-                result = await self._result(wish)
-            await self.story.note_result(wish.step, result)
+                    await journal.begin_call(step, call)
+                result = await self._result(effect)
+            await journal.keep_result(step, call, result)
         listed = self.gate.listed(result)
-        self._tell(ToolReturned(wish.ticket, result, listed.sources, listed.items))
+        self._queue.put(ToolReturned(effect.ticket, result, listed.sources, listed.items))
 
-    async def _result(self, wish: CallTool) -> ToolResult:
-        call, spent = wish.call, self._spent.setdefault(wish.ticket, [])
-        seconds = self._deadline - self.turn.moment.at  # no look at the clock: a tape keeps each
-        seconds = min(seconds, seconds if wish.timeout_s is None else wish.timeout_s)
+    async def _result(self, effect: CallTool) -> ToolResult:
+        call, spent = effect.call, self._spent.setdefault(effect.ticket, [])
+
+        def spend(one: Spent) -> None:
+            self.journal.spends(call, one)
+            spent.append(one)
+
+        seconds = self._deadline - self.turn.moment.at
+        seconds = min(seconds, seconds if effect.timeout_s is None else effect.timeout_s)
         scope = replace(
             self.job.scope,
             agent=self.job.agent,
             question=self.job.context.question.text,
-            part=part_of(self.story.part, call, wish.step),
-            carve=partial(self._carving.share, wish.ticket, self.turn, seconds),
-            spend=spent.append,
+            part=part_of(self.journal.part, call, effect.step),
+            carve=partial(self._share, effect.ticket, seconds),
+            spend=spend,
         )
-        with anyio.move_on_after(wish.timeout_s):
+        with anyio.move_on_after(effect.timeout_s):
             return await self.gate.call(self.job.agent, call, scope)
-        told = f"{call.name} did not answer within {wish.timeout_s:g} s."
+        told = f"{call.name} did not answer within {effect.timeout_s:g} s."
         return ToolResult(call.id, call.name, told, is_error=True, spent=tuple(spent))
+
+    def _share(self, ticket: int, seconds: float) -> Allowance:
+        """The allowance of a subagent: as many tokens for each one that waits for its share, and for
+        the run itself, which has to make something of what they find. A subagent has its share until
+        the run has counted what was spent of it."""
+        open_, course = self.turn.tickets.open, self.turn.course
+        self._shares = {one: its for one, its in self._shares.items() if one in open_}
+        waiting = {
+            one
+            for one, its in open_.items()
+            if one not in self._shares and its.wanted is not None and delegates(its.wanted)
+        } | {ticket}
+        left = course.limits.token_budget - course.usage.total - sum(self._shares.values())
+        self._shares[ticket] = tokens = max(0, left // (len(waiting) + 1))
+        return Allowance(tokens, seconds)
 
 
 def _window_of(agent: AgentDef, model: str) -> int:

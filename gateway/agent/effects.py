@@ -1,29 +1,24 @@
-"""What a turn is given, what it is told and what it wants, and the journal by which a crash repeats nothing."""
+"""What a turn is given (Job), told (events), wants (effects) and comes to (Answer); how it is controlled."""
 
-import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, MutableSequence, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
-from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules import Act
 from gateway.control.trees.plan import TreePlan
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.errors import ModelFailed, StoreUnavailable
+from gateway.domain.errors import ModelFailed
 from gateway.domain.events import Event, Notice
 from gateway.domain.ids import NodeId, RunId
-from gateway.domain.inbox import JournalNote
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import (
     Chunk,
     DoneReason,
     ErrorType,
-    Excerpt,
-    Extras,
     Message,
     Price,
     Spent,
@@ -33,8 +28,8 @@ from gateway.domain.messages import (
     Usage,
     unpriced,
 )
-from gateway.domain.model import BudgetWarning, FinishReason, ModelReply, ToolSpec
-from gateway.domain.ports import Clock, Decode, Encode, Journal, ToolScope
+from gateway.domain.model import FinishReason, ModelReply, ToolSpec
+from gateway.domain.ports import Decode, ToolScope
 from gateway.memory.context import Context
 from gateway.tools.sources import Listed, Source
 
@@ -55,47 +50,47 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Unsaid:
-    """It was taken back before the run took it."""
+    """A message was taken back before the run took it."""
 
     run_id: RunId
 
 
 @dataclass(slots=True)
-class Reins:
-    """What is pulled before the run is at work reaches it when it begins."""
+class RunControl:
+    """Stops and steers a run. A request that comes before the run begins waits for it."""
 
-    pulled: deque[Stop | Said] = field(default_factory=deque)
+    requests: deque[Stop | Said] = field(default_factory=deque)
     wake: Callable[[], None] = lambda: None
     forget: Callable[[RunId], bool] = lambda _run_id: False
-    heard: Callable[[Stop | Said | Unsaid], None] = lambda one: None
-    is_loose: bool = False  # nobody listens any more
+    on_request: Callable[[Stop | Said | Unsaid], None] = lambda one: None
+    is_closed: bool = False
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
-        self._pull(Stop(reason, at_once))
+        self._request(Stop(reason, at_once))
 
-    def say(self, said: Said) -> bool:
-        """False if it takes nothing more: it is over, or about to end."""
-        if self.is_loose:
+    def steer(self, said: Said) -> bool:
+        """Gives the run one more message; False if it takes none any more."""
+        if self.is_closed:
             return False
-        self._pull(said)
+        self._request(said)
         return True
 
-    def _pull(self, one: Stop | Said) -> None:
-        self.heard(one)
-        self.pulled.append(one)
+    def _request(self, one: Stop | Said) -> None:
+        self.on_request(one)
+        self.requests.append(one)
         self.wake()
 
-    def unsay(self, run_id: RunId) -> bool:
-        """False if it was taken already."""
-        was_there = drop_said(self.pulled, run_id) or self.forget(run_id)
+    def withdraw(self, run_id: RunId) -> bool:
+        """Takes a message back; False if the run has taken it already."""
+        was_there = drop_said(self.requests, run_id) or self.forget(run_id)
         if was_there:
-            self.heard(Unsaid(run_id))
+            self.on_request(Unsaid(run_id))
         return was_there
 
-    def let_go(self) -> None:
-        """The run has ended and keeps nothing alive."""
-        self.is_loose, self.wake, self.forget = True, lambda: None, lambda _run_id: False
-        self.heard = lambda one: None
+    def close(self) -> None:
+        """The run has ended; nothing is kept alive for it."""
+        self.is_closed, self.wake, self.forget = True, lambda: None, lambda _run_id: False
+        self.on_request = lambda one: None
 
 
 def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
@@ -339,160 +334,3 @@ def with_last_word(
     if (last.text, last.notices) != (text, notices):
         last = replace(last, text=text, notices=notices)
     return (*before, last)
-
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-
-
-async def until_stored(clock: Clock, act: Callable[[], Awaitable[T]]) -> T:
-    """Does it again, with growing pauses, until the store takes it."""
-    tries = 0
-    while True:
-        try:
-            return await act()
-        except StoreUnavailable as error:
-            log.warning("the store is not available", extra={"why": str(error)})
-            await clock.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
-            tries += 1
-
-
-@dataclass(frozen=True, slots=True)
-class Json:
-    """How values become text and back."""
-
-    encode: Encode
-    decode: Decode
-
-
-class NoJournal:
-    """Of a run that nobody takes up again."""
-
-    async def note(self, run_id: RunId, note: JournalNote) -> None:
-        pass
-
-    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
-        return ()
-
-    async def forgive(self, run_id: RunId) -> None:
-        pass
-
-
-_PART = "@"  # no kind of note begins so
-
-
-def part_of(within: str, call: ToolCall, step: int) -> str:
-    """Of the story of whoever works on this call; `within` is the part of whoever asked for it."""
-    name = blake2b(call.id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
-    return f"{within}{_PART}{step}-{name}:"
-
-
-class Story:
-    """Tells what was granted before, in this attempt or an earlier one; notes what is granted now.
-
-    A reply is noted only when it asks for tools: one without them ends the run anyway. `part` is
-    what `part_of` gives, for whoever works on one call of the run; the journal is the run's.
-    """
-
-    def __init__(
-        self, run_id: RunId, journal: Journal, clock: Clock, json: Json, part: str = ""
-    ) -> None:
-        self._run_id, self._journal, self._clock, self._json = run_id, journal, clock, json
-        self.part = part
-        self._replies: dict[int, ModelReply] = {}
-        self._results: dict[tuple[int, str], ToolResult] = {}
-        self._said: dict[RunId, tuple[int, Said]] = {}
-        self._begun: set[tuple[int, str]] = set()
-
-    async def recall(self) -> None:
-        """Reads what an earlier attempt of this run left behind."""
-        notes = await until_stored(self._clock, lambda: self._journal.notes(self._run_id))
-        self._take(notes)
-
-    def reply(self, step: int) -> ModelReply | None:
-        return self._replies.get(step)
-
-    def result(self, step: int, call: ToolCall) -> ToolResult | None:
-        return self._results.get((step, call.id))
-
-    def has_begun(self, step: int, call: ToolCall) -> bool:
-        """Whether it was noted that it begins; if it has no result, it was cut off."""
-        return (step, call.id) in self._begun
-
-    def said(self, step: int) -> Sequence[Said]:
-        """What people had said when this step began, and it took."""
-        return tuple(said for taken_at, said in self._said.values() if taken_at == step)
-
-    async def note_said(self, step: int, said: Said) -> None:
-        if said.run_id not in self._said:
-            self._said[said.run_id] = (step, said)
-            await self._note(step, f"said:{said.run_id}", said)
-
-    async def note_reply(self, step: int, reply: ModelReply) -> None:
-        self._replies[step] = reply
-        await self._note(step, "reply", reply)
-
-    async def note_begun(self, step: int, call: ToolCall) -> None:
-        """Of a call that must not be made twice."""
-        await self._write(JournalNote(step, f"{self.part}begun:{call.id}", "null"))
-
-    async def note_result(self, step: int, result: ToolResult) -> None:
-        self._results[step, result.call_id] = result
-        await self._note(step, f"result:{result.call_id}", result)
-
-    async def _note(self, step: int, kind: str, granted: ModelReply | ToolResult | Said) -> None:
-        payload = self._json.encode(asdict(granted)).decode()
-        await self._write(JournalNote(step, self.part + kind, payload))
-
-    async def _write(self, note: JournalNote) -> None:
-        await until_stored(self._clock, lambda: self._journal.note(self._run_id, note))
-
-    def _take(self, notes: Sequence[JournalNote]) -> None:
-        for note in notes:
-            kind = note.kind.removeprefix(self.part)
-            if kind[:1] == _PART or not note.kind.startswith(self.part):
-                continue
-            if kind.startswith("begun:"):
-                self._begun.add((note.step, kind.removeprefix("begun:")))
-                continue
-            value = self._json.decode(note.payload)
-            assert isinstance(value, dict)
-            if kind == "reply":
-                self._replies[note.step] = reply_from(value)
-            elif kind.startswith("said:"):
-                said = Said(**value)
-                self._said[said.run_id] = (note.step, said)
-            else:
-                result = result_from(value)
-                self._results[note.step, result.call_id] = result
-
-
-def result_from(value: dict[str, object]) -> ToolResult:
-    spent = value.pop("spent", ())
-    assert isinstance(spent, list | tuple)
-    told, cut = tuple(map(spent_from, spent)), value.pop("excerpt", None)
-    excerpt = Excerpt(**cut) if isinstance(cut, dict) else None
-    return ToolResult(**value, spent=told, excerpt=excerpt)  # type: ignore[arg-type]  # written by note_result
-
-
-def spent_from(value: Mapping[str, Any]) -> Spent:
-    return Spent(Usage(**value["usage"]), value["provider"], value["model"])
-
-
-def reply_from(value: dict[str, object]) -> ModelReply:
-    calls = value.pop("tool_calls")
-    usage, extras = value.pop("usage"), value.pop("extras")
-    warnings = value.pop("warnings", ())
-    assert isinstance(calls, list)
-    assert isinstance(usage, dict)
-    assert isinstance(warnings, list | tuple)
-    return ModelReply(
-        **value,  # type: ignore[arg-type]  # written by note_reply, from the same fields
-        tool_calls=tuple(ToolCall(**call) for call in calls),
-        usage=Usage(**usage),
-        extras=Extras(**extras) if isinstance(extras, dict) else None,
-        warnings=tuple(BudgetWarning(**one) for one in warnings),
-    )

@@ -1,14 +1,11 @@
 """What a tree may do and ask in a turn, and the trees of the agents."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import cast
 
-import anyio
-
-from gateway.agent.effects import Gate, Reins, Stop
 from gateway.agent.turn import EXECUTE, ROOTS, Leaves, Turn
 from gateway.control.notices import Moment as Point
 from gateway.control.policy import DecisionTrees
@@ -16,10 +13,8 @@ from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import Call
 from gateway.control.trees.plan import Registry, TreePlan
 from gateway.control.trees.reader import Source, TreeInvalid
-from gateway.domain.agents import AgentDef
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
-from gateway.domain.mcp import Lacking
 from gateway.domain.ports import Texts
 
 Leaf = Callable[[Turn, Call], object]
@@ -367,17 +362,3 @@ class Plans:
         message = f'no decision tree is called "{plan.decision}"; there are {", ".join(names)}'
         source.error("BT027", text.index(":decision", plan.at), message)
         raise TreeInvalid(source.problems())
-
-
-async def prepared(gate: Gate, agent: AgentDef, reins: Reins) -> Sequence[Lacking]:
-    """What the agent has and cannot have now. Whoever stops the run waits for no server."""
-    with anyio.CancelScope() as scope:
-
-        def wake() -> None:
-            if any(isinstance(one, Stop) for one in reins.pulled):
-                scope.cancel()
-
-        reins.wake = wake
-        wake()
-        return await gate.prepare(agent)
-    return ()

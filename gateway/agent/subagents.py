@@ -1,4 +1,4 @@
-"""Agents that work for an agent, and results that are too large for whoever asked for them."""
+"""Agents that work for an agent, and results that are too large for the agent that asked for them."""
 
 import logging
 from collections import OrderedDict
@@ -7,25 +7,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
-from gateway.agent.driver import Driver
-from gateway.agent.effects import (
-    Answer,
-    Emit,
-    Fail,
-    Gate,
-    Job,
-    Json,
-    NoJournal,
-    Reins,
-    Story,
-    add_usage,
-    until_stored,
-)
-from gateway.agent.leaves import Plans, prepared
+from gateway.agent.effects import Answer, Fail, add_usage
+from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.output import EMPTY
-from gateway.control.notices import notice_of
-from gateway.control.policy import DecisionTrees
-from gateway.control.rules import RuleSet, RunRules
+from gateway.agent.runner import Assignment, Runner
 from gateway.domain.agents import (
     DELEGATE,
     MEMORY,
@@ -35,9 +20,7 @@ from gateway.domain.agents import (
     Delegation,
     Original,
     Originals,
-    Soul,
     SubagentDef,
-    Template,
 )
 from gateway.domain.errors import ToolFailed
 from gateway.domain.events import Event
@@ -46,95 +29,22 @@ from gateway.domain.mcp import Lacking
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Chunk,
-    Message,
-    Node,
-    Price,
     Spent,
     ToolCall,
     ToolResult,
     Usage,
     estimate_tokens,
-    unpriced,
     within_boundary,
 )
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Allowance, Clock, Decode, Journal, Model, Tool, ToolScope
+from gateway.domain.ports import Allowance, Clock, Encode, Tool, ToolScope
 from gateway.domain.sessions import UserSettings, chain_of
-from gateway.memory.context import Besides, pack
 from gateway.memory.souls import Souls
 from gateway.tools.excerpts import MOST_KEPT, reference_of
 from gateway.tools.excerpts import within as cut_to
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import SCHEME
 from gateway.tools.sources import Listed
-
-
-@dataclass(frozen=True, slots=True)
-class Errand:
-    """What is wanted of whom, on whose behalf. `earlier` was said before, oldest first; the tree is
-    that of the agent `plan_of`."""
-
-    agent: AgentDef
-    question: str
-    scope: ToolScope
-    plan_of: AgentId
-    soul: Soul | None = None
-    earlier: tuple[Node, ...] = ()
-    template: Template | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Aside:
-    """The model is metered, and pays from the budgets of the session in the errand's scope."""
-
-    model: Model
-    gate: Gate
-    plans: Plans
-    decisions: DecisionTrees
-    rules: Callable[[], RuleSet]
-    clock: Clock
-    decode: Decode
-    publish: Callable[[Event], None] = field(default=lambda event: None)
-    price: Price = unpriced
-
-    async def answer(
-        self, errand: Errand, story: Story, emit: Emit, reins: Reins | None = None
-    ) -> Answer:
-        """Whoever cancels this cancels the turn."""
-        agent = errand.agent
-        reins = reins or Reins()
-        lacking = await prepared(self.gate, agent, reins)
-        tools = self.gate.offered(agent)
-        question = Message("user", errand.question)
-        plan = self.plans.of(errand.plan_of)
-        besides = Besides(template=errand.template)
-        decision = self.decisions.chosen(agent.decision, plan.decision)
-        await story.recall()
-        job = Job(
-            agent=agent,
-            plan=plan,
-            context=pack(agent, errand.soul, errand.earlier, question, tools, besides=besides),
-            tools=tools,
-            scope=errand.scope,
-            rules=RunRules(self.rules(), only=agent.rules),
-            publish=self.publish,
-            decode=self.decode,
-            decision=self.decisions.named(decision),
-            known=story.result,
-            waiting=tuple(map(notice_of, lacking)),
-            price=self.price,
-        )
-        driver = Driver(
-            job=job,
-            model=self.model,
-            gate=self.gate,
-            story=story,
-            clock=self.clock,
-            emit=emit,
-            reins=reins,
-        )
-        return await driver.drive()
-
 
 ENDING_S = 10.0  # that the gate grants beyond its time: then it can still tell what it has
 MOST_TASK = 20_000  # characters
@@ -162,14 +72,15 @@ _MODEL = (
 
 @dataclass(frozen=True, slots=True)
 class Subagents:
-    """All that the configuration defines. `aside` is over the gate that their tools are behind."""
+    """All that the configuration defines. `runner` is over the gate that their tools are behind;
+    `journals` finds the journal of a live run."""
 
     known: Mapping[str, SubagentDef]
-    aside: Aside
+    runner: Runner
     souls: Souls
     settings: Callable[[str], Awaitable[UserSettings]]  # of a principal
-    journal: Journal
-    json: Json
+    clock: Clock
+    journals: Callable[[RunId], RunJournal | None]
     agents: Mapping[AgentId, AgentDef] = field(default_factory=dict)  # as they are configured
     _numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
@@ -218,7 +129,7 @@ class Subagents:
         parent = scope.agent
         if parent is None:
             raise ToolFailed(f"{name} can only be asked by an agent.")
-        settings = await until_stored(self.aside.clock, lambda: self.settings(scope.principal))
+        settings = await retry_store(self.clock, lambda: self.settings(scope.principal))
         whole = self.agents.get(parent.id)  # a person may have chosen one of its fallbacks
         child = child_of(self.known[name], parent, settings.valid, whole)
         tokens, seconds = child.limits.token_budget, child.limits.timeout_seconds
@@ -236,18 +147,13 @@ class Subagents:
             what = "time" if limits.timeout_seconds < 1 else "of its token budget"
             raise ToolFailed(f"Too little {what} is left in this run for {child.id}. Do without.")
         run = RunId(f"{scope.run_id}/{child.id}-{next(self._numbers)}")
-        tell = partial(_published, self.aside.publish, run, child.id)
-        errand = Errand(
-            child,
-            question,
-            replace(scope, depth=scope.depth + 1, agent=None, part="", carve=None),
-            child.id,
-            soul,
-        )
-        journal = self.journal if scope.is_kept else NoJournal()
-        story = Story(scope.run_id, journal, self.aside.clock, self.json, scope.part)
+        publish = partial(_published, self.runner.publish, run, child.id)
+        inner = replace(scope, depth=scope.depth + 1, agent=None, part="", carve=None)
+        outer = self.journals(scope.run_id) if scope.is_kept else None
+        journal = RunJournal(self.clock) if outer is None else outer.inner(scope.part)
         bill = _Bill(scope.spend)
-        answer = await replace(self.aside, publish=tell).answer(errand, story, bill.hear)
+        assignment = Assignment(child, question, inner, child.id, soul)
+        answer = await replace(self.runner, publish=publish).answer(assignment, journal, bill.hear)
         bill.settle(answer)
         return answer
 
@@ -390,7 +296,7 @@ class Delegating:
     subagents: Subagents
     delegation: Delegation
     originals: Originals
-    json: Json
+    encode: Encode
     _known: OrderedDict[tuple[RunId, str, int], str] = field(default_factory=OrderedDict)
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
@@ -405,8 +311,8 @@ class Delegating:
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         if call.name == RESULT or call.name.startswith(DELEGATE):
             return await self.gate.call(agent, call, scope)
-        clock, reference = self.subagents.aside.clock, reference_of(scope.run_id, call.id)
-        kept = await until_stored(clock, lambda: self.originals.read(scope.session_key, reference))
+        clock, reference = self.subagents.clock, reference_of(scope.run_id, call.id)
+        kept = await retry_store(clock, lambda: self.originals.read(scope.session_key, reference))
         began = clock.monotonic()
         if kept is None:
             whole = await self.gate.whole(agent, call, scope)
@@ -427,7 +333,7 @@ class Delegating:
             original = Original(
                 reference, scope.session_key, scope.run_id, call.name, result.content, now
             )
-            await until_stored(clock, lambda: self.originals.keep(original))
+            await retry_store(clock, lambda: self.originals.keep(original))
         result = await self._shortened(call, result, reference, _left(scope, took))
         self._known[place] = result.content
         if len(self._known) > KNOWN_BY_HEART:
@@ -464,7 +370,7 @@ class Delegating:
             short = {"excerpt": within(result.content, most)}
         else:
             short = {"summary": told, "by": self.delegation.subagent}
-        content = self.json.encode(self._shown(short, result, reference)).decode()
+        content = self.encode(self._shown(short, result, reference)).decode()
         return replace(result, content=content, spent=tuple(spent))
 
     async def _summary(self, call: ToolCall, result: ToolResult, scope: ToolScope) -> str:

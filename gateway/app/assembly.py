@@ -14,8 +14,9 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-from gateway.agent.effects import Gate, Json
+from gateway.agent.effects import Gate
 from gateway.agent.leaves import Plans
+from gateway.agent.runner import Runner
 from gateway.agent.subagents import Delegating, Subagents
 from gateway.app.agents import (
     Rulebook,
@@ -102,12 +103,14 @@ def with_subagents(config: GatewayConfig) -> tuple[AgentDef, ...]:
     return (*config.agents, *helpers)
 
 
-def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) -> Subagents:
+def subagents_of(
+    config: GatewayConfig, parts: Parts, settings: SettingsBook, runs: LiveRuns
+) -> Subagents:
     """From now on agents have them as tools."""
     known = {one.name: one for one in config.subagents}
-    json, journal = Json(to_json, from_json), parts.stores.journal
     agents = {agent.id: agent for agent in config.agents}
-    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json, agents)
+    found = (settings.of, parts.clock, runs.journal_of)
+    subagents = Subagents(known, parts.runner(), parts.souls, *found, agents)
     parts.gate.renew("", subagents.tools)
     return subagents
 
@@ -119,7 +122,7 @@ def gate_of(
     if not config.delegation.is_enabled:
         return parts.gate, parts.gate.excerpts.forget
     kept = parts.stores.originals
-    gate = Delegating(parts.gate, subagents, config.delegation, kept, subagents.json)
+    gate = Delegating(parts.gate, subagents, config.delegation, kept, to_json)
     return gate, kept.forget
 
 
@@ -407,8 +410,9 @@ def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
     around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
     memory = memory_of(parts.stores, around, vaults_of(config, parts.gate, parts.stores.plugins))
     settings = SettingsBook(parts.stores.settings, to_json, from_json)
-    gate, forget = gate_of(config, parts, subagents_of(config, parts, settings))
-    means = memory.told_by(replace(_means(parts, agents, episodes, settings, config), gate=gate))
+    gate, forget = gate_of(config, parts, subagents_of(config, parts, settings, runs))
+    runner = replace(parts.runner(), gate=gate)
+    means = memory.told_by(_means(parts, agents, runner, episodes, settings, config))
     names, closed = tuple(agents), closed_agents(config)
     router = Router(names, config.bindings, config.default_agent, closed=closed)
     reception = Reception(
@@ -475,30 +479,26 @@ def bounds_of(queue: QueueSettings) -> Bounds:
 def _means(
     parts: Parts,
     agents: Mapping[AgentId, AgentDef],
+    runner: Runner,
     episodes: Episodes,
     settings: SettingsBook,
     config: GatewayConfig,
 ) -> Means:
     return Means(
         agents=agents,
+        runner=runner,
         inbox=parts.stores.inbox,
         journal=parts.stores.journal,
         runs=parts.stores.runs,
         episodes=episodes,
         souls=parts.souls,
-        model=parts.model,
-        price=parts.meter.cost_usd,
-        gate=parts.gate,
         settings=settings,
         clock=parts.clock,
         bus=parts.bus,
         encode=to_json,
         decode=from_json,
-        plans=parts.plans,
-        rules=lambda: parts.rules.current,
         rule_states=parts.stores.rule_states,
         notices=parts.stores.notices,
-        decisions=parts.decisions,
         channels=frozenset(one.name for one in config.channels),
     )
 

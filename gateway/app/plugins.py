@@ -11,7 +11,7 @@ from anyio import to_thread
 from pydantic_core import from_json, to_json
 
 from gateway.agent.leaves import Plans
-from gateway.agent.subagents import Aside
+from gateway.agent.runner import Runner
 from gateway.app.agents import Rulebook
 from gateway.budgets.metering import Meter
 from gateway.channels.crossing import read_description
@@ -188,15 +188,13 @@ class Parts:
     meter: Meter
     pairing: PairingBook
 
-    def aside(self) -> Aside:
-        """For turns beside the lanes."""
-        return Aside(
+    def runner(self) -> Runner:
+        return Runner(
             self.model,
             self.gate,
             self.plans,
             self.decisions,
             lambda: self.rules.current,
-            self.clock,
             from_json,
             self.bus.publish,
             self.meter.cost_usd,

@@ -112,10 +112,11 @@ class NewDelivery:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A run whose question another run of its session answers; `log` and `summary` as in Ending."""
+    """A run whose question another run of its session answers; `journal` and `summary` as in
+    Ending."""
 
     run_id: RunId
-    log: bytes
+    journal: bytes
     summary: str
 
 
@@ -126,7 +127,7 @@ class Ending:
 
     `nodes` are in order, each the parent of the next; the first one's parent is `grown_from`.
     HEAD moves to the last node only if it still is `grown_from`, or if `take_head` is set.
-    `log` is every chunk of the run as sent: JSON objects, one a line.
+    `journal` packs the last part of the run's journal, where it is written; `part` is its number.
     """
 
     run_id: RunId
@@ -136,7 +137,7 @@ class Ending:
     nodes: tuple[Node, ...]
     grown_from: NodeId | None
     take_head: bool
-    log: bytes
+    journal: Callable[[], bytes]
     summary: str  # JSON object: what `run.inspect` shows of a finished run
     finished_at: datetime
     deliveries: tuple[NewDelivery, ...] = ()
@@ -145,13 +146,14 @@ class Ending:
     leaves_claimed: bool = False  # what it had claimed was told to nobody: the next one has it
     rule_state: str | None = None  # JSON object, of this session; None: as it was
     merged: tuple[Merged, ...] = ()
-    tape: Callable[[], bytes] = bytes  # packs what replaying it needs; called where it is written
+    part: int = 0
     most_nodes: int = 0  # of a tree that has branches; those off the path to HEAD are archived
 
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """A run as the store knows it; `log` and `summary` are empty until it has ended."""
+    """A run as the store knows it; `log` and `summary` are empty until it has ended. `log` is every
+    chunk as it was sent, one a line."""
 
     entry: Entry
     outcome: str | None
@@ -163,15 +165,6 @@ class RunRecord:
     def first_seq(self) -> int:
         """The number of the log's first event."""
         return (max(1, self.entry.attempts) - 1) * SEQ_A_ATTEMPT + 1
-
-
-@dataclass(frozen=True, slots=True)
-class JournalNote:
-    """A granted wish of a run that has not ended: told again to a new turn after a crash."""
-
-    step: int
-    kind: str  # "reply" or "result"
-    payload: str  # JSON
 
 
 HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from gateway.domain.budgets import Payer, Unit
 from gateway.domain.ids import Secret
+from gateway.domain.journal import Record
 from gateway.domain.messages import Extras, Message, ToolCall, Usage
-from gateway.domain.tape import Record
 
 Wire = Literal["openai", "anthropic"]
 # Whether tool calls that a model wrote as text are recovered, or are only text.

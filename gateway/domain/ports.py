@@ -20,7 +20,6 @@ from gateway.domain.inbox import (
     ChannelEvents,
     Ending,
     Entry,
-    JournalNote,
     NewEntry,
     RunRecord,
 )
@@ -89,7 +88,7 @@ class ToolScope:
     is_kept: bool = True  # False: nothing of the run is to be written down
     depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
     agent: AgentDef | None = None  # whose model asked for it, as it is in this run
-    part: str = ""  # of the run's story, for whoever works on this call
+    part: str = ""  # of the run's journal, for a run that works on this call
     carve: Callable[[], Allowance] | None = field(default=None, compare=False, repr=False)
     spend: Callable[[Spent], None] = field(default=lambda spent: None, compare=False, repr=False)
 
@@ -151,11 +150,13 @@ class Inbox(Protocol):
 
 
 class Journal(Protocol):
-    async def note(self, run_id: RunId, note: JournalNote) -> None:
-        """Written without an fsync of its own; the same (step, kind, key) again changes nothing."""
+    async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
+        """Written without an fsync of its own; a part that is there already stays."""
         ...
 
-    async def notes(self, run_id: RunId) -> Sequence[JournalNote]: ...
+    async def read(self, run_id: RunId) -> Sequence[bytes]:
+        """The parts in order; none if there is nothing, or no more."""
+        ...
 
     async def forgive(self, run_id: RunId) -> None:
         """Its last attempt was cut off by us and says nothing against the message."""
@@ -164,10 +165,6 @@ class Journal(Protocol):
 
 class Runs(Protocol):
     async def find(self, run_id: RunId) -> RunRecord | None: ...
-
-    async def tape(self, run_id: RunId) -> bytes:
-        """What replaying an ended run needs; empty if it is not there, or no more."""
-        ...
 
 
 class Transcript(Protocol):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import FailureKind, MalformedReply, ModelFailed, NeverSent
+from gateway.domain.journal import OVERRUN
 from gateway.domain.messages import (
     BYTES_A_TOKEN,
     Extras,
@@ -29,7 +30,6 @@ from gateway.domain.model import (
     TextDelta,
     ThinkingDelta,
 )
-from gateway.domain.tape import OVERRUN
 from gateway.providers.failures import kind_of, read_refusal
 from gateway.providers.markup import Recovery, counted
 

@@ -3,8 +3,8 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
+from gateway.domain.journal import Record
 from gateway.domain.ports import Http, HttpAnswer, HttpCall, HttpFailed
-from gateway.domain.tape import Record
 
 # What the decoding of an answer looks at, and nothing else.
 KEPT_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-after-ms")

@@ -1,10 +1,9 @@
-"""Takes down what a run is told and what a model is asked."""
+"""Writes the journal of a run, and finds where two runs part."""
 
+import contextlib
 import logging
-import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import blake2b
 from io import BytesIO
@@ -14,27 +13,31 @@ from os.path import commonprefix
 
 from anyio import to_thread
 
-from gateway.agent.driver import News, Pace
-from gateway.agent.effects import Gate, Job, Reins, Said, Stop, Told, Unsaid
-from gateway.domain.agents import AgentDef
-from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.errors import GatewayError, ModelFailed
-from gateway.domain.events import Notice, NoticeBoard, RuleStates
-from gateway.domain.ids import RunId, SessionKey, to_micros
-from gateway.domain.inbox import JournalNote
-from gateway.domain.mcp import Lacking
-from gateway.domain.messages import Message, Spent, ToolCall, ToolResult
-from gateway.domain.model import Delta, Hear, ModelReply, ModelRequest, TextDelta, ToolSpec
-from gateway.domain.ports import (
-    Clock,
-    Decode,
-    Encode,
-    Journal,
-    Model,
-    ToolScope,
+from gateway.agent.effects import (
+    Moment,
+    RunControl,
+    Said,
+    Stop,
+    Told,
+    Unsaid,
 )
+from gateway.agent.journal import PART, EventQueue, RunJournal, retry_store
+from gateway.domain.budgets import BudgetExceeded
+from gateway.domain.errors import ModelFailed
+from gateway.domain.ids import RunId, to_micros
+from gateway.domain.journal import (
+    GRANTS,
+    MOST_BYTES,
+    Attempt,
+    Entry,
+    attempt_of,
+    grants_of,
+    pack_text,
+)
+from gateway.domain.messages import Message, Spent, ToolCall
+from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
+from gateway.domain.ports import Clock, Decode, Encode, Journal
 from gateway.domain.scrubbing import STARS, scanner
-from gateway.domain.tape import Mark, MarkKind, Record, Tape, from_plain, to_plain
 
 _SETTINGS = ("provider", "model", "max_tokens", "temperature", "thinking", "stream")
 _BETWEEN = "\1"
@@ -89,31 +92,23 @@ def parts_of(request: ModelRequest) -> Parts:
     return Parts(settings, request.system, _tools(request.tools), _messages(request.messages))
 
 
-def parts_at(job: Job) -> Parts:
-    """What is known before anything is asked."""
-    return Parts({}, job.context.system, _tools(job.tools), _messages(job.context.messages))
-
-
 def _tools(tools: Sequence[ToolSpec]) -> Mapping[str, str]:
     return {tool.name: _digest(f"{tool.description}\0{tool.parameters}") for tool in tools}
 
 
 def _messages(messages: Sequence[Message]) -> tuple[str, ...]:
-    return tuple(map(_message, messages))
+    return tuple([(one.kept.get("digest") or _message(one)).decode() for one in messages])
 
 
-def _message(message: Message) -> str:
-    """Made once in a message's life. What took how long is nothing that a model is told."""
-    kept = message.kept.get("digest")
-    if kept is None:
-        result, extras = message.result, message.extras
-        told = [message.text, message.thinking, extras.json if extras else ""]
-        told += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
-        if result is not None:
-            told += [result.call_id, result.name, result.told, str(result.is_error)]
-        kept = f"{message.role} {_digest(_BETWEEN.join(told))}".encode()
-        message.kept["digest"] = kept
-    return kept.decode()
+def _message(message: Message) -> bytes:
+    """Made once in a message's life. A model is not told how long a call took."""
+    result, extras = message.result, message.extras
+    told = [message.text, message.thinking, extras.json if extras else ""]
+    told += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
+    if result is not None:
+        told += [result.call_id, result.name, result.told, str(result.is_error)]
+    digest = message.kept["digest"] = f"{message.role} {_digest(_BETWEEN.join(told))}".encode()
+    return digest
 
 
 def _digest(text: str) -> str:
@@ -164,190 +159,205 @@ def unequal(recorded: object, now: object, name: str = "") -> Difference | None:
 
 log = logging.getLogger(__name__)
 
-MOST_BYTES = 8 * 1024 * 1024
-_LONG = 256 * 1024
-_LONG_PACKED = 16 * 1024
-# Of what packs, in bits: as large as usual, making it ready takes ten times as long as packing a short tape.
-_WINDOW = 13
-_A_MARK = 32  # bytes that a mark takes besides its texts
-_TEXTS = (bytes, str)
+_LONG, _LONG_PACKED = 256 * 1024, 16 * 1024  # bytes that are packed and unpacked in a thread
+_ENTRY_BYTES = 32  # that an entry takes besides its texts
+_TEXTS = frozenset({"bytes", "text", "thinking"})
+
+Pack = Callable[[], bytes]
 
 
-class TapeUnreadable(GatewayError):
-    """A recording cannot be played; the text says why."""
+@dataclass(frozen=True, slots=True)
+class Earlier:
+    """What earlier attempts of a run left: entries, and in how many parts."""
 
-    code = "tape_unreadable"
+    entries: Sequence[Entry] = ()
+    parts: int = 0
 
 
-class Recorder:
-    """Implements the Record port. A tape that grows beyond `most` bytes is thrown away."""
+NONE = Earlier()
 
-    def __init__(self, asked: Sequence[str] = (), *, most: int = MOST_BYTES) -> None:
-        self._marks: list[Mark] = []  # `bytes` are bytes still
-        self._asked = tuple(asked)
-        self.left = most
+
+class RecordedJournal(RunJournal):
+    """The journal of a run that is answered for a conversation. It is written in parts: before
+    what was granted takes effect, and with the end of the run."""
+
+    is_recorded = True
+
+    def __init__(
+        self, run_id: RunId, clock: Clock, store: Journal, encode: Encode, earlier: Earlier = NONE
+    ) -> None:
+        super().__init__(clock, earlier.entries)
+        self._run_id, self._store, self._encode = run_id, store, encode
+        self._parts = earlier.parts
+        self.lines: list[bytes | Entry] = []  # not written yet; bytes are chunks
+        self._asked = Parts()
         self._secrets: set[str] = set()
-        self.parts = Parts()  # of what was asked last
-        self.results: set[str] = set()  # calls whose tools have answered
-        self.has_sent = False  # something went over a network since a model was asked
+        self._size = self._packed = 0  # of texts that only a replay reads
 
-    def __call__(self, kind: MarkKind, *values: object) -> None:
-        if self.left < 0:
-            return
-        self.left -= _A_MARK
-        for one in values:
-            if isinstance(one, _TEXTS):
-                self.left -= len(one)
-        if kind in {"ask", "sent"}:
-            self.has_sent = kind == "sent"
-        self._marks.append(Mark(kind, values))
-        if self.left < 0:
-            self._marks.clear()
+    def begin(self, attempt: int, asked: Sequence[RunId], control: RunControl) -> Moment:
+        """Begins an attempt; from now on it takes down what others do with the run."""
+        self.lines.append(Entry("attempt", (attempt, list(asked))))
+        moment = self.moment()
+        for one in control.requests:
+            self._requested(one)
+        control.on_request = self._requested
+        return moment
 
-    def listen(self, reins: Reins) -> None:
-        """To what others do with a run, from before it began."""
+    def _requested(self, one: Stop | Said | Unsaid) -> None:
+        match one:
+            case Stop(reason, at_once):
+                self("stop", reason, at_once)
+            case Said(run_id, text):
+                self("said", run_id, text)
+            case Unsaid(run_id):
+                self("unsaid", run_id)
 
-        def heard(one: Stop | Said | Unsaid) -> None:
-            match one:
-                case Stop(reason, at_once):
-                    self("stop", reason, at_once)
-                case Said(run_id, text):
-                    self("said", run_id, text)
-                case Unsaid(run_id):
-                    self("unsaid", run_id)
+    def __call__(self, kind: str, *values: object) -> None:
+        if kind == "sent":
+            self.has_sent = True
+        elif kind in _TEXTS:
+            self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # it is a text
+        self.lines.append(Entry(kind, values))
 
-        for one in reins.pulled:
-            heard(one)
-        reins.heard = heard
+    def grant(self, kind: str, *values: object) -> None:
+        self.lines.append(Entry(kind, values))
 
     def hide(self, *secrets: str) -> None:
         self._secrets.update(secrets)
 
-    def tape(self) -> Tape:
-        """With every secret blotted out, also one that came in two pieces."""
-        if self.left < 0:
-            return Tape(is_cut=True)
-        whole = b"".join([mark.values[0] for mark in self._marks if mark.kind == "bytes"])
-        if self._secrets:
-            whole = scanner(tuple(zip(sorted(self._secrets), repeat(STARS), strict=False))).data(
-                whole
-            )
-        rest = BytesIO(whole)
+    def moment(self) -> Moment:
+        moment = Moment(self.clock.now(), self.clock.monotonic())
+        self.lines.append(Entry("at", (to_micros(moment.wall), moment.at)))
+        return moment
 
-        def blotted(mark: Mark) -> Mark:
-            return Mark("bytes", (rest.read(len(mark.values[0])).decode("latin-1"),))
+    async def wait(self, queue: EventQueue, seconds: float) -> bool:
+        if await super().wait(queue, seconds):
+            return True
+        self.lines.append(Entry("late"))
+        return False
 
-        marks = [blotted(mark) if mark.kind == "bytes" else mark for mark in self._marks]
-        return Tape(tuple(marks), asked=self._asked)
+    async def begins(self, scene: Mapping[str, object], read: Mapping[str, object]) -> None:
+        self.lines.append(Entry("begin", (scene, read)))
+
+    def tells(self, events: Sequence[Told]) -> None:
+        self.lines.append(Entry("told", (names(events),)))
+
+    def asks(self, request: ModelRequest) -> None:
+        asked, self._asked = self._asked, parts_of(request)
+        self.lines.append(Entry("ask", (self._asked.since(asked),)))
+        self.has_sent = False
+
+    def replied(self, step: int, reply: ModelReply) -> None:
+        has_bytes, usage = self.has_sent, reply.usage
+        if has_bytes and (
+            reply.warnings or reply.finish == "overrun" or usage.cost_usd is not None
+        ):
+            warnings = [asdict(one) for one in reply.warnings]
+            overrun = asdict(usage) if reply.finish == "overrun" else None
+            self("metered", usage.cost_usd, warnings, overrun)
+        plain = None if has_bytes and not reply.tool_calls else asdict(reply)
+        self.lines.append(Entry("reply", (step, plain)))
+
+    def failed(self, failure: Exception) -> None:
+        if isinstance(failure, BudgetExceeded):
+            self("refused", *refusal_values(failure))
+        elif isinstance(failure, ModelFailed):
+            self("failed", None if self.has_sent else failure_values(failure))
+
+    def spends(self, call: ToolCall, spent: Spent) -> None:
+        self("spent", call.id, [asdict(spent)])
+
+    def ends(self) -> None:
+        self.lines.append(Entry("over"))
+
+    async def keep(self, what: str) -> None:
+        part, lines = self._parts, tuple(self.lines)
+        self.lines.clear()
+        self._parts += 1
+        pack = await self._packing(lines)
+        await retry_store(self.clock, self._store.append, self._run_id, part, pack)
+        if not what.startswith(PART):
+            self.lines.append(Entry("kept", (what,)))
+
+    async def last_part(self) -> tuple[int, Pack]:
+        """The number and the text of what was not written yet."""
+        return self._parts, await self._packing(tuple(self.lines))
+
+    async def _packing(self, lines: Sequence["Line"]) -> Pack:
+        """A part is packed where the store writes it, which holds up nobody else; a long one in a
+        thread, because the store serves others."""
+        chunks = [one for one in lines if isinstance(one, bytes)]
+        size, self._packed = self._size - self._packed + sum(map(len, chunks)), self._size
+        secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES
+        pack = partial(packed, lines, self._encode, secrets, is_cut=is_cut)
+        if size < _LONG:
+            return pack
+        done = await to_thread.run_sync(pack)
+        return lambda: done
 
 
-async def to_be_packed(recorder: Recorder, encode: Encode) -> Callable[[], bytes]:
-    """What the store packs where it writes, which holds up nobody else. A long one is packed in a
-    thread: the store's others have to go on."""
-    if recorder.left > MOST_BYTES - _LONG:
-        return partial(_packed_if_it_can, recorder.tape(), encode)
-    done = await to_thread.run_sync(lambda: _packed_if_it_can(recorder.tape(), encode))
-    return lambda: done
+Line = bytes | Entry
 
 
-def _packed_if_it_can(tape: Tape, encode: Encode) -> bytes:
-    """Empty if it has no form: a run ends all the same."""
+def packed(
+    lines: Sequence[Line], encode: Encode, secrets: Sequence[str] = (), *, is_cut: bool = False
+) -> bytes:
+    """A part of a journal, with every secret blotted out. What has no form is left out, and the run
+    cannot be replayed: it ends all the same."""
+    if is_cut:
+        kept = [one for one in lines if isinstance(one, bytes) or one.kind in GRANTS]
+        lines = [*kept, Entry("cut")]
+    lines = _as_text(lines, secrets)
     try:
-        return packed(tape, encode)
+        return pack_text(_encoded(lines, encode))
     except ValueError as error:
         log.warning("a run cannot be recorded", extra={"why": str(error)})
-        return b""
+    text = _encoded([Entry("cut")], encode)
+    for one in lines:
+        with contextlib.suppress(ValueError):
+            text += _encoded([one], encode)
+    return pack_text(text)
 
 
-def packed(tape: Tape, encode: Encode) -> bytes:
-    return zlib.compress(encode(to_plain(tape)), 1, _WINDOW)
+def _encoded(lines: Sequence[Line], encode: Encode) -> list[bytes]:
+    return [one if isinstance(one, bytes) else encode([one.kind, *one.values]) for one in lines]
 
 
-def unpacked(data: bytes, decode: Decode) -> Tape:
-    """Raises TapeUnreadable, also for what would swell beyond what is ever recorded."""
-    reader = zlib.decompressobj()
-    try:
-        text = reader.decompress(data, 6 * MOST_BYTES)  # JSON escapes
-        if not reader.eof:
-            raise ValueError("its end is missing")
-        return from_plain(decode(text))
-    except (zlib.error, ValueError) as error:
-        raise damaged(error) from error
+def _as_text(lines: Sequence[Line], secrets: Sequence[str]) -> Sequence[Line]:
+    """The bytes of providers as text, a character a byte, without any secret, also one that came
+    in two pieces."""
+    places = [place for place, one in enumerate(lines) if one[0] == "bytes"]
+    if not places:
+        return lines
+    reads: list[bytes] = [lines[place][1][0] for place in places]  # type: ignore[index]  # the values of an entry
+    whole = b"".join(reads)
+    if secrets:
+        whole = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(whole)
+    rest, text = BytesIO(whole), list(lines)
+    for place, read in zip(places, reads, strict=True):
+        text[place] = Entry("bytes", (rest.read(len(read)).decode("latin-1"),))
+    return text
 
 
-async def unpacked_aside(data: bytes, decode: Decode) -> Tape:
-    """A long one in a thread, like `to_be_packed`."""
-    if len(data) < _LONG_PACKED:
-        return unpacked(data, decode)
-    return await to_thread.run_sync(unpacked, data, decode)
+async def earlier_attempts(run_id: RunId, store: Journal, clock: Clock, decode: Decode) -> Earlier:
+    parts = await retry_store(clock, store.read, run_id)
+    return Earlier(grants_of(parts, decode), len(parts))
 
 
-def damaged(error: Exception) -> TapeUnreadable:
-    return TapeUnreadable(f"the recording is damaged: {error}")
+async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
+    """Raises JournalUnreadable. A long journal is read in a thread."""
+    if sum(map(len, parts)) < _LONG_PACKED:
+        return attempt_of(parts, decode)
+    return await to_thread.run_sync(attempt_of, parts, decode)
 
 
-class TapedClock:
-    """Implements the Clock port."""
-
-    def __init__(self, clock: Clock, record: Record) -> None:
-        self._clock, self._record = clock, record
-
-    def now(self) -> datetime:
-        now = self._clock.now()
-        self._record("now", to_micros(now))
-        return now
-
-    def monotonic(self) -> float:
-        seconds = self._clock.monotonic()
-        self._record("tick", seconds)
-        return seconds
-
-    async def sleep(self, seconds: float) -> None:
-        await self._clock.sleep(seconds)
-
-
-class TapedModel:
-    """Implements the Model port."""
-
-    def __init__(self, model: Model, recorder: Recorder) -> None:
-        self._model, self._recorder = model, recorder
-
-    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        record = self._recorder
-        parts = parts_of(request)
-        record("ask", parts.since(record.parts))
-        record.parts = parts
-
-        def heard(delta: Delta) -> None:
-            if not record.has_sent:
-                record("text" if isinstance(delta, TextDelta) else "thinking", delta.text)
-            hear(delta)
-
-        try:
-            reply = await self._model.reply(replace(request, record=record), heard)
-        except ModelFailed as failed:
-            record("failed", None if record.has_sent else failure_values(failed))
-            raise
-        except BudgetExceeded as refusal:
-            record("refused", *refusal_values(refusal))
-            raise
-        told = reply.warnings or reply.finish == "overrun" or reply.usage.cost_usd is not None
-        if record.has_sent and told:
-            _record_metered(record, reply)
-        record("reply", None if record.has_sent else asdict(reply))
-        return reply
-
-
-def _record_metered(record: Recorder, reply: ModelReply) -> None:
-    """What the bytes of a reply do not say."""
-    warnings = [asdict(one) for one in reply.warnings]
-    usage = asdict(reply.usage) if reply.finish == "overrun" else None
-    record("metered", reply.usage.cost_usd, warnings, usage)
+def names(events: Sequence[Told]) -> list[str]:
+    return [type(one).__name__ for one in events]
 
 
 def failure_values(failed: ModelFailed) -> dict[str, object]:
-    names = ("provider", "kind", "detail", "started", "status", "retry_after_s")
-    return {name: getattr(failed, name) for name in names}
+    names_ = ("provider", "kind", "detail", "started", "status", "retry_after_s")
+    return {name: getattr(failed, name) for name in names_}
 
 
 def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
@@ -355,96 +365,3 @@ def refusal_values(refusal: BudgetExceeded) -> tuple[object, ...]:
     of_unit = attrgetter("tokens" if unit == "tokens" else "nano_usd")
     spent = (of_unit(tally.used), refusal.bound, of_unit(tally.held), refusal.retry_after_s)
     return tally.scope.kind, tally.scope.name, unit, *spent
-
-
-class TapedGate:
-    """Implements the Gate port."""
-
-    def __init__(self, gate: Gate, record: Recorder) -> None:
-        self._gate, self._record = gate, record
-        self.offered, self.listed = gate.offered, gate.listed
-
-    async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
-        lacking = await self._gate.prepare(agent)
-        if lacking:
-            self._record("lacking", [[one.server, one.why] for one in lacking])
-        return lacking
-
-    async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        def spend(one: Spent) -> None:
-            self._record("spent", call.id, [asdict(one)])
-            scope.spend(one)
-
-        result = await self._gate.call(agent, call, replace(scope, spend=spend))
-        self._record.results.add(call.id)
-        told = (result.content, result.is_error, result.duration_ms)
-        shown = (result.boundary, result.excerpt and asdict(result.excerpt))
-        self._record("result", call.id, call.name, call.arguments, *told, *shown)
-        return result
-
-
-class TapedPace(Pace):
-    """Notes what a turn is told, and when its time had come."""
-
-    def __init__(self, record: Recorder) -> None:
-        self._record = record
-
-    async def begins(self, job: Job, scene: Mapping[str, object]) -> None:
-        self._record.parts = parts_at(job)
-        self._record("begin", scene, self._record.parts.since(Parts()))
-
-    async def wait(self, news: News, seconds: float) -> bool:
-        if await super().wait(news, seconds):
-            return True
-        self._record("late")
-        return False
-
-    def tells(self, told: Sequence[Told]) -> None:
-        self._record("told", names(told))
-
-    def ends(self) -> None:
-        self._record("over")
-
-
-def names(told: Sequence[Told]) -> list[str]:
-    return [type(one).__name__ for one in told]
-
-
-class TapedStore:
-    """Implements the ports Journal, RuleStates and NoticeBoard."""
-
-    def __init__(
-        self, journal: Journal, states: RuleStates, board: NoticeBoard, recorder: Recorder
-    ) -> None:
-        self._journal, self._states, self._board = journal, states, board
-        self._record = recorder
-        self.forgive = journal.forgive
-
-    async def note(self, run_id: RunId, note: JournalNote) -> None:
-        await self._journal.note(run_id, note)
-        what, _, call_id = note.kind.partition(":")
-        if what == "result" and call_id not in self._record.results:
-            self._record("slow", call_id, note.payload)
-        self._record("noted", note.step, note.kind)
-
-    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
-        notes = await self._journal.notes(run_id)
-        self._record("earlier", [[note.step, note.kind, note.payload] for note in notes])
-        return notes
-
-    async def of(self, key: SessionKey) -> str | None:
-        kept = await self._states.of(key)
-        self._record("kept", kept)
-        return kept
-
-    async def claim(
-        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
-    ) -> Sequence[Notice]:
-        notices = await self._board.claim(person, session_key, run_id, now=now)
-        self._record("waiting", [_plain(notice) for notice in notices])
-        return notices
-
-
-def _plain(notice: Notice) -> dict[str, object]:
-    until = notice.expires_at
-    return {**asdict(notice), "expires_at": None if until is None else to_micros(until)}

@@ -228,7 +228,7 @@ class Waiting:
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
         self.is_stopped = True
-        self.run.reins.stop(reason, at_once=at_once)
+        self.run.control.stop(reason, at_once=at_once)
 
 
 @dataclass(slots=True)
@@ -320,7 +320,7 @@ class Lines:
         for one in (*line.at_work, *line.waiting):
             if one.run is run:
                 one.stop("cancelled", at_once=at_once)
-                if one.is_offered and not line.at_work[-1].run.reins.unsay(run.run_id):
+                if one.is_offered and not line.at_work[-1].run.control.withdraw(run.run_id):
                     line.at_work[-1].stop("cancelled", at_once=at_once)
 
     def stop_all(self, key: SessionKey) -> int:
@@ -345,7 +345,7 @@ class Lines:
         batch = Batch(self._next(key, line), lambda: line.waiting, model=model)
         line.at_work = batch.asked
         for one in batch.asked:
-            one.run.reins = batch.run.reins  # to stop one of them is to stop the turn
+            one.run.control = batch.run.control  # to stop one of them is to stop the turn
         self._offer(line)
         try:
             await self._work(batch)
@@ -383,7 +383,7 @@ class Lines:
         for one in line.waiting:
             if not one.is_offered:
                 said = Said(one.run.run_id, one.entry.new.content)
-                one.is_offered = _fits(had, one) and carrier.run.reins.say(said)
+                one.is_offered = _fits(had, one) and carrier.run.control.steer(said)
             if not one.is_offered:
                 return
             had.append(one)

@@ -9,7 +9,7 @@ from functools import partial
 
 import anyio
 
-from gateway.agent.effects import until_stored
+from gateway.agent.journal import retry_store
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
 from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Outbox, Receipt
@@ -76,7 +76,7 @@ class _Attempt:
 
     async def _arrive(self, arrived: int, receipt: str | None) -> None:
         """Else what has arrived would be sent again."""
-        await until_stored(
+        await retry_store(
             self.clock, lambda: self.outbox.arrived(self.id, arrived, receipt=receipt)
         )
         self.arrived, self.tries = arrived, 0
@@ -110,7 +110,7 @@ class Deliveries:
     async def run(self) -> None:
         """Runs until cancelled."""
         self._lines = {name: _Line() for name in self.channels}
-        await until_stored(self.clock, self._judge_interrupted)
+        await retry_store(self.clock, self._judge_interrupted)
         async with anyio.create_task_group() as group:
             for name in self.channels:
                 work, told = partial(self._bring_out, name), f"deliveries:{name}"
@@ -217,7 +217,7 @@ class Deliveries:
         new, now = delivery.new, self.clock.now()
         if why and (delivery.why or "").endswith(TWICE) and not why.endswith(TWICE):
             why = f"{why}; {TWICE}"  # no later trouble takes that back
-        await until_stored(
+        await retry_store(
             self.clock,
             lambda: self.outbox.settle(
                 new.id, state, at=now, receipt=receipt, why=why, due_at=due_at

@@ -1,40 +1,33 @@
 """The operator's replay of a run, and its comparison with another model."""
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import zip_longest
 from typing import Any
 
 import anyio
 
-from gateway.agent.effects import Gate, Reins
+from gateway.agent.effects import Gate, RunControl
+from gateway.agent.journal import RunJournal, result_from
+from gateway.agent.runner import Runner
 from gateway.control.notices import Bus
+from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import Conflict, NotFound
-from gateway.domain.events import Notice
-from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import JournalNote, RunRecord
+from gateway.domain.ids import NodeId, RunId
+from gateway.domain.inbox import RunRecord
+from gateway.domain.journal import MOST_BYTES, Attempt, JournalUnreadable
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Decode, Encode, Model, Runs, ToolScope, Transcript
-from gateway.domain.tape import Tape
 from gateway.memory.episodes import Episode
-from gateway.sessions.journal import MOST_BYTES, Difference, TapeUnreadable, apart, unpacked_aside
+from gateway.sessions.journal import Difference, apart, last_attempt
 from gateway.sessions.lanes import Batch, Waiting
-from gateway.sessions.player import (
-    Player,
-    Reel,
-    ReplayedGate,
-    ReplayedModel,
-    ReplayedStore,
-    notice_from,
-    recorded_result,
-)
+from gateway.sessions.player import Player, Reel, ReplayedGate, ReplayedModel
 from gateway.sessions.runs import LiveRun, LiveRuns
-from gateway.sessions.worker import Means, Work, recollection_on
+from gateway.sessions.worker import Means, Work, read_in
 
 LONGEST_S = 60.0
 _SHOWN = 500  # bytes of an event
@@ -63,69 +56,98 @@ class Replays:
 
     async def replay(self, record: RunRecord) -> Replayed:
         """With the agent, soul, tools and limits of today, and what it was told then. Raises
-        Conflict, NotFound, TapeUnreadable."""
-        tape = await self.tape(record)
-        batch = await self.batch(record, tape)
+        Conflict, NotFound, JournalUnreadable."""
+        attempt = await self.attempt(record)
+        batch = await self.batch(record, attempt)
         episode = await self.episode(batch)
         means, new, run = self.means, record.entry.new, batch.run
-        agent = means.agents.get(new.session_key.agent)
+        agent, runner = means.agents.get(new.session_key.agent), self.means.runner
         soul = means.souls.of(new.session_key.agent)
         scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
         parting = _Parting(record, scope)
-        player = Player(tape, run.reins, parting, soul.loaded_from if soul else "none")
+        player = Player(attempt, run.control, parting, soul.loaded_from if soul else "none")
         run.listen(lambda event, _last: parting.hear(event))
-        model, store = ReplayedModel(player, self.wired), ReplayedStore(player)
-        played = replace(
-            means,
-            model=model,
-            gate=ReplayedGate(player, means.gate, means.decode),
-            clock=player.clock,
-            journal=store,
-            rule_states=store,
-            notices=store,
-            recollection=recollection_on(tape),
-            rules=means.fresh_rules,
-            pace=player,
-            bus=Bus(),  # whoever subscribes has heard of it before
-        )
-        run.start(record.entry.attempts, player.clock.now(), player.clock.monotonic())
+        model = ReplayedModel(player, self.wired)
+        played = replace(runner, model=model, gate=ReplayedGate(player, runner.gate))
+        work = Work(self._aside(played), LiveRuns(means.encode))
+        if agent is not None:
+            await runner.gate.prepare(agent)  # so that what is offered today can be offered
+        run.start(record.entry.attempts, player.moment())
         with scope:
-            work = Work(played, LiveRuns(means.encode))
-            end = await work.end_of(batch, agent, episode)
-            parting.end(run.seal(end.terminal).split(b"\n"))
-        run.let_go()
+            end = await work.end_of(batch, agent, episode, player, read_in(attempt))
+            run.seal(end.terminal)
+            parting.end(run.events)
+        run.release()
         if parting.found is None and scope.cancelled_caught:
             raise Conflict(f"the replay did not end within {LONGEST_S:g} s")
-        if isinstance(parting.found, TapeUnreadable):
+        if isinstance(parting.found, JournalUnreadable):
             raise parting.found
         return Replayed(parting.found, parting.heard, model.calls)
 
-    def other(self, agent: AgentDef, model: str) -> AgentDef:
+    async def compare(self, record: RunRecord, model: str) -> Replayed:
+        """Asks another model for real. What differs is what it does and says, not how it is cut into
+        events. A call whose result is not recorded ends it. Raises as `replay` does, and
+        BudgetExceeded."""
+        attempt = await self.attempt(record)
+        batch = await self.batch(record, attempt)
+        episode = await self.episode(batch)
+        means, new, run = self.means, record.entry.new, batch.run
+        agent, runner = means.agents.get(new.session_key.agent), self.means.runner
+        if agent is None:
+            raise NotFound(f"agent {new.session_key.agent!r}")
+        asked = _Counted(runner.model)
+        gate = KnownResults(attempt, run.control, runner.gate, means.encode, means.decode)
+        work = Work(self._aside(replace(runner, model=asked, gate=gate)), LiveRuns(means.encode))
+        journal = RunJournal(means.clock)
+        lacking = tuple(await runner.gate.prepare(agent))
+        run.start(1, journal.moment())
+        other, read = self._with_model(agent, model), replace(read_in(attempt), lacking=lacking)
+        end = await work.end_of(batch, other, episode, journal, read)
+        run.seal(end.terminal)
+        run.release()
+        if asked.refusal is not None:
+            raise asked.refusal
+        steps = [_steps(one, gate) for one in (record.log.split(b"\n"), run.events)]
+        return Replayed(_parting(*steps), len(run.events), asked.calls, end.text, end.usage.total)
+
+    def _aside(self, runner: Runner) -> Means:
+        """Everything for a run that leaves nothing to anybody: subscribers have heard of it, and
+        failures of rules count nowhere else."""
+
+        def rules() -> RuleSet:
+            known = runner.rules()
+            return RuleSet(known.rules, known.refused)
+
+        return replace(self.means, runner=replace(runner, rules=rules, publish=Bus().publish))
+
+    def _with_model(self, agent: AgentDef, model: str) -> AgentDef:
         """The agent with another model: of another provider if its name stands in front of a `/`."""
         provider, slash, rest = model.partition("/")
         if slash and provider in self.providers:
             return replace(agent, provider=provider, model=rest, fallback=None)
         return replace(agent, model=model, fallback=None)
 
-    async def tape(self, record: RunRecord) -> Tape:
+    async def attempt(self, record: RunRecord) -> Attempt:
         run_id = record.entry.new.run_id
         if record.finished_at is None:
             raise Conflict("the run has not ended yet")
         if record.outcome == "merged":
             raise Conflict("another run answered it: its last event names that one")
-        data = await self.runs.tape(run_id)
-        if not data or not record.log:
+        parts = await self.means.journal.read(run_id)
+        if not parts:
+            if record.log:
+                raise JournalUnreadable("it was recorded by an earlier version")
             raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
-        tape = await unpacked_aside(data, self.means.decode)
-        if tape.is_cut:
+        attempt = await last_attempt(parts, self.means.decode)
+        if attempt.is_cut:
             most = MOST_BYTES // 1024 // 1024
-            raise TapeUnreadable(f"the run was told more than the {most} MiB that are recorded")
-        return tape
+            raise JournalUnreadable(f"the run was told more than the {most} MiB that are recorded")
+        return attempt
 
-    async def batch(self, record: RunRecord, tape: Tape) -> Batch:
+    async def batch(self, record: RunRecord, attempt: Attempt) -> Batch:
         """What it answered, and what was said to it on its way."""
-        before = [await self._waiting(run_id) for run_id in tape.asked[:-1]]
-        said = [mark.values[0] for mark in tape.marks if mark.kind == "said"]
+        before = [await self._waiting(run_id) for run_id in attempt.asked[:-1]]
+        said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         behind = [one for run_id in said if (one := await self._waiting(run_id))]
         asked = [one for one in before if one is not None]
         return Batch([*asked, self._as_waiting(record)], lambda: behind)
@@ -158,10 +180,10 @@ class _Parting:
     def __init__(self, record: RunRecord, scope: anyio.CancelScope) -> None:
         self._events, self._first = record.log.split(b"\n"), record.first_seq
         self._scope = scope
-        self.found: Difference | TapeUnreadable | None = None
+        self.found: Difference | JournalUnreadable | None = None
         self.heard = 0
 
-    def __call__(self, found: Difference | TapeUnreadable) -> None:
+    def __call__(self, found: Difference | JournalUnreadable) -> None:
         self.found = self.found or found
         self._scope.cancel()
 
@@ -169,7 +191,7 @@ class _Parting:
         self._compare(self.heard, event)
         self.heard += 1
 
-    def end(self, events: list[bytes]) -> None:
+    def end(self, events: Sequence[bytes]) -> None:
         """With the last event, which nobody is told."""
         self._compare(len(events) - 1, events[-1])
         self.heard = len(events)
@@ -188,42 +210,6 @@ def _text(event: bytes) -> str | None:
 
 
 Steps = Sequence[tuple[str, str]]  # each tool call and the answer: its name, and what it says
-
-
-async def compare(replays: Replays, record: RunRecord, model: str) -> Replayed:
-    """The other model is asked for real. What differs is what it does and says, not how it is cut
-    into events. A call whose result is not on the tape ends it. Raises as `replay` does,
-    and BudgetExceeded."""
-    tape = await replays.tape(record)
-    batch = await replays.batch(record, tape)
-    episode = await replays.episode(batch)
-    means, new, run = replays.means, record.entry.new, batch.run
-    agent = means.agents.get(new.session_key.agent)
-    if agent is None:
-        raise NotFound(f"agent {new.session_key.agent!r}")
-    asked = _Counted(means.model)
-    gate = KnownResults(tape, run.reins, means.gate, means.encode, means.decode)
-    then = _AsThen(tape)
-    live = replace(
-        means,
-        model=asked,
-        gate=gate,
-        journal=then,
-        rule_states=then,
-        notices=then,
-        recollection=recollection_on(tape),
-        rules=means.fresh_rules,
-        bus=Bus(),
-    )
-    run.start(1, means.clock.now(), means.clock.monotonic())
-    work = Work(live, LiveRuns(means.encode))
-    end = await work.end_of(batch, replays.other(agent, model), episode)
-    events = run.seal(end.terminal).split(b"\n")
-    run.let_go()
-    if asked.refusal is not None:
-        raise asked.refusal
-    steps = [_steps(one, gate) for one in (record.log.split(b"\n"), events)]
-    return Replayed(_parting(*steps), len(events), asked.calls, end.text, end.usage.total)
 
 
 def _parting(recorded: Steps, now: Steps) -> Difference | None:
@@ -251,24 +237,30 @@ class KnownResults:
     """Implements the Gate port: the same call gets what it got. One that was never made stops it."""
 
     def __init__(
-        self, tape: Tape, reins: Reins, gate: Gate, encode: Encode, decode: Decode
+        self,
+        attempt: Attempt,
+        control: RunControl,
+        gate: Gate,
+        encode: Encode,
+        decode: Decode,
     ) -> None:
-        self._reins, self._encode, self.decode = reins, encode, decode
+        self._control, self._encode, self.decode = control, encode, decode
         self.offered, self.listed = gate.offered, gate.listed
         self.prepare = gate.prepare
-        self._known: dict[tuple[str, str], deque[Sequence[Any]]] = defaultdict(deque)
-        for mark in tape.marks:
-            if mark.kind == "result":
-                _, name, arguments, *told = mark.values
+        self._known: dict[tuple[str, str], deque[Mapping[str, Any]]] = defaultdict(deque)
+        for entry in attempt.entries:
+            if entry.kind == "result":
+                _, _, name, arguments, told = entry.values
                 self._known[name, self.same(arguments)].append(told)
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         known = self._known.get((call.name, self.same(call.arguments)))
         if not known:
-            self._reins.stop("cancelled", at_once=True)
+            self._control.stop("cancelled", at_once=True)
             await anyio.sleep_forever()
             raise AssertionError("it was stopped")
-        return recorded_result(call, known[0] if len(known) == 1 else known.popleft())
+        told = known[0] if len(known) == 1 else known.popleft()
+        return result_from(call.id, call.name, told)
 
     def same(self, arguments: str) -> str:
         """One text for all that mean the same."""
@@ -296,27 +288,3 @@ class _Counted:
         except BudgetExceeded as refusal:
             self.refusal = refusal
             raise
-
-
-class _AsThen:
-    """What the run was given at its start; it leaves nothing to anybody."""
-
-    def __init__(self, tape: Tape) -> None:
-        first = {mark.kind: mark.values for mark in reversed(tape.marks)}
-        self._kept: str | None = first.get("kept", (None,))[0]
-        self._waiting = first.get("waiting", ([],))[0]
-
-    async def note(self, run_id: RunId, note: JournalNote) -> None: ...
-
-    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
-        return ()
-
-    async def forgive(self, run_id: RunId) -> None: ...
-
-    async def of(self, key: SessionKey) -> str | None:
-        return self._kept
-
-    async def claim(
-        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
-    ) -> Sequence[Notice]:
-        return [notice_from(**told) for told in self._waiting]

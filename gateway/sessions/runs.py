@@ -4,16 +4,19 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from math import ceil
 from typing import Any
 
 import anyio
 
-from gateway.agent.effects import Reins
+from gateway.agent.effects import Moment, RunControl
+from gateway.agent.journal import RunJournal
 from gateway.domain.errors import Busy
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, RunRecord
 from gateway.domain.messages import Chunk
 from gateway.domain.ports import Clock, Decode, Encode
+from gateway.sessions.journal import RecordedJournal
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +40,12 @@ Listener = Callable[
 ]  # an encoded event, and whether it is the last; never waits
 
 
+@dataclass(frozen=True, slots=True)
+class Timing:
+    finished_at: datetime
+    execution_ms: int
+
+
 @dataclass(slots=True, weakref_slot=True)
 class LiveRun:
     """A run from its accept to its end. `events` are the encoded chunks in order of `seq`."""
@@ -47,7 +56,8 @@ class LiveRun:
     accepted_at: datetime
     attempt: int = 1
     state: str = "queued"
-    reins: Reins = field(default_factory=Reins)
+    control: RunControl = field(default_factory=RunControl)
+    journal: RecordedJournal | None = None  # of an attempt that is recorded
     events: list[bytes] = field(default_factory=list)
     first_seq: int = 1
     ended: bool = False
@@ -59,10 +69,10 @@ class LiveRun:
     _listeners: dict[int, tuple[Listener, Callable[[], None] | None]] = field(default_factory=dict)
     _prefix: bytes = b""
 
-    def start(self, attempt: int, at: datetime, began: float) -> None:
-        """Begins an attempt at that time, by the wall clock and by the one that never jumps."""
-        self.attempt, self.state = attempt, "running"
-        self.started_at, self.began = at, began
+    def start(self, attempt: int, moment: Moment, journal: "RecordedJournal | None" = None) -> None:
+        """Begins an attempt."""
+        self.attempt, self.state, self.journal = attempt, "running", journal
+        self.started_at, self.began = moment.wall, moment.at
         self.first_seq = (attempt - 1) * SEQ_A_ATTEMPT + 1
         ids = self.encode({"run_id": self.run_id, "session_key": str(self.session_key)})
         self._prefix = ids[:-1] + b',"seq":'
@@ -71,22 +81,29 @@ class LiveRun:
         """Numbers a chunk and tells it to every listener, without waiting for any."""
         self._tell(self._add(chunk))
 
-    def seal(self, chunk: Chunk) -> bytes:
-        """Adds the terminal chunk, untold until `publish`, and gives the whole log."""
+    def seal(self, chunk: Chunk) -> None:
+        """Adds the terminal chunk; listeners get it when it is published."""
         self._add(chunk)
         self.sealed = True
-        return b"\n".join(self.events)
-
-    def let_go(self) -> None:
-        """Of whoever drove it: what refers to itself is only found by a look for garbage, and a
-        busy gateway would hold gigabytes until then."""
-        self.progress = dict
-        self.reins.let_go()
 
     def unseal(self) -> None:
-        """The end could not be committed: another one will be."""
+        """Takes the terminal chunk back: it could not be committed."""
         self.events.pop()
+        if self.journal is not None:
+            self.journal.lines.pop()
         self.sealed = False
+
+    def timing(self, journal: RunJournal) -> Timing:
+        """When the run ends, if it ends now."""
+        moment = journal.moment()
+        return Timing(moment.wall, ceil((moment.at - self.began) * 1000))
+
+    def release(self) -> None:
+        """Lets go of the driver: reference cycles are only found by the garbage collector, and a
+        busy gateway would hold gigabytes until then."""
+        self.progress = dict
+        self.journal = None
+        self.control.close()
 
     def publish(self) -> None:
         """The end is durable: tell it."""
@@ -138,7 +155,10 @@ class LiveRun:
     def _add(self, chunk: Chunk) -> int:
         seq = self.first_seq + len(self.events)
         body = self.encode({"type": chunk.type, **chunk.data})
-        self.events.append(b"%b%d,%b" % (self._prefix, seq, body[1:]))
+        event = b"%b%d,%b" % (self._prefix, seq, body[1:])
+        self.events.append(event)
+        if self.journal is not None:
+            self.journal.lines.append(event)
         return seq
 
     def _tell(self, seq: int) -> None:
@@ -184,6 +204,11 @@ class LiveRuns:
 
     def find(self, run_id: str) -> LiveRun | None:
         return self._runs.get(RunId(run_id))
+
+    def journal_of(self, run_id: RunId) -> RunJournal | None:
+        """Of a run that is at work."""
+        run = self._runs.get(run_id)
+        return None if run is None else run.journal
 
     def close(self, run_id: RunId) -> None:
         self._runs.pop(run_id, None)

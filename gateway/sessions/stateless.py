@@ -7,14 +7,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
-from math import ceil
 from secrets import token_bytes
 
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.agent.effects import Json, NoJournal, Story, until_stored
-from gateway.agent.subagents import Aside, Errand
+from gateway.agent.journal import RunJournal, retry_store
+from gateway.agent.runner import Assignment
 from gateway.domain.agents import MEMORY, AgentDef, Template, speaker
 from gateway.domain.errors import Busy, Conflict, GatewayError
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
@@ -23,18 +22,10 @@ from gateway.domain.messages import Message, Node
 from gateway.domain.ports import Ids, ToolScope
 from gateway.domain.sessions import as_wished
 from gateway.domain.supervision import contained
+from gateway.memory.context import Besides
 from gateway.memory.window import message_tokens
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import (
-    DEFECT,
-    LAST_WORDS_S,
-    Asked,
-    End,
-    Means,
-    Timing,
-    answered,
-    refused,
-)
+from gateway.sessions.worker import DEFECT, LAST_WORDS_S, Asked, End, Means, answered, refused
 
 log = logging.getLogger(__name__)
 
@@ -152,8 +143,9 @@ class Stateless:
             raise Busy(f"{self._width} requests are being answered already; send it again later")
         run_id = RunId(f"r_{self._ids.new()}")
         session = SessionKey(question.agent.id, CHANNEL, question.account, run_id)
-        run = LiveRun(run_id, session, self._means.encode, clock.now())
-        run.start(1, clock.now(), clock.monotonic())
+        moment = RunJournal(clock).moment()
+        run = LiveRun(run_id, session, self._means.encode, moment.wall)
+        run.start(1, moment)
         self._answers.begin(question, run)
         scope = anyio.CancelScope()
         self._working[run_id] = (run, scope)
@@ -192,7 +184,7 @@ class Stateless:
         finally:
             del self._working[run.run_id]
             self._by_account -= Counter((question.account,))  # without those that have none
-            run.let_go()
+            run.release()
             if end is None:
                 run.abandon()
             else:
@@ -213,37 +205,21 @@ class Stateless:
             self._means.bus.publish(end.farewell)
 
     async def _end_of(self, run: LiveRun, question: Question) -> End:
-        means, clock = self._means, self._means.clock
+        means, journal = self._means, RunJournal(self._means.clock)
         message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
         new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
         asked = Asked([Entry(new, 1, "running", 1)])
-
-        def timing() -> Timing:
-            return Timing(clock.now(), ceil((clock.monotonic() - run.began) * 1000))
-
-        beside = Aside(
-            model=means.model,
-            gate=means.gate,
-            plans=means.plans,
-            decisions=means.decisions,
-            rules=means.rules,
-            clock=clock,
-            decode=means.decode,
-            publish=means.bus.publish,
-            price=means.price,
-        )
-        story = Story(run.run_id, NoJournal(), clock, Json(means.encode, means.decode))
         try:
-            errand = await self._errand(run, question)
-            answer = await beside.answer(errand, story, run.emit, run.reins)
+            assignment = await self._assignment(run, question)
+            answer = await means.runner.answer(assignment, journal, run.emit, run.control)
         except Exception:
             log.exception("a run failed", extra={"run": run.run_id})
-            return refused(asked, "internal_error", DEFECT, None, timing())
-        return answered(asked, answer, None, timing())
+            return refused(asked, "internal_error", DEFECT, None, run.timing(journal))
+        return answered(asked, answer, None, run.timing(journal))
 
-    async def _errand(self, run: LiveRun, question: Question) -> Errand:
+    async def _assignment(self, run: LiveRun, question: Question) -> Assignment:
         means, person = self._means, speaker(CHANNEL, question.account, "")
-        settings = await until_stored(means.clock, lambda: means.settings.of(person))
+        settings = await retry_store(means.clock, means.settings.of, person)
         agent = question.shaped(as_wished(question.agent, settings, {}))
         own, template = agent.system_prompt, means.souls.template_of(agent.id)
         if template is not None and "system_prompt" not in template.places:
@@ -253,14 +229,14 @@ class Stateless:
             system_prompt="\n\n".join(text for text in (own, question.instructions) if text),
             tools=tuple(tool for tool in agent.tools if tool != MEMORY),
         )
-        return Errand(
+        return Assignment(
             agent,
             question.text,
             ToolScope(run.session_key, run.run_id, person, is_kept=False),
             plan_of=agent.id,
             soul=means.souls.of(agent.id),
             earlier=_nodes(question.earlier, run, self._key),
-            template=template,
+            besides=Besides(template=template),
         )
 
 

@@ -3,60 +3,41 @@
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
-from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 
-from gateway.agent.driver import Driver, Pace
-from gateway.agent.effects import Answer, Fail, Finish, Gate, Job, Json, Story, until_stored
-from gateway.agent.leaves import Plans, prepared
+from gateway.agent.effects import Answer, Fail, Finish, Moment
+from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line
+from gateway.agent.runner import Assignment, Runner
 from gateway.agent.turn import LIMITS
-from gateway.control.notices import Bus, notice_of
-from gateway.control.policy import DecisionTrees
-from gateway.control.rules import RuleSet, RunRules
+from gateway.control.notices import Bus
+from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_in, person_key, speaker
 from gateway.domain.errors import BadSessionKey, GatewayError, NotFound
-from gateway.domain.events import Event, Notice, NoticeBoard, RuleStates
+from gateway.domain.events import Batching, Event, Notice, NoticeBoard, RuleStates
 from gateway.domain.facts import Fact, Recalled, Remember, Said, Source
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
-from gateway.domain.messages import Chunk, Message, Node, NodeStatus, Price, Usage, unpriced
-from gateway.domain.ports import (
-    Clock,
-    Decode,
-    Encode,
-    Inbox,
-    Journal,
-    Model,
-    Runs,
-    ToolScope,
-)
+from gateway.domain.journal import Attempt, damaged, pack_text
+from gateway.domain.mcp import Lacking
+from gateway.domain.messages import Chunk, Message, Node, NodeStatus, Usage
+from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, Runs, ToolScope
 from gateway.domain.sessions import as_wished
 from gateway.domain.supervision import survives
-from gateway.domain.tape import Record, Tape
-from gateway.memory.context import Besides, Context, pack
+from gateway.memory.context import Besides
 from gateway.memory.episodes import Episode, Episodes
 from gateway.memory.extraction import Keeper
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
-from gateway.sessions.journal import (
-    Recorder,
-    TapedClock,
-    TapedGate,
-    TapedModel,
-    TapedPace,
-    TapedStore,
-    damaged,
-    to_be_packed,
-)
+from gateway.sessions.journal import NONE, RecordedJournal, earlier_attempts
 from gateway.sessions.lanes import Batch, Waiting
-from gateway.sessions.runs import LiveRun, LiveRuns
+from gateway.sessions.runs import LiveRun, LiveRuns, Timing
 from gateway.sessions.settings import SettingsBook
 
 SHOWN_TEXT = 150_000  # characters in the last event; all of it was told before, in pieces
@@ -64,7 +45,7 @@ SHOWN_TEXT = 150_000  # characters in the last event; all of it was told before,
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """`outcome` is the reason of `done`, or `failed`."""
+    """How a run ends. `outcome` is the reason of `done`, or `failed`."""
 
     outcome: str
     nodes: tuple[Node, ...]
@@ -75,12 +56,6 @@ class End:
     posts: tuple[Notice, ...] = ()
     kept: Mapping[str, object] | None = None  # by rules
     has_told: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    finished_at: datetime
-    execution_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,12 +225,6 @@ def person_of(new: NewEntry) -> str:
     return speaker(key.channel, key.account, person_in(key, new.sender))
 
 
-class Recollection(Protocol):
-    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
-        """For the question of a message; never fails."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Recollected:
     """An answer goes on without its memory rather than not at all."""
@@ -291,34 +260,55 @@ class Recollected:
 
 
 @dataclass(frozen=True, slots=True)
-class TapedRecollection:
-    recollection: Recollection
-    record: Record
+class Read:
+    """What a run read before it began, besides the conversation: a replay reads the same again."""
 
-    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
-        found, missing = await self.recollection.of(new, agent, episode)
-        if found or missing:
-            self.record("remembered", [_plain(one) for one in found], missing)
-        return found, missing
+    notices: tuple[Notice, ...] = ()  # from other sessions
+    kept: Mapping[str, object] = field(default_factory=dict)  # by rules, of this session
+    recalled: tuple[Recalled, ...] = ()
+    missing: str = ""  # why nothing was recalled
+    lacking: tuple[Lacking, ...] = ()  # tool servers that were not there
+
+    def plain(self) -> dict[str, object]:
+        """Without what is empty, as it mostly is."""
+        plain: dict[str, object] = {}
+        if self.notices:
+            plain["notices"] = [_plain_notice(one) for one in self.notices]
+        if self.kept:
+            plain["kept"] = self.kept
+        if self.recalled:
+            plain["recalled"] = [_plain(one) for one in self.recalled]
+        if self.missing:
+            plain["missing"] = self.missing
+        if self.lacking:
+            plain["lacking"] = [[one.server, one.why] for one in self.lacking]
+        return plain
 
 
-@dataclass(frozen=True, slots=True)
-class RecollectionThen:
-    """The same again, whatever is known by now."""
-
-    found: Found
-
-    async def of(self, new: NewEntry, agent: AgentDef, episode: Episode) -> Found:
-        return self.found
-
-
-def recollection_on(tape: Tape) -> RecollectionThen:
-    """Raises TapeUnreadable."""
-    found, missing = next((m.values for m in tape.marks if m.kind == "remembered"), ([], ""))
+def read_in(attempt: Attempt) -> Read:
+    """What the recorded run read. Raises JournalUnreadable."""
+    begun = (one.values[1] for one in attempt.entries if one.kind == "begin")
+    plain: Mapping[str, Any] = next(begun, {})
     try:
-        return RecollectionThen((tuple(Recalled(**_values(one)) for one in found), missing))
+        return Read(
+            tuple(_notice(**told) for told in plain.get("notices", ())),
+            plain.get("kept", {}),
+            tuple(Recalled(**_values(one)) for one in plain.get("recalled", ())),
+            plain.get("missing", ""),
+            tuple(Lacking(*one) for one in plain.get("lacking", ())),
+        )
     except (TypeError, ValueError, AttributeError, OverflowError, BadSessionKey) as error:
         raise damaged(error) from error
+
+
+def _plain_notice(notice: Notice) -> dict[str, object]:
+    until = notice.expires_at
+    return {**asdict(notice), "expires_at": None if until is None else to_micros(until)}
+
+
+def _notice(*, expires_at: int | None, batching: dict[str, Any], **more: Any) -> Notice:
+    until = None if expires_at is None else to_time(expires_at)
+    return Notice(**more, expires_at=until, batching=Batching(**batching))
 
 
 _NAMES = {kind: [one.name for one in fields(kind)] for kind in (Recalled, Fact)}
@@ -359,78 +349,53 @@ class Means:
     """All that working on a message needs."""
 
     agents: Mapping[AgentId, AgentDef]
+    runner: Runner
     inbox: Inbox
     journal: Journal
     runs: Runs
     episodes: Episodes
     souls: Souls
-    model: Model
-    gate: Gate
     settings: SettingsBook
     clock: Clock
     bus: Bus
     encode: Encode
     decode: Decode
-    plans: Plans
-    rules: Callable[[], RuleSet]
     rule_states: RuleStates
     notices: NoticeBoard
-    decisions: DecisionTrees = DecisionTrees()
-    recollection: Recollection = Recollected()
+    recollection: Recollected = Recollected()
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
-    pace: Pace = field(default_factory=Pace)
-    price: Price = unpriced
     keeper: Keeper | None = None  # None: nobody looks for facts
     said: Callable[[SessionKey], None] = lambda key: None  # is told when a turn is in the store
 
-    def fresh_rules(self) -> RuleSet:
-        """The same rules, whose failures count nowhere else."""
-        rules = self.rules()
-        return RuleSet(rules.rules, rules.refused)
-
-    def through(self, recorder: Recorder) -> "Means":
-        """The same, with a recorder in front of all that a run is told by."""
-        store = TapedStore(self.journal, self.rule_states, self.notices, recorder)
-        return replace(
-            self,
-            model=TapedModel(self.model, recorder),
-            gate=TapedGate(self.gate, recorder),
-            clock=TapedClock(self.clock, recorder),
-            journal=store,
-            rule_states=store,
-            notices=store,
-            recollection=TapedRecollection(self.recollection, recorder),
-            pace=TapedPace(recorder),
-        )
-
 
 class Work:
+    """Brings accepted messages to their one end."""
+
     def __init__(self, means: Means, runs: LiveRuns) -> None:
         self.means = means
         self._runs = runs
 
     async def __call__(self, batch: Batch) -> None:
-        """Brings accepted messages to their one end, those that are merged along with the one that
-        carries them. Only cancellation gets out of here, and then all are still in the inbox."""
+        """Messages that are merged end along with the one that carries them. Only cancellation gets
+        out of here, and then all are still in the inbox."""
         means, entry, run = self.means, batch.entry, batch.run
         if means.keeper is not None:
             await means.keeper.settled(run.session_key)
         attempt = entry.attempts
         if entry.state == "queued":
-            attempt = await until_stored(means.clock, lambda: means.inbox.begin(entry.new.run_id))
-        recorder = Recorder([one.entry.new.run_id for one in batch.asked])
-        taped = Work(means.through(recorder), self._runs)
-        run.start(attempt, taped.means.clock.now(), taped.means.clock.monotonic())
-        recorder.listen(run.reins)  # after the time of its start: a replay has to know that first
+            attempt = await retry_store(means.clock, means.inbox.begin, run.run_id)
+        journal = await self._journal(run.run_id, attempt)
+        asked = [one.entry.new.run_id for one in batch.asked]
+        run.start(attempt, journal.begin(attempt, asked, run.control), journal)
         try:
-            end = await taped.bring_to_its_end(batch, recorder)
+            end = await self._to_its_end(batch, journal)
         except anyio.get_cancelled_exc_class():
             await self._forgive(run)
             raise
         finally:
-            run.let_go()
-        for ended in (*(one.run for one in batch.merged), run):
+            run.release()
+        for ended in (*[one.run for one in batch.merged], run):
             self._runs.close(ended.run_id)
             ended.publish()
         if means.keeper is not None:
@@ -440,12 +405,18 @@ class Work:
         if batch.crowds is not None:
             means.compact(run.session_key, batch.crowds, run.run_id)
 
+    async def _journal(self, run_id: RunId, attempt: int) -> RecordedJournal:
+        means, earlier = self.means, NONE
+        if attempt > 1:
+            earlier = await earlier_attempts(run_id, means.journal, means.clock, means.decode)
+        return RecordedJournal(run_id, means.clock, means.journal, means.encode, earlier)
+
     async def _forgive(self, run: LiveRun) -> None:
-        """We are cut off in good order: that must not count against the message."""
+        """An attempt that we cut off in good order does not count against the message."""
         with anyio.move_on_after(LAST_WORDS_S, shield=True), contextlib.suppress(GatewayError):
             await self.means.journal.forgive(run.run_id)
 
-    async def bring_to_its_end(self, batch: Batch, recorder: Recorder) -> End:
+    async def _to_its_end(self, batch: Batch, journal: RecordedJournal) -> End:
         entry, run = batch.entry, batch.run
         agent = self.means.agents.get(entry.new.session_key.agent)
         try:
@@ -453,12 +424,11 @@ class Work:
         except Exception:
             log.exception("a conversation cannot be read", extra={"run": run.run_id})
             episode = Episode(None)
-            end = refused(_asked(batch), "internal_error", DEFECT, None, self._timing(run))
+            end = refused(_asked(batch), "internal_error", DEFECT, None, run.timing(journal))
         else:
-            end = await self.end_of(batch, agent, episode)
-        tape = await to_be_packed(recorder, self.means.encode)
+            end = await self.end_of(batch, agent, episode, journal)
         try:
-            await self._commit(batch, episode, end, tape)
+            await self._commit(batch, episode, end, journal)
         except Exception:
             # Something in the answer cannot be kept; the question can, and an honest word.
             log.exception("an answer cannot be stored", extra={"run": run.run_id})
@@ -466,10 +436,9 @@ class Work:
             for sealed in (run, *(one.run for one in batch.merged)):
                 sealed.unseal()
             batch.taken = ()
-            asked = _asked(batch)
-            sorry = refused(asked, "internal_error", DEFECT, episode.head, self._timing(run))
-            await self._commit(batch, episode, sorry, tape)
-            return sorry
+            told = (_asked(batch), "internal_error", DEFECT, episode.head, run.timing(journal))
+            end = refused(*told)
+            await self._commit(batch, episode, end, journal)
         return end
 
     async def _recall(self, entry: Entry, agent: AgentDef | None) -> Episode:
@@ -477,114 +446,108 @@ class Work:
         key, upto = entry.new.session_key, entry.new.context_id
         if entry.seq == 1 and upto is None:
             return Episode(None, is_all=True)  # nothing was said before the first
-        means = self.means
-        recall = means.episodes.recall
+        clock, recall = self.means.clock, self.means.episodes.recall
         if upto is not None:
-            episode = await until_stored(means.clock, lambda: recall(key, rules))
+            episode = await retry_store(clock, recall, key, rules)
             if episode.is_summed_up_after(upto):
                 return episode
         try:
-            return await until_stored(means.clock, lambda: recall(key, rules, upto=upto))
+            return await retry_store(clock, recall, key, rules, upto=upto)
         except NotFound:
             log.warning("the place to go on from is gone", extra={"node": upto})
-            return await until_stored(means.clock, lambda: recall(key, rules))
+            return await retry_store(clock, recall, key, rules)
 
-    async def end_of(self, batch: Batch, agent: AgentDef | None, episode: Episode) -> End:
-        """How it ends when it goes on from there."""
+    async def end_of(
+        self,
+        batch: Batch,
+        agent: AgentDef | None,
+        episode: Episode,
+        journal: RunJournal,
+        read: Read | None = None,
+    ) -> End:
+        """How the run ends when it goes on from there. `read` is what a recorded run had read."""
         entry, run, asked = batch.entry, batch.run, _asked(batch)
-
-        def timing() -> Timing:
-            return self._timing(run)
-
         if _is_poison(entry, run):
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            return refused(asked, "internal_error", told, episode.head, timing())
+            return refused(asked, "internal_error", told, episode.head, run.timing(journal))
         if agent is None:
             told = f"The agent {entry.new.session_key.agent!r} is no longer configured."
-            return refused(asked, "config_error", told, episode.head, timing())
+            return refused(asked, "config_error", told, episode.head, run.timing(journal))
         try:
-            answer = await self._drive(batch, agent, episode)
+            answer = await self._drive(batch, agent, episode, journal, read)
         except BaseException as error:
             if not survives(error):
                 raise
             log.exception("a run failed", extra={"run": run.run_id})
-            return refused(asked, "internal_error", DEFECT, episode.head, timing())
+            return refused(asked, "internal_error", DEFECT, episode.head, run.timing(journal))
         batch.take(answer.taken)
-        return answered(_asked(batch), answer, episode.head, timing())
+        return answered(_asked(batch), answer, episode.head, run.timing(journal))
 
-    def _timing(self, run: LiveRun) -> Timing:
-        clock = self.means.clock
-        # The wall clock may jump; how long it took may not.
-        return Timing(clock.now(), ceil((clock.monotonic() - run.began) * 1000))
-
-    async def _drive(self, batch: Batch, agent: AgentDef, episode: Episode) -> Answer:
+    async def _drive(
+        self,
+        batch: Batch,
+        agent: AgentDef,
+        episode: Episode,
+        journal: RunJournal,
+        read: Read | None,
+    ) -> Answer:
         means, new, run = self.means, batch.entry.new, batch.run
-        person = person_of(new)
         agent = await self._as_wished(batch, agent)
-        story = Story(new.run_id, means.journal, means.clock, Json(means.encode, means.decode))
         if run.attempt > 1:
-            run.emit(_made_again(means.clock.now()))
-            await story.recall()
-        key = new.session_key
-        waiting = await until_stored(
-            means.clock,
-            lambda: means.notices.claim(person, key, new.run_id, now=means.clock.now()),
+            run.emit(_made_again(journal.moment().wall))
+        rules, runner = means.runner.rules(), means.runner
+        if read is None:
+            read = await self._read(batch, agent, episode, rules)
+        earlier = [Message("user", one.entry.new.content) for one in batch.asked[:-1]]
+        template = means.souls.template_of(agent.id)
+        besides = (episode.summary, read.recalled, read.missing, earlier, new.message_id, template)
+        assignment = Assignment(
+            agent,
+            new.content,
+            _scope_of(new),
+            agent.id,
+            means.souls.of(agent.id),
+            episode.nodes,
+            Besides(*besides),
+            read.notices,
+            read.kept,
+            new.context_id,
         )
-        lacking = await prepared(means.gate, agent, run.reins)
-        tools, rules = means.gate.offered(agent), means.rules()
-        soul, template = means.souls.of(agent.id), means.souls.template_of(agent.id)
-        *earlier, question = (Message("user", one.entry.new.content) for one in batch.asked)
-        found, missing = await means.recollection.of(new, agent, episode)
-        besides = Besides(episode.summary, found, missing, earlier, new.message_id, template)
-        context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
-        batch.most_nodes, batch.crowds = (
-            agent.context.max_nodes,
-            agent if context.is_crowded else None,
-        )
-        plan = means.plans.of(agent.id)
-        decision = means.decisions.chosen(agent.decision, plan.decision)
-        if decision != agent.decision:
-            agent = replace(agent, decision=decision)
-        job = Job(
-            agent=agent,
-            plan=plan,
-            context=context,
-            tools=tools,
-            scope=_scope_of(new, person),
-            rules=RunRules(rules, only=agent.rules, kept=await self._kept(rules, key)),
-            publish=means.bus.publish,
-            decode=means.decode,
-            decision=means.decisions.named(decision),
-            context_id=new.context_id,
-            known=story.result,
-            waiting=(*waiting, *map(notice_of, lacking)),
-            price=means.price,
-            was_near=await self._was_near(agent, context, episode),
-        )
-        driver = Driver(
-            job=job,
-            model=means.model,
-            gate=means.gate,
-            story=story,
-            clock=means.clock,
-            emit=run.emit,
-            reins=run.reins,
-            pace=means.pace,
-        )
+        job = runner.job(assignment, rules, journal, read.lacking)
+        if job.context.tokens >= context_line(agent) and await self._was_near(episode):
+            job = replace(job, was_near=True)
+        batch.most_nodes = agent.context.max_nodes
+        batch.crowds = agent if job.context.is_crowded else None
+        driver = runner.driver(job, journal, run.emit, run.control)
         run.progress = driver.progress
-        await means.pace.begins(job, self._scene(agent, rules))
+        tree = {"name": agent.tree, "text": runner.plans.digest(agent.id)}
+        limits = {name: getattr(agent.limits, name) for name in LIMITS}
+        scene = {"limits": limits, "tree": tree, "decision": job.agent.decision}
+        await journal.begins({**scene, "rules": dict(rules.digests)}, read.plain())
         try:
             return await driver.drive()
         finally:
-            means.pace.ends()
+            journal.ends()
 
-    async def _was_near(self, agent: AgentDef, context: Context, episode: Episode) -> bool:
-        """Whether the run before had come near the window's end, if this one begins there."""
-        means, runs = self.means, self.means.runs
-        if not episode.nodes or context.tokens < context_line(agent):
+    async def _read(self, batch: Batch, agent: AgentDef, episode: Episode, rules: RuleSet) -> Read:
+        means, new, key = self.means, batch.entry.new, batch.entry.new.session_key
+        claim, now = means.notices.claim, means.clock.now()
+        notices = await retry_store(means.clock, claim, person_of(new), key, new.run_id, now=now)
+        lacking = await means.runner.lacking(agent, batch.run.control)
+        recalled, missing = await means.recollection.of(new, agent, episode)
+        kept: object = None
+        if rules.keeps_state:
+            text = await retry_store(means.clock, means.rule_states.of, key)
+            kept = means.decode(text) if text else None
+        kept = kept if isinstance(kept, dict) else {}
+        return Read(tuple(notices), kept, recalled, missing, tuple(lacking))
+
+    async def _was_near(self, episode: Episode) -> bool:
+        """Whether the run before had come near the window's end."""
+        if not episode.nodes:
             return False
-        before = episode.nodes[-1].run_id
-        record = await until_stored(means.clock, lambda: runs.find(before))
+        means, before = self.means, episode.nodes[-1].run_id
+        record = await retry_store(means.clock, means.runs.find, before)
         summary = means.decode(record.summary) if record and record.summary else {}
         match summary:
             case {"warned": list(warned)}:
@@ -595,34 +558,20 @@ class Work:
     async def _as_wished(self, batch: Batch, agent: AgentDef) -> AgentDef:
         """By whoever asks, for the session, and with the message itself."""
         means, new = self.means, batch.entry.new
-        settings = await until_stored(means.clock, lambda: means.settings.of(person_of(new)))
+        settings = await retry_store(means.clock, means.settings.of, person_of(new))
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
         return as_wished(agent, settings, new.limits)
 
-    def _scene(self, agent: AgentDef, rules: RuleSet) -> dict[str, object]:
-        """What decides over a run besides what it is shown and told."""
-        tree = {"name": agent.tree, "text": self.means.plans.digest(agent.id)}
-        limits = {name: getattr(agent.limits, name) for name in LIMITS}
-        decision, rules_ = agent.decision, dict(rules.digests)
-        return {"limits": limits, "tree": tree, "decision": decision, "rules": rules_}
-
-    async def _kept(self, rules: RuleSet, key: SessionKey) -> Mapping[str, object]:
-        means = self.means
-        kept: object = None
-        if rules.keeps_state:
-            text = await until_stored(means.clock, lambda: means.rule_states.of(key))
-            kept = means.decode(text) if text else None
-        return kept if isinstance(kept, dict) else {}
-
     async def _commit(
-        self, batch: Batch, episode: Episode, end: End, tape: Callable[[], bytes]
+        self, batch: Batch, episode: Episode, end: End, journal: RecordedJournal
     ) -> None:
         means, entry, run = self.means, batch.entry, batch.run
         new = entry.new
-        log_bytes = run.seal(end.terminal)
+        run.seal(end.terminal)
         run.state = "ended"
         summary = {**run.summary(means.clock), "termination_reason": end.outcome}
+        part, pack = await journal.last_part()
         ending = Ending(
             run_id=new.run_id,
             session_key=new.session_key,
@@ -631,19 +580,19 @@ class Work:
             nodes=end.nodes,
             grown_from=episode.head,
             take_head=new.context_id is not None and episode.head is not None,
-            log=log_bytes,
+            journal=pack,
+            part=part,
             summary=means.encode(summary).decode(),
             finished_at=means.clock.now(),
             deliveries=self._deliveries(entry, end),
-            tape=tape,
             person=person_of(new),
             posts=end.posts,
             leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
-            merged=tuple(self._merged(one, run, end) for one in batch.merged),
+            merged=tuple([self._merged(one, run, end) for one in batch.merged]),
             most_nodes=batch.most_nodes,
         )
-        moved = await until_stored(means.clock, lambda: means.inbox.finish(ending))
+        moved = await retry_store(means.clock, means.inbox.finish, ending)
         means.said(new.session_key)
         agent = means.agents.get(new.session_key.agent)
         if moved and agent is not None:
@@ -653,12 +602,13 @@ class Work:
 
     def _merged(self, one: Waiting, into: LiveRun, end: End) -> Merged:
         means, its = self.means, one.run
-        its.start(max(1, one.entry.attempts), means.clock.now(), means.clock.monotonic())
-        log_bytes = its.seal(merged(into.run_id, end.nodes[-1].id, self._timing(its)))
+        moment = Moment(means.clock.now(), means.clock.monotonic())
+        its.start(max(1, one.entry.attempts), moment)
+        its.seal(merged(into.run_id, end.nodes[-1].id, Timing(moment.wall, 0)))
         its.state = "ended"
         ended = {"termination_reason": "merged", "merged_into": into.run_id}
         summary = means.encode({**its.summary(means.clock), **ended}).decode()
-        return Merged(its.run_id, log_bytes, summary)
+        return Merged(its.run_id, pack_text(its.events), summary)
 
     def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
         new, key = entry.new, entry.new.session_key
@@ -669,10 +619,10 @@ class Work:
         return (delivery,)
 
 
-def _scope_of(new: NewEntry, person: str) -> ToolScope:
+def _scope_of(new: NewEntry) -> ToolScope:
     said_by = new.sender or new.session_key.peer
     asked = Source(new.message_id, new.session_key, new.accepted_at, new.content, said_by)
-    return ToolScope(new.session_key, new.run_id, person, asked=asked)
+    return ToolScope(new.session_key, new.run_id, person_of(new), asked=asked)
 
 
 def _said(batch: Batch) -> Sequence[Said]:

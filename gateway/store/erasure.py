@@ -133,7 +133,8 @@ WHERE place > ? AND place < ? AND standing < 2
 _OF_SESSION = (
     "DELETE FROM journal WHERE run_id IN (SELECT run_id FROM run WHERE session = ?)",
     """
-    UPDATE run SET content = '', digest = '', summary = '', log = NULL, tape = NULL, whence = NULL
+    UPDATE run SET content = '', digest = '', summary = '', has_journal = 0, log = NULL, tape = NULL,
+        whence = NULL
     WHERE session = ?
     """,
     """

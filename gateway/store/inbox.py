@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
@@ -13,7 +13,8 @@ from pydantic_core import from_json, to_json
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import Batching, Notice
 from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
-from gateway.domain.inbox import Accepted, Ending, Entry, JournalNote, NewEntry, RunRecord
+from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
+from gateway.domain.journal import chunks_of
 from gateway.domain.messages import Node
 from gateway.store.channels import require_memos, require_unheard, write_memos
 from gateway.store.outbox import add_delivery, require_delivery
@@ -35,40 +36,34 @@ class SqliteJournal:
     def __init__(self, writer: Writer, readers: Readers) -> None:
         self._writer, self._readers = writer, readers
 
-    async def note(self, run_id: RunId, note: JournalNote) -> None:
-        """The first of a step and kind stays: a kind names the call that it is the result of."""
-        require_text("a journal note", run_id, note.kind, note.payload)
-        await self._writer.write(partial(_note, run_id, note), durable=False)
+    async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
+        await self._writer.write(partial(add_part, run_id, part, pack), durable=False)
 
     async def forgive(self, run_id: RunId) -> None:
         await self._writer.write(partial(_forgive, run_id), durable=False)
 
-    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
-        return await self._readers.read(partial(_notes, run_id))
+    async def read(self, run_id: RunId) -> Sequence[bytes]:
+        return await self._readers.read(partial(_parts, run_id))
+
+
+def add_part(run_id: RunId, part: int, pack: Callable[[], bytes], pen: Pen) -> None:
+    pen.db.execute(_ADD_PART, (run_id, part, pack()))
 
 
 def _forgive(run_id: RunId, pen: Pen) -> None:
     pen.db.execute(_FORGIVE, (run_id,))
 
 
-def _note(run_id: RunId, note: JournalNote, pen: Pen) -> None:
-    pen.db.execute(_ADD, (run_id, note.step, note.kind, note.payload))
-
-
-def _notes(run_id: RunId, db: sqlite3.Connection) -> Sequence[JournalNote]:
-    rows = db.execute(
-        "SELECT step, kind, payload FROM journal WHERE run_id = ? ORDER BY step, id", (run_id,)
-    ).fetchall()
-    return [JournalNote(*row) for row in rows]
+def _parts(run_id: RunId, db: sqlite3.Connection) -> Sequence[bytes]:
+    return [row[0] for row in db.execute(_PARTS, (run_id,))]
 
 
 _FORGIVE = """
 UPDATE run SET forgiven = forgiven + 1
 WHERE run_id = ? AND finished_at IS NULL AND forgiven < attempts
 """
-_ADD = """
-INSERT INTO journal (run_id, step, kind, payload) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING
-"""
+_ADD_PART = "INSERT INTO journal (run_id, part, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_PARTS = "SELECT data FROM journal WHERE run_id = ? ORDER BY part"
 
 MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest go
 
@@ -264,9 +259,6 @@ class SqliteRuns:
     async def find(self, run_id: RunId) -> RunRecord | None:
         return await self._readers.read(partial(_find, run_id))
 
-    async def tape(self, run_id: RunId) -> bytes:
-        return await self._readers.read(partial(_tape, run_id))
-
 
 def require_entry(entry: NewEntry) -> None:
     """Raises TextRefused before anything is written."""
@@ -381,13 +373,15 @@ def _finish(ending: Ending, pen: Pen) -> bool:
         raise NotFound(f"message {ending.grown_from}")
     _require_open(ending, session, pen.db)
     at = to_micros(ending.finished_at)
-    end = (ending.state, at, ending.outcome, ending.summary, ending.log, ending.tape() or None)
+    end = (ending.state, at, ending.outcome, ending.summary)
     if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
         _require_ended(ending.run_id, session, pen.db)
         return False
+    pen.db.execute(_ADD_PART, (ending.run_id, ending.part, ending.journal()))
     for one in ending.merged:
-        end = ("done", at, "merged", one.summary, one.log, None)
+        end = ("done", at, "merged", one.summary)
         pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
+        pen.db.execute(_ADD_PART, (one.run_id, 0, one.journal))
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     append(ending.nodes, parent, session, pen.db)
     _add_deliveries(ending, session, pen.db)
@@ -476,13 +470,9 @@ def _find(run_id: RunId, db: sqlite3.Connection) -> RunRecord | None:
     if row is None:
         return None
     at, outcome, log, summary = row[-4:]
-    log = _FRACTION.sub(rb"\1", log or b"")
+    # The log of a run that an earlier version ended stands in its row.
+    log = _FRACTION.sub(rb"\1", log) if log else chunks_of(_parts(run_id, db))
     return RunRecord(_to_entry(row), outcome, log, summary, None if at is None else to_time(at))
-
-
-def _tape(run_id: RunId, db: sqlite3.Connection) -> bytes:
-    row = db.execute("SELECT tape FROM run WHERE run_id = ?", (run_id,)).fetchone()
-    return (row and row[0]) or b""
 
 
 def _to_entry(row: Sequence[Any]) -> Entry:
@@ -518,7 +508,7 @@ WHERE run_id = ? AND finished_at IS NULL
 RETURNING attempts
 """
 _END_RUN = """
-UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, log = ?, tape = ?
+UPDATE run SET state = ?, finished_at = ?, outcome = ?, summary = ?, has_journal = 1
 WHERE run_id = ? AND session = ? AND finished_at IS NULL
 """
 _REOPEN = "UPDATE session SET state = 'active' WHERE id = ? AND state = 'closed'"

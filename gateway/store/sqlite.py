@@ -86,7 +86,7 @@ def _sweep(before: int, limit: int, pen: Pen) -> int:
     rows = pen.db.execute(_OLD, (before, max(0, limit))).fetchall()
     ids = [(run_id,) for _, run_id in rows]
     pen.db.executemany("DELETE FROM journal WHERE run_id = ?", ids)
-    forget = "UPDATE run SET log = NULL, tape = NULL WHERE id = ?"
+    forget = "UPDATE run SET has_journal = 0, log = NULL, tape = NULL WHERE id = ?"
     pen.db.executemany(forget, [(row,) for row, _ in rows])
     return max(len(rows), sweep_originals(before, limit, pen))
 
@@ -101,7 +101,7 @@ UPDATE session SET state = 'closed' WHERE id IN (
     WHERE state = 'active' AND agent = ? AND updated_at < ? LIMIT ?)
 """
 _OLD = """
-SELECT id, run_id FROM run WHERE log IS NOT NULL AND finished_at < ? ORDER BY finished_at LIMIT ?
+SELECT id, run_id FROM run WHERE has_journal AND finished_at < ? ORDER BY finished_at LIMIT ?
 """
 
 log = logging.getLogger(__name__)

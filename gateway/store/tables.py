@@ -5,6 +5,7 @@ import sqlite3
 from functools import cache
 
 from gateway.domain.errors import StoreRefused
+from gateway.store.journals import move_journals
 from gateway.store.rooms import move_rooms
 
 FIRST = """
@@ -464,6 +465,23 @@ CREATE INDEX delivery_due ON delivery (due_at) WHERE state = 'pending';
 CREATE INDEX delivery_dead ON delivery (id) WHERE state IN ('unknown', 'failed')
 """
 
+# One journal a run, in parts; what earlier versions wrote of runs that have ended stays in their rows
+# until it is swept.
+JOURNAL = """
+CREATE TABLE IF NOT EXISTS run_journal (
+    run_id TEXT NOT NULL,
+    part INTEGER NOT NULL,
+    data BLOB NOT NULL,              -- packed lines: entries, and chunks as they were sent
+    PRIMARY KEY (run_id, part)
+) WITHOUT ROWID;
+"""
+HAS_JOURNAL = """
+ALTER TABLE run ADD COLUMN has_journal INTEGER NOT NULL DEFAULT 0;
+UPDATE run SET has_journal = 1 WHERE log IS NOT NULL;
+DROP INDEX IF EXISTS run_with_log;
+CREATE INDEX IF NOT EXISTS run_with_journal ON run (finished_at) WHERE has_journal
+"""
+
 # Each step brings a database from the version of its index to the next one. A step may run again
 # after a crash, so it must not mind what is already there.
 MIGRATIONS: tuple[str, ...] = (
@@ -475,9 +493,11 @@ MIGRATIONS: tuple[str, ...] = (
     CHANNELS,
     ORIGINALS,
     "",  # brings columns, and rooms their keys
+    JOURNAL,
 )
 VERSION = len(MIGRATIONS)
 _ROOMS = 7  # the step in which the rooms of channels get keys of their own
+_JOURNALS = 8  # the step in which the notes of a run that has not ended become its journal
 # What a step does besides as long as a column is still there, or not yet: SQL cannot ask for that itself.
 _MOVES: tuple[tuple[int, tuple[str, str], str], ...] = ((2, ("run", "token_limit"), LIMITS),)
 _ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
@@ -487,6 +507,7 @@ _ADDED: tuple[tuple[int, tuple[str, str], str], ...] = (
     (5, ("delivery", "arrived"), DELIVERIES),
     (7, ("token_record", "overran"), OVERRAN),
     (7, ("channel_heard", "why"), UNREAD),
+    (8, ("run", "has_journal"), HAS_JOURNAL),
 )
 
 
@@ -530,5 +551,7 @@ def migrate(db: sqlite3.Connection, to: int = VERSION) -> None:
         db.executescript(f"BEGIN IMMEDIATE; {script}")
         if step == _ROOMS:
             move_rooms(db)
+        if step == _JOURNALS:
+            move_journals(db)
         db.execute(f"PRAGMA user_version = {step + 1}")
         db.execute("COMMIT")

@@ -286,7 +286,7 @@ async def test_cancelling_at_once_ends_a_streaming_model_and_keeps_its_text() ->
         async with anyio.create_task_group() as group:
             group.start_soon(drive)
             await model.reached.wait()
-            stage.driver.reins.stop("cancelled", at_once=True)
+            stage.driver.control.stop("cancelled", at_once=True)
 
     assert model.cancelled
     assert isinstance(answers[0].end, Finish)
@@ -298,7 +298,7 @@ async def test_cancelling_after_the_turn_lets_the_step_end() -> None:
     stage: Stage
 
     async def act(arguments: Mapping[str, object]) -> str:
-        stage.driver.reins.stop("cancelled", at_once=False)
+        stage.driver.control.stop("cancelled", at_once=False)
         return "finished all the same"
 
     model = ScriptedModel(says("look", ToolCall("1", "echo")), says("never asked"))
@@ -315,7 +315,7 @@ async def test_cancelling_after_the_turn_lets_the_step_end() -> None:
 async def test_cancelled_before_it_began_no_model_is_asked() -> None:
     model = ScriptedModel(says("never"))
     stage = Stage(model)
-    stage.driver.reins.stop("cancelled", at_once=True)
+    stage.driver.control.stop("cancelled", at_once=True)
 
     answer = await stage.drive()
 
@@ -355,7 +355,7 @@ async def test_a_cancelled_tool_leaves_no_call_without_a_result() -> None:
         async with anyio.create_task_group() as group:
             group.start_soon(drive)
             await reached.wait()
-            stage.driver.reins.stop("cancelled", at_once=True)
+            stage.driver.control.stop("cancelled", at_once=True)
 
     roles = [message.role for message in answers[0].said]
     assert roles == ["assistant", "tool", "assistant"]
@@ -430,7 +430,7 @@ async def test_a_tool_that_ended_before_the_run_was_stopped_keeps_its_result() -
             group.start_soon(drive)
             await stuck.wait()
             await anyio.wait_all_tasks_blocked()
-            stage.driver.reins.stop("cancelled", at_once=True)
+            stage.driver.control.stop("cancelled", at_once=True)
 
     results = [m.result for m in answers[0].said if m.result is not None]
     assert [(r.call_id, r.content) for r in results] == [("1", "PAID"), ("2", INTERRUPTED)]
@@ -488,7 +488,7 @@ async def test_what_people_added_is_there_again_where_it_was_taken(name: str) ->
 
     async def act(arguments: Mapping[str, object]) -> str:
         if len(echo.calls) == 1:
-            stage.driver.reins.say(Said(RunId("r_2"), "faster"))
+            stage.driver.control.steer(Said(RunId("r_2"), "faster"))
         return "ok"
 
     echo = FakeTool("echo", act)

@@ -2,7 +2,7 @@
 
 import anyio
 
-from gateway.agent.effects import RETRY_S, until_stored
+from gateway.agent.effects import RETRY_S, retry_store
 from gateway.domain.errors import StoreUnavailable
 from tests.fakes.clock import FakeClock
 
@@ -20,7 +20,7 @@ async def test_it_is_done_again_until_the_store_takes_it() -> None:
     results: list[str] = []
 
     async def wait() -> None:
-        results.append(await until_stored(clock, act))
+        results.append(await retry_store(clock, act))
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:

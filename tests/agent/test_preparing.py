@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import anyio
 import pytest
 
-from gateway.agent.effects import Reins
+from gateway.agent.effects import RunControl
 from gateway.agent.leaves import prepared
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
@@ -41,7 +41,7 @@ class SlowGate:
 
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_a_stop_ends_the_waiting_and_stays_for_the_turn(is_early: bool) -> None:
-    gate, reins = SlowGate(), Reins()
+    gate, reins = SlowGate(), RunControl()
 
     async def stop() -> None:
         if not is_early:

@@ -1,13 +1,13 @@
-"""Reins: what was said can be taken back until the run has taken it, and a loose run hears nothing."""
+"""RunControl: what was said can be taken back until the run has taken it, and a loose run hears nothing."""
 
-from gateway.agent.effects import Reins, Said, Stop, drop_said
+from gateway.agent.effects import RunControl, Said, Stop, drop_said
 from gateway.domain.ids import RunId
 
 ONE, TWO = Said(RunId("r1"), "one"), Said(RunId("r2"), "two")
 
 
 def test_what_the_run_has_not_begun_to_hear_is_taken_back() -> None:
-    reins = Reins()
+    reins = RunControl()
     reins.stop("cancelled", at_once=True)
     reins.say(ONE)
     reins.say(TWO)
@@ -18,7 +18,7 @@ def test_what_the_run_has_not_begun_to_hear_is_taken_back() -> None:
 
 
 def test_what_the_run_holds_already_is_its_to_forget() -> None:
-    reins, held = Reins(), [TWO]
+    reins, held = RunControl(), [TWO]
     reins.forget = lambda run_id: drop_said(held, run_id)
 
     assert not reins.unsay(ONE.run_id)
@@ -27,7 +27,7 @@ def test_what_the_run_holds_already_is_its_to_forget() -> None:
 
 
 def test_a_loose_run_takes_nothing_and_forgets_nothing() -> None:
-    reins = Reins()
+    reins = RunControl()
     reins.forget = lambda _: True
     reins.let_go()
 
@@ -36,7 +36,7 @@ def test_a_loose_run_takes_nothing_and_forgets_nothing() -> None:
 
 
 def test_what_is_pulled_before_the_run_is_there_when_it_begins() -> None:
-    reins = Reins()
+    reins = RunControl()
 
     reins.stop("cancelled", at_once=False)
     reins.say(ONE)
@@ -46,7 +46,7 @@ def test_what_is_pulled_before_the_run_is_there_when_it_begins() -> None:
 
 def test_the_run_is_woken_each_time_until_it_is_over() -> None:
     woken: list[int] = []
-    reins = Reins()
+    reins = RunControl()
     reins.wake = lambda: woken.append(len(reins.pulled))
 
     reins.stop("timeout", at_once=True)

@@ -128,7 +128,7 @@ def started(
 
 def test_a_hangup_without_a_terminal_is_ignored_and_logged(config: Path) -> None:
     log = config.parent / "log.txt"
-    alone = f"import os; os.setsid(); {RUN}"
+    alone = f"{HEEDING}; import os; os.setsid(); {RUN}"
     with (
         log.open("wb") as err,
         started(config, alone, out=subprocess.DEVNULL, err=err.fileno()) as site,

@@ -332,7 +332,7 @@ async def record(site: Site, client: Client, plan: Plan) -> Recorded:
         await client.until(run_id, lambda seen: any(event["type"] == "tool_call" for event in seen))
         live = site.rooms.front.live.find(run_id)
         assert live is not None
-        live.reins.say(Said(RunId("r_more"), "And more."))
+        live.control.steer(Said(RunId("r_more"), "And more."))
         GATES[plan.gate].set()
     events = await client.ended(run_id)
     return Recorded(plan, run_id, sent["session_key"], events)

@@ -14,12 +14,10 @@ from pydantic_core import to_json
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import RunId
-from gateway.domain.inbox import RunRecord
+from gateway.domain.journal import Attempt, Entry, JournalUnreadable
 from gateway.domain.messages import Spent, Usage
-from gateway.domain.ports import Runs
-from gateway.domain.tape import Mark, Tape
 from gateway.memory.context import RESULTS
-from gateway.sessions.journal import TapeUnreadable, packed
+from gateway.sessions.journal import packed
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
@@ -183,7 +181,7 @@ async def test_a_run_that_was_taken_up_again_replays_its_last_attempt(tmp_path: 
     assert (answer["identical"], answer["chunks"], answer["calls"]) == (True, len(events), 1)
 
 
-async def test_keys_are_nowhere_on_a_tape(tmp_path: Path) -> None:
+async def test_keys_are_nowhere_in_a_journal(tmp_path: Path) -> None:
     key = "sk-of-the-test"
     error = f'data: {{"error":{{"message":"wrong key {key}"}}}}\n\n'.encode()
     pieces = [error[:35], error[35:]]  # cut within the key
@@ -196,31 +194,33 @@ async def test_keys_are_nowhere_on_a_tape(tmp_path: Path) -> None:
         run_id = (await client.ask("hi"))["run_id"]
         record = await site.rooms.stores.runs.find(run_id)
         assert record is not None
-        tape = await site.rooms.replays.tape(record)
+        attempt = await site.rooms.replays.attempt(record)
         answer = await client.call("run.replay", run_id=run_id)
 
-    said = "".join(mark.values[0] for mark in tape.marks if mark.kind == "bytes")
+    said = "".join(entry.values[0] for entry in attempt.entries if entry.kind == "bytes")
     assert "wrong key **************" in said
-    assert key not in str(tape)
+    assert key not in str(attempt)
     assert answer["identical"]
 
 
 @dataclass
-class OneTape:
-    """A store that holds another tape than the one that was recorded."""
+class OneJournal:
+    """A store that holds another journal than the one that was recorded."""
 
-    runs: Runs
     data: bytes
 
-    async def find(self, run_id: RunId) -> RunRecord | None:
-        return await self.runs.find(run_id)
+    async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
+        raise AssertionError("a replay writes nothing")
 
-    async def tape(self, run_id: RunId) -> bytes:
-        return self.data
+    async def read(self, run_id: RunId) -> Sequence[bytes]:
+        return (self.data,)
+
+    async def forgive(self, run_id: RunId) -> None:
+        raise AssertionError("a replay forgives nothing")
 
 
 @pytest.mark.parametrize("number", [3, 4, 8, 12, 14])
-async def test_a_tape_with_a_mark_missing_or_wrong_is_an_honest_answer(
+async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
     tmp_path: Path, number: int
 ) -> None:
     found: Counter[str] = Counter()
@@ -228,28 +228,31 @@ async def test_a_tape_with_a_mark_missing_or_wrong_is_an_honest_answer(
         run_id = RunId((await record(site, client, PLANS[number])).run_id)
         stored = await site.rooms.stores.runs.find(run_id)
         assert stored is not None
-        marks = (await site.rooms.replays.tape(stored)).marks
-        wrong = Mark("reply", ({"text": 1},))
-        tapes = [(*marks[:place], *marks[place + 1 :]) for place in range(len(marks))]
-        tapes += [marks[:place] for place in range(len(marks))]
-        tapes += [(*marks[:place], wrong, *marks[place:]) for place in range(len(marks))]
+        replays = site.rooms.replays
+        recorded: Attempt = await replays.attempt(stored)
+        entries, wrong = recorded.entries, Entry("reply", (0, {"text": 1}))
+        journals = [(*entries[:place], *entries[place + 1 :]) for place in range(len(entries))]
+        journals += [entries[:place] for place in range(len(entries))]
+        journals += [(*entries[:place], wrong, *entries[place:]) for place in range(len(entries))]
 
-        async def play(tape: tuple[Mark, ...]) -> None:
-            runs = OneTape(site.rooms.stores.runs, packed(Tape(tape), to_json))
+        async def play(lines: tuple[Entry, ...]) -> None:
+            asked = Entry("attempt", (1, list(recorded.asked)))
+            journal = OneJournal(packed((asked, *lines), to_json))
+            means = replace(replays.means, journal=journal)
             try:
-                played = await replace(site.rooms.replays, runs=runs).replay(stored)
+                played = await replace(replays, means=means).replay(stored)
                 found["identical" if played.divergence is None else "diverged"] += 1
-            except TapeUnreadable:
+            except JournalUnreadable:
                 found["unreadable"] += 1
 
         with anyio.fail_after(20):
-            await all_of(play, tapes)
+            await all_of(play, journals)
 
-    assert found["diverged"] > len(marks)
-    assert sum(found.values()) == len(tapes)
+    assert found["diverged"] > len(entries)
+    assert sum(found.values()) == len(journals)
 
 
-async def test_a_run_without_a_tape_says_why(tmp_path: Path) -> None:
+async def test_a_run_without_a_journal_says_why(tmp_path: Path) -> None:
     held = anyio.Event()
     async with (
         scripted_server([Reply("x", gates={1: held}), Reply("y")]) as model,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.agent.effects import Reins
+from gateway.agent.effects import RunControl
 from gateway.domain.tape import Mark, Tape
 from gateway.sessions.journal import Difference, TapeUnreadable
 from gateway.sessions.player import Player
@@ -23,6 +23,6 @@ STOP, OVER = Mark("stop", ("cancelled", True)), Mark("over")
 def test_one_step_of_whoever_was_stopped_is_no_divergence(late: Mark, *, is_heard: bool) -> None:
     parted: list[Difference | TapeUnreadable] = []
 
-    Player(Tape((STOP, late, OVER)), Reins(), parted.append, "none").ends()
+    Player(Tape((STOP, late, OVER)), RunControl(), parted.append, "none").ends()
 
     assert bool(parted) is is_heard

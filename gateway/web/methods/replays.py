@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from gateway.domain.errors import Conflict
 from gateway.sessions.intake import Front
 from gateway.sessions.journal import Difference
-from gateway.sessions.replay import Replayed, Replays, compare
+from gateway.sessions.replay import Replayed, Replays
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import READS, may
 from gateway.web.methods.chat import Text, find_run
@@ -41,7 +41,7 @@ class ReplayMethods:
             return self._shown(params, await self.replays.replay(run))
         if not may(call.principal, "admin"):  # whoever may talk has only the models of their agents
             raise Forbidden("to ask another model takes the scope 'admin'")
-        return self._shown(params, await compare(self.replays, run, params.model))
+        return self._shown(params, await self.replays.compare(run, params.model))
 
     def _shown(self, params: Replay, replayed: Replayed) -> RunReplay:
         parted = replayed.divergence

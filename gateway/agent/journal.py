@@ -1,0 +1,239 @@
+"""The journal of a run at work, as its driver uses it: time, entries, and what was granted before."""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from hashlib import blake2b
+from typing import Any, ParamSpec, TypeVar
+
+import anyio
+
+from gateway.agent.effects import Moment, Said, Told
+from gateway.domain.errors import StoreUnavailable
+from gateway.domain.ids import RunId
+from gateway.domain.journal import Entry
+from gateway.domain.messages import Excerpt, Extras, Spent, ToolCall, ToolResult, Usage
+from gateway.domain.model import BudgetWarning, ModelReply, ModelRequest
+from gateway.domain.ports import Clock
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+PART = "@"  # each step of a part begins so
+RETRY_S = (0.2, 0.5, 1.0, 2.0, 5.0)
+
+
+async def retry_store(
+    clock: Clock, act: Callable[P, Awaitable[T]], *args: P.args, **more: P.kwargs
+) -> T:
+    """Repeats an act with growing pauses until the store is back."""
+    tries = 0
+    while True:
+        try:
+            return await act(*args, **more)
+        except StoreUnavailable as error:
+            log.warning("the store is not available", extra={"why": str(error)})
+            await clock.sleep(RETRY_S[min(tries, len(RETRY_S) - 1)])
+            tries += 1
+
+
+@dataclass(slots=True)
+class EventQueue:
+    """Events that the turn was not told yet."""
+
+    items: deque[Told] = field(default_factory=deque)
+    came: anyio.Event = field(default_factory=anyio.Event)
+
+    def put(self, event: Told) -> None:
+        self.items.append(event)
+        self.came.set()
+
+
+class Granted:
+    """What a run was granted so far, by step: it is granted again to its next attempt."""
+
+    def __init__(self, entries: Iterable[Entry] = (), part: str = "") -> None:
+        self.replies: dict[int, ModelReply] = {}
+        self.results: dict[tuple[int, str], ToolResult] = {}
+        self.begun: set[tuple[int, str]] = set()
+        self.taken: dict[RunId, tuple[int, Said]] = {}
+        for entry in entries:
+            if entry.kind == "sub":
+                if entry.values[0] == part:
+                    self._add(Entry(entry.values[1], tuple(entry.values[2])))
+            elif not part:
+                self._add(entry)
+
+    def _add(self, entry: Entry) -> None:
+        match entry:
+            case Entry("reply", (step, dict(reply))):
+                self.replies[step] = reply_from(reply)
+            case Entry("result", (call_id, step, name, _, result)):
+                self.results[step, call_id] = result_from(call_id, name, result)
+            case Entry("begun", (step, call_id)):
+                self.begun.add((step, call_id))
+            case Entry("taken", (step, run_id, text)):
+                self.taken[RunId(run_id)] = (step, Said(RunId(run_id), text))
+            case _:
+                pass
+
+
+class RunJournal:
+    """Of one run that nobody records: a run inside another run, or one of which nothing is kept.
+
+    `part` names the call of the outer run that this one works on; `keep` writes the entries that
+    were added since, or does nothing.
+    """
+
+    is_recorded = False
+
+    def __init__(
+        self,
+        clock: Clock,
+        earlier: Sequence[Entry] = (),
+        *,
+        part: str = "",
+        outer: "RunJournal | None" = None,
+    ) -> None:
+        self.clock, self.earlier, self.part, self.outer = clock, earlier, part, outer
+        self.granted = Granted(earlier, part)
+        self.has_sent = False  # something went over a network since a model was asked
+
+    # -- time
+
+    def moment(self) -> Moment:
+        return Moment(self.clock.now(), self.clock.monotonic())
+
+    async def wait(self, queue: EventQueue, seconds: float) -> bool:
+        """Waits until there is an event; False if there is none within that time."""
+        if queue.items:
+            return True
+        queue.came = anyio.Event()
+        with anyio.move_on_after(seconds):
+            await queue.came.wait()
+            return True
+        return False
+
+    # -- entries
+
+    def __call__(self, kind: str, *values: object) -> None:
+        """Adds an entry of the trace, which only a replay reads."""
+
+    def hide(self, *secrets: str) -> None:
+        """Keeps these texts out of the journal."""
+
+    async def begins(self, scene: Mapping[str, object], read: Mapping[str, object]) -> None:
+        """The run begins; `scene` decides over it, `read` is what the store held for it."""
+
+    def tells(self, events: Sequence[Told]) -> None:
+        """The turn is told these events now."""
+
+    def asks(self, request: ModelRequest) -> None:
+        """A model is asked."""
+
+    def replied(self, step: int, reply: ModelReply) -> None:
+        """A model has replied."""
+
+    def spends(self, call: ToolCall, spent: Spent) -> None:
+        """A model was used by a call at work."""
+
+    def failed(self, failure: Exception) -> None:
+        """A model failed, or a budget refused."""
+
+    def ends(self) -> None:
+        """The turn is told nothing more."""
+
+    # -- grants: a resumed attempt is granted them again
+
+    def grant(self, kind: str, *values: object) -> None:
+        """Adds an entry that the next attempt needs."""
+        if self.outer is not None:
+            self.outer.grant("sub", self.part, kind, list(values))
+
+    def result(self, step: int, call: ToolCall) -> ToolResult | None:
+        return self.granted.results.get((step, call.id))
+
+    async def keep(self, what: str) -> None:
+        """Writes what was granted, before it takes effect."""
+        if self.outer is not None:
+            await self.outer.keep(self.part + what)
+
+    def taken(self, step: int) -> Sequence[Said]:
+        """The messages that this step took."""
+        return tuple(said for at, said in self.granted.taken.values() if at == step)
+
+    async def take(self, step: int, said: Said) -> None:
+        if said.run_id not in self.granted.taken:
+            self.granted.taken[said.run_id] = (step, said)
+            self.grant("taken", step, said.run_id, said.text)
+            await self.keep(f"taken:{said.run_id}")
+
+    async def keep_reply(self, step: int, reply: ModelReply) -> None:
+        """Of a reply that asks for tools: one that does not ends the run anyway."""
+        self.granted.replies[step] = reply
+        if not self.is_recorded:  # else it stands there already
+            self.grant("reply", step, asdict(reply))
+        await self.keep(f"reply:{step}")
+
+    async def begin_call(self, step: int, call: ToolCall) -> None:
+        """Of a call that must not be made twice."""
+        self.grant("begun", step, call.id)
+        await self.keep(f"begun:{call.id}")
+
+    async def keep_result(self, step: int, call: ToolCall, result: ToolResult) -> None:
+        self.granted.results[step, call.id] = result
+        self.grant("result", call.id, step, call.name, call.arguments, plain_result(result))
+        await self.keep(f"result:{call.id}")
+
+    def inner(self, part: str) -> "RunJournal":
+        """The journal of a run inside this one."""
+        root = self.outer or self
+        return RunJournal(self.clock, root.earlier, part=part, outer=root)
+
+
+def part_of(within: str, call: ToolCall, step: int) -> str:
+    """The part of the run that works on this call; `within` is the part of the run that asked."""
+    name = blake2b(call.id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{within}{PART}{step}-{name}:"
+
+
+def plain_result(result: ToolResult) -> dict[str, object]:
+    """Without what its entry tells already."""
+    plain: dict[str, object] = {
+        "content": result.content,
+        "is_error": result.is_error,
+        "duration_ms": result.duration_ms,
+        "boundary": result.boundary,
+    }
+    if result.excerpt is not None:
+        plain["excerpt"] = asdict(result.excerpt)
+    if result.spent:
+        plain["spent"] = [asdict(one) for one in result.spent]
+    return plain
+
+
+def result_from(call_id: str, name: str, plain: Mapping[str, Any]) -> ToolResult:
+    """Raises TypeError for what `plain_result` never gives."""
+    values = dict(plain)
+    spent, cut = values.pop("spent", ()), values.pop("excerpt", None)
+    excerpt = Excerpt(**cut) if cut else None
+    return ToolResult(call_id, name, **values, spent=tuple(map(spent_from, spent)), excerpt=excerpt)
+
+
+def spent_from(value: Mapping[str, Any]) -> Spent:
+    return Spent(Usage(**value["usage"]), value["provider"], value["model"])
+
+
+def reply_from(plain: Mapping[str, Any]) -> ModelReply:
+    """Raises TypeError or KeyError for what no reply was made of."""
+    values = dict(plain)
+    calls, usage, extras = values.pop("tool_calls"), values.pop("usage"), values.pop("extras")
+    return ModelReply(
+        **{**values, "warnings": tuple(BudgetWarning(**one) for one in values.get("warnings", ()))},
+        tool_calls=tuple(ToolCall(**call) for call in calls),
+        usage=Usage(**usage),
+        extras=Extras(**extras) if extras else None,
+    )
