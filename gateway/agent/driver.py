@@ -19,6 +19,7 @@ from gateway.agent.effects import (
     Job,
     ModelBroke,
     ModelReplied,
+    Moment,
     RunControl,
     Stop,
     Stopped,
@@ -59,6 +60,7 @@ class Driver:
     gate: Gate
     journal: RunJournal
     emit: Emit
+    begun: Moment
     control: RunControl = field(default_factory=RunControl)
     turn: Turn = field(init=False)
     _queue: EventQueue = field(default_factory=EventQueue)
@@ -72,7 +74,7 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._last = (self.job.agent.provider, self.job.agent.model)
-        self.turn = Turn(self.job, self.emit, self.journal.moment(), LEAVES)
+        self.turn = Turn(self.job, self.emit, self.begun, LEAVES)
         self._deadline = self.turn.moment.at + self.turn.course.limits.timeout_seconds
 
     async def drive(self) -> Answer:
@@ -140,7 +142,8 @@ class Driver:
 
     def _hand_over(self) -> None:
         events = self._queue.items
-        self.journal.tells(events)
+        if events:
+            self.journal.tells(events)
         while events:
             self.turn.on(events.popleft(), self.journal.moment())
 
@@ -158,8 +161,7 @@ class Driver:
         deadline = self._ending_until or self._deadline
         tree = turn.run.next_deadline()
         until = deadline if tree is None else min(deadline, tree)
-        seconds = 0.0 if self._queue.items else until - self.journal.moment().at
-        if await self.journal.wait(self._queue, seconds):
+        if await self.journal.wait(self._queue, until - now):
             return
         event: Told = Ticked()
         if self.journal.moment().at >= deadline:
@@ -262,7 +264,8 @@ class Driver:
 
     def _request(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
         is_first = agent is self.job.agent
-        left_s = max(0.0, self._deadline - self.journal.moment().at)
+        now = self.turn.moment.at if is_first else self.journal.moment().at
+        left_s = max(0.0, self._deadline - now)
         return ModelRequest(
             provider=agent.provider,
             model=(ask.model if is_first else None) or agent.model,

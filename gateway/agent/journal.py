@@ -163,7 +163,8 @@ class RunJournal:
 
     def taken(self, step: int) -> Sequence[Said]:
         """The messages that this step took."""
-        return tuple(said for at, said in self.granted.taken.values() if at == step)
+        taken = self.granted.taken
+        return [said for at, said in taken.values() if at == step] if taken else ()
 
     async def take(self, step: int, said: Said) -> None:
         if said.run_id not in self.granted.taken:

@@ -75,7 +75,8 @@ class Runner:
                     scope.cancel()
 
             control.wake = wake
-            wake()
+            if control.requests:
+                wake()
             return await self.gate.prepare(agent)
         return ()
 
@@ -110,6 +111,5 @@ class Runner:
         )
 
     def driver(self, job: Job, journal: RunJournal, emit: Emit, control: RunControl) -> Driver:
-        return Driver(
-            job=job, model=self.model, gate=self.gate, journal=journal, emit=emit, control=control
-        )
+        begun = journal.moment()
+        return Driver(job, self.model, self.gate, journal, emit, begun, control)

@@ -108,16 +108,21 @@ class Reception:
         Raises NoRoute, NotOfProject, UnknownAgent, Busy, Conflict, AlreadyHeard or StoreUnavailable: then nothing was accepted.
         """
         route = self.router.resolve(inbound.address, requested=inbound.requested_agent)
-        load = self._load(route.session_key, inbound.address.sender, inbound)
-        self._admit(load)
+        key = route.session_key
+        load = self._admit(key, inbound)
+        is_alone = load.held.count == 1 and not self.manner.debounce_s
+        begin = is_alone and self.lanes.is_idle(key, spoken_for=self._about_to_start)
         # Whoever waits for this may vanish; the commit must still reach the lane.
         with anyio.CancelScope(shield=True):
+            self._about_to_start += begin  # the first attempt is counted along with the accept
             try:
                 entry = self._entry(inbound, route)
-                accepted = await self._commit(entry, alone=load.held.count == 1)
+                accepted = await self.inbox.accept(entry, begin=begin)
             except BaseException:
                 self._release(load)
                 raise
+            finally:
+                self._about_to_start -= begin
             if accepted.duplicate:
                 self._release(load)
             else:
@@ -136,7 +141,9 @@ class Reception:
         entries = await self.inbox.unfinished()
         for entry in entries:
             new = entry.new
-            load = self._load(new.session_key, new.sender, new)
+            held = self._sessions.get(new.session_key) or _Held()
+            size = size_of(new.content) + size_of(new.whence or "")
+            load = _Load(new.session_key, held, share_of(new.session_key, new.sender), size)
             self._count(load)
             # The attempt of the process that died is counted; the next one is counted anew.
             self._line_up(replace(entry, state="queued"), load, wait=False)
@@ -144,20 +151,6 @@ class Reception:
         if entries:
             log.info("taking up unfinished messages", extra={"count": len(entries)})
         return len(entries)
-
-    async def _commit(self, entry: NewEntry, *, alone: bool) -> Accepted:
-        """Counts the first attempt along with the accept if the message will start at once."""
-        key = entry.session_key
-        begin = (
-            alone
-            and not self.manner.debounce_s
-            and self.lanes.is_idle(key, spoken_for=self._about_to_start)
-        )
-        self._about_to_start += begin
-        try:
-            return await self.inbox.accept(entry, begin=begin)
-        finally:
-            self._about_to_start -= begin
 
     @contextmanager
     def holding(self, key: SessionKey, size: int) -> Iterator[None]:
@@ -171,27 +164,29 @@ class Reception:
         finally:
             self._release(load)
 
-    def _load(self, key: SessionKey, sender: str | None, said: Inbound | NewEntry) -> _Load:
-        held = self._sessions.get(key) or _Held()
-        size = size_of(said.content) + (size_of(said.whence) if said.whence else 0)
-        return _Load(key, held, share_of(key, sender), size)
-
-    def _admit(self, load: _Load) -> None:
+    def _admit(self, key: SessionKey, inbound: Inbound) -> _Load:
+        """Counts the message, or raises Busy."""
         if self._refusal is not None:
             raise Busy(self._refusal)
-        bounds, count = self.bounds, load.held.count
-        if count >= bounds.max_pending:
-            raise Busy(f"{count} messages of this session are waiting already")
-        theirs = self._principals.get(load.share, 0)
+        bounds, held = self.bounds, self._sessions.get(key) or _Held()
+        share = share_of(key, inbound.address.sender)
+        if held.count >= bounds.max_pending:
+            raise Busy(f"{held.count} messages of this session are waiting already")
+        theirs = self._principals.get(share, 0)
         if theirs >= bounds.max_pending_per_principal:
             raise Busy(f"{theirs} messages of the same sender are waiting already")
         if self._total >= bounds.max_pending_total:
             raise Busy(f"{self._total} messages are waiting already", retry_after_s=5.0)
-        self._require_room(load.held, load.size)
+        size = size_of(inbound.content) + (size_of(inbound.whence) if inbound.whence else 0)
+        if held.size or self._total_size:  # a whole message always fits where nothing else waits
+            self._require_room(held, size)
+        load = _Load(key, held, share, size)
         self._count(load)
+        return load
 
     def _require_room(self, held: _Held, size: int, *, is_whole: bool = True) -> None:
-        """A whole message always fits where nothing else waits, or it could never be accepted."""
+        """Raises Busy. A whole message always fits where nothing else waits: it could never be
+        accepted otherwise."""
         bounds, total = self.bounds, self._total_size
         if held.size + size > bounds.max_pending_mb * MB and (held.size or not is_whole):
             raise Busy(

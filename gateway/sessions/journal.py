@@ -104,7 +104,8 @@ def _message(message: Message) -> bytes:
     """Made once in a message's life. A model is not told how long a call took."""
     result, extras = message.result, message.extras
     told = [message.text, message.thinking, extras.json if extras else ""]
-    told += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
+    if message.tool_calls:
+        told += [f"{call.id}\0{call.name}\0{call.arguments}" for call in message.tool_calls]
     if result is not None:
         told += [result.call_id, result.name, result.told, str(result.is_error)]
     digest = message.kept["digest"] = f"{message.role} {_digest(_BETWEEN.join(told))}".encode()
@@ -240,7 +241,7 @@ class RecordedJournal(RunJournal):
         self.lines.append(Entry("begin", (scene, read)))
 
     def tells(self, events: Sequence[Told]) -> None:
-        self.lines.append(Entry("told", (names(events),)))
+        self.lines.append(Entry("told", ([type(one).__name__ for one in events],)))
 
     def asks(self, request: ModelRequest) -> None:
         asked, self._asked = self._asked, parts_of(request)

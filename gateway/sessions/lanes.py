@@ -11,9 +11,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.agent.effects import Said
-from gateway.domain.agents import AgentDef, Share
+from gateway.domain.agents import AgentDef, Share, person_in, speaker
 from gateway.domain.ids import RunId, SessionKey
-from gateway.domain.inbox import Entry, QueueMode
+from gateway.domain.inbox import Entry, NewEntry, QueueMode
 from gateway.domain.messages import DoneReason
 from gateway.domain.ports import Clock
 from gateway.domain.supervision import contained, survives
@@ -231,33 +231,50 @@ class Waiting:
         self.run.control.stop(reason, at_once=at_once)
 
 
-@dataclass(slots=True)
+def person_of(new: NewEntry) -> str:
+    """Whose settings apply, and whom a tool is told of."""
+    key = new.session_key
+    return speaker(key.channel, key.account, person_in(key, new.sender))
+
+
 class Batch:
-    """What one turn answers, oldest first: the newest of `asked` carries it. Of those who wait
+    """What one turn answers, oldest first: the newest of `asked` carries it. Of the messages that wait
     `behind`, it may have `taken` some on its way."""
 
-    asked: Sequence[Waiting]
-    behind: Callable[[], Sequence[Waiting]] = tuple
-    taken: Sequence[Waiting] = ()
-    crowds: AgentDef | None = None  # whose rules want less than it had to show
-    most_nodes: int = 0  # of the tree that its answer goes into
-    model: str | None = None  # that was chosen for this session
+    __slots__ = (
+        "asked",
+        "behind",
+        "crowds",
+        "entry",
+        "model",
+        "most_nodes",
+        "person",
+        "run",
+        "taken",
+    )
 
-    @property
-    def entry(self) -> Entry:
-        return self.asked[-1].entry
-
-    @property
-    def run(self) -> LiveRun:
-        return self.asked[-1].run
+    def __init__(
+        self,
+        asked: Sequence[Waiting],
+        behind: Callable[[], Sequence[Waiting]] = tuple,
+        model: str | None = None,
+    ) -> None:
+        self.asked, self.behind = asked, behind
+        self.entry, self.run = asked[-1].entry, asked[-1].run
+        self.person = person_of(self.entry.new)
+        self.model = model  # that was chosen for this session
+        self.taken: Sequence[Waiting] = ()
+        self.crowds: AgentDef | None = None  # whose rules want less than it had to show
+        self.most_nodes = 0  # of the tree that its answer goes into
 
     def take(self, runs: Sequence[RunId]) -> None:
-        waiting = {one.run.run_id: one for one in self.behind()}
-        self.taken = [waiting[run] for run in runs if run in waiting]
+        if runs:
+            waiting = {one.run.run_id: one for one in self.behind()}
+            self.taken = [waiting[run] for run in runs if run in waiting]
 
     @property
     def merged(self) -> Sequence[Waiting]:
-        """Those whose end is that of the carrier."""
+        """The messages whose end is that of the carrier."""
         return (*self.asked[:-1], *self.taken)
 
 
@@ -299,10 +316,13 @@ class Lines:
         is_first = key not in self._lines
         line = self._lines.setdefault(key, _Line())
         line.newest = self._clock.monotonic()
-        self._meet(line, one)
-        if is_first and wait and self._manner.debounce_s:
+        if not is_first:
+            self._meet(line, one)
+            return
+        line.waiting.append(one)
+        if wait and self._manner.debounce_s:
             self._lanes.beside(partial(self._settle, key, line))
-        elif is_first:
+        else:
             self._lanes.submit(key, partial(self._turn, key, line), one.share)
 
     def _meet(self, line: _Line, one: Waiting) -> None:
@@ -341,29 +361,40 @@ class Lines:
         self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
 
     async def _turn(self, key: SessionKey, line: _Line) -> None:
-        model = self.choices.of(key).model
-        batch = Batch(self._next(key, line), lambda: line.waiting, model=model)
+        batch = Batch(self._next(key, line), lambda: line.waiting, self.choices.of(key).model)
         line.at_work = batch.asked
         for one in batch.asked:
             one.run.control = batch.run.control  # to stop one of them is to stop the turn
-        self._offer(line)
+        if line.waiting:
+            self._offer(line)
         try:
             await self._work(batch)
         finally:
             line.at_work = ()
-            gone = [*batch.asked, *(one for one in line.waiting if one.run.ended)]
-            line.waiting = deque(one for one in line.waiting if not one.run.ended)
-            for one in gone:
+            for one in batch.asked:
                 one.leave()
-            for one in line.waiting:
-                one.is_offered = False
             if line.waiting:
-                self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
+                self._go_on(key, line)
             else:
                 del self._lines[key]
 
+    def _go_on(self, key: SessionKey, line: _Line) -> None:
+        """With who waits and was not answered along with the turn that has ended."""
+        for one in line.waiting:
+            one.is_offered = False
+            if one.run.ended:
+                one.leave()
+        line.waiting = deque([one for one in line.waiting if not one.run.ended])
+        if line.waiting:
+            self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
+        else:
+            del self._lines[key]
+
     def _next(self, key: SessionKey, line: _Line) -> Sequence[Waiting]:
         waiting = line.waiting
+        if len(waiting) == 1:
+            line.together = 0
+            return [waiting.popleft()]
         begun = (place for place, one in enumerate(waiting, 1) if one.entry.attempts)
         usual = len(waiting) if self.mode(key) == "collect" else line.together
         most = next(begun, usual)

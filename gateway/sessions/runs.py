@@ -79,12 +79,20 @@ class LiveRun:
 
     def emit(self, chunk: Chunk) -> None:
         """Numbers a chunk and tells it to every listener, without waiting for any."""
-        self._tell(self._add(chunk))
+        events = self.events
+        body = self.encode({"type": chunk.type, **chunk.data})
+        event = b"%b%d,%b" % (self._prefix, self.first_seq + len(events), body[1:])
+        events.append(event)
+        if self.journal is not None:
+            self.journal.lines.append(event)
+        if self._listeners and not self.sealed:
+            for listener, _ in tuple(self._listeners.values()):
+                listener(event, False)  # noqa: FBT003  # the shape of a Listener
 
     def seal(self, chunk: Chunk) -> None:
         """Adds the terminal chunk; listeners get it when it is published."""
-        self._add(chunk)
         self.sealed = True
+        self.emit(chunk)
 
     def unseal(self) -> None:
         """Takes the terminal chunk back: it could not be committed."""
@@ -108,7 +116,8 @@ class LiveRun:
     def publish(self) -> None:
         """The end is durable: tell it."""
         self.ended = True
-        self._tell(self.first_seq + len(self.events) - 1)
+        for listener, _ in tuple(self._listeners.values()):
+            listener(self.events[-1], True)  # noqa: FBT003  # the shape of a Listener
         self._listeners.clear()
 
     @property
@@ -151,20 +160,6 @@ class LiveRun:
     def _forget(self, name: int, listener: Listener) -> None:
         if self._listeners.get(name, (None, None))[0] is listener:
             del self._listeners[name]
-
-    def _add(self, chunk: Chunk) -> int:
-        seq = self.first_seq + len(self.events)
-        body = self.encode({"type": chunk.type, **chunk.data})
-        event = b"%b%d,%b" % (self._prefix, seq, body[1:])
-        self.events.append(event)
-        if self.journal is not None:
-            self.journal.lines.append(event)
-        return seq
-
-    def _tell(self, seq: int) -> None:
-        event = self.events[seq - self.first_seq]
-        for listener, _ in tuple(self._listeners.values()):
-            listener(event, self.ended)
 
     def summary(self, clock: Clock) -> dict[str, object]:
         """What `run.inspect` shows."""

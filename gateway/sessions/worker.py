@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import anyio
@@ -17,7 +18,7 @@ from gateway.agent.runner import Assignment, Runner
 from gateway.agent.turn import LIMITS
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
-from gateway.domain.agents import AgentDef, ContextRules, person_in, person_key, speaker
+from gateway.domain.agents import AgentDef, ContextRules, person_key
 from gateway.domain.errors import BadSessionKey, GatewayError, NotFound
 from gateway.domain.events import Batching, Event, Notice, NoticeBoard, RuleStates
 from gateway.domain.facts import Fact, Recalled, Remember, Said, Source
@@ -217,12 +218,6 @@ SWITCHED_OFF = "switched off by context.semantic"
 
 Found = tuple[tuple[Recalled, ...], str]  # and why there is nothing
 Look = Callable[[], Awaitable[tuple[Recalled, ...]]]
-
-
-def person_of(new: NewEntry) -> str:
-    """Who is let in: whose settings hold, and whom a tool is told of."""
-    key = new.session_key
-    return speaker(key.channel, key.account, person_in(key, new.sender))
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,20 +461,22 @@ class Work:
         read: Read | None = None,
     ) -> End:
         """How the run ends when it goes on from there. `read` is what a recorded run had read."""
-        entry, run, asked = batch.entry, batch.run, _asked(batch)
+        entry, run = batch.entry, batch.run
         if _is_poison(entry, run):
             told = f"This message was set aside: the gateway stopped {MOST_ATTEMPTS} times over it."
-            return refused(asked, "internal_error", told, episode.head, run.timing(journal))
+            return refused(_asked(batch), "internal_error", told, episode.head, run.timing(journal))
         if agent is None:
             told = f"The agent {entry.new.session_key.agent!r} is no longer configured."
-            return refused(asked, "config_error", told, episode.head, run.timing(journal))
+            return refused(_asked(batch), "config_error", told, episode.head, run.timing(journal))
         try:
             answer = await self._drive(batch, agent, episode, journal, read)
         except BaseException as error:
             if not survives(error):
                 raise
             log.exception("a run failed", extra={"run": run.run_id})
-            return refused(asked, "internal_error", DEFECT, episode.head, run.timing(journal))
+            return refused(
+                _asked(batch), "internal_error", DEFECT, episode.head, run.timing(journal)
+            )
         batch.take(answer.taken)
         return answered(_asked(batch), answer, episode.head, run.timing(journal))
 
@@ -504,7 +501,7 @@ class Work:
         assignment = Assignment(
             agent,
             new.content,
-            _scope_of(new),
+            _scope_of(new, batch.person),
             agent.id,
             means.souls.of(agent.id),
             episode.nodes,
@@ -532,7 +529,7 @@ class Work:
     async def _read(self, batch: Batch, agent: AgentDef, episode: Episode, rules: RuleSet) -> Read:
         means, new, key = self.means, batch.entry.new, batch.entry.new.session_key
         claim, now = means.notices.claim, means.clock.now()
-        notices = await retry_store(means.clock, claim, person_of(new), key, new.run_id, now=now)
+        notices = await retry_store(means.clock, claim, batch.person, key, new.run_id, now=now)
         lacking = await means.runner.lacking(agent, batch.run.control)
         recalled, missing = await means.recollection.of(new, agent, episode)
         kept: object = None
@@ -558,7 +555,7 @@ class Work:
     async def _as_wished(self, batch: Batch, agent: AgentDef) -> AgentDef:
         """By whoever asks, for the session, and with the message itself."""
         means, new = self.means, batch.entry.new
-        settings = await retry_store(means.clock, means.settings.of, person_of(new))
+        settings = await retry_store(means.clock, means.settings.of, batch.person)
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
         return as_wished(agent, settings, new.limits)
@@ -585,7 +582,7 @@ class Work:
             summary=means.encode(summary).decode(),
             finished_at=means.clock.now(),
             deliveries=self._deliveries(entry, end),
-            person=person_of(new),
+            person=batch.person,
             posts=end.posts,
             leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
@@ -619,22 +616,26 @@ class Work:
         return (delivery,)
 
 
-def _scope_of(new: NewEntry) -> ToolScope:
+def _scope_of(new: NewEntry, person: str) -> ToolScope:
     said_by = new.sender or new.session_key.peer
     asked = Source(new.message_id, new.session_key, new.accepted_at, new.content, said_by)
-    return ToolScope(new.session_key, new.run_id, person_of(new), asked=asked)
+    return ToolScope(new.session_key, new.run_id, person, asked=asked)
 
 
 def _said(batch: Batch) -> Sequence[Said]:
-    news = [one.entry.new for one in (*batch.asked, *batch.taken)]
-    return [
-        Said(NodeId(new.message_id), new.run_id, new.sender, new.content, new.accepted_at)
-        for new in news
-    ]
+    said: list[Said] = []
+    for one in (*batch.asked, *batch.taken):
+        new = one.entry.new
+        node = NodeId(new.message_id)
+        said.append(Said(node, new.run_id, new.sender, new.content, new.accepted_at))
+    return said
+
+
+_ENTRY = attrgetter("entry")
 
 
 def _asked(batch: Batch) -> Asked:
-    return Asked([one.entry for one in batch.asked], [one.entry for one in batch.taken])
+    return Asked(tuple(map(_ENTRY, batch.asked)), tuple(map(_ENTRY, batch.taken)))
 
 
 def _is_poison(entry: Entry, run: LiveRun) -> bool:

@@ -1,5 +1,6 @@
 """What is erased is in no table, no index and no byte of a file; who erased, and how much, stays."""
 
+import zlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -13,7 +14,7 @@ from gateway.domain.errors import Busy, NotFound
 from gateway.domain.events import Notice
 from gateway.domain.facts import Claim, FactQuery, Source, Whose, scope_of
 from gateway.domain.ids import NodeId, SessionKey
-from gateway.domain.inbox import JournalNote, NewDelivery
+from gateway.domain.inbox import NewDelivery
 from gateway.domain.messages import Message, ToolCall
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import Erased
@@ -42,14 +43,15 @@ async def talk(stores: Stores, key: SessionKey, word: str) -> None:
     name = key.peer
     new = an_entry(name, key, platform_id=name, digest=f"digest of {word}", content=word)
     await stores.inbox.accept(replace(new, whence=word), begin=True)
-    await stores.journal.note(new.run_id, JournalNote(1, "reply", word))
+    await stores.journal.append(new.run_id, 0, lambda: uncompressed(f'["text","{word}"]'))
     question, answer = an_exchange(name, word, f"{word} it is")
     calls = (ToolCall("c", "echo", f'{{"text": "{word}"}}'),)
     answer = replace(answer, message=Message("assistant", f"{word} it is", calls), label=word)
     delivery = NewDelivery(f"d-{name}", "chat", "bot", "p", None, word, word)
     ending = an_ending(name, key, nodes=(question, answer), deliveries=[delivery])
     told = Notice(word, id=f"n-{name}", to="both")
-    left = replace(ending, log=word.encode(), summary=f'{{"said": "{word}"}}', tape=word.encode)
+    left = replace(ending, summary=f'{{"said": "{word}"}}', part=1)
+    left = replace(left, journal=lambda: uncompressed(f'{{"content":"{word}"}}'))
     left = replace(left, posts=(told,), person="ann", rule_state=f'{{"w": "{word}"}}')
     await stores.inbox.finish(left)
     source = Source(question.id, key, NOON, word, "ann")
@@ -57,6 +59,11 @@ async def talk(stores: Stores, key: SessionKey, word: str) -> None:
     await stores.facts.add(scope_of(key, None), [claim], ids=[f"f-{name}"], now=NOON)
     while keys := await stores.turn_index.behind(limit=9):
         await stores.turn_index.advance(keys, limit=99)
+
+
+def uncompressed(line: str) -> bytes:
+    """A part of a journal in which every word can be found."""
+    return zlib.compress(line.encode(), 0)
 
 
 async def erased(stores: Stores, *, dry_run: bool = False) -> Erased:
@@ -68,7 +75,7 @@ async def known(stores: Stores, key: SessionKey, word: str) -> list[bool]:
     run_id = an_entry(key.peer).run_id
     run = await stores.runs.find(run_id)
     assert run is not None
-    notes = await stores.journal.notes(run_id)
+    parts = await stores.journal.read(run_id)
     path = await stores.transcript.path(key, limit=9)
     node = await stores.transcript.node(key, f"{key.peer}-1")
     tree = await stores.transcript.tree(key, limit=9, archived=True)
@@ -78,8 +85,7 @@ async def known(stores: Stores, key: SessionKey, word: str) -> list[bool]:
     told = [run.entry.new.content, run.entry.new.whence or "", run.log.decode(), run.summary]
     return [
         *(word in text for text in told),
-        bool(await stores.runs.tape(run_id)),
-        bool(notes),
+        bool(parts),
         bool(path.nodes),
         node is not None,
         bool(tree),

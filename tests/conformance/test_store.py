@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -11,7 +12,8 @@ import pytest
 
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Heard, JournalNote, NewDelivery
+from gateway.domain.inbox import Accepted, Ending, Heard, NewDelivery
+from gateway.domain.journal import pack_text
 from gateway.domain.messages import Extras, Message, Node, ToolCall, ToolResult
 from gateway.domain.outbox import TWICE, DeliveryState
 from gateway.domain.ports import Stores
@@ -238,7 +240,7 @@ async def test_finish_writes_nodes_sums_log_and_end_at_once(opened: Open) -> Non
         assert record.entry.state == "done"
         assert (record.outcome, record.log, record.summary, record.finished_at) == (
             "answered",
-            b'{"type":"done"}\n',
+            b'{"type":"done"}',
             '{"turn":1}',
             NOON + timedelta(seconds=1),
         )
@@ -275,7 +277,7 @@ async def test_merged_runs_end_in_the_same_commit(opened: Open) -> None:
             assert (record.entry.state, record.outcome, record.log, record.summary) == (
                 "done",
                 "merged",
-                b"merged",
+                b'{"type":"merged"}',
                 '{"merged_into":"c"}',
             )
             assert record.finished_at == NOON + timedelta(seconds=1)
@@ -713,22 +715,32 @@ async def test_a_run_is_found_while_it_runs_and_an_unknown_one_never(opened: Ope
         assert await stores.runs.find(RunId("run-z")) is None
 
 
-async def test_the_journal_tells_every_note_once_in_order_of_steps(opened: Open) -> None:
-    run = RunId("run-a")
-    notes = [
-        JournalNote(1, "reply", '{"text":"\0"}'),
-        JournalNote(1, "result:t1", "1"),
-        JournalNote(1, "result:t2", "2"),
-        JournalNote(2, "reply", "{}"),
-    ]
+async def test_a_journal_gives_its_parts_once_in_order(opened: Open) -> None:
+    run, parts = RunId("run-a"), [b"", b"\0\xff", b"two", b"ten"]
     async with opened() as stores:
         await stores.inbox.accept(an_entry("a"), begin=True)
-        for note in [notes[3], *notes, replace(notes[1], payload="again")]:
-            await stores.journal.note(run, note)
-        await stores.journal.note(RunId("run-b"), notes[0])
+        for number, part in [(10, b"ten"), *enumerate(parts[:3]), (1, b"again")]:
+            await stores.journal.append(run, number, partial(bytes, part))
+        await stores.journal.append(RunId("run-b"), 0, lambda: b"of another")
 
-        assert list(await stores.journal.notes(run)) == notes
-        assert list(await stores.journal.notes(RunId("run-z"))) == []
+        assert list(await stores.journal.read(run)) == parts
+        assert list(await stores.journal.read(RunId("run-z"))) == []
+
+
+async def test_the_chunks_of_a_run_stand_in_its_journal(opened: Open) -> None:
+    first = pack_text([b'["attempt",1,["run-a"]]', b'{"seq":1}', b'["stop","cancelled",true]'])
+    last = pack_text([b'{"seq":2,"content":"\xc3\xa9"}', b'["over"]', b'{"seq":3,"type":"done"}'])
+    async with opened() as stores:
+        await stores.inbox.accept(an_entry("a"), begin=True)
+        await stores.journal.append(RunId("run-a"), 0, lambda: first)
+        await stores.inbox.finish(replace(an_ending("a"), journal=lambda: last, part=1))
+
+        record = await stores.runs.find(RunId("run-a"))
+
+        assert record is not None
+        chunks = b'{"seq":1}', b'{"seq":2,"content":"\xc3\xa9"}', b'{"seq":3,"type":"done"}'
+        assert record.log.split(b"\n") == [*chunks]
+        assert list(await stores.journal.read(RunId("run-a"))) == [first, last]
 
 
 # --- outbox ------------------------------------------------------------------------------------
@@ -1017,21 +1029,19 @@ async def test_a_sweep_forgets_journals_and_logs_and_keeps_the_rest(opened: Open
         parent = None
         for number, name in enumerate("abc"):
             await stores.inbox.accept(an_entry(name), begin=True)
-            await stores.journal.note(RunId(f"run-{name}"), JournalNote(1, "reply", "{}"))
+            await stores.journal.append(RunId(f"run-{name}"), 0, f"of {name}".encode)
             ending = an_ending(name, grown_from=parent, after_s=number)
-            await stores.inbox.finish(replace(ending, tape=f"of {name}".encode))
+            await stores.inbox.finish(replace(ending, part=1))
             parent = f"{name}-2"
         await stores.inbox.accept(an_entry("open"), begin=True)
-        await stores.journal.note(RunId("run-open"), JournalNote(1, "reply", "{}"))
+        await stores.journal.append(RunId("run-open"), 0, lambda: b"of open")
         before = NOON + timedelta(seconds=2)
 
         swept = [await stores.care.sweep(before=before, limit=1) for _ in range(3)]
 
         assert swept == [1, 1, 0]
-        for name, is_kept in {"a": False, "b": False, "c": True, "open": True}.items():
-            assert bool(await stores.journal.notes(RunId(f"run-{name}"))) is is_kept
-        tapes = [await stores.runs.tape(RunId(f"run-{name}")) for name in ("a", "c", "open")]
-        assert tapes == [b"", b"of c", b""]
+        for name, parts in {"a": 0, "b": 0, "c": 2, "open": 1}.items():
+            assert len(await stores.journal.read(RunId(f"run-{name}"))) == parts
         record = await stores.runs.find(RunId("run-a"))
         assert record is not None
         assert (record.log, record.outcome, record.summary) == (b"", "answered", '{"turn":1}')

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId
-from gateway.domain.inbox import JournalNote, NewDelivery
+from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.domain.sessions import SessionQuery
@@ -74,13 +74,13 @@ def moves(draw: st.DrawFn) -> Step:
 def others(draw: st.DrawFn) -> Step:
     name = draw(runs)
     run, delivery = RunId(f"run-{name}"), f"d-{name}"
-    note = JournalNote(draw(st.integers(1, 2)), draw(st.sampled_from("rs")), draw(st.text("ab")))
+    part, data = draw(st.integers(0, 2)), draw(st.binary(max_size=3))
     at = NOON + timedelta(seconds=draw(seconds))
     states: list[DeliveryState] = ["pending", "sent", "failed", "unknown"]
     state = draw(st.sampled_from(states))
     steps: list[Step] = [
         lambda stores: stores.inbox.begin(run),
-        lambda stores: stores.journal.note(run, note),
+        lambda stores: stores.journal.append(run, part, lambda: data),
         lambda stores: stores.outbox.sending(delivery, 0),
         lambda stores: stores.outbox.sending(delivery, 2),
         lambda stores: stores.outbox.strand([("d", "d")], at=at),
@@ -118,7 +118,7 @@ async def seen(stores: Stores) -> list[object]:
         views.append(await stores.sessions.find(record.key))
     for number in range(5):
         run = RunId(f"run-r{number}")
-        views += [await stores.runs.find(run), list(await stores.journal.notes(run))]
+        views += [await stores.runs.find(run), list(await stores.journal.read(run))]
     views.append(list(await stores.outbox.due("c", now=NOON + timedelta(seconds=100), limit=9)))
     views.append(list(await stores.outbox.interrupted()))
     views.append(list(await stores.dead_letters.list(None, before=None, limit=9)))

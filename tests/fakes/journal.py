@@ -1,22 +1,47 @@
-"""A journal in a list."""
+"""Journals in lists: what a store keeps of runs, and what a driver writes of one."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from pydantic_core import from_json, to_json
+
+from gateway.agent.journal import RunJournal
 from gateway.domain.ids import RunId
-from gateway.domain.inbox import JournalNote
+from gateway.domain.journal import Entry
+from gateway.domain.ports import Clock
 
 
 class FakeJournal:
-    def __init__(self) -> None:
-        self.kept: dict[RunId, list[JournalNote]] = {}
+    """Implements the Journal port."""
 
-    async def note(self, run_id: RunId, note: JournalNote) -> None:
-        notes = self.kept.setdefault(run_id, [])
-        if all((kept.step, kept.kind) != (note.step, note.kind) for kept in notes):
-            notes.append(note)
+    def __init__(self) -> None:
+        self.parts: dict[RunId, dict[int, bytes]] = {}
+
+    async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
+        self.parts.setdefault(run_id, {}).setdefault(part, pack())
+
+    async def read(self, run_id: RunId) -> Sequence[bytes]:
+        return [data for _, data in sorted(self.parts.get(run_id, {}).items())]
 
     async def forgive(self, run_id: RunId) -> None:
         raise AssertionError("a run forgives nothing")
 
-    async def notes(self, run_id: RunId) -> Sequence[JournalNote]:
-        return tuple(self.kept.get(run_id, ()))
+
+class KeptJournal(RunJournal):
+    """`kept` is what a crash would leave, as it comes back from a store; `written` names what each
+    write kept."""
+
+    def __init__(self, clock: Clock, earlier: Sequence[Entry] = ()) -> None:
+        super().__init__(clock, earlier)
+        self.kept = list(earlier)
+        self.written: list[str] = []
+        self._waiting: list[Entry] = []
+
+    def grant(self, kind: str, *values: object) -> None:
+        self._waiting.append(Entry(kind, values))
+
+    async def keep(self, what: str) -> None:
+        self.written.append(what)
+        for one in self._waiting:
+            kind, *values = from_json(to_json([one.kind, *one.values]))
+            self.kept.append(Entry(kind, tuple(values)))
+        self._waiting.clear()

@@ -16,6 +16,7 @@ from anyio.lowlevel import checkpoint
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey, to_micros
 from gateway.domain.inbox import Ending, EndState, Merged, NewDelivery, NewEntry
+from gateway.domain.journal import pack_text
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.reader import Query, Readers, open_to_read
@@ -28,6 +29,7 @@ T = TypeVar("T")
 __all__ = ["NOON", "a_space", "an_ending", "an_entry", "an_exchange", "open_memory", "session_key"]
 
 NOON = datetime(2026, 1, 1, 12, 0, tzinfo=UTC)
+MERGED = pack_text([b'{"type":"merged"}'])
 
 
 class InlineWriter(Writer):
@@ -155,11 +157,11 @@ def an_ending(
         tuple(an_exchange(name) if nodes is None else nodes),
         None if grown_from is None else NodeId(grown_from),
         take_head,
-        b'{"type":"done"}\n',
+        lambda: pack_text([b'{"type":"done"}']),
         '{"turn":1}',
         NOON + timedelta(seconds=after_s),
         tuple(deliveries),
         merged=tuple(
-            Merged(RunId(f"run-{one}"), b"merged", f'{{"merged_into":"{name}"}}') for one in merged
+            Merged(RunId(f"run-{one}"), MERGED, f'{{"merged_into":"{name}"}}') for one in merged
         ),
     )

@@ -2,18 +2,28 @@
 
 import contextlib
 import sqlite3
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import timedelta
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio import to_thread
+from pydantic_core import from_json, to_json
 
+from gateway.agent.effects import Said
+from gateway.agent.journal import Granted, part_of
 from gateway.domain.budgets import Amount, Grant
 from gateway.domain.ids import RunId
+from gateway.domain.journal import grants_of, lines_of
+from gateway.domain.messages import Excerpt, Extras, Spent, ToolCall, ToolResult, Usage
+from gateway.domain.model import BudgetWarning, ModelReply
 from gateway.store.sqlite import open_sqlite
 from gateway.store.tables import VERSION, columns_of, migrate, newest_columns, version_of
 from tests.fakes.clock import FakeClock
 from tests.fakes.ledger import a_record, a_reservation
-from tests.fakes.store import a_space, an_ending, an_entry, session_key
+from tests.fakes.store import NOON, a_space, an_ending, an_entry, session_key
 
 
 def shape(db: sqlite3.Connection) -> list[tuple[str, str]]:
@@ -68,7 +78,7 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
         ended = await stores.runs.find(RunId("run-a"))
         path = await stores.transcript.path(session_key(), limit=9)
         kept = await stores.plugins.get(a_space(), "k")
-        notes = await stores.journal.notes(RunId("run-b"))
+        (part,) = await stores.journal.read(RunId("run-b"))
         ending = replace(an_ending("b", grown_from="a-2"), rule_state="{}")
         assert await stores.inbox.finish(ending)
         reservation, _ = await stores.ledger.reserve(a_reservation(), lambda _: Grant(1, Amount()))
@@ -83,9 +93,162 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
     assert [node.message.text for node in path.nodes] == ["question", "answer"]
     assert session is not None
     assert (session.input_tokens, session.output_tokens) == (110, 55)
-    assert (kept, [note.payload for note in notes]) == ("v", ["{}"])
+    assert (kept, list(lines_of([part]))[1:]) == ("v", [b'["reply",0,{}]'])
     async with open_sqlite(of_version_2, clock=FakeClock()) as again:
         assert await again.rule_states.of(session_key()) == "{}"
+
+
+REPLY = ModelReply(
+    "one",
+    "m",
+    "look",
+    "hm \U0001f600",
+    (ToolCall("c:1", "pay", '{"n": 1}'), ToolCall("2", "look")),
+    Usage(3, 4, cost_usd=0.5),
+    "tool_calls",
+    Extras("one", "[1]"),
+    (BudgetWarning("day", "tokens", 0.9, 1),),
+)
+RESULTS = (
+    ToolResult("c:1", "pay", "PAID", duration_ms=7, boundary="ab"),
+    ToolResult(
+        "2",
+        "look",
+        "é" * 9,
+        is_error=True,
+        spent=(Spent(Usage(1, 2), "one", "m"),),
+        excerpt=Excerpt(1, 2, 9, "ref"),
+    ),
+)
+MORE = Said(RunId("run-more"), "and @ this: too")
+OUTER = part_of("", ToolCall("c:1", "pay"), 1)
+INNER = part_of(OUTER, ToolCall("2", "look"), 3)
+
+
+def notes_of(part: str, step: int) -> list[tuple[int, str, str]]:
+    """As version 8 wrote them of a run, or of one inside it: step, kind and payload."""
+    kinds: list[tuple[str, object]] = [
+        (f"said:{MORE.run_id}", asdict(MORE)),
+        ("reply", asdict(REPLY)),
+        *((f"begun:{one.call_id}", None) for one in RESULTS),
+        *((f"result:{one.call_id}", asdict(one)) for one in RESULTS),
+    ]
+    return [(step, part + kind, to_json(value).decode()) for kind, value in kinds]
+
+
+def of_version_8(db: sqlite3.Connection) -> None:
+    """A running run with all kinds of notes, a queued one, and one that has ended."""
+    migrate(db, 8)
+    db.execute(
+        "INSERT INTO session (id, key, agent, channel, account, peer, created_at, updated_at)"
+        " VALUES (1, ?, 'demo', 'websocket', 'local', 'main', 0, 0)",
+        (str(session_key()),),
+    )
+    ended = (5, b'{"seq":1}\n{"seq":2}', b"tape")
+    runs = {"ended": ("done", *ended), "b": ("running",), "c": ("queued",)}
+    for seq, (name, (state, *end)) in enumerate(runs.items(), 1):
+        row = (f"run-{name}", f"msg-{name}", seq, state, *(end or (None, None, None)))
+        db.execute(
+            "INSERT INTO run (run_id, message_id, session, seq, state, content, digest, accepted_at,"
+            " attempts, matched_by, channel, account, finished_at, log, tape)"
+            " VALUES (?, ?, 1, ?, ?, 'hello', '', 0, 1, '', 'websocket', 'local', ?, ?, ?)",
+            row,
+        )
+    notes = [*notes_of(INNER, 4), *notes_of("", 1), *notes_of(OUTER, 3)]
+    db.executemany(ADD_NOTE, [("run-b", *note) for note in notes])
+    db.execute(ADD_NOTE, ("run-ended", 1, "reply", "{}"))
+
+
+ADD_NOTE = "INSERT INTO journal (run_id, step, kind, payload) VALUES (?, ?, ?, ?)"
+
+
+def parts_in(db: sqlite3.Connection, run_id: str) -> Sequence[bytes]:
+    rows = db.execute("SELECT data FROM journal WHERE run_id = ? ORDER BY part", (run_id,))
+    return [row[0] for row in rows]
+
+
+@pytest.mark.parametrize(("part", "step"), [("", 1), (OUTER, 3), (INNER, 4)])
+def test_what_version_8_had_granted_an_unfinished_run_is_granted_again(
+    part: str, step: int
+) -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    of_version_8(db)
+
+    migrate(db)
+
+    granted = Granted(grants_of(parts_in(db, "run-b"), from_json), part)
+    assert granted.replies == {step: REPLY}
+    assert granted.results == {(step, one.call_id): one for one in RESULTS}
+    assert [one.boundary for one in granted.results.values()] == ["ab", ""]
+    assert granted.begun == {(step, one.call_id) for one in RESULTS}
+    assert granted.taken == {MORE.run_id: (step, MORE)}
+    assert [parts_in(db, f"run-{name}") for name in ("c", "ended")] == [[], []]
+
+
+@pytest.mark.parametrize("part", ["", OUTER, INNER])
+def test_a_call_that_a_model_named_with_an_at_sign_keeps_its_result(part: str) -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    of_version_8(db)
+    result = ToolResult("call@1:2", "pay", "PAID")
+    payload = to_json(asdict(result)).decode()
+    db.execute(ADD_NOTE, ("run-b", 7, f"{part}result:call@1:2", payload))
+
+    migrate(db)
+
+    granted = Granted(grants_of(parts_in(db, "run-b"), from_json), part)
+    assert granted.results[7, "call@1:2"] == result
+
+
+def test_notes_become_a_journal_once_however_often_the_step_runs() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    of_version_8(db)
+    migrate(db)
+    before = parts_in(db, "run-b")
+
+    for version in (8, 8):
+        db.execute(f"PRAGMA user_version = {version}")
+        migrate(db)
+
+    assert parts_in(db, "run-b") == before
+    assert len(before) == 1
+
+
+def test_a_step_that_is_interrupted_within_leaves_the_notes() -> None:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    of_version_8(db)
+    notes = db.execute("SELECT * FROM journal").fetchall()
+    db.execute("UPDATE journal SET payload = '{' WHERE id = 1")
+    with pytest.raises(ValueError, match="EOF"):
+        migrate(db)
+    db.execute("ROLLBACK")
+    db.execute("UPDATE journal SET payload = ? WHERE id = 1", (notes[0][-1],))
+    assert (version_of(db), db.execute("SELECT * FROM journal").fetchall()) == (8, notes)
+
+    migrate(db)
+
+    assert Granted(grants_of(parts_in(db, "run-b"), from_json)).replies == {1: REPLY}
+
+
+async def test_the_log_of_a_run_that_version_8_ended_is_served_until_it_is_swept(
+    tmp_path: Path,
+) -> None:
+    def write() -> None:
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
+            of_version_8(db)
+
+    await to_thread.run_sync(write)
+    with anyio.fail_after(5):
+        async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
+            before = await stores.runs.find(RunId("run-ended"))
+            parts = await stores.journal.read(RunId("run-ended"))
+            swept = await stores.care.sweep(before=NOON + timedelta(days=1), limit=9)
+            after = await stores.runs.find(RunId("run-ended"))
+            running = await stores.journal.read(RunId("run-b"))
+
+    assert before is not None
+    assert after is not None
+    assert (before.log, parts, swept, after.log) == (b'{"seq":1}\n{"seq":2}', [], 1, b"")
+    assert len(running) == 1
 
 
 def test_deliveries_from_before_there_were_channels_are_kept() -> None:
@@ -115,7 +278,7 @@ def test_deliveries_from_before_there_were_channels_are_kept() -> None:
         ("SELECT * FROM session WHERE agent = '' ORDER BY updated_at DESC", "session_by_agent"),
         ("SELECT * FROM session ORDER BY updated_at DESC", "session_by_time"),
         ("SELECT * FROM run WHERE finished_at IS NULL ORDER BY id", "run_unfinished"),
-        ("SELECT * FROM run WHERE log IS NOT NULL AND finished_at < 5", "run_with_log"),
+        ("SELECT * FROM run WHERE has_journal AND finished_at < 5", "run_with_journal"),
         ("SELECT * FROM node WHERE id = ''", "sqlite_autoindex_node_1"),
         ("SELECT * FROM node WHERE label = '' AND place > 1 AND place < 2", "node_by_label"),
         (
