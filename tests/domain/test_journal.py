@@ -114,8 +114,7 @@ def test_what_is_no_entry_is_refused(plain: object) -> None:
     text = b"[" + json.dumps(plain).encode() + b"]"
     try:
         read = attempt_of([pack_text([text])], from_json)
-    except JournalUnreadable as error:
-        assert error.code == "tape_unreadable"
+    except JournalUnreadable:
         return
     assert [line(entry) for entry in read.entries] == [to_json(from_json(text))]
 

@@ -236,6 +236,11 @@ async def test_the_log_of_a_run_that_version_8_ended_is_served_until_it_is_swept
         with contextlib.closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as db:
             of_version_8(db)
 
+    def left() -> list[tuple[bytes | None, ...]]:
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db")) as db:
+            query = "SELECT log, tape FROM run WHERE run_id = 'run-ended'"
+            return db.execute(query).fetchall()
+
     await to_thread.run_sync(write)
     with anyio.fail_after(5):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
@@ -249,6 +254,7 @@ async def test_the_log_of_a_run_that_version_8_ended_is_served_until_it_is_swept
     assert after is not None
     assert (before.log, parts, swept, after.log) == (b'{"seq":1}\n{"seq":2}', [], 1, b"")
     assert len(running) == 1
+    assert await to_thread.run_sync(left) == [(None, None)]
 
 
 def test_deliveries_from_before_there_were_channels_are_kept() -> None:
