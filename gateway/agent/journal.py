@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import anyio
 
-from gateway.agent.effects import Moment, Said, Told
+from gateway.agent.effects import Job, Moment, Said, Told
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId
 from gateway.domain.journal import Entry
@@ -125,7 +125,9 @@ class RunJournal:
     def hide(self, *secrets: str) -> None:
         """Keeps these texts out of the journal."""
 
-    async def begins(self, scene: Mapping[str, object], read: Mapping[str, object]) -> None:
+    async def begins(
+        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
+    ) -> None:
         """The run begins; `scene` decides over it, `read` is what the store held for it."""
 
     def tells(self, events: Sequence[Told]) -> None:

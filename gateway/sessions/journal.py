@@ -10,10 +10,12 @@ from io import BytesIO
 from itertools import repeat
 from operator import attrgetter
 from os.path import commonprefix
+from typing import Any
 
 from anyio import to_thread
 
 from gateway.agent.effects import (
+    Job,
     Moment,
     RunControl,
     Said,
@@ -90,6 +92,11 @@ class Parts:
 def parts_of(request: ModelRequest) -> Parts:
     settings = {name: getattr(request, name) for name in _SETTINGS}
     return Parts(settings, request.system, _tools(request.tools), _messages(request.messages))
+
+
+def parts_at(job: Job) -> Parts:
+    """What is known before anything is asked."""
+    return Parts({}, job.context.system, _tools(job.tools))
 
 
 def _tools(tools: Sequence[ToolSpec]) -> Mapping[str, str]:
@@ -190,14 +197,14 @@ class RecordedJournal(RunJournal):
         super().__init__(clock, earlier.entries)
         self._run_id, self._store, self._encode = run_id, store, encode
         self._parts = earlier.parts
-        self.lines: list[bytes | Entry] = []  # not written yet; bytes are chunks
+        self.lines: list[Line] = []  # not written yet; bytes are chunks
         self._asked = Parts()
         self._secrets: set[str] = set()
         self._size = self._packed = 0  # of texts that only a replay reads
 
     def begin(self, attempt: int, asked: Sequence[RunId], control: RunControl) -> Moment:
         """Begins an attempt; from now on it takes down what others do with the run."""
-        self.lines.append(Entry("attempt", (attempt, list(asked))))
+        self.lines.append(("attempt", (attempt, list(asked))))
         moment = self.moment()
         for one in control.requests:
             self._requested(one)
@@ -218,34 +225,36 @@ class RecordedJournal(RunJournal):
             self.has_sent = True
         elif kind in _TEXTS:
             self._size += len(values[0]) + _ENTRY_BYTES  # type: ignore[arg-type]  # it is a text
-        self.lines.append(Entry(kind, values))
+        self.lines.append((kind, values))
 
     def grant(self, kind: str, *values: object) -> None:
-        self.lines.append(Entry(kind, values))
+        self.lines.append((kind, values))
 
     def hide(self, *secrets: str) -> None:
         self._secrets.update(secrets)
 
     def moment(self) -> Moment:
         moment = Moment(self.clock.now(), self.clock.monotonic())
-        self.lines.append(Entry("at", (to_micros(moment.wall), moment.at)))
+        self.lines.append(("at", (to_micros(moment.wall), moment.at)))
         return moment
 
     async def wait(self, queue: EventQueue, seconds: float) -> bool:
         if await super().wait(queue, seconds):
             return True
-        self.lines.append(Entry("late"))
+        self.lines.append(("late", ()))
         return False
 
-    async def begins(self, scene: Mapping[str, object], read: Mapping[str, object]) -> None:
-        self.lines.append(Entry("begin", (scene, read)))
+    async def begins(
+        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
+    ) -> None:
+        self.lines.append(("begin", (scene, read)))
 
     def tells(self, events: Sequence[Told]) -> None:
-        self.lines.append(Entry("told", ([type(one).__name__ for one in events],)))
+        self.lines.append(("told", ([type(one).__name__ for one in events],)))
 
     def asks(self, request: ModelRequest) -> None:
         asked, self._asked = self._asked, parts_of(request)
-        self.lines.append(Entry("ask", (self._asked.since(asked),)))
+        self.lines.append(("ask", (self._asked.since(asked),)))
         self.has_sent = False
 
     def replied(self, step: int, reply: ModelReply) -> None:
@@ -257,7 +266,7 @@ class RecordedJournal(RunJournal):
             overrun = asdict(usage) if reply.finish == "overrun" else None
             self("metered", usage.cost_usd, warnings, overrun)
         plain = None if has_bytes and not reply.tool_calls else asdict(reply)
-        self.lines.append(Entry("reply", (step, plain)))
+        self.lines.append(("reply", (step, plain)))
 
     def failed(self, failure: Exception) -> None:
         if isinstance(failure, BudgetExceeded):
@@ -269,7 +278,7 @@ class RecordedJournal(RunJournal):
         self("spent", call.id, [asdict(spent)])
 
     def ends(self) -> None:
-        self.lines.append(Entry("over"))
+        self.lines.append(("over", ()))
 
     async def keep(self, what: str) -> None:
         part, lines = self._parts, tuple(self.lines)
@@ -278,7 +287,7 @@ class RecordedJournal(RunJournal):
         pack = await self._packing(lines)
         await retry_store(self.clock, self._store.append, self._run_id, part, pack)
         if not what.startswith(PART):
-            self.lines.append(Entry("kept", (what,)))
+            self.lines.append(("kept", (what,)))
 
     async def last_part(self) -> tuple[int, Pack]:
         """The number and the text of what was not written yet."""
@@ -297,7 +306,7 @@ class RecordedJournal(RunJournal):
         return lambda: done
 
 
-Line = bytes | Entry
+Line = bytes | tuple[str, tuple[object, ...]]  # a chunk, or an entry
 
 
 def packed(
@@ -306,14 +315,14 @@ def packed(
     """A part of a journal, with every secret blotted out. What has no form is left out, and the run
     cannot be replayed: it ends all the same."""
     if is_cut:
-        kept = [one for one in lines if isinstance(one, bytes) or one.kind in GRANTS]
-        lines = [*kept, Entry("cut")]
+        kept = [one for one in lines if isinstance(one, bytes) or one[0] in GRANTS]
+        lines = [*kept, ("cut", ())]
     lines = _as_text(lines, secrets)
     try:
         return pack_text(_encoded(lines, encode))
     except ValueError as error:
         log.warning("a run cannot be recorded", extra={"why": str(error)})
-    text = _encoded([Entry("cut")], encode)
+    text = _encoded([("cut", ())], encode)
     for one in lines:
         with contextlib.suppress(ValueError):
             text += _encoded([one], encode)
@@ -321,7 +330,7 @@ def packed(
 
 
 def _encoded(lines: Sequence[Line], encode: Encode) -> list[bytes]:
-    return [one if isinstance(one, bytes) else encode([one.kind, *one.values]) for one in lines]
+    return [one if isinstance(one, bytes) else encode([one[0], *one[1]]) for one in lines]
 
 
 def _as_text(lines: Sequence[Line], secrets: Sequence[str]) -> Sequence[Line]:
@@ -330,13 +339,13 @@ def _as_text(lines: Sequence[Line], secrets: Sequence[str]) -> Sequence[Line]:
     places = [place for place, one in enumerate(lines) if one[0] == "bytes"]
     if not places:
         return lines
-    reads: list[bytes] = [lines[place][1][0] for place in places]  # type: ignore[index]  # the values of an entry
+    reads: list[Any] = [lines[place][1][0] for place in places]  # type: ignore[index]  # values of entries
     whole = b"".join(reads)
     if secrets:
         whole = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(whole)
     rest, text = BytesIO(whole), list(lines)
     for place, read in zip(places, reads, strict=True):
-        text[place] = Entry("bytes", (rest.read(len(read)).decode("latin-1"),))
+        text[place] = ("bytes", (rest.read(len(read)).decode("latin-1"),))
     return text
 
 

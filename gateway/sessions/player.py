@@ -14,7 +14,7 @@ from typing import NoReturn
 import anyio
 from anyio.lowlevel import checkpoint
 
-from gateway.agent.effects import Gate, RunControl, Said, Told
+from gateway.agent.effects import Gate, Job, RunControl, Said, Told
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
@@ -32,7 +32,7 @@ from gateway.domain.model import (
     ThinkingDelta,
 )
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, ToolScope
-from gateway.sessions.journal import Difference, Parts, names, parted, parts_of, unequal
+from gateway.sessions.journal import Difference, Parts, names, parted, parts_at, parts_of, unequal
 
 STALL_S = 1.0  # side by side, another's entry may come first; but not for so long
 _NOTHING = Entry("over")
@@ -179,20 +179,33 @@ class Player(RunJournal):
 
     # -- what the driver asks of it
 
-    async def begins(self, scene: Mapping[str, object], read: Mapping[str, object]) -> None:
+    async def begins(
+        self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
+    ) -> None:
+        """Compares what decides over the run, and what the first request will begin with."""
         recorded = (await self.reach("begin")).values[0]
         if (difference := unequal(recorded, scene)) is not None:
             await self.leave(difference)
+        told = next((one.values[0] for one in self.coming() if one.kind == "ask"), None)
+        if told is None:
+            return
+        first = replace(await self._asked(told), settings={}, messages=())
+        if (difference := parted("call 1", first, parts_at(job), self._soul)) is not None:
+            await self.leave(difference)
+
+    async def _asked(self, told: Mapping[str, object]) -> Parts:
+        """What was asked; `told` is how it stands in the record."""
+        try:
+            return self._parts.then(told)
+        except ValueError as error:
+            await self.leave(damaged(error))
 
     async def keep(self, what: str) -> None:
         await self.reach("kept", key=(what,))
 
     async def compare(self, call: str, told: Mapping[str, object], now: Parts) -> None:
-        """What is asked, with what was; `told` is how it stands in the record."""
-        try:
-            self._parts = self._parts.then(told)
-        except ValueError as error:
-            await self.leave(damaged(error))
+        """Compares what is asked with what was."""
+        self._parts = await self._asked(told)
         if (difference := parted(call, self._parts, now, self._soul)) is not None:
             await self.leave(difference)
 

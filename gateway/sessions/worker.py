@@ -520,7 +520,7 @@ class Work:
         tree = {"name": agent.tree, "text": runner.plans.digest(agent.id)}
         limits = {name: getattr(agent.limits, name) for name in LIMITS}
         scene = {"limits": limits, "tree": tree, "decision": job.agent.decision}
-        await journal.begins({**scene, "rules": dict(rules.digests)}, read.plain())
+        await journal.begins(job, {**scene, "rules": dict(rules.digests)}, read.plain())
         try:
             return await driver.drive()
         finally:

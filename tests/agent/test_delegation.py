@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.effects import Answer, Finish, Story
-from gateway.agent.subagents import Delegating, Errand
+from gateway.agent.effects import Answer, Finish
+from gateway.agent.runner import Assignment
+from gateway.agent.subagents import Delegating
 from gateway.domain.agents import Delegation, Limits
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage
@@ -26,6 +27,10 @@ from tests.fakes.tools import FakeTool
 LARGE = "a fact. " * 2_000
 LISTS = replace(PARENT, tools=("find", "result"), limits=Limits(token_budget=40_000))
 FIND = ToolCall("f", "find", '{"what":"facts"}')
+
+
+def encode(value: object) -> bytes:
+    return json.dumps(value).encode()
 
 
 def tool(content: str, name: str = "find", **more: Any) -> FakeTool:
@@ -44,18 +49,17 @@ class Study(World):
 
     async def gate(self) -> Delegating:
         subagents = await self.subagents()
-        gate, originals = subagents.aside.gate, self.originals
+        gate, originals = subagents.runner.gate, self.originals
         assert isinstance(gate, ToolGate)
         gate.renew("own", [ResultTool(originals)])
-        return Delegating(gate, subagents, self.delegation, originals, subagents.json)
+        return Delegating(gate, subagents, self.delegation, originals, encode)
 
-    async def run(self, attempt: int = 1) -> Answer:
+    async def run(self) -> Answer:
         gate = await self.gate()
-        self.aside = replace(self.aside, gate=gate)
-        story = Story(SCOPE.run_id, self.journal, self.clock, gate.json)
-        errand = Errand(self.parent, "what is there?", SCOPE, PARENT.id)
+        self.runner = replace(self.runner, gate=gate)
+        assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)
         with anyio.fail_after(5):
-            return await self.aside.answer(errand, story, self.heard.append)
+            return await self.runner.answer(assignment, self.journal, self.heard.append)
 
 
 def study(*small: Step, big: tuple[Step, ...] = (), content: str = LARGE, **more: Any) -> Study:

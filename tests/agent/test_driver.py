@@ -1,7 +1,7 @@
 """The driver grants wishes: models with fallbacks, tools side by side, and it stops when told."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.agent.driver import Driver
-from gateway.agent.effects import Answer, Fail, Finish, Job, Json, Said, Story
+from gateway.agent.effects import Answer, Fail, Finish, Job, Said
 from gateway.agent.output import INTERRUPTED
 from gateway.control.rules import RunRules, load_rules
 from gateway.control.trees.plan import TreePlan
@@ -19,6 +19,7 @@ from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event, RuleDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.journal import Entry
 from gateway.domain.messages import Chunk, Message, Spent, ToolCall, Usage
 from gateway.domain.model import (
     BudgetWarning,
@@ -34,7 +35,7 @@ from gateway.memory.window import message_tokens
 from gateway.tools.gate import ToolGate
 from tests.agent.paper import EXECUTE, SHIPPED, is_valid_for_a_model, tree
 from tests.fakes.clock import FakeClock
-from tests.fakes.journal import FakeJournal
+from tests.fakes.journal import KeptJournal
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.plans import shipped
 from tests.fakes.rules import core_definitions
@@ -42,10 +43,6 @@ from tests.fakes.tools import FakeTool, NoSchemas
 
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo", "other"))
 SCOPE = ToolScope(SessionKey(AGENT.id, "c", "p"), RunId("r_1"), "p")
-
-
-def encode(value: object) -> bytes:
-    return json.dumps(value).encode()
 
 
 class Stage:
@@ -56,7 +53,7 @@ class Stage:
         model: Model,
         *tools: FakeTool,
         agent: AgentDef = AGENT,
-        journal: FakeJournal | None = None,
+        earlier: Sequence[Entry] = (),
         rules: tuple[RuleDef, ...] = (),
         plan: TreePlan | None = None,
     ) -> None:
@@ -65,8 +62,7 @@ class Stage:
             tools, schemas=NoSchemas(), decode=json.loads, clock=clock, boundary=lambda: "b"
         )
         self.chunks: list[Chunk] = []
-        self.journal = journal or FakeJournal()
-        self.story = Story(SCOPE.run_id, self.journal, clock, Json(encode, json.loads))
+        self.journal = KeptJournal(clock, earlier)
         offered = gate.offered(agent)
         context = pack(agent, None, (), Message("user", "hi"), offered)
         self.events: list[Event] = []
@@ -79,19 +75,17 @@ class Stage:
             rules=RunRules(load_rules(rules)),
             publish=self.events.append,
             decode=json.loads,
-            known=self.story.result,
+            known=self.journal.result,
         )
         self.driver = Driver(
             job=job,
             model=model,
             gate=gate,
-            story=self.story,
-            clock=clock,
+            journal=self.journal,
             emit=self.chunks.append,
         )
 
     async def drive(self) -> Answer:
-        await self.story.recall()
         with anyio.fail_after(5):
             return await self.driver.drive()
 
@@ -364,12 +358,13 @@ async def test_a_cancelled_tool_leaves_no_call_without_a_result() -> None:
 
 
 async def test_a_crashed_run_repeats_neither_the_reply_nor_the_tool_that_ended() -> None:
-    journal, tool = FakeJournal(), FakeTool()
+    tool = FakeTool()
     calls = (ToolCall("1", "echo"), ToolCall("2", "other"))
     broken = ModelFailed("fake", "network", "gone")
-    await Stage(ScriptedModel(says("look", *calls), broken), tool, journal=journal).drive()
+    first = Stage(ScriptedModel(says("look", *calls), broken), tool)
+    await first.drive()
     model = ScriptedModel(says("done"))
-    stage = Stage(model, tool, journal=journal)
+    stage = Stage(model, tool, earlier=first.journal.kept)
 
     answer = await stage.drive()
 
@@ -456,34 +451,31 @@ class Remembering:
 @pytest.mark.requirement("S-003-Message-06", "S-000-ToolCall-05")
 @pytest.mark.parametrize("name", SHIPPED)
 async def test_a_run_that_was_cut_off_anywhere_goes_on_as_if_it_had_not(name: str) -> None:
-    whole, plan = FakeJournal(), shipped(name)
-    tools = (FakeTool("echo"), FakeTool("other"))
-    first = await Stage(Remembering(), *tools, journal=whole, plan=plan).drive()
-    notes = whole.kept[SCOPE.run_id]
+    plan, tools = shipped(name), (FakeTool("echo"), FakeTool("other"))
+    whole = Stage(Remembering(), *tools, plan=plan)
+    first = await whole.drive()
+    kept = whole.journal.kept
     count = [len(tool.calls) for tool in tools]
 
-    for upto in range(len(notes) + 1):
-        journal = FakeJournal()
-        journal.kept[SCOPE.run_id] = notes[:upto]
+    for upto in range(len(kept) + 1):
         again = (FakeTool("echo"), FakeTool("other"))
         model = Remembering()
-        stage = Stage(model, *again, journal=journal, plan=plan)
+        stage = Stage(model, *again, earlier=kept[:upto], plan=plan)
 
         answer = await stage.drive()
 
         assert (answer.end, answer.said, answer.usage) == (first.end, first.said, first.usage)
-        assert journal.kept[SCOPE.run_id][:upto] == notes[:upto]
-        assert sorted(map(str, journal.kept[SCOPE.run_id])) == sorted(map(str, notes))
-        known = [json.loads(note.payload) for note in notes[:upto] if "result" in note.kind]
+        assert sorted(map(str, stage.journal.kept)) == sorted(map(str, kept))
+        known = [entry.values[2] for entry in kept[:upto] if entry.kind == "result"]
         for tool, before in zip(again, count, strict=True):
-            had = sum(result["name"] == tool.spec.name for result in known)
+            had = known.count(tool.spec.name)
             assert len(tool.calls) == before - had
         assert all(is_valid_for_a_model(request.messages) for request in model.asked)
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 async def test_what_people_added_is_there_again_where_it_was_taken(name: str) -> None:
-    journal, plan = FakeJournal(), shipped(name)
+    plan = shipped(name)
     stage: Stage
 
     async def act(arguments: Mapping[str, object]) -> str:
@@ -492,16 +484,15 @@ async def test_what_people_added_is_there_again_where_it_was_taken(name: str) ->
         return "ok"
 
     echo = FakeTool("echo", act)
-    stage = Stage(Remembering(), echo, journal=journal, plan=plan)
+    stage = Stage(Remembering(), echo, plan=plan)
     first = await stage.drive()
-    notes = journal.kept[SCOPE.run_id]
-    taken = [note.kind for note in notes].index("said:r_2")
+    kept = stage.journal.kept
+    taken = [entry.kind for entry in kept].index("taken")
     assert first.taken == (RunId("r_2"),)
 
-    for upto in range(taken + 1, len(notes) + 1):
-        kept = FakeJournal()
-        kept.kept[SCOPE.run_id] = notes[:upto]
-        answer = await Stage(Remembering(), FakeTool("echo"), journal=kept, plan=plan).drive()
+    for upto in range(taken + 1, len(kept) + 1):
+        again = Stage(Remembering(), FakeTool("echo"), earlier=kept[:upto], plan=plan)
+        answer = await again.drive()
 
         assert [m.text for m in answer.said if m.role == "user"] == ["faster"]
         assert answer.taken == (RunId("r_2"),)

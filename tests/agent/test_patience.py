@@ -2,7 +2,7 @@
 
 import anyio
 
-from gateway.agent.effects import RETRY_S, retry_store
+from gateway.agent.journal import RETRY_S, retry_store
 from gateway.domain.errors import StoreUnavailable
 from tests.fakes.clock import FakeClock
 
@@ -10,17 +10,17 @@ from tests.fakes.clock import FakeClock
 async def test_it_is_done_again_until_the_store_takes_it() -> None:
     clock, tries = FakeClock(), 0
 
-    async def act() -> str:
+    async def act(what: str, *, how: str) -> str:
         nonlocal tries
         tries += 1
         if tries <= len(RETRY_S) + 2:
             raise StoreUnavailable("disk full")
-        return "stored"
+        return f"{what} {how}"
 
     results: list[str] = []
 
     async def wait() -> None:
-        results.append(await retry_store(clock, act))
+        results.append(await retry_store(clock, act, "stored", how="well"))
 
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
@@ -29,5 +29,5 @@ async def test_it_is_done_again_until_the_store_takes_it() -> None:
                 await clock.until_someone_sleeps()
                 clock.move(clock.slept[-1])
 
-    assert results == ["stored"]
+    assert results == ["stored well"]
     assert clock.slept == [*RETRY_S, RETRY_S[-1], RETRY_S[-1]]

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,14 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.agent.effects import Answer, Finish, Json, Story
-from gateway.agent.subagents import Aside, Errand, Subagents, child_of, within
+from gateway.agent.effects import Answer, Finish
+from gateway.agent.runner import Assignment, Runner
+from gateway.agent.subagents import Subagents, child_of, within
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import load_rules
 from gateway.domain.agents import AgentDef, Limits, SubagentDef
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
+from gateway.domain.journal import Entry
 from gateway.domain.messages import Chunk, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Allowance, ToolScope
@@ -27,7 +29,7 @@ from gateway.memory.context import RESULTS
 from gateway.memory.souls import Souls
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
-from tests.fakes.journal import FakeJournal
+from tests.fakes.journal import KeptJournal
 from tests.fakes.model import ScriptedModel, StallingModel, Step, says
 from tests.fakes.plans import shipped_plans
 from tests.fakes.texts import FakeTexts
@@ -76,11 +78,14 @@ class World:
     small: Any
     tools: tuple[FakeTool, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
-    journal: FakeJournal = field(default_factory=FakeJournal)
+    earlier: Sequence[Entry] = ()
     parent: AgentDef = PARENT
     heard: list[Chunk] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     clock: FakeClock = field(default_factory=FakeClock)
+
+    def __post_init__(self) -> None:
+        self.journal = KeptJournal(self.clock, self.earlier)
 
     async def subagents(self) -> Subagents:
         gate = ToolGate(self.tools, schemas=NoSchemas(), decode=json.loads, clock=self.clock)
@@ -89,32 +94,23 @@ class World:
         souls, rules = Souls(FakeTexts(**SOULS), named, clock=self.clock), load_rules(())
         await souls.load()
         models = Models(big=self.big, small=self.small)
-        self.aside = Aside(
-            models,
-            gate,
-            plans,
-            DecisionTrees(),
-            lambda: rules,
-            self.clock,
-            json.loads,
-            self.events.append,
-        )
+        how = (DecisionTrees(), lambda: rules, json.loads, self.events.append)
+        self.runner = Runner(models, gate, plans, *how)
 
         async def settings(user: str) -> UserSettings:
             return UserSettings(self.settings if user == "ann" else {})
 
         known = {one.name: one for one in (LIBRARIAN, CLERK)}
-        as_json = Json(lambda value: json.dumps(value).encode(), json.loads)
-        subagents = Subagents(known, self.aside, souls, settings, self.journal, as_json)
+        live = {SCOPE.run_id: self.journal}
+        subagents = Subagents(known, self.runner, souls, settings, self.clock, live.get)
         gate.renew("", subagents.tools)
         return subagents
 
     async def run(self) -> Answer:
-        subagents = await self.subagents()
-        story = Story(SCOPE.run_id, self.journal, self.clock, subagents.json)
-        errand = Errand(self.parent, "what is there?", SCOPE, PARENT.id)
+        await self.subagents()
+        assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)
         with anyio.fail_after(5):
-            return await self.aside.answer(errand, story, self.heard.append)
+            return await self.runner.answer(assignment, self.journal, self.heard.append)
 
     def told(self) -> list[str]:
         """What the parent's model was told by its tools."""
@@ -219,8 +215,9 @@ async def test_it_may_ask_another_which_has_its_model_and_that_one_nobody() -> N
     refused, counted = (stage.small.asked[step].messages[-1].result for step in (2, 3))
     assert "cannot be asked by one who is asked that way itself" in refused.content
     assert counted.content == "7"
-    parts = {note.kind.rpartition(":")[0].count("@") for note in stage.journal.kept[SCOPE.run_id]}
-    assert parts == {0, 1, 2}  # nobody's story is another's
+    kept = stage.journal.kept
+    parts = {one.values[0].count("@") if one.kind == "sub" else 0 for one in kept}
+    assert parts == {0, 1, 2}  # what one is granted is granted to no other
     assert stage.told() == ["7 books"]
     assert answer.end == Finish("answered", "all done")
 
@@ -256,26 +253,20 @@ async def test_who_stops_the_run_stops_it_at_once() -> None:
 
 
 async def test_after_a_crash_no_tool_of_it_is_called_again_and_what_it_used_still_counts() -> None:
-    journal, read, stalling = FakeJournal(), FakeTool("read"), StallingModel()
+    read, stalling = FakeTool("read"), StallingModel()
 
     async def stall(request: ModelRequest, hear: Hear) -> ModelReply:
         return await stalling.reply(request, hear)
 
-    first = world(
-        says("", ToolCall("r", "read"), tokens=300), stall, tools=(read,), journal=journal
-    )
+    first = world(says("", ToolCall("r", "read"), tokens=300), stall, tools=(read,))
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             group.start_soon(first.run)
             await stalling.reached.wait()
             group.cancel_scope.cancel()
-    second = world(says("two books"), big=(says("all done"),), tools=(read,), journal=journal)
-    subagents = await second.subagents()
-    story = Story(SCOPE.run_id, journal, second.clock, subagents.json)
-    with anyio.fail_after(5):
-        answer = await second.aside.answer(
-            Errand(PARENT, "what is there?", SCOPE, PARENT.id), story, second.heard.append
-        )
+    kept = first.journal.kept
+    second = world(says("two books"), big=(says("all done"),), tools=(read,), earlier=kept)
+    answer = await second.run()
 
     assert len(read.calls) == 1
     assert (len(second.small.asked), len(second.big.asked)) == (1, 1)

@@ -14,10 +14,9 @@ from pydantic_core import to_json
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import RunId
-from gateway.domain.journal import Attempt, Entry, JournalUnreadable
+from gateway.domain.journal import Attempt, Entry, JournalUnreadable, pack_text
 from gateway.domain.messages import Spent, Usage
 from gateway.memory.context import RESULTS
-from gateway.sessions.journal import packed
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
@@ -237,7 +236,8 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
 
         async def play(lines: tuple[Entry, ...]) -> None:
             asked = Entry("attempt", (1, list(recorded.asked)))
-            journal = OneJournal(packed((asked, *lines), to_json))
+            text = [to_json([one.kind, *one.values]) for one in (asked, *lines)]
+            journal = OneJournal(pack_text(text))
             means = replace(replays.means, journal=journal)
             try:
                 played = await replace(replays, means=means).replay(stored)
