@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -192,9 +191,11 @@ class Driver:
             return
         for said in ask.taken:
             await self.journal.take(ask.step, said)
-        in_time = nullcontext() if ask.timeout_s is None else anyio.fail_after(ask.timeout_s)
+        if ask.timeout_s is None:
+            self._queue.put(await self._answered(ask))
+            return
         try:
-            with in_time:
+            with anyio.fail_after(ask.timeout_s):
                 event = await self._answered(ask)
         except TimeoutError:
             late = ModelFailed(self.job.agent.provider, "timeout", "no reply in the tree's time")

@@ -15,7 +15,7 @@ from gateway.control.rules import RuleSet, RunRules
 from gateway.domain.agents import AgentDef, Soul
 from gateway.domain.events import Event, Notice
 from gateway.domain.ids import AgentId, NodeId
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.messages import Message, Node, Price, unpriced
 from gateway.domain.ports import Decode, Model, ToolScope
 from gateway.memory.context import Besides, pack
@@ -68,6 +68,8 @@ class Runner:
     async def lacking(self, agent: AgentDef, control: RunControl) -> Sequence[Lacking]:
         """The tool servers of the agent that cannot be had now. A run that is stopped meanwhile waits
         for none."""
+        if FAMILY not in " ".join(agent.tools):
+            return ()
         with anyio.CancelScope() as scope:
 
             def wake() -> None:

@@ -89,7 +89,7 @@ async def test_each_has_all_the_time_that_is_left() -> None:
     assert [share.seconds for share in sharing.shares] == [AGENT.limits.timeout_seconds]
 
 
-@given(st.integers(1, 1_000_000), st.integers(1, 20), st.randoms(use_true_random=False))
+@given(st.integers(100, 1_000_000), st.integers(1, 20), st.randoms(use_true_random=False))
 def test_together_they_never_have_more_than_is_left(left: int, count: int, order: Random) -> None:
     async def share() -> Sequence[int]:
         sharing = Sharing()

@@ -77,13 +77,8 @@ class Stage:
             decode=json.loads,
             known=self.journal.result,
         )
-        self.driver = Driver(
-            job=job,
-            model=model,
-            gate=gate,
-            journal=self.journal,
-            emit=self.chunks.append,
-        )
+        begun = self.journal.moment()
+        self.driver = Driver(job, model, gate, self.journal, self.chunks.append, begun)
 
     async def drive(self) -> Answer:
         with anyio.fail_after(5):

@@ -143,4 +143,4 @@ async def test_a_stop_ends_the_waiting_for_servers_and_stays_for_the_turn(is_ear
         answer = await beside.answer(assignment(), RunJournal(CLOCK), lambda _: None, control)
 
     assert (list(lacking), requests, model.asked) == ([], 1, [])
-    assert answer.end == Finish("cancelled", "", partial=True)
+    assert answer.end == Finish("cancelled", "Cancelled by user", partial=True)
