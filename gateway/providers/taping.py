@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 from gateway.domain.ports import Http, HttpAnswer, HttpCall, HttpFailed
-from gateway.domain.tape import Record
+from gateway.domain.tape import OVERRUN, Record
 
 # What the decoding of an answer looks at, and nothing else.
 KEPT_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-after-ms")
@@ -47,8 +47,10 @@ class Recording:
                 record("end", "cut", "")
             raise
         finally:
-            if answer is not None and not answer.has_ended:
-                record("end", *self._why_left())
+            how, size = self._why_left()
+            # Of a whole answer the last byte may be read before it is known to be too long.
+            if answer is not None and (how == OVERRUN or not answer.has_ended):
+                record("end", how, size)
 
 
 class _Answer:
