@@ -33,7 +33,7 @@ from gateway.app.channels import ChannelRoom, channel_room, chat_commands, deliv
 from gateway.app.doors import Health, StoreWatch, tell_of_gateway
 from gateway.app.mcp import mcp_served, mcp_servers
 from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
-from gateway.app.plugins import Parts, follow, loaded_plugins
+from gateway.app.plugins import PATIENCE_S, Parts, follow, loaded_plugins
 from gateway.app.provider_test import ProviderTest
 from gateway.budgets.metering import Meter
 from gateway.channels.pairing import PairingBook
@@ -317,9 +317,14 @@ class Gateway:
 
 @asynccontextmanager
 async def assembled(
-    config: GatewayConfig, *, version: str, accept_loss: bool = False
+    config: GatewayConfig,
+    *,
+    version: str,
+    accept_loss: bool = False,
+    patience_s: float = PATIENCE_S,
 ) -> AsyncIterator[Gateway]:
-    """Everything but the front doors, at work until the context is left."""
+    """Everything but the front doors, at work until the context is left. Plugins that take longer
+    than `patience_s` come later, with the channels that they are adapters of."""
     clock = SystemClock()
     ids = TimeIds(clock)
     async with AsyncExitStack() as stack:
@@ -336,13 +341,13 @@ async def assembled(
         await meter.settle_lost()
         model = await stack.enter_async_context(models(config, clock, meter.around))
         paths = await to_thread.run_sync(soul_paths, with_subagents(config))
-        templates = template_paths(config.agents)
-        souls = Souls(FileTexts(clock), paths, clock=clock, templates=templates)
+        souls = Souls(FileTexts(clock), paths, clock=clock, templates=template_paths(config.agents))
         await souls.load()
         bus = Bus()
         plans, decisions = await _judged_plans(config, clock, bus)
         group = await stack.enter_async_context(anyio.create_task_group())
-        plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
+        loading = loaded_plugins(config, stores.plugins, clock, patience_s)
+        plugins = await stack.enter_async_context(loading)
         gate = ToolGate(
             (
                 memory_tool(stores, config.agents, clock, ids),
@@ -384,9 +389,10 @@ def _work_beside(rooms: Gateway, plans: Plans, sweeping: Beside, group: TaskGrou
         "store": rooms.watch.run,
         "sweep": sweeping,
         "index": rooms.memory.indexer.run,
+        "channels": partial(rooms.channels.open_late, rooms.plugins),
     }
     for name, task in beside.items():
-        may_end = name == "rules"  # there may be none to follow
+        may_end = name in {"rules", "channels"}  # there may be none to follow, or to wait for
         work = partial(supervise, name, task, rooms.clock, may_end=may_end)
         group.start_soon(work, name=name)
 

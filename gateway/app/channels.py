@@ -44,6 +44,7 @@ from gateway.domain.outbox import DeadLetters, Deliver, Outbox
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.ports import Clock, Fetch, Ids, Leave, Stores
 from gateway.domain.supervision import supervise as keep_at_it
+from gateway.sandbox.plugins import Plugins
 from gateway.sessions.intake import Front, Reception
 from gateway.sessions.outbox import Deliveries
 from gateway.web.methods.channels import ChannelMethods
@@ -74,6 +75,7 @@ def chat_commands(
 
 log = logging.getLogger(__name__)
 
+COMPILED = "its adapter is being compiled"
 SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 Transport = Webhook | Poll | Socket
@@ -90,6 +92,15 @@ class OpenChannel:
     leave: Leave
 
 
+@dataclass(frozen=True, slots=True)
+class ComingChannel:
+    """One that is to be opened. `is_over`: it is open or refused, after its adapter was compiled."""
+
+    channel: ChannelDef
+    health: Health
+    is_over: anyio.Event = field(default_factory=anyio.Event)
+
+
 @dataclass(slots=True)
 class ChannelRoom:
     """Opens channels; whatever is wrong with one keeps no other from working."""
@@ -100,6 +111,7 @@ class ChannelRoom:
     tell: Tell
     door: WebhookDoor
     open: list[OpenChannel] = field(default_factory=list)
+    coming: dict[str, ComingChannel] = field(default_factory=dict)
     deliveries: Deliveries | None = None
     lines: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     _health: list[Health] = field(default_factory=list)
@@ -111,20 +123,49 @@ class ChannelRoom:
         infos: Sequence[PluginInfo],
     ) -> None:
         """Raises StoreUnavailable."""
-        by_name = {one.plugin.name: one for one in adapters}
+        late = {one.name for one in infos if one.state == "compiling"}
         for channel in channels:
             health = Health(channel, channel.transport, self.clock, self.tell)
             self._health.append(health)
-            try:
-                await self._open(channel, _adapter(channel, by_name, infos), health)
-            except ChannelRefused as error:
-                health.end("refused", error.problem)
-                extra = {"channel": channel.name, "why": error.problem}
-                log.warning("a channel is refused", extra=extra)
+            coming = ComingChannel(channel, health)
+            if channel.plugin in late:
+                health.waits_for = COMPILED
+                self.door.coming.add(channel.name)
+                self.coming[channel.name] = coming
+            else:
+                await self._open_or_refuse(coming, adapters, infos)
 
-    def refuse_alike(self) -> None:
+    async def open_late(self, plugins: Plugins) -> None:
+        """Opens each channel that is coming once its adapter is compiled. Raises StoreUnavailable."""
+        async with anyio.create_task_group() as group:
+            for coming in self.coming.values():
+                if not coming.is_over.is_set():
+                    group.start_soon(self._open_late, coming, plugins)
+
+    async def _open_late(self, coming: ComingChannel, plugins: Plugins) -> None:
+        name = coming.channel.name
+        await plugins.ready([coming.channel.plugin])
+        await self._open_or_refuse(coming, plugins.adapters, plugins.infos)
+        self.refuse_alike(name)
+        coming.health.waits_for = None
+        self.door.coming.discard(name)
+        coming.is_over.set()
+
+    async def opened(self, name: str) -> OpenChannel | None:
+        """Waits for a channel that is coming. None: it is refused."""
+        if name in self.coming:
+            await self.coming[name].is_over.wait()
+        return next((one for one in self.open if one.way_in.channel.name == name), None)
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of the channels that are open, or may be later."""
+        return {one.way_in.channel.name for one in self.open} | self.coming.keys()
+
+    def refuse_alike(self, *late: str) -> None:
         """Channels whose callers prove themselves by the same; the configuration is checked for that
-        as far as adapters are known that ship with the gateway."""
+        as far as adapters are known that ship with the gateway. With names only these are refused:
+        the others are at work."""
         called = [one for one in self.open if isinstance(one.transport, Webhook)]
         known = {
             one.way_in.channel.name: proofs(one.way_in.adapter.description, one.way_in.channel)
@@ -133,7 +174,7 @@ class ChannelRoom:
         for one in called:
             name = one.way_in.channel.name
             others = [other for other in known if other != name and known[other] & known[name]]
-            if others:
+            if others and (not late or name in late):
                 problem = (
                     f"its callers prove who they are by the same secret or key as those of "
                     f"{', '.join(others)}, so each may take the other's calls; give each its own"
@@ -174,6 +215,17 @@ class ChannelRoom:
     def statuses(self) -> tuple[ChannelStatus, ...]:
         return tuple(one.status for one in self._health)
 
+    async def _open_or_refuse(
+        self, coming: ComingChannel, adapters: Sequence[Adapter], infos: Sequence[PluginInfo]
+    ) -> None:
+        channel = coming.channel
+        try:
+            await self._open(channel, _adapter(channel, adapters, infos), coming.health)
+        except ChannelRefused as error:
+            coming.health.end("refused", error.problem)
+            extra = {"channel": channel.name, "why": error.problem}
+            log.warning("a channel is refused", extra=extra)
+
     async def _open(self, channel: ChannelDef, adapter: Adapter, health: Health) -> None:
         from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # the HTTP client is slow to import
 
@@ -202,10 +254,10 @@ def channel_room(
 
 
 def _adapter(
-    channel: ChannelDef, adapters: Mapping[str, Adapter], infos: Sequence[PluginInfo]
+    channel: ChannelDef, adapters: Sequence[Adapter], infos: Sequence[PluginInfo]
 ) -> Adapter:
     """Raises ChannelRefused."""
-    found = adapters.get(channel.plugin)
+    found = next((one for one in adapters if one.plugin.name == channel.plugin), None)
     if found is not None:
         return found
     why = next((one.why for one in infos if one.name == channel.plugin), None)
@@ -268,13 +320,21 @@ async def delivering(
     async with open_guarded() as fetch, anyio.create_task_group() as group:
         couriers: dict[str, Deliver] = {}
         streams: dict[str, Streaming] = {}
-        for one in room.open:
-            way, name = one.way_in, one.way_in.channel.name
-            post = Post(way.channel, way.adapter, fetch, clock)
-            streams[name] = Streaming(post, front.live.find, group)
-            couriers[name] = Courier(post, one.health, streams[name].draft_of)
+        coming = {name: anyio.Event() for name in room.names}
+
+        async def join(name: str) -> None:
+            one = await room.opened(name)
+            if one is not None:
+                post = Post(one.way_in.channel, one.way_in.adapter, fetch, clock)
+                streams[name] = Streaming(post, front.live.find, group)
+                couriers[name] = Courier(post, one.health, streams[name].draft_of)
+            coming[name].set()
+
+        for name in coming:
+            group.start_soon(join, name)
         accounts = frozenset((one.name, one.account) for one in known)
-        deliveries = Deliveries(outbox, couriers, accounts, clock, bus.publish, random.random)
+        how = (clock, bus.publish, random.random)
+        deliveries = Deliveries(outbox, couriers, accounts, *how, coming=coming)
         room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
         room.intake.accept = partial(_accept, room.intake.accept, streams)
         stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))
@@ -301,7 +361,7 @@ async def _accept(
 
 async def keep_lines(room: ChannelRoom) -> None:
     """Until the room hangs up."""
-    if not room.open:
+    if not room.names:
         return
     # The HTTP client is slow to import.
     from gateway.outbound.dialling import open_dialler  # noqa: PLC0415
@@ -313,12 +373,18 @@ async def keep_lines(room: ChannelRoom) -> None:
             open_dialler() as dialler,
             anyio.create_task_group() as group,
         ):
-            for one in room.open:
-                work = partial(supervise, _live(room, one, fetch, dialler), one.transport)
-                name = f"channel:{one.way_in.channel.name}"
+            for name in room.names:
+                work = partial(_keep_line, room, name, fetch, dialler)
+                task = f"channel:{name}"
                 group.start_soon(
-                    partial(keep_at_it, name, work, room.clock, may_end=True), name=name
+                    partial(keep_at_it, task, work, room.clock, may_end=True), name=task
                 )
+
+
+async def _keep_line(room: ChannelRoom, name: str, fetch: Fetch, dialler: Dialler) -> None:
+    opened = await room.opened(name)
+    if opened is not None:
+        await supervise(_live(room, opened, fetch, dialler), opened.transport)
 
 
 def _live(room: ChannelRoom, opened: OpenChannel, fetch: Fetch, dialler: Dialler) -> LiveChannel:

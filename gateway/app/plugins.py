@@ -54,7 +54,7 @@ TURN_WAITS_S = 10.0
 
 @asynccontextmanager
 async def loaded_plugins(
-    config: GatewayConfig, store: PluginStore, clock: Clock
+    config: GatewayConfig, store: PluginStore, clock: Clock, patience_s: float
 ) -> AsyncIterator[Plugins]:
     """Every enabled plugin, instantiated once for trial; none: no process is started."""
     plugins, enabled = Plugins(), [one for one in config.plugins if one.is_enabled]
@@ -77,10 +77,7 @@ async def loaded_plugins(
             )
         )
         group = await stack.enter_async_context(anyio.create_task_group())
-        adapters = {channel.plugin for channel in config.channels}
-        await plugins.load_beside(
-            sandbox, config.plugins, group, needed=adapters, patience_s=PATIENCE_S
-        )
+        await plugins.load_beside(sandbox, config.plugins, group, patience_s=patience_s)
         try:
             yield plugins
         finally:

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -143,7 +143,8 @@ class Meter:
                     claimed = self.queue.claimed(self._limited(wanted), place)
                 await self._write_what_waits()
                 try:
-                    return await self.ledger.reserve(wanted, partial(self._grant, ask, claimed))
+                    decide = partial(grant, self.budgets, ask, claimed=claimed)
+                    return await self.ledger.reserve(wanted, decide)
                 except BudgetExceeded as refusal:
                     until = until or self._end_of_waiting(deadline_s)
                     wait_s = self._wait_s(refusal, until, ask.at)
@@ -173,9 +174,6 @@ class Meter:
         """The scopes of a call in which it may have to wait."""
         scopes = scopes_of(wanted.payer.session_key, "")
         return frozenset(scope for scope in scopes if self.budgets.limit(scope).bounds())
-
-    def _grant(self, ask: Ask, claimed: Scopes, tallies: Sequence[Tally]) -> Grant:
-        return grant(self.budgets, ask, tallies, claimed)
 
     def _freed(self, ended: Ended) -> None:
         """Whoever waits for what was held for this call may try again."""
@@ -282,25 +280,29 @@ class _Ear:
     """What was heard of a reply, for the case that nobody says how long it was."""
 
     hear: Hear
+    expected: int  # tokens that went in
+    unheard: int  # that may have come all the same
     heard: list[str] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
-    unheard: int = 0  # tokens that may have come all the same
 
     def __call__(self, delta: Delta) -> None:
         self.heard.append(delta.text)
         self.hear(delta)
 
-    def usage(self, expected: int) -> Usage:
+    def usage(self) -> Usage:
         """An estimate, of which no more may be certain than what went in."""
         heard = sum(map(estimate_tokens, self.heard))
         output = max(heard, self.unheard, ceil(self.progress.size / BYTES_A_TOKEN))
-        told = self.progress.told or Usage(expected)
+        told = self.progress.told or Usage(self.expected)
         return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
-    def overrun(self, expected: int, bytes_a_token: float) -> Usage:
-        """Of a reply that was cut off, by the measure by which it was."""
-        told = self.progress.told or Usage(expected)
-        output = max(told.output_tokens, ceil(self.progress.size / bytes_a_token))
+    def overrun(self, counted: Usage, bytes_a_token: float) -> Usage:
+        """Of a reply that was cut off: what the provider counted of it, or else an estimate by the
+        measure by which it was."""
+        told = Usage(self.expected) if counted.estimated else counted
+        output = ceil(self.progress.size / bytes_a_token)
+        if told.output_tokens >= output:
+            return told
         return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
 
@@ -311,10 +313,11 @@ class Metered:
         self._meter, self._model = meter, model
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        meter, ear, raw = self._meter, _Ear(hear), prompt_tokens(request)
+        meter, raw = self._meter, prompt_tokens(request)
         reservation, granted = await meter.reserve(request, raw)
-        if not request.stream:
-            ear.unheard = granted.max_tokens  # whatever is made before the whole of it comes
+        # Of a whole answer all may be made before any of it comes.
+        unheard = 0 if request.stream else granted.max_tokens
+        ear = _Ear(hear, reservation.input_tokens, unheard)
         outcome: Outcome | None = "broken"
         try:
             dense = meter.estimates.bytes_a_token(request.model)
@@ -325,7 +328,7 @@ class Metered:
             reply = await self._model.reply(request, ear)
             outcome = "answered"
             if reply.finish == "overrun":
-                reply = replace(reply, usage=ear.overrun(reservation.input_tokens, dense))
+                reply = replace(reply, usage=ear.overrun(reply.usage, dense))
             elif ear.progress.size >= LEAST_LEARNED and not reply.usage.estimated:
                 shown = reply.usage.output_tokens - reply.usage.reasoning_tokens
                 meter.estimates.learn_reply(ear.progress.size, request.model, shown)
@@ -335,24 +338,22 @@ class Metered:
         finally:
             if outcome != "answered":
                 meter.settle_soon(self._unanswered(reservation, outcome, ear))
-        return await self._paid(reply, reservation, raw, is_near=granted.is_near)
+        return await self._paid(reply, reservation, raw, granted)
 
     def _unanswered(self, reservation: Reservation, outcome: Outcome | None, ear: _Ear) -> Ended:
         if outcome is None:
             return reservation
-        usage = Usage()
-        if outcome == "broken":
-            usage = ear.usage(reservation.input_tokens)
+        usage = ear.usage() if outcome == "broken" else Usage()
         return self._meter.record(reservation, outcome, usage)
 
     async def _paid(
-        self, reply: ModelReply, reservation: Reservation, raw: int, *, is_near: bool
+        self, reply: ModelReply, reservation: Reservation, raw: int, granted: Grant
     ) -> ModelReply:
         meter, usage = self._meter, reply.usage
         warnings: tuple[BudgetWarning, ...] = ()
-        is_overrun = reply.finish == "overrun"
+        is_overrun = reply.finish == "overrun" or usage.output_tokens > granted.max_tokens
         record = meter.record(reservation, "overrun" if is_overrun else "answered", usage)
-        if is_near:
+        if granted.is_near:
             warnings = await meter.settle(record)
         else:
             meter.settle_soon(record)

@@ -278,6 +278,7 @@ def _plain(text: str) -> str:
 
 
 def _size(count: int) -> str:
+    count = min(count, 1 << 63)  # a larger one is no number that can be divided
     for unit, least in (("MB", 1_000_000), ("KB", 1_000)):
         if count >= least:
             return f"{count / least:.3g} {unit}"

@@ -27,6 +27,7 @@ class Health:
     ) -> None:
         self._channel, self._clock, self._tell = channel, clock, tell
         self.transport = transport
+        self.waits_for: str | None = None  # before it can be opened
         self._ways: dict[Direction, Progress] = {"in": Progress(), "out": Progress()}
         self._refused: Counter[str] = Counter()
         self._is_open = False
@@ -86,7 +87,7 @@ class Health:
         failing = [way.why for way in self._ways.values() if way.failing_since is not None]
         if failing:
             return "failing", failing[0]
-        return ("connected" if self._is_open else "starting"), None
+        return ("connected" if self._is_open else "starting"), self.waits_for
 
     def _notice(self) -> None:
         state, why = self._state()

@@ -19,6 +19,7 @@ MOST_PARAMETERS = 32
 _CONTENT_TYPE = re.compile(r"[A-Za-z0-9!#$&^_.+/;= -]{1,100}")
 _BODILESS = frozenset({204, 205, 304})  # what stood behind them would be read as the next answer
 NOT_HERE = WebhookAnswer(404)
+NOT_YET = WebhookAnswer(503, (("retry-after", "5"),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +78,19 @@ class WebhookDoor:
     audit: Audit
     clock: Clock
     addresses: dict[str, Address] = field(default_factory=dict)
+    coming: set[str] = field(default_factory=set)  # channels that are not open yet
     _recurrences: Recurrences = field(default_factory=Recurrences)
 
     def largest_body(self, channel: str) -> int | None:
         found = self.addresses.get(channel)
-        return found.largest_body if found else None
+        if found is None:
+            return LARGEST_BODY if channel in self.coming else None
+        return found.largest_body
 
     async def receive(self, call: WebhookCall) -> WebhookAnswer:
         found = self.addresses.get(call.channel)
+        if call.channel in self.coming:
+            return NOT_YET
         if found is None or not found.knows(call):
             return NOT_HERE
         if len(call.body) > found.largest_body:

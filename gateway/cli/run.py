@@ -103,10 +103,10 @@ def _plugins(plugins: Sequence[PluginInfo]) -> list[str]:
 
 
 def _channels(channels: Sequence[ChannelStatus]) -> list[str]:
-    """Those that are opened, and those that cannot be."""
-    opened = ", ".join(one.name for one in channels if one.state != "refused")
-    refused = [f"refused: {one.name}: {one.why}" for one in channels if one.state == "refused"]
-    return [opened, *refused] if opened else refused
+    """Those that are opened, and why others cannot be, or not yet."""
+    opened = ", ".join(one.name for one in channels if not one.why)
+    others = [f"{one.state}: {one.name}: {one.why}" for one in channels if one.why]
+    return [opened, *others] if opened else others
 
 
 def _agents(config: GatewayConfig) -> list[str]:

@@ -15,7 +15,7 @@ NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so tha
 ScopeKind = Literal["session", "agent", "day", "month"]
 Unit = Literal["tokens", "usd"]
 Pricing = Literal["provider", "config", "table", "unpriced"]  # who said what a call cost
-# lost: the process died meanwhile. overrun: it wrote more than was reserved, and was cut off.
+# lost: the process died meanwhile. overrun: it wrote more than was reserved.
 Outcome = Literal["answered", "failed", "broken", "lost", "overrun"]
 
 

@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Literal, Protocol
 from unicodedata import category, normalize
 
-from gateway.domain.agents import AgentDef, key_peer, of_person, peer_of, person_in, speaker
+from gateway.domain.agents import OWN_CHANNELS, AgentDef, key_peer, of_person, peer_of, person_in
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.messages import Node, Role
@@ -132,18 +132,17 @@ class FactQuery:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who asks where a fact was said: a principal by name, or whoever speaks in a conversation."""
+    """Who asks where a fact was said: a principal, or whoever speaks in a conversation."""
 
-    person: str  # as `speaker` names them
+    account: str | None = None  # of the principal: all conversations with its own peers are its own
     key: SessionKey | None = None  # the conversation in which it would be told
-    scope: str | None = None  # of what is theirs alone
+    scope: str | None = None  # of what is theirs alone, as `of_person` names it
     in_room: bool = False  # others read along
     reads_all: bool = False
 
     @classmethod
     def of(cls, key: SessionKey, sender: str | None) -> "Reader":
-        person = speaker(key.channel, key.account, person_in(key, sender))
-        return cls(person, key, scope_of(key, sender), is_room(key, sender))
+        return cls(None, key, of_person(key, sender), is_room(key, sender))
 
     def may_read(self, source: Source, scope: str) -> bool:
         """Whether a source of a fact of that scope may be shown: one of this conversation, and
@@ -151,12 +150,11 @@ class Reader:
         there = source.session_key
         if self.reads_all or there == self.key:
             return True
-        if self.in_room:
-            return False
-        by_model = source.said_by == SAID_BY_MODEL
-        said_by = there.peer if by_model else person_in(there, source.said_by)
-        own = (speaker(there.channel, there.account, one) for one in (there.peer, said_by))
-        return scope == self.scope or self.person in own
+        if self.scope is None:
+            return there.channel in OWN_CHANNELS and there.account == self.account
+        said_by = None if source.said_by == SAID_BY_MODEL else source.said_by
+        own = (scope, of_person(there, None), of_person(there, said_by))
+        return not self.in_room and self.scope in own
 
 
 @dataclass(frozen=True, slots=True)

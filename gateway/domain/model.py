@@ -70,7 +70,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-# overrun: the provider ignored `max_tokens`, and its stream was closed.
+# overrun: the provider ignored `max_tokens`, and its reply was cut off.
 FinishReason = Literal[
     "stop", "tool_calls", "length", "content_filter", "refusal", "pause", "overrun"
 ]

@@ -15,7 +15,7 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
 from gateway.domain.ports import Clock, Http, HttpAnswer, HttpCall, HttpFailed, Model
 from gateway.providers.failures import Scrub, refused
 from gateway.providers.prices import missing_key, quirks_of
-from gateway.providers.reply import WHOLE_CAP, Assembly, Reading, StreamReader, take_whole
+from gateway.providers.reply import Assembly, Reading, StreamReader, take_whole
 from gateway.providers.taping import Recording
 from gateway.providers.wire_anthropic import AnthropicEncoder, AnthropicReading
 from gateway.providers.wire_openai import OpenAiEncoder, OpenAiReading
@@ -259,12 +259,10 @@ def _kind(error: HttpFailed, otherwise: FailureKind) -> FailureKind:
 
 
 async def _read_whole(answer: HttpAnswer, reading: Reading, assembly: Assembly) -> ModelReply:
-    body = bytearray()
+    body, cap = bytearray(), assembly.whole_cap
     try:
-        while data := await answer.read_some():
+        while len(body) <= cap and (data := await answer.read_some()):
             body += data
-            if len(body) > WHOLE_CAP:
-                raise assembly.failed("protocol", f"the answer is longer than {WHOLE_CAP} bytes")
             await checkpoint()
     except HttpFailed as error:
         raise assembly.failed(_kind(error, "truncated"), str(error)) from error

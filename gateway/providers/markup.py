@@ -1,7 +1,7 @@
 """Tool calls that a model wrote as text, found while the text arrives and kept out of it."""
 
 import re
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
 from functools import lru_cache
 from html import unescape
 from typing import Any, NamedTuple, TypeVar
@@ -212,12 +212,25 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 def arguments_of(tool: ToolSpec | None, pairs: Iterable[tuple[str, str, bool]]) -> str:
     """The JSON text of arguments: key, value, and whether it is JSON where the schema is silent."""
-    schema: Mapping[str, Any] = from_json(tool.parameters) if tool else {}
-    known = schema.get("properties") or {}
-    typed = {}
-    for key, value, is_json in pairs:
-        typed[key] = _typed(value, _types(known.get(key), schema, set()), is_json=is_json)
+    parameters = tool.parameters if tool else "{}"
+    typed = {
+        key: _typed(value, _types_of(key, parameters), is_json=is_json)
+        for key, value, is_json in pairs
+    }
     return to_json(typed).decode()
+
+
+@lru_cache(maxsize=64)
+def _schema(parameters: str) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = from_json(parameters)
+    return schema
+
+
+@lru_cache(maxsize=1024)
+def _types_of(key: str, parameters: str) -> Set[str]:
+    """Of an argument; kept, for a model may write a call very often."""
+    schema = _schema(parameters)
+    return _types((schema.get("properties") or {}).get(key), schema, set())
 
 
 def unescaped(value: str) -> str:
@@ -227,7 +240,7 @@ def unescaped(value: str) -> str:
     return unescape(value)
 
 
-def _typed(value: str, types: set[str], *, is_json: bool) -> object:
+def _typed(value: str, types: Set[str], *, is_json: bool) -> object:
     if "string" in types:
         return None if "null" in types and value.strip() == "null" else value
     if not types and not is_json:
@@ -425,7 +438,7 @@ def _given(call: Mapping[str, Any]) -> str:
 
 
 _BLANK = re.compile(r"[ \t]*")
-_ATTRIBUTE = re.compile(r"""([a-z]+)\s*=\s*(?:"([^"]*)"|'([^']*)')""")
+_ATTRIBUTE = re.compile(r"""(?<![a-z])([a-z]++)\s*+=\s*(?:"([^"]*)"|'([^']*)')""")
 _SPACES = ("", "antml" + ":", "minimax:", "｜DSML｜", "｜｜DSML｜｜")  # what tags begin with
 _INVOKES = {f"<{space}invoke ": space for space in _SPACES}
 _WRAPPERS = [f"{space}{word}>" for space in _SPACES for word in ("function_calls", "tool_calls")]
@@ -604,7 +617,7 @@ class Recovery:
     @property
     def steps(self) -> int:
         """What was done so far, beside looking at whole pieces."""
-        return self._tape.steps
+        return self._tape.steps + self._prose.steps
 
     def feed(self, text: str) -> str:
         self._tape.feed(text)
@@ -685,12 +698,14 @@ class _Prose:
     """Where in Markdown the text has come to. In doubt it is code: then nothing is called."""
 
     def __init__(self) -> None:
+        self.steps = 0  # marks that were looked at
         self._line = ""  # its beginning
         self._last = ""
         self._run = ("", 0)  # of backticks or tildes; it may go on
         self._span = 0  # backticks that opened a code span, or a fence whose first line it is
         self._fence = ("", 0)
         self._may_close = False  # the line is a fence's end so far
+        self._judged = ("", False)  # a line's beginning, and whether it is a quote
 
     def say(self, text: str) -> None:
         if "`" in text or "~" in text:
@@ -717,6 +732,7 @@ class _Prose:
         for token in _TOKENS.findall(text):
             char = token[0]
             if char in "`~":
+                self.steps += 1
                 if self._run[1] and char != self._run[0]:
                     self._settle()
                 self._run = (char, self._run[1] + len(token))
@@ -738,17 +754,24 @@ class _Prose:
             self._settle()
         if self._span or self._fence[1] or self._last in _QUOTES:
             return False
-        return not (_QUOTED_LINE.match(self._line) or _INDENTED.fullmatch(self._line))
+        return not (self._is_quoted() or _INDENTED.fullmatch(self._line))
+
+    def _is_quoted(self) -> bool:
+        """Whether the line is a quote; looked at anew only where its beginning has grown."""
+        if self._line != self._judged[0]:
+            self._judged = (self._line, _QUOTED_LINE.match(self._line) is not None)
+        return self._judged[1]
 
     def _keep(self, said: str) -> None:
-        self._line += said[: _LINE_KEPT - len(self._line)]
+        if len(self._line) < _LINE_KEPT:
+            self._line += said[: _LINE_KEPT - len(self._line)]
 
     def _settle(self) -> None:
         """A run of backticks or tildes is over: what did it open or close?"""
         (char, length), self._run = self._run, ("", 0)
-        before = self._line
+        before, is_quoted = self._line, self._is_quoted()
         self._keep(char * min(length, 3))
-        if _QUOTED_LINE.match(before):
+        if is_quoted:
             return
         if self._fence[1]:
             is_end = char == self._fence[0] and length >= self._fence[1]

@@ -162,6 +162,10 @@ log = logging.getLogger(__name__)
 # A reply may be longer than what was asked for (servers count differently), but not boundless.
 CHARACTERS_A_TOKEN = 64
 LEAST_CAP = 1024 * 1024
+WHOLE_CAP = 4 * 1024 * 1024
+# What a whole answer may take besides its output: links, signatures. And a byte of output in JSON:
+# six if it is escaped, and some say their thinking twice.
+WHOLE_ENVELOPE, WHOLE_SWELL = 256 * 1024, 12
 # What a call, or any other part, takes of that besides its text: a million empty ones end too.
 CALL_COST = 1024
 PART_COST = 16
@@ -215,7 +219,6 @@ class Assembly:
         self.request, self.provider = request, request.provider
         self.sent_bytes = sent_bytes
         self.started = False
-        self.is_overrun = False  # it is not read any further
         self.progress = request.progress or Progress()
         self.calls: list[CallDraft] = []
         self._hear, self._scrub = hear, scrub
@@ -231,29 +234,33 @@ class Assembly:
         self._in_text = Recovery(tools) if tools else None
         self._in_thinking = Recovery(tools, is_thought=True) if tools else None
 
-    def say(self, text: str) -> None:
+    @property
+    def is_overrun(self) -> bool:
+        """Whether it is longer than what was reserved: then it is not read any further."""
+        return self.progress.size > self.progress.most
+
+    @property
+    def whole_cap(self) -> int:
+        """How many bytes of a whole answer are read: more are more output than was reserved."""
+        return min(WHOLE_CAP, WHOLE_ENVELOPE + WHOLE_SWELL * self.progress.most)
+
+    def say(self, text: str, *, is_thought: bool = False) -> None:
         if not isinstance(text, str):
             raise TypeError("something that should be text is none")
         if text:
             size = len(text) if text.isascii() else len(text.encode())
-            self.grow(size)
             self.progress.size += size
-            if self._in_text:
-                self.unread.append((self._in_text, self._new_text, text))
+            self.grow(size)
+            recovery, unheard = self._in_text, self._new_text
+            if is_thought:
+                recovery, unheard = self._in_thinking, self._new_thinking
+            if recovery:
+                self.unread.append((recovery, unheard, text))
             else:
-                self._new_text.append(text)
+                unheard.append(text)
 
     def think(self, text: str) -> None:
-        if not isinstance(text, str):
-            raise TypeError("something that should be text is none")
-        if text:
-            size = len(text) if text.isascii() else len(text.encode())
-            self.grow(size)
-            self.progress.size += size
-            if self._in_thinking:
-                self.unread.append((self._in_thinking, self._new_thinking, text))
-            else:
-                self._new_thinking.append(text)
+        self.say(text, is_thought=True)
 
     def begin_call(self, id: str = "", name: str = "") -> CallDraft:
         self.grow(CALL_COST)
@@ -265,8 +272,8 @@ class Assembly:
     def add(self, draft: CallDraft, name: str, piece: str = "") -> None:
         """More of a call. Its name is said again in every piece by some: it is never joined."""
         new = "" if draft.name else name
-        self.grow(len(new) + len(piece))
         self.progress.size += text_bytes(new) + text_bytes(piece)
+        self.grow(len(new) + len(piece))
         draft.name = draft.name or name
         if piece:
             draft.arguments.append(piece)
@@ -277,9 +284,10 @@ class Assembly:
             self.progress.told = usage
 
     def grow(self, size: int) -> None:
-        """Counts what a reply takes; raises ModelFailed for one without an end."""
+        """Counts what a reply takes; raises ModelFailed for one without an end, unless it is longer
+        than what was reserved: then it is cut off."""
         self._room -= size
-        if self._room < 0:
+        if self._room < 0 and not self.is_overrun:
             raise self.failed("protocol", f"the reply is longer than {self._cap} bytes")
 
     def recover(self) -> Iterator[None]:
@@ -308,19 +316,17 @@ class Assembly:
     def flush(self) -> None:
         """Says what is unheard, as one delta of thinking and one of text at most."""
         self._room_when_heard = self._room
-        if self._new_thinking:
-            thinking = "".join(self._new_thinking)
-            self._new_thinking.clear()
-            self._thinking.append(thinking)
-            self._deltas_left -= 1
-            self._hear(ThinkingDelta(thinking))
-        if self._new_text:
-            text = "".join(self._new_text)
-            self._new_text.clear()
-            self._text.append(text)
-            self._deltas_left -= 1
-            self.started = True
-            self._hear(TextDelta(text))
+        for unheard, said, delta in (
+            (self._new_thinking, self._thinking, ThinkingDelta),
+            (self._new_text, self._text, TextDelta),
+        ):
+            if unheard:
+                piece = "".join(unheard)
+                unheard.clear()
+                said.append(piece)
+                self._deltas_left -= 1
+                self.started = self.started or delta is TextDelta
+                self._hear(delta(piece))
 
     def failed(self, kind: FailureKind, detail: str, *, sent: bool = True) -> ModelFailed:
         """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
@@ -344,19 +350,18 @@ class Assembly:
         """The complete reply. `extras` turns the finished calls into what has to be kept.
         Raises ModelFailed, also for one that nothing has finished."""
         if self.is_overrun:
-            return self._cut_off(usage)
+            finish = "overrun"
         if finish is None:
             raise self.failed("truncated", "the stream ended before the reply was complete")
         self._end()
         self.flush()
         text, thinking = "".join(self._text), "".join(self._thinking)
-        self._recover(text)
-        calls = self._finished_calls(finish, reply_id)
+        calls = self._finished_calls(finish, text, reply_id)
         if calls and finish == "stop":
             finish = "tool_calls"  # some servers say "stop" all the same
         elif finish == "tool_calls" and not calls:
             finish = "stop"
-        kept = extras(calls)
+        kept = None if self.is_overrun else extras(calls)
         self.grow(len(kept or ""))  # it is stored, and sent again with every request
         return ModelReply(
             provider=self.provider,
@@ -369,20 +374,6 @@ class Assembly:
             extras=Extras(self.provider, kept) if kept else None,
         )
 
-    def _cut_off(self, usage: Usage | None) -> ModelReply:
-        """What was said so far. Nothing is called: the rest might have said something else."""
-        self._end()
-        self.flush()
-        text, thinking = "".join(self._text), "".join(self._thinking)
-        return ModelReply(
-            provider=self.provider,
-            model=self.request.model,
-            text=text,
-            thinking=thinking,
-            usage=self._sane(usage, text, thinking, ()),
-            finish="overrun",
-        )
-
     def _end(self) -> None:
         """No more comes: what was held back, as it might have been markup, is said."""
         while self.unread:  # of a reply that broke; of any other nothing is left
@@ -391,6 +382,12 @@ class Assembly:
             self._new_text.append(text)
         if self._in_thinking and (thinking := self._in_thinking.finish()):
             self._new_thinking.append(thinking)
+        if self.is_overrun:  # it may have come at once: no more is said than was reserved
+            room = self.progress.most
+            for unheard in (self._new_thinking, self._new_text):
+                kept = "".join(unheard).encode()[:room]
+                unheard[:] = [kept.decode(errors="ignore")] if kept else []
+                room -= len(kept)
 
     def _recover(self, answer: str) -> None:
         """Calls that stand in the text or the thinking, unless the wire brought its own."""
@@ -403,7 +400,13 @@ class Assembly:
             draft.is_recovered = True
             log.info("tool call recovered", extra={"provider": self.provider, "tool": name})
 
-    def _finished_calls(self, finish: FinishReason, reply_id: str) -> tuple[ToolCall, ...]:
+    def _finished_calls(
+        self, finish: FinishReason, text: str, reply_id: str
+    ) -> tuple[ToolCall, ...]:
+        """None of a reply that was cut off: the rest might have said something else."""
+        if finish == "overrun":
+            return ()
+        self._recover(text)
         drafts = self.calls
         if finish == "length":
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]  # else cut off
@@ -515,7 +518,6 @@ def mended(value: Any) -> Any:
 
 
 WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
-WHOLE_CAP = 4 * 1024 * 1024
 # A stream with all that is not text: names and braces around each token, comments, empty lines.
 LEAST_STREAM_CAP = 64 * 1024 * 1024
 STREAM_BYTES_A_TOKEN = 1024
@@ -587,7 +589,7 @@ class StreamReader:
                     refuse_error(self._assembly, chunk, is_error=event == b"error")
                 take(chunk)
                 if progress.size > progress.most:
-                    self._ended = self._assembly.is_overrun = True
+                    self._ended = True
         except WRONG_SHAPE as error:
             raise misshapen(self._assembly, error) from error
 
@@ -617,9 +619,12 @@ def _is_json(data: bytes) -> bool:
 
 
 def take_whole(body: bytes, reading: Reading, assembly: Assembly) -> None:
-    """Takes an answer that is one JSON object. Raises ModelFailed."""
+    """Takes an answer that is one JSON object; of one beyond the cap it is the beginning. Raises
+    ModelFailed."""
+    cap = assembly.whole_cap
+    is_cut = len(body) > cap
     try:
-        parsed = from_json(body)
+        parsed = from_json(body, allow_partial="trailing-strings" if is_cut else False)
     except ValueError as error:
         raise malformed(assembly, f"malformed JSON: {error}") from error
     refuse_error(assembly, parsed, is_error=False)
@@ -627,6 +632,8 @@ def take_whole(body: bytes, reading: Reading, assembly: Assembly) -> None:
         reading.take_whole(parsed)
     except WRONG_SHAPE as error:
         raise misshapen(assembly, error) from error
+    if is_cut and not assembly.is_overrun:
+        raise assembly.failed("protocol", f"the answer is longer than {cap} bytes")
 
 
 def malformed(assembly: Assembly, detail: str) -> ModelFailed:

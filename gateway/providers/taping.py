@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
-from gateway.domain.journal import Record
+from gateway.domain.journal import OVERRUN, Record
 from gateway.domain.ports import Http, HttpAnswer, HttpCall, HttpFailed
 
 # What the decoding of an answer looks at, and nothing else.
@@ -47,8 +47,10 @@ class Recording:
                 record("end", "cut", "")
             raise
         finally:
-            if answer is not None and not answer.has_ended:
-                record("end", *self._why_left())
+            how, size = self._why_left()
+            # Of a whole answer the last byte may be read before it is known to be too long.
+            if answer is not None and (how == OVERRUN or not answer.has_ended):
+                record("end", how, size)
 
 
 class _Answer:

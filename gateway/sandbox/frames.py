@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 LARGEST = 64 * 1024 * 1024
@@ -28,6 +28,7 @@ class Frame:
     kind: Kind
     call: int
     texts: tuple[str, ...]
+    size: int = field(default=0, compare=False)  # bytes
 
 
 def encode(kind: Kind, call: int, texts: Sequence[str] = ()) -> bytes:
@@ -74,7 +75,7 @@ class Reader:
                 end = at + _HEAD.size + length
                 if len(self._rest) < end:
                     break
-                frame = Frame(said, call, self._texts(at + _HEAD.size, end))
+                frame = Frame(said, call, self._texts(at + _HEAD.size, end), length)
                 at = end
                 yield frame
         finally:

@@ -186,7 +186,7 @@ class Link(asyncio.Protocol):
         if pending is None or pending.is_left:
             return
         function, *arguments = frame.texts
-        pending.count(function, sum(map(len, frame.texts)))
+        pending.count(function, frame.size)
         if function == "log":
             level, message = arguments
             pending.service.log(level, message)

@@ -2,7 +2,7 @@
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -208,14 +208,12 @@ class Plugins:
         plugins: Sequence[PluginDef],
         group: TaskGroup,
         *,
-        needed: Collection[str],
         patience_s: float,
     ) -> None:
-        """As `load`, but waits for long for the `needed` ones alone; others go on in the group."""
+        """As `load`, but waits no longer than that: the rest goes on in the group."""
         self._begin(sandbox, plugins, group)
         with anyio.move_on_after(patience_s):
             await self.ready(self._coming)
-        await self.ready(needed)
         self._take(sandbox)
 
     async def ready(self, names: Iterable[str]) -> None:

@@ -88,7 +88,8 @@ class _Attempt:
 class Deliveries:
     """Brings out what is due: each channel for itself, one answer of a session at a time.
 
-    `counts` is by channel and what became of a delivery; `fraction` draws from 0 to 1.
+    `counts` is by channel and what became of a delivery; `fraction` draws from 0 to 1; `coming` are
+    channels that are not among the others yet: set once they are, or never will be.
     """
 
     outbox: Outbox
@@ -99,6 +100,7 @@ class Deliveries:
     clock: Clock
     publish: Callable[[Event], None]
     fraction: Callable[[], float]
+    coming: Mapping[str, anyio.Event] = field(default_factory=dict)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _lines: dict[str, _Line] = field(default_factory=dict)
 
@@ -109,10 +111,10 @@ class Deliveries:
 
     async def run(self) -> None:
         """Runs until cancelled."""
-        self._lines = {name: _Line() for name in self.channels}
+        self._lines = {name: _Line() for name in {*self.channels, *self.coming}}
         await retry_store(self.clock, self._judge_interrupted)
         async with anyio.create_task_group() as group:
-            for name in self.channels:
+            for name in self._lines:
                 work, told = partial(self._bring_out, name), f"deliveries:{name}"
                 group.start_soon(partial(supervise, told, work, self.clock, may_end=True))
 
@@ -125,9 +127,13 @@ class Deliveries:
                 line.news = anyio.Event()
                 await line.news.wait()
 
-    async def _judge_interrupted(self) -> None:
+    async def _judge_interrupted(self, late: str | None = None) -> None:
+        """What was being sent by a channel that came late, or by all others."""
         for delivery in await self.outbox.interrupted():
-            channel = self.channels.get(delivery.new.channel)
+            name = delivery.new.channel
+            if late != (name if name in self.coming else None):
+                continue
+            channel = self.channels.get(name)
             receipt = channel.unsure(delivery) if channel else Receipt("unknown")
             why = "the gateway stopped while it was being sent"
             why = f"{why}; {receipt.why}" if receipt.why else why
@@ -136,6 +142,11 @@ class Deliveries:
 
     async def _bring_out(self, name: str) -> None:
         line = self._lines[name]
+        if name in self.coming:
+            await self.coming[name].wait()
+            await retry_store(self.clock, self._judge_interrupted, name)
+        if name not in self.channels:
+            return
         async with anyio.create_task_group() as group:
             while not line.is_draining:
                 line.news = anyio.Event()

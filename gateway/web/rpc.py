@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_json
 
 from gateway.domain.errors import GatewayError
+from gateway.domain.supervision import survives
 from gateway.web.guards import parse_json
 from gateway.web.identity import Principal
 from gateway.web.refusals import Forbidden, InvalidParams, InvalidRequest, UnknownMethod
@@ -314,10 +315,9 @@ async def answer(prepared: Prepared, call: Call) -> bytes:
     try:
         return encode_result(request.id, await prepared.handler(call, prepared.params))
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        if not survives(error):
             raise
-        return _failed(request, error)  # not ours: something that the handler awaited was cancelled
+        return _failed(request, error)  # no scope of ours did it
     except Exception as error:  # noqa: BLE001  # the JSON-RPC edge: one bad call ends nothing else
         return _failed(request, error)
 

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, TypeVarTuple
 
 import anyio
 from anyio.abc import TaskGroup
+
+from gateway.domain.supervision import contained, survives
 
 Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
 Args = TypeVarTuple("Args")
@@ -42,10 +45,12 @@ class Workers:
         if self._group is None or self._busy >= self._limit:
             return False
         self._busy += 1
-        if self._idle:
-            self._idle.pop().set_result((work, args))
-        else:
-            self._group.start_soon(self._work, (work, args), name="rpc worker")
+        while self._idle:
+            waiting = self._idle.pop()
+            if not waiting.done():
+                waiting.set_result((work, args))
+                return True
+        self._group.start_soon(self._work, (work, args), name="rpc worker")
         return True
 
     async def rest(self) -> None:
@@ -58,7 +63,7 @@ class Workers:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                await job[0](*job[1])
+                await contained("an RPC call", partial(job[0], *job[1]))
             finally:
                 self._busy -= 1
                 if not self._busy:
@@ -67,4 +72,11 @@ class Workers:
                 return
             waiting: asyncio.Future[Job] = loop.create_future()
             self._idle.append(waiting)
-            job = await waiting
+            try:
+                job = await waiting
+            except asyncio.CancelledError as error:
+                if not survives(error):
+                    raise
+                if waiting.cancelled():
+                    return  # another begins when it is needed
+                job = waiting.result()

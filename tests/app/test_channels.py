@@ -13,6 +13,7 @@ from gateway.domain.adapters import CallRecipe, Poll, Verify
 from gateway.domain.channels import ChannelDef, ChannelMemo
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginInfo, PluginSecret
+from gateway.sandbox.plugins import Plugins
 from tests.fakes.adapter import HOOK, KEY, VERIFY, FakeAdapter, Taken
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import open_memory
@@ -127,3 +128,21 @@ async def test_two_channels_that_may_take_each_others_calls_are_both_refused() -
         assert [one.state for one in room.statuses()] == ["refused", "refused", "starting"]
         assert "as those of work" in (room.statuses()[0].why or "")
         assert KEY not in str(room.statuses())
+
+
+async def test_a_channel_that_comes_late_is_refused_if_it_may_take_the_calls_of_one_at_work() -> (
+    None
+):
+    late = FakeAdapter(plugin=replace(FakeAdapter().plugin, name="late"))
+    channels = [CHANNEL, replace(CHANNEL, name="work", plugin="late")]
+
+    async with a_room([]) as room:
+        await room.load(channels, [FakeAdapter()], [*INFOS, PluginInfo("late", "compiling")])
+        before = [(one.state, one.why) for one in room.statuses()]
+        await room.open_late(Plugins(adapters=(late,), infos=INFOS))
+
+        assert before == [("starting", None), ("starting", "its adapter is being compiled")]
+        assert await room.opened("work") is None
+        assert set(room.door.addresses) == {"family"}
+        assert [one.state for one in room.statuses()] == ["starting", "refused"]
+        assert room.door.largest_body("work") is None

@@ -98,7 +98,7 @@ async def test_the_tools_of_a_plugin_that_comes_late_are_offered_and_a_turn_wait
     ):
         path = await to_thread.run_sync(kept, tmp_path, "good", ECHO)
         configured = [PluginDef("good", path), PluginDef("bad", tmp_path / "none")]
-        beside = partial(plugins.load_beside, needed=(), patience_s=0)
+        beside = partial(plugins.load_beside, patience_s=0)
         await beside(stage.sandbox, configured, group)
         states = [one.state for one in plugins.infos]
         await follow(plugins, gate, stores.audit, SystemClock())

@@ -13,7 +13,7 @@ from gateway.app.running import EndedByItself, Running, run
 from gateway.cli.known import known
 from gateway.config.load import load
 from gateway.domain.version import VERSION
-from tests.fakes.client import post_chat
+from tests.fakes.client import connected, post_chat
 from tests.fakes.gateway import Setup, running
 from tests.fakes.mcp_server import FakeMcp, serving
 from tests.fakes.model_server import Reply, scripted_server
@@ -72,6 +72,39 @@ async def test_a_task_that_is_cancelled_from_within_is_told_and_the_gateway_goes
     assert said == ["One.", "Two.", "Three.", True]
     assert [call.arguments for call in books.calls] == [{"text": "hello"}]
     assert told(caplog) >= {"mcp:books", "souls", "trees", "sweep", "index", "idle workers"}
+
+
+async def test_calls_are_answered_whichever_of_their_tasks_is_cancelled(tmp_path: Path) -> None:
+    gate = anyio.Event()
+
+    def cancel_workers() -> None:
+        for task in tasks():
+            if task.get_name() == "rpc worker":
+                task.cancel()
+
+    async with (
+        scripted_server([Reply("One."), Reply("Two."), Reply(gate=gate), Reply("Three.")]) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+        anyio.create_task_group() as group,
+    ):
+        refused: list[str] = []
+
+        async def try_a_provider() -> None:
+            error = await client.refused("provider.test", provider="fake")
+            refused.append(error.data["type"])
+
+        said = [(await client.ask("Hello."))["response"]]
+        cancel_workers()  # they are idle
+        said.append((await client.ask("Hello?"))["response"])
+        group.start_soon(try_a_provider)
+        await model.wait_for(3)
+        cancel_workers()  # one of them is at work
+        said.append((await client.ask("And now?"))["response"])
+        gate.set()
+
+    assert said == ["One.", "Two.", "Three."]
+    assert refused == ["internal_error"]
 
 
 async def test_a_gateway_that_ends_by_itself_says_so_and_fails(tmp_path: Path) -> None:

@@ -547,3 +547,15 @@ async def test_what_came_with_a_message_is_told_in_a_sentence(opened: Open) -> N
     )
     assert many.endswith("; and 2 more.]")
     assert "\n" not in many
+
+
+async def test_a_file_whose_size_is_beyond_all_numbers_costs_no_message(opened: Open) -> None:
+    async with opened() as site:
+        await site.take(
+            replace(incoming("see this", "1"), attachments=(Attachment(size=10**400),)),
+            incoming("and this", "2"),
+        )
+
+        first, second = await site.said()
+    assert first.startswith("see this\n\n[With this message came a file")
+    assert second == "and this"

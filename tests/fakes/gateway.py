@@ -17,6 +17,7 @@ from anyio import to_thread
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.channels import keep_lines
 from gateway.app.doors import web_settings
+from gateway.app.plugins import PATIENCE_S
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
@@ -110,6 +111,7 @@ async def running(
     folder: Path,
     change: Change = unchanged,
     environment: Mapping[str, str] = NO_VARIABLES,
+    patience_s: float = PATIENCE_S,
 ) -> AsyncIterator[Site]:
     """Started as `exogate run` does it; at the end it stops at once, whatever is at work. `change`
     is for bounds that no file may set so low."""
@@ -119,7 +121,7 @@ async def running(
         return load(path, environment=environment, home=folder, cwd=folder, known=known())
 
     config = change(await to_thread.run_sync(read))
-    async with assembled(config, version=VERSION) as rooms:
+    async with assembled(config, version=VERSION, patience_s=patience_s) as rooms:
         key = await to_thread.run_sync(make_key, config.gateway.data_dir)
         settings = web_settings(config, key)
         server = WebServer(rooms.web(settings), settings)

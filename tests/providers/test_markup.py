@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -174,6 +175,43 @@ def test_the_steps_grow_no_faster_than_the_text(how: str) -> None:
 
     text = HOSTILE[how]
     assert steps(text) < 2.2 * steps(text[: len(text) // 2]) + 100
+
+
+def test_marks_of_code_are_counted_like_what_else_is_looked_at_one_by_one() -> None:
+    recovery = Recovery(TOOLS)
+
+    recovery.feed("~`" * LONG)
+
+    assert recovery.steps >= 2 * LONG
+
+
+SPACIOUS = {"properties": {f"p{n}": {"type": "string"} for n in range(5_000)}}
+MARKS = "- " * 100 + "~`" * LONG
+DEAR: dict[str, tuple[str, str, object]] = {
+    "an attribute without a value": ("<invoke {}>", "a" * 250, {}),
+    "a tool with many parameters": ("<function=weather></function>", "", SPACIOUS),
+    "marks of code behind a long list": ("{}", MARKS, {}),
+}
+
+
+@pytest.mark.parametrize("how", DEAR)
+def test_a_step_takes_about_as_long_in_any_text(how: str) -> None:
+    """In CPU time, beside a text of the same shape that asks for nothing."""
+    shape, hostile, schema = DEAR[how]
+
+    def seconds(text: str, parameters: object) -> float:
+        recovery = Recovery([ToolSpec("weather", "", json.dumps(parameters))])
+        began = thread_time()
+        recovery.feed(text * (LONG // len(text) + 1))
+        recovery.finish()
+        return thread_time() - began
+
+    plain = "~`" * (LONG + 100) if how.startswith("marks") else "1" * len(hostile)
+    seconds(shape.format(hostile), schema)  # what is made once is made
+
+    costs = [seconds(shape.format(hostile), schema) for _ in range(3)]
+    others = [seconds(shape.format(plain), {}) for _ in range(3)]
+    assert min(costs) < 6 * min(others)
 
 
 @given(st.text(alphabet='a \n\t<[>-*"1.'), st.text(alphabet="a\n`~ ", max_size=12))

@@ -188,7 +188,7 @@ LIES = {
     "two host calls at once": "n = call(); gateway.sendall(2 * encode(Kind.HOST, n, ('a.b',)))",
     "ready in depth": "call(); say(Kind.READY, 0, '[' * 100000)",
     "ready without words": "call(); say(Kind.READY, 0)",
-    "nothing, and leaves": "call()",
+    "nothing, and leaves": "call(); sys.exit()",
     "an end that there is none of": "say(Kind.RESULT, call(), 'busy', 'x', '1', '1', '1')",
     "a time that there is none of": "say(Kind.RESULT, call(), 'ok', 'x', 'nan', '1', '1')",
     "a figure without end": "say(Kind.RESULT, call(), 'ok', 'x', '1', '9' * 4000, '1')",
@@ -198,11 +198,13 @@ LIES = {
     "a large greeting to come": "call(); gateway.sendall(struct.pack('<IBI', 99_999, 1, 0)); call()",
     "for nobody a large answer": "gateway.sendall(struct.pack('<IBI', 9_000, 7, call() + 9)); call()",
     "a large log line": "say(Kind.HOST, call(), 'log', 'info', 'x' * 10_000)",
+    "a log line that is large in bytes": "say(Kind.HOST, call(), 'log', 'info', chr(128512) * 3_000)",
     "a large key": "say(Kind.HOST, call(), 'store.get', 'n', 'x' * 300_000)",
     "nothing, many times": "gateway.sendall(struct.pack('<IBI', 4_000, 6, call()) + bytes(4_000))",
     "too many log lines": "n = call()\n    for _ in range(201): say(Kind.HOST, n, 'log', 'info', 'x')",
     "too many host calls": ASKS.format(count=1_001, call="'clock.now'"),
     "too many requests": ASKS.format(count=21, call="'http.request', '{}'"),
+    "a value that is large in bytes": "say(Kind.HOST, call(), 'store.set', 'n', 'k', chr(128512) * 90_000)",
     "too many bytes": ASKS.format(count=300, call="'store.set', 'n', 'k', 'x' * 190_000"),
 }
 
@@ -220,6 +222,7 @@ if pathlib.Path({str(once)!r}).exists():
 else:
     pathlib.Path({str(once)!r}).touch()
     {LIES[lie]}
+    call()  # it does not leave by itself
 """
     with anyio.fail_after(20):
         async with a_pool(tmp_path, acting(script)) as pool:

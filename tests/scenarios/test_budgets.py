@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
+from bench.model_server import anthropic_whole, openai_whole
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Amount, Grant
@@ -293,7 +294,7 @@ async def test_fifty_turns_and_kill_9_in_their_middle_pass_no_limit(tmp_path: Pa
     outcomes = Counter(one["outcome"] for one in records)
     assert len(records) >= len(model.requests)
     assert outcomes["lost"] >= 1
-    assert day["used"] == spent(records) <= 10_000 + EXCESS * outcomes["answered"]
+    assert day["used"] == spent(records) <= 10_000 + EXCESS * outcomes["overrun"]
     assert day["reserved"] == 0
     assert all(end["type"] in {"done", "error"} for end in ends)
 
@@ -632,6 +633,74 @@ async def test_a_reply_longer_than_what_was_reserved_is_cut_off(
     assert usage["output_tokens"] == record["output_tokens"]
     assert (day["used"], day["reserved"]) == (spent([record]), 0)
     assert replayed["divergence"] is None
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+@pytest.mark.parametrize("agent", ["", "stream = false"], ids=["asked to stream", "not asked to"])
+async def test_a_whole_answer_longer_than_what_was_reserved_is_cut_to_that(
+    tmp_path: Path, agent: str, wire: Wire
+) -> None:
+    whole = openai_whole if wire == "openai" else anthropic_whole
+    body = whole(CHUNK * 500, calls=[("c", "echo", '{"text": "hi"}')], usage=(20, 2_300))
+    async with scripted_server([Reply(body=body)]) as model:
+        rows = f"max_tokens = 300\n{agent}"
+        setup = limited(model.url, "daily = 9000", wire=wire, tools=("echo",), agent=rows)
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            sent = await client.send("hi")
+            events = await client.ended(sent["run_id"])
+            (record,) = (await client.call("budget.records"))["records"]
+            day, *_ = (await client.call("budget.status"))["budgets"]
+            replayed = await client.call("run.replay", run_id=sent["run_id"])
+
+    end, told = events[-1], [one for one in events if one["type"] == "system"]
+    assert [one["system_type"] for one in told if one["system_type"] == "notice"] == ["notice"]
+    assert (end["type"], end["cut"], len(model.requests)) == ("done", True, 1)
+    assert end["response"] == texts_of(events) == (CHUNK * 500)[: 300 * 4]
+    assert (record["outcome"], record["output_tokens"]) == ("overrun", 2_300)
+    assert not record["estimated"]
+    assert (day["used"], day["reserved"]) == (2_320, 0)
+    assert replayed["divergence"] is None
+
+
+@pytest.mark.parametrize("wire", ["openai", "anthropic"])
+async def test_a_whole_answer_without_an_end_is_not_read_any_further(
+    tmp_path: Path, wire: Wire
+) -> None:
+    begin = {
+        "openai": b'{"choices": [{"message": {"content": "',
+        "anthropic": b'{"content": [{"type": "text", "text": "',
+    }[wire]
+    endless = [begin, *[CHUNK.encode() * 1_000] * 200]
+    reply = Reply(raw=endless, headers={"content-type": "application/json"})
+    async with scripted_server([reply]) as model:
+        rows = "max_tokens = 300\nstream = false"
+        setup = limited(model.url, "daily = 9000", wire=wire, agent=rows)
+        async with running(setup, tmp_path) as site, connected(site.url) as client:
+            sent = await client.send("hi")
+            end = (await client.ended(sent["run_id"]))[-1]
+            await has_left(model.requests[0])
+            (record,) = (await client.call("budget.records"))["records"]
+            replayed = await client.call("run.replay", run_id=sent["run_id"])
+
+    assert (end["type"], end["cut"], len(model.requests)) == ("done", True, 1)
+    assert end["response"] == (CHUNK * 500)[: 300 * 4]
+    assert (record["outcome"], record["estimated"]) == ("overrun", True)
+    assert replayed["divergence"] is None
+
+
+async def test_a_service_that_reports_more_than_was_reserved_is_recorded_so(tmp_path: Path) -> None:
+    """Of what nobody sees, like hidden thought, nothing can be cut off."""
+    async with (
+        scripted_server([Reply("hi", usage=(20, 900)), Reply("hi", usage=(20, 300))]) as model,
+        running(limited(model.url, "daily = 9000", agent="max_tokens = 300"), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        ends = [await client.ask("hi", peer=peer) for peer in "ab"]
+        records = (await client.call("budget.records"))["records"]
+
+    assert [(end["response"], end.get("cut")) for end in ends] == [("hi", None)] * 2
+    told = [(one["outcome"], one["output_tokens"]) for one in records]
+    assert told == [("answered", 300), ("overrun", 900)]
 
 
 async def test_without_a_limit_a_reply_is_cut_off_too_but_only_beyond_doubt(tmp_path: Path) -> None:

@@ -7,11 +7,19 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import anyio
 import pytest
+from anyio import to_thread
 
 from gateway.host.clock import SystemClock
 from tests.fakes.api import ApiCall, Told
+from tests.fakes.client import connected, http
+from tests.fakes.gateway import Setup, running
+from tests.fakes.model_server import scripted_server
+from tests.fakes.wat import ECHO, kept
+from tests.sandbox.test_compiling import many_functions
 from tests.scenarios.chats import (
+    LONG_S,
     CalledChat,
     is_answered_once_over_a_restart,
     is_heard_in_a_room_by_name_alone,
@@ -19,6 +27,7 @@ from tests.scenarios.chats import (
     loses_what_nobody_can_encode_and_nothing_else,
     pairs_and_is_answered,
     reads_all_of_a_long_answer,
+    script,
 )
 
 KEY = bytes(range(24))
@@ -108,3 +117,57 @@ async def test_a_room_never_sees_the_direct_chat_that_has_its_id(tmp_path: Path)
     chat = Program("ann", "ann", "ann")
     async with chat.open():
         await keeps_a_room_from_a_direct_chat_of_the_same_id(chat, tmp_path)
+
+
+SLOW = """
+[[plugins]]
+name = "bomb"
+path = "{path}"
+
+[channels.slow]
+plugin = "bomb"
+"""
+
+
+async def test_an_adapter_that_takes_long_to_compile_holds_up_its_own_channel_alone(
+    chat: Program, tmp_path: Path
+) -> None:
+    path = await to_thread.run_sync(kept, tmp_path, "bomb", many_functions(900_000))
+    chat.listed = True
+    async with scripted_server(script) as model:
+        setup = Setup(model.url, rest=chat.toml + SLOW.format(path=path))
+        with anyio.fail_after(LONG_S):
+            async with (
+                running(setup, tmp_path, patience_s=0) as site,
+                connected(site.url) as client,
+            ):
+                began = {one["name"]: one["state"] for one in await client.call("plugin.list")}
+                await site.rooms.channels.opened("ci")
+                chat.gateway = site.url
+                await chat.say("How are you?")
+                await chat.sees("answer to How are you?")
+                slow = await http(f"{site.url}/webhooks/slow", method="POST", body=b"{}")
+                listed = (await client.call("channel.list"))["channels"]
+
+    assert began["bomb"] == "compiling"
+    assert (slow.status, slow.headers.get("Retry-After")) == (503, "5")
+    told = {one["name"]: (one["state"], one["why"]) for one in listed}
+    assert told["slow"] == ("starting", "its adapter is being compiled")
+    assert told["ci"] == ("connected", None)
+
+
+async def test_what_turns_out_to_be_no_adapter_refuses_its_channel_when_that_is_known(
+    tmp_path: Path,
+) -> None:
+    path = await to_thread.run_sync(kept, tmp_path, "tool", ECHO)
+    rest = SLOW.replace("bomb", "tool").format(path=path)
+    async with scripted_server(script) as model:
+        with anyio.fail_after(LONG_S):
+            async with running(Setup(model.url, rest=rest), tmp_path, patience_s=0) as site:
+                opened = await site.rooms.channels.opened("slow")
+                (status,) = site.rooms.channels.statuses()
+                call = await http(f"{site.url}/webhooks/slow", method="POST", body=b"{}")
+
+    assert opened is None
+    assert (status.state, status.why) == ("refused", "plugin tool is no channel adapter")
+    assert call.status == 404

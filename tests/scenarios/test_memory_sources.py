@@ -209,3 +209,20 @@ async def test_the_operator_is_shown_all_that_a_fact_was_told_by(tmp_path: Path)
         "tooled:websocket:bob:main",
     ]
     assert why["hidden"] == 0
+
+
+async def test_an_end_user_is_not_shown_what_another_one_of_the_same_token_said(
+    tmp_path: Path,
+) -> None:
+    async with (
+        scripted_server(asks_why) as model,
+        running(setup(model, "", "agent"), tmp_path) as site,
+        connected(site.url, ANN) as ann,
+    ):
+        await ann.ask(f"My dog is called Luna, I keep {SECRET}.", agent="tooled", peer="one")
+        await known(ann, 1, person={"agent": "tooled", "peer": "one"})
+        told = (await ann.ask("why", agent="tooled", peer="two"))["response"]
+        own = (await ann.ask("why", agent="tooled", peer="one"))["response"]
+
+    assert (SECRET in told, json.loads(told.removeprefix("told "))["hidden"]) == (False, 1)
+    assert SECRET in own

@@ -193,6 +193,29 @@ async def test_what_was_being_sent_when_the_gateway_died_follows_the_operators_c
             assert [event.type for event in stage.events] == ["delivery.unknown"]
 
 
+async def test_a_channel_that_comes_late_has_its_answers_kept_for_it_and_holds_up_no_other() -> (
+    None
+):
+    async with staged() as stage:
+        late, came = FakeChannel(stage.stores, gate=stage.channel.gate), anyio.Event()
+        channels = {"websocket": stage.channel}
+        stage.deliveries = replace(stage.deliveries, channels=channels, coming={"closed": came})
+        for name in "ab":
+            await stage.answer(name, name, channel="closed")
+        await stage.stores.outbox.sending("d-a", 0)
+
+        async with running(stage):
+            await stage.answer("c")
+            assert (stage.got, await state_of(stage.stores, "d-a")) == (["d-c"], "sending")
+            channels["closed"] = late
+            came.set()
+            await anyio.wait_all_tasks_blocked()
+            await stage.later(1)
+
+        assert sorted(one.new.id for one in late.got) == ["d-a", "d-b"]
+        assert await stage.dead() == []
+
+
 async def test_an_answer_for_a_channel_that_is_gone_fails_with_a_reason() -> None:
     async with staged() as stage:
         await stage.answer("a", channel="gone")

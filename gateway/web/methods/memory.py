@@ -29,7 +29,7 @@ from gateway.domain.facts import (
     tombstone_of,
     whose,
 )
-from gateway.domain.ids import AgentId, SessionKey, encode_part
+from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Clock, Ids
 from gateway.domain.sessions import Erased
 from gateway.memory import wording as dates
@@ -322,7 +322,7 @@ class MemoryMethods:
 
 
 def _reader(principal: Principal) -> Reader:
-    return Reader(encode_part(principal.name), reads_all=may(principal, "read"))
+    return Reader(principal.name, reads_all=may(principal, "read"))
 
 
 def _key(principal: Principal, params: _OfSomebody) -> SessionKey:
