@@ -58,7 +58,8 @@ class Sharing:
 async def run(sharing: Sharing, left: int, *steps: Sequence[ToolCall]) -> Sequence[int]:
     """The shares, of a run that has so many tokens left after its first reply."""
     names = ("delegate_a", "delegate_b", "echo")
-    limits = Limits(token_budget=left + REPLY, max_parallel_tools=20)
+    most = {"max_parallel_tools": 20, "max_tool_calls_per_turn": 20}
+    limits = Limits(token_budget=left + REPLY, **most)
     agent = replace(AGENT, tools=names, limits=limits)
     model = ScriptedModel(*(says("", *calls, tokens=REPLY) for calls in steps), says("done"))
     await Stage(model, *map(sharing.tool, names), agent=agent).drive()
@@ -89,7 +90,7 @@ async def test_each_has_all_the_time_that_is_left() -> None:
     assert [share.seconds for share in sharing.shares] == [AGENT.limits.timeout_seconds]
 
 
-@given(st.integers(100, 1_000_000), st.integers(1, 20), st.randoms(use_true_random=False))
+@given(st.integers(1_000, 1_000_000), st.integers(1, 20), st.randoms(use_true_random=False))
 def test_together_they_never_have_more_than_is_left(left: int, count: int, order: Random) -> None:
     async def share() -> Sequence[int]:
         sharing = Sharing()
