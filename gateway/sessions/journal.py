@@ -1,12 +1,10 @@
 """Writes the journal of a run, and finds where two runs part."""
 
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import blake2b
-from io import BytesIO
 from itertools import repeat
 from operator import attrgetter
 from os.path import commonprefix
@@ -41,7 +39,6 @@ from gateway.domain.model import ModelReply, ModelRequest, ToolSpec
 from gateway.domain.ports import Clock, Decode, Encode, Journal
 from gateway.domain.scrubbing import STARS, scanner
 
-_SETTINGS = ("provider", "model", "max_tokens", "temperature", "thinking", "stream")
 _BETWEEN = "\1"
 _SHOWN = 60  # characters of a text from where it differs
 
@@ -90,8 +87,16 @@ class Parts:
 
 
 def parts_of(request: ModelRequest) -> Parts:
-    settings = {name: getattr(request, name) for name in _SETTINGS}
-    return Parts(settings, request.system, _tools(request.tools), _messages(request.messages))
+    settings = {
+        "provider": request.provider,
+        "model": request.model,
+        "max_tokens": request.max_tokens,
+        "temperature": request.temperature,
+        "thinking": request.thinking,
+        "stream": request.stream,
+    }
+    digests = [(one.kept.get("digest") or _message(one)).decode() for one in request.messages]
+    return Parts(settings, request.system, _tools(request.tools), tuple(digests))
 
 
 def parts_at(job: Job) -> Parts:
@@ -101,10 +106,6 @@ def parts_at(job: Job) -> Parts:
 
 def _tools(tools: Sequence[ToolSpec]) -> Mapping[str, str]:
     return {tool.name: _digest(f"{tool.description}\0{tool.parameters}") for tool in tools}
-
-
-def _messages(messages: Sequence[Message]) -> tuple[str, ...]:
-    return tuple([(one.kept.get("digest") or _message(one)).decode() for one in messages])
 
 
 def _message(message: Message) -> bytes:
@@ -296,8 +297,7 @@ class RecordedJournal(RunJournal):
     async def _packing(self, lines: Sequence["Line"]) -> Pack:
         """A part is packed where the store writes it, which holds up nobody else; a long one in a
         thread, because the store serves others."""
-        chunks = [one for one in lines if isinstance(one, bytes)]
-        size, self._packed = self._size - self._packed + sum(map(len, chunks)), self._size
+        size, self._packed = self._size - self._packed + sum(map(len, lines)), self._size
         secrets, is_cut = tuple(sorted(self._secrets)), self._size > MOST_BYTES
         pack = partial(packed, lines, self._encode, secrets, is_cut=is_cut)
         if size < _LONG:
@@ -306,7 +306,7 @@ class RecordedJournal(RunJournal):
         return lambda: done
 
 
-Line = bytes | tuple[str, tuple[object, ...]]  # a chunk, or an entry
+Line = bytes | tuple[str, tuple[Any, ...]]  # a chunk, or an entry
 
 
 def packed(
@@ -314,39 +314,34 @@ def packed(
 ) -> bytes:
     """A part of a journal, with every secret blotted out. What has no form is left out, and the run
     cannot be replayed: it ends all the same."""
-    if is_cut:
-        kept = [one for one in lines if isinstance(one, bytes) or one[0] in GRANTS]
-        lines = [*kept, ("cut", ())]
-    lines = _as_text(lines, secrets)
-    try:
-        return pack_text(_encoded(lines, encode))
-    except ValueError as error:
-        log.warning("a run cannot be recorded", extra={"why": str(error)})
-    text = _encoded([("cut", ())], encode)
+    text = _as_text(lines, secrets)
+    packed_lines, at, is_broken = list[bytes](), 0, False
     for one in lines:
-        with contextlib.suppress(ValueError):
-            text += _encoded([one], encode)
-    return pack_text(text)
+        if isinstance(one, bytes):
+            packed_lines.append(one)
+            continue
+        kind, values = one
+        if kind == "bytes":
+            values, at = (text[at : at + len(values[0])],), at + len(values[0])
+        if is_cut and kind not in GRANTS:
+            continue
+        try:
+            packed_lines.append(encode([kind, *values]))
+        except ValueError as error:
+            log.warning("a run cannot be recorded", extra={"why": str(error)})
+            is_broken = True
+    if is_cut or is_broken:
+        packed_lines.append(encode(["cut"]))
+    return pack_text(packed_lines)
 
 
-def _encoded(lines: Sequence[Line], encode: Encode) -> list[bytes]:
-    return [one if isinstance(one, bytes) else encode([one[0], *one[1]]) for one in lines]
-
-
-def _as_text(lines: Sequence[Line], secrets: Sequence[str]) -> Sequence[Line]:
-    """The bytes of providers as text, a character a byte, without any secret, also one that came
-    in two pieces."""
-    places = [place for place, one in enumerate(lines) if one[0] == "bytes"]
-    if not places:
-        return lines
-    reads: list[Any] = [lines[place][1][0] for place in places]  # type: ignore[index]  # values of entries
-    whole = b"".join(reads)
-    if secrets:
+def _as_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
+    """All bytes of providers, a character a byte, without any secret, also one that came in two
+    pieces."""
+    whole = b"".join([one[1][0] for one in lines if one[0] == "bytes"])  # type: ignore[index]  # the values of an entry
+    if whole and secrets:
         whole = scanner(tuple(zip(secrets, repeat(STARS), strict=False))).data(whole)
-    rest, text = BytesIO(whole), list(lines)
-    for place, read in zip(places, reads, strict=True):
-        text[place] = ("bytes", (rest.read(len(read)).decode("latin-1"),))
-    return text
+    return whole.decode("latin-1")
 
 
 async def earlier_attempts(run_id: RunId, store: Journal, clock: Clock, decode: Decode) -> Earlier:

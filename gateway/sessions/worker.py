@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
@@ -77,12 +77,13 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
         status = "error" if end.text == end.told else "partial"
     nodes = _nodes(asked, answer.said, parent, timing, status=status, model=answer.model)
     if isinstance(end, Finish):
-        data = _done(end, answer, nodes[-1].id, timing)
-        done = Chunk("done", data)
-        return _end(end.reason, nodes, done, answer)
-    terminal = _error(end.error_type, end.told, nodes[-1].id, timing, retryable=end.retryable)
-    terminal = Chunk("error", {**terminal.data, **_facts(end)})
-    return _end("failed", nodes, terminal, answer)
+        outcome, terminal = str(end.reason), _done(end, answer, nodes[-1].id, timing)
+    else:
+        known = (end.error_type, end.told, nodes[-1].id, timing)
+        terminal = _error(*known, retryable=end.retryable, facts=_facts(end))
+        outcome = "failed"
+    left = (answer.farewell, answer.posts, answer.kept, answer.has_told)
+    return End(outcome, nodes, terminal, answer.usage, end.text, *left)
 
 
 def _facts(end: Fail) -> Mapping[str, object]:
@@ -92,12 +93,6 @@ def _facts(end: Fail) -> Mapping[str, object]:
         told, after = dict(end.refusal.facts), end.refusal.retry_after_s
     more = {"provider": end.provider, "provider_status": end.status, "retry_after_s": after}
     return told | {name: value for name, value in more.items() if value is not None}
-
-
-def _end(outcome: str, nodes: tuple[Node, ...], terminal: Chunk, answer: Answer) -> End:
-    text, farewell = answer.end.text, answer.farewell
-    told = (answer.usage, text, farewell, answer.posts, answer.kept, answer.has_told)
-    return End(outcome, nodes, terminal, *told)
 
 
 def refused(asked: Asked, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
@@ -137,48 +132,34 @@ def _nodes(
     status: NodeStatus,
     model: str | None,
 ) -> tuple[Node, ...]:
-    """The questions and all that was said after them, each the parent of the next. `status` is that
-    of the last."""
-    nodes: list[Node] = []
-    placed = list(_placed(asked, said, timing))
-    for place, (node_id, run_id, at, message) in enumerate(placed, 1):
+    """The questions and all that was said after them, each the parent of the next. A question keeps
+    the id of its message and the run that it was accepted with. `status` is that of the last."""
+    own, taken, nodes = asked.entries[-1].new, iter(asked.taken), list[Node]()
+    placed: list[tuple[NewEntry | None, Message]] = []  # a question with its accepted message
+    placed += [(one.new, Message("user", one.new.content)) for one in asked.entries]
+    for message in said:
+        its = next(taken, None) if message.role == "user" else None
+        placed.append((its.new if its else None, message))
+    last, first_said = len(placed) - 1, len(asked.entries) - 1
+    for place, (new, message) in enumerate(placed):
+        node_id = f"{own.message_id}.{place - first_said}" if new is None else new.message_id
         node = Node(
-            id=node_id,
+            id=NodeId(node_id),
             parent_id=parent,
-            run_id=run_id,
+            run_id=(new or own).run_id,
             message=message,
-            created_at=at,
+            created_at=timing.finished_at if new is None else new.accepted_at,
             token_count=message_tokens(message),
-            status=status if place == len(placed) else "complete",
+            status=status if place == last else "complete",
             model=model if message.role == "assistant" else None,
         )
         nodes.append(node)
-        parent = node_id
+        parent = node.id
     return tuple(nodes)
 
 
-def _placed(
-    asked: Asked, said: Sequence[Message], timing: Timing
-) -> Iterator[tuple[NodeId, RunId, datetime, Message]]:
-    """A question keeps the id of its message and the run that it was accepted with."""
-    own, taken = asked.entries[-1].new, iter(asked.taken)
-    for entry in asked.entries:
-        yield _question(entry.new, Message("user", entry.new.content))
-    for place, message in enumerate(said, 1):
-        its = next(taken, None) if message.role == "user" else None
-        if its is not None:
-            yield _question(its.new, message)
-        else:
-            node_id = NodeId(f"{own.message_id}.{place}")
-            yield node_id, own.run_id, timing.finished_at, message
-
-
-def _question(new: NewEntry, message: Message) -> tuple[NodeId, RunId, datetime, Message]:
-    return NodeId(new.message_id), new.run_id, new.accepted_at, message
-
-
-def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mapping[str, object]:
-    return {
+def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Chunk:
+    data = {
         "reason": end.reason,
         "message_id": node_id,
         "context_id": node_id,
@@ -192,21 +173,29 @@ def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Mappi
         "partial": end.partial,
         "timestamp": timing.finished_at,
     }
+    return Chunk("done", data)
+
+
+NO_FACTS: Mapping[str, object] = {}
 
 
 def _error(
-    error_type: str, told: str, node_id: NodeId, timing: Timing, *, retryable: bool
+    error_type: str,
+    told: str,
+    node_id: NodeId,
+    timing: Timing,
+    *,
+    retryable: bool,
+    facts: Mapping[str, object] = NO_FACTS,
 ) -> Chunk:
-    return Chunk(
-        "error",
-        {
-            "error_type": error_type,
-            "message": told,
-            "retryable": retryable,
-            "context_id": node_id,
-            "timestamp": timing.finished_at,
-        },
-    )
+    data = {
+        "error_type": error_type,
+        "message": told,
+        "retryable": retryable,
+        "context_id": node_id,
+        "timestamp": timing.finished_at,
+    }
+    return Chunk("error", {**data, **facts})
 
 
 log = logging.getLogger(__name__)
