@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import attrgetter, itemgetter
 
 import anyio
 from anyio.abc import TaskGroup
@@ -32,7 +33,7 @@ from gateway.agent.journal import EventQueue, RunJournal, part_of
 from gateway.agent.leaves import LEAVES
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import LIMITS, Turn
-from gateway.domain.agents import DELEGATE, AgentDef
+from gateway.domain.agents import DELEGATE, AgentDef, Limits
 from gateway.domain.budgets import BudgetExceeded, Payer
 from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.messages import Spent, ToolCall, ToolResult
@@ -44,6 +45,11 @@ log = logging.getLogger(__name__)
 
 ENDING_S = 5.0  # for what a tree does at its end
 SHOWN = ("turn", "tokens_used", "iteration_percent", "token_percent", "recent_actions", "warned")
+_SHOWN, _RUN_ID, _LIMITS = itemgetter(*SHOWN), attrgetter("run_id"), attrgetter(*LIMITS)
+
+
+def plain_limits(limits: Limits) -> Mapping[str, object]:
+    return dict(zip(LIMITS, _LIMITS(limits), strict=True))
 
 
 def delegates(call: ToolCall) -> bool:
@@ -104,7 +110,7 @@ class Driver:
             turn.course.usage,
             model,
             provider,
-            tuple([said.run_id for said in turn.exchange.taken]),
+            tuple(map(_RUN_ID, turn.exchange.taken)),
             tuple(turn.voice.posts),
             turn.farewell,
             self.job.rules.kept,
@@ -118,13 +124,13 @@ class Driver:
         provider, model = self._last
         view = course.view()
         return {
-            **{name: view[name] for name in SHOWN},
+            **dict(zip(SHOWN, _SHOWN(view), strict=True)),
             "provider": provider,
             "model": model,
             "tree": self.job.plan.name,
             "decision": self.job.agent.decision,
             "verdicts": list(voice.verdicts),
-            "config": {name: getattr(course.limits, name) for name in LIMITS},
+            "config": plain_limits(course.limits),
             "context": explained(self.job.agent, self.job.context, self.turn.exchange.noticed),
         }
 

@@ -282,13 +282,15 @@ class Answer:
 
 
 def add_usage(one: Usage, other: Usage) -> Usage:
-    costs = [usage.cost_usd for usage in (one, other) if usage.cost_usd is not None]
+    cost = other.cost_usd if one.cost_usd is None else one.cost_usd
+    if one.cost_usd is not None and other.cost_usd is not None:
+        cost = one.cost_usd + other.cost_usd
     return Usage(
         one.input_tokens + other.input_tokens,
         one.output_tokens + other.output_tokens,
         one.cached_tokens + other.cached_tokens,
         one.reasoning_tokens + other.reasoning_tokens,
-        sum(costs) if costs else None,
+        cost,
         one.estimated or other.estimated,
     )
 

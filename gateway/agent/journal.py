@@ -115,6 +115,7 @@ class RunJournal:
         with anyio.move_on_after(seconds):
             await queue.came.wait()
             return True
+        self("late")
         return False
 
     # -- entries

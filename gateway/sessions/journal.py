@@ -21,7 +21,7 @@ from gateway.agent.effects import (
     Told,
     Unsaid,
 )
-from gateway.agent.journal import PART, EventQueue, RunJournal, retry_store
+from gateway.agent.journal import PART, RunJournal, retry_store
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import RunId, to_micros
@@ -239,19 +239,13 @@ class RecordedJournal(RunJournal):
         self.lines.append(("at", (to_micros(moment.wall), moment.at)))
         return moment
 
-    async def wait(self, queue: EventQueue, seconds: float) -> bool:
-        if await super().wait(queue, seconds):
-            return True
-        self.lines.append(("late", ()))
-        return False
-
     async def begins(
         self, job: Job, scene: Mapping[str, object], read: Mapping[str, object]
     ) -> None:
         self.lines.append(("begin", (scene, read)))
 
     def tells(self, events: Sequence[Told]) -> None:
-        self.lines.append(("told", ([type(one).__name__ for one in events],)))
+        self.lines.append(("told", (names(events),)))
 
     def asks(self, request: ModelRequest) -> None:
         asked, self._asked = self._asked, parts_of(request)
@@ -356,8 +350,11 @@ async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
     return await to_thread.run_sync(attempt_of, parts, decode)
 
 
+_NAME = attrgetter("__name__")
+
+
 def names(events: Sequence[Told]) -> list[str]:
-    return [type(one).__name__ for one in events]
+    return list(map(_NAME, map(type, events)))
 
 
 def failure_values(failed: ModelFailed) -> dict[str, object]:

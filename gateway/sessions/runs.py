@@ -140,7 +140,7 @@ class LiveRun:
     ) -> Callable[[], None]:
         """Replays what is missing, then goes on live without a gap; gives a way to stop. A second
         listener of one owner takes the place of the first, which is told by its `replaced`."""
-        told = self.told
+        told = self.events if not self.sealed or self.ended else self.events[:-1]
         name = id(listener if owner is None else owner)
         _, first_is_replaced = self._listeners.pop(name, (None, None))
         if first_is_replaced is not None:

@@ -11,11 +11,11 @@ from typing import Any
 
 import anyio
 
+from gateway.agent.driver import plain_limits
 from gateway.agent.effects import Answer, Fail, Finish, Moment
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line
 from gateway.agent.runner import Assignment, Runner
-from gateway.agent.turn import LIMITS
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
@@ -324,6 +324,8 @@ def _values(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 MOST_ATTEMPTS = 3
+_ENTRY, _RUN, _RUN_ID = attrgetter("entry"), attrgetter("run"), attrgetter("run.run_id")
+_CONTENT = attrgetter("entry.new.content")
 LAST_WORDS_S = 1.0
 DEFECT = "Something went wrong inside the gateway; the operator finds it in the log."
 
@@ -370,7 +372,7 @@ class Work:
         if entry.state == "queued":
             attempt = await retry_store(means.clock, means.inbox.begin, run.run_id)
         journal = await self._journal(run.run_id, attempt)
-        asked = [one.entry.new.run_id for one in batch.asked]
+        asked = list(map(_RUN_ID, batch.asked))
         run.start(attempt, journal.begin(attempt, asked, run.control), journal)
         try:
             end = await self._to_its_end(batch, journal)
@@ -379,7 +381,7 @@ class Work:
             raise
         finally:
             run.release()
-        for ended in (*[one.run for one in batch.merged], run):
+        for ended in (*map(_RUN, batch.merged), run):
             self._runs.close(ended.run_id)
             ended.publish()
         if means.keeper is not None:
@@ -484,7 +486,7 @@ class Work:
         rules, runner = means.runner.rules(), means.runner
         if read is None:
             read = await self._read(batch, agent, episode, rules)
-        earlier = [Message("user", one.entry.new.content) for one in batch.asked[:-1]]
+        earlier = list(map(partial(Message, "user"), map(_CONTENT, batch.asked[:-1])))
         template = means.souls.template_of(agent.id)
         besides = (episode.summary, read.recalled, read.missing, earlier, new.message_id, template)
         assignment = Assignment(
@@ -507,8 +509,8 @@ class Work:
         driver = runner.driver(job, journal, run.emit, run.control)
         run.progress = driver.progress
         tree = {"name": agent.tree, "text": runner.plans.digest(agent.id)}
-        limits = {name: getattr(agent.limits, name) for name in LIMITS}
-        scene = {"limits": limits, "tree": tree, "decision": job.agent.decision}
+        limits, decision = plain_limits(agent.limits), job.agent.decision
+        scene = {"limits": limits, "tree": tree, "decision": decision}
         await journal.begins(job, {**scene, "rules": dict(rules.digests)}, read.plain())
         try:
             return await driver.drive()
@@ -575,7 +577,7 @@ class Work:
             posts=end.posts,
             leaves_claimed=not end.has_told,
             rule_state=means.encode(dict(end.kept)).decode() if end.kept is not None else None,
-            merged=tuple([self._merged(one, run, end) for one in batch.merged]),
+            merged=tuple(map(partial(self._merged, run, end), batch.merged)),
             most_nodes=batch.most_nodes,
         )
         moved = await retry_store(means.clock, means.inbox.finish, ending)
@@ -586,7 +588,7 @@ class Work:
         else:
             means.episodes.forget(new.session_key)
 
-    def _merged(self, one: Waiting, into: LiveRun, end: End) -> Merged:
+    def _merged(self, into: LiveRun, end: End, one: Waiting) -> Merged:
         means, its = self.means, one.run
         moment = Moment(means.clock.now(), means.clock.monotonic())
         its.start(max(1, one.entry.attempts), moment)
@@ -618,9 +620,6 @@ def _said(batch: Batch) -> Sequence[Said]:
         node = NodeId(new.message_id)
         said.append(Said(node, new.run_id, new.sender, new.content, new.accepted_at))
     return said
-
-
-_ENTRY = attrgetter("entry")
 
 
 def _asked(batch: Batch) -> Asked:
