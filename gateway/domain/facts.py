@@ -24,26 +24,37 @@ _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = f"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\uac00-\ud7af{_HAN}]+"
 _PIECE = re.compile(f"({_UNSPACED})")
 _IS_HAN = re.compile(f"[{_HAN}]")
-_ASCII = re.compile(r"[0-9a-z]+")
+_ASCII = re.compile(rf"([0-9a-z]{{1,{LONGEST}}})[0-9a-z]*")
+_SPACED = re.compile(rf"(\S{{1,{LONGEST}}})\S*")
+
+
+class _Apart(dict[int, str]):
+    """For `str.translate`: a blank for each character that belongs to no word. A character is looked
+    up in the Unicode tables once."""
+
+    def __missing__(self, code: int) -> str:
+        one = chr(code)
+        belongs = one.isalnum() or category(one)[0] == "M"
+        return self.setdefault(code, one if belongs else " ")
+
+
+_APART = _Apart()
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """In their order, in one case and Unicode form. Scripts without spaces come as pairs of
+    """The words in their order, in one case and Unicode form. Scripts without spaces come as pairs of
     characters (and Han as single ones too), which is what one can find them by."""
     if text.isascii():
-        return tuple(word[:LONGEST] for word in _ASCII.findall(text.lower()))
+        return tuple(_ASCII.findall(text.lower()))
     even = normalize("NFKC", normalize("NFKC", text).casefold())
     even = even[: MOST_GROWN * len(text) + LONGEST]  # some signs stand for whole sentences
-    apart = {ord(one): " " for one in set(even) if not _is_of_a_word(one)}
+    even = even.translate(_APART)
+    if _PIECE.search(even) is None:
+        return tuple(_SPACED.findall(even))
     words: list[str] = []
-    for run in even.translate(apart).split():
-        for piece in filter(None, _PIECE.split(run)):
-            words += _pairs(piece) if _PIECE.match(piece) else (piece[:LONGEST],)
+    for piece in _PIECE.split(even):
+        words += _pairs(piece) if _PIECE.match(piece) else _SPACED.findall(piece)
     return tuple(words)
-
-
-def _is_of_a_word(one: str) -> bool:
-    return one.isalnum() or category(one)[0] == "M"
 
 
 def _pairs(run: str) -> list[str]:
@@ -203,6 +214,10 @@ class Facts(Protocol):
         (scope, subject, predicate), so that of a functional predicate exactly one fact is current
         whoever writes meanwhile. Gives the fact that each claim became or confirmed; `ids` are for
         those that are new. What was said before it was forgotten is left out."""
+        ...
+
+    def knows(self, whose: Whose) -> bool:
+        """False only if nothing was ever learned there: then nobody need ask."""
         ...
 
     async def select(self, query: FactQuery) -> Sequence[Fact]: ...
@@ -582,7 +597,6 @@ class Hearing(Protocol):
 
 
 RecallKind = Literal["fact", "turn"]
-_FEW, _COMMON = 8, 0.25  # turns, and a share of them
 YOU = "you"  # how a model is told of its own words
 
 
@@ -608,6 +622,7 @@ class Trail:
     first). A depth counts along them: neighbours in the conversation are neighbours in depth."""
 
     spans: tuple[tuple[int, int, int], ...] = ()
+    length: int = 0
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int]]) -> "Trail":
@@ -616,14 +631,7 @@ class Trail:
         for first, last in sorted(spans):
             counted.append((first, last, depth))
             depth += last - first + 1
-        return cls(tuple(counted))
-
-    @property
-    def length(self) -> int:
-        if not self.spans:
-            return 0
-        first, last, depth = self.spans[-1]
-        return depth + last - first + 1
+        return cls(tuple(counted), depth)
 
     def depth_of(self, seq: int) -> int | None:
         """None for what must not be seen."""
@@ -634,11 +642,11 @@ class Trail:
 
     def count_to(self, seq: int) -> int:
         """How many there are up to it."""
-        return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
-
-    def tells_apart(self, said: int) -> bool:
-        """Whether a word that so many turns hold is worth looking for."""
-        return said <= max(_FEW, _COMMON * self.length)
+        at = bisect_right(self.spans, seq, key=itemgetter(0)) - 1
+        if at < 0:
+            return 0
+        first, last, depth = self.spans[at]
+        return depth + min(last, seq) - first + 1
 
     def seq_at(self, depth: int) -> int:
         first, _, before = self.spans[bisect_right(self.spans, depth, key=itemgetter(2)) - 1]

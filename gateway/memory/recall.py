@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import nlargest
+from itertools import filterfalse
 from math import log
 from typing import Literal
 
@@ -182,20 +183,19 @@ class Shown:
     since: NodeId | None = None
     upto: NodeId | None = None
 
-    @property
-    def ends(self) -> Sequence[NodeId]:
-        return [one for one in (self.since, self.upto) if one]
-
     def depths(self, found: Found) -> Collection[int]:
         """Of what is shown: on the path, one message stands right after the other."""
-        ends = sorted(found.messages[one] for one in self.ends if one in found.messages)
-        return range(ends[0], ends[-1] + 1) if self.since and ends else ()
+        ends = filter(None, (self.since, self.upto))
+        at = [found.messages[one] for one in ends if one in found.messages]
+        return range(min(at), max(at) + 1) if self.since and at else ()
 
 
 _NOTHING = Shown()
 
 
 class Recall:
+    """Finds the facts and turns that a question is about."""
+
     def __init__(self, turns: Turns, facts: Facts) -> None:
         self._turns, self._facts = turns, facts
 
@@ -213,12 +213,31 @@ class Recall:
         words = asked_words(question)
         if not words:
             return ()
-        facts = await self._known((*words, *asked_of(words)), whose)
+        facts: Sequence[Recalled] = ()
+        if self._facts.knows(whose):
+            facts = await self._known((*words, *asked_of(words)), whose)
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told
-        asked = _Asked(frozenset(_all_words(question)), words, key)
-        return (*told, *await self._said(asked, facts, shown, limit))
+        scored = {
+            name: one.score
+            for one in reversed(facts)
+            if one.fact
+            for name in one.fact.source_message_ids[-_SOURCES:]
+        }
+        ends = filter(None, (shown.since, shown.upto))
+        found = await self._turns.find(
+            key, words, messages=(*scored, *ends), upto=shown.upto, limit=_HITS
+        )
+        if not (found.words or found.messages.keys() & scored.keys()):
+            return told
+        boosts = {
+            at: _OF_FACT * scored[name] for name, at in found.messages.items() if name in scored
+        }
+        best = dict(ranked(found, boosts, limit=_READ * limit, without=shown.depths(found)))
+        turns = await self._turns.fetch(key, found.trail, tuple(best)) if best else ()
+        told_turns = _Told(question, key, found, boosts, best)
+        return (*told, *told_turns.recalled(turns, limit))
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
         """Facts in which the words occur, then those one hop away from the first of them."""
@@ -229,86 +248,66 @@ class Recall:
         further = [fact for fact in beside if fact.id not in known]
         whys = [_shared(fact, words) for fact in found] + [_hop(fact, names) for fact in further]
         facts = enumerate(zip((*found, *further), whys, strict=True))
-        return [_recalled_fact(fact, 1 / (1 + _FADES * place), why) for place, (fact, why) in facts]
-
-    async def _said(
-        self, asked: "_Asked", facts: Sequence[Recalled], shown: Shown, limit: int
-    ) -> list[Recalled]:
-        sources = _sources(facts)
-        messages = (*sources, *shown.ends)
-        found = await self._turns.find(
-            asked.key, asked.words, messages=messages, upto=shown.upto, limit=_HITS
-        )
-        depths = found.messages
-        boosts = {depths[name]: _OF_FACT * by for name, by in sources.items() if name in depths}
-        if not boosts and not found.words:
-            return []
-        seen = shown.depths(found)
-        best = dict(ranked(found, boosts, limit=_READ * limit, without=seen))
-        if not best:
-            return []
-        turns = await self._turns.fetch(asked.key, found.trail, tuple(best))
-        speakers = {one.depth: asked.named(one) for one in turns}
-        score = {at: best[at] + (_OF_SPEAKER if who else 0.0) for at, who in speakers.items()}
-        first = sorted(turns, key=lambda one: (-round(score[one.depth], 4), one.at, one.id))[:limit]
-        told = _Told(found, boosts, speakers)
-        return [told.recalled(one, round(score[one.depth], 4), asked.key) for one in first]
+        return [recalled_fact(fact, 1 / (1 + _FADES * place), why) for place, (fact, why) in facts]
 
 
 def asked_words(question: str) -> tuple[str, ...]:
     """Those that say what it is about."""
-    words = (word for word in _all_words(question) if word not in _STOP)
-    return tuple(dict.fromkeys(words))[:_MOST_WORDS]
+    telling = filterfalse(_STOP.__contains__, _all_words(question))
+    return tuple(dict.fromkeys(telling))[:_MOST_WORDS]
 
 
 def _all_words(question: str) -> tuple[str, ...]:
     return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    said: frozenset[str]
-    words: Sequence[str]
-    key: SessionKey
+class _Told:
+    """Turns with their scores, and why they were found."""
 
-    def named(self, turn: Turn) -> str | None:
+    def __init__(
+        self,
+        question: str,
+        key: SessionKey,
+        found: Found,
+        boosts: Mapping[int, float],
+        best: Mapping[int, float],
+    ) -> None:
+        self._said, self._key, self._words = (
+            frozenset(_all_words(question)),
+            key,
+            distinct(found.words),
+        )
+        self._boosts, self._best = boosts, best
+
+    def recalled(self, turns: Sequence[Turn], limit: int) -> Sequence[Recalled]:
+        """The best of them first."""
+        found = [self._recalled(turn) for turn in turns]
+        return sorted(found, key=lambda one: (-one.score, one.at, one.id))[:limit]
+
+    def _recalled(self, turn: Turn) -> Recalled:
+        held = [word for word, hits in self._words.items() if turn.depth in hits.depths]
+        why = [f"says {', '.join(held)}" if held else "beside what says it"]
+        score = self._best[turn.depth]
+        if turn.depth in self._boosts:
+            why.append("source of a fact")
+        if (speaker := self._named(turn)) is not None:
+            why.append(f"said by {speaker}")
+            score += _OF_SPEAKER
+        told = (turn.text, round(score, 4), "; ".join(why), self._key, turn.at)
+        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
+        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
+
+    def _named(self, turn: Turn) -> str | None:
         """Who speaks, if the question is about them."""
         label = _SPEAKER.match(turn.text)
         for name in (label and label[1], turn.sender):
-            if name and self.said.intersection(words_of(name)) - _STOP:
+            if name and self._said.intersection(words_of(name)) - _STOP:
                 return name
-        return "the user" if turn.role == "user" and self.said & _MINE else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """Why turns were found."""
-
-    found: Found
-    boosts: Mapping[int, float]
-    speakers: Mapping[int, str | None]  # if the question is about them
-
-    def recalled(self, turn: Turn, score: float, key: SessionKey) -> Recalled:
-        words = distinct(self.found.words).items()
-        held = [word for word, hits in words if turn.depth in hits.depths]
-        why = [f"says {', '.join(held)}" if held else "beside what says it"]
-        if turn.depth in self.boosts:
-            why.append("source of a fact")
-        if self.speakers[turn.depth] is not None:
-            why.append(f"said by {self.speakers[turn.depth]}")
-        told = (turn.text, score, "; ".join(why), key, turn.at)
-        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
-        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
+        return "the user" if turn.role == "user" and self._said & _MINE else None
 
 
 def _names(fact: Fact) -> list[str]:
     return [name for name in (fact.object, fact.subject) if name.casefold() != SUBJECT]
-
-
-def _sources(facts: Sequence[Recalled]) -> dict[str, float]:
-    """Messages that said them, with the score of the best fact of each."""
-    scored = [(one.fact, one.score) for one in reversed(facts) if one.fact]
-    return {name: score for fact, score in scored for name in fact.source_message_ids[-_SOURCES:]}
 
 
 def _shared(fact: Fact, words: Sequence[str]) -> str:
@@ -323,11 +322,11 @@ def _hop(fact: Fact, names: Mapping[str, Fact]) -> str:
     return f"{near} -> {fact.predicate}"
 
 
-def _recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
+def recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
     text = f"{fact.subject} {fact.predicate} {fact.object}"
     source = fact.source_message_ids[-1] if fact.source_message_ids else None
-    at, key = fact.learned_at, fact.session_key
-    return Recalled("fact", fact.id, text, round(score, 4), why, key, at, source, fact)
+    told = (text, round(score, 4), why, fact.session_key, fact.learned_at, source)
+    return Recalled("fact", fact.id, *told, fact=fact)
 
 
 LEAST = 10
@@ -350,31 +349,27 @@ class Remembrance:
         *,
         is_all: bool = False,
     ) -> tuple[Recalled, ...]:
-        theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
-        shown = Shown(window[0].id, window[-1].id) if window else Shown()
-        most = agent.context.facts
-        limit = max(LEAST, most)
-        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
-        found = await self.recall.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
-        facts = [one for one in found if one.fact][:most]
-        turns = [one for one in found if not one.fact]
-        return (*facts, *await self._besides(theirs, facts, most), *turns)
-
-    async def _besides(
-        self, theirs: Whose, facts: Sequence[Recalled], most: int
-    ) -> Sequence[Recalled]:
-        """Of whoever asks, if there is room: few say outright what they ask about."""
-        if len(facts) >= most:
+        rules = agent.context
+        theirs = whose(key, sender, is_shared=rules.fact_scope == "agent")
+        is_known = self.facts.knows(theirs)
+        if is_all and not is_known:
             return ()
-        known = {one.id for one in facts}
-        more = await self.facts.around(theirs, (SUBJECT,), limit=most)
-        return [_of_the_person(one) for one in more if one.id not in known][: most - len(facts)]
-
-
-def _of_the_person(fact: Fact) -> Recalled:
-    text = f"{fact.subject} {fact.predicate} {fact.object}"
-    why = "about the person"
-    return Recalled("fact", fact.id, text, 0.0, why, fact.session_key, fact.learned_at, fact=fact)
+        shown = Shown(window[0].id, window[-1].id) if window else _NOTHING
+        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
+        limit = max(LEAST, rules.facts)
+        found = await self.recall.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
+        if not is_known:
+            return found
+        facts = [one for one in found if one.fact][: rules.facts]
+        turns = [one for one in found if not one.fact]
+        if len(facts) < rules.facts:  # few say outright what they ask about
+            known = {one.id for one in facts}
+            more = await self.facts.around(theirs, (SUBJECT,), limit=rules.facts)
+            others = [
+                recalled_fact(one, 0.0, "about the person") for one in more if one.id not in known
+            ]
+            facts += others[: rules.facts - len(facts)]
+        return (*facts, *turns)
 
 
 SPACE = "notes"

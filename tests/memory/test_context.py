@@ -181,14 +181,14 @@ def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
     least = pack(agent, SOUL, (), QUESTION, (tool,), besides=alone).tokens
     assert context.messages[-1] is QUESTION
     assert context.tokens <= max(budget, least)
-    assert sum(part.tokens for part in context.parts) == context.tokens
-    assert all(part.tokens >= 0 for part in context.parts)
+    assert sum(tokens for _, tokens, _ in context.parts) == context.tokens
+    assert all(tokens >= 0 for _, tokens, _ in context.parts)
     real = sum(map(message_tokens, context.messages)) + estimate_tokens(context.system)
     assert real <= context.tokens
-    shown = {part.kind: part for part in context.parts}
-    assert len(shown["facts"].items) <= 5
-    assert shown["recall"].tokens <= min(RECALL_TOKENS, max(0, budget // 5))
-    assert shown["summary"].tokens <= max(0, budget // 4)
+    shown = {kind: (tokens, items) for kind, tokens, items in context.parts}
+    assert len(shown["facts"][1]) <= 5
+    assert shown["recall"][0] <= min(RECALL_TOKENS, max(0, budget // 5))
+    assert shown["summary"][0] <= max(0, budget // 4)
 
 
 @pytest.mark.requirement("S-003-Memory-09")
@@ -220,9 +220,9 @@ def test_what_is_remembered_stands_right_before_the_question_and_the_summary_fir
 def test_names_of_notes_and_threads_stand_at_the_end_of_the_system_text() -> None:
     context = pack(AGENT, SOUL, (), QUESTION, (), besides=Besides(recalled=LISTED))
 
-    system = next(part for part in context.parts if part.kind == "system")
+    system = next(items for kind, _, items in context.parts if kind == "system")
     assert context.system == ("I am.\n\nBe kind.\n\nnotes:\n- {soul} {{\n\nthreads:\n- {soul} {{")
-    assert [(item.id, item.why) for item in system.items] == [
+    assert [(name, why) for name, _, why in system] == [
         ("system_prompt", "the agent's system_prompt"),
         ("notes", "what the agent's tools can read"),
         ("threads", "what the agent's tools can read"),
@@ -241,7 +241,7 @@ def test_a_template_says_where_everything_stands() -> None:
 
     context = pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
 
-    items = {part.kind: [item.id for item in part.items] for part in context.parts}
+    items = {kind: [name for name, _, _ in items] for kind, _, items in context.parts}
     own, about = context.system.rsplit("\n\n", 1)
     assert about == RESULTS
     assert own.splitlines() == [
@@ -289,8 +289,8 @@ def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
 
     context = pack(AGENT, SOUL, nodes, QUESTION, (), besides=besides)
 
-    found = next(part for part in context.parts if part.kind == "recall")
-    assert [item.id for item in found.items] == ["t2"]
+    found = next(items for kind, _, items in context.parts if kind == "recall")
+    assert [name for name, _, _ in found] == ["t2"]
     assert context.memory is not None
     assert context.memory.text.count("- user said") == 1
 
