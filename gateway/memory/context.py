@@ -110,7 +110,10 @@ def pack(
     allowed = allowance(agent)
     room = allowed - fixed.tokens - fixed.tools_tokens - asked
     summary = _told_summary(besides.summary, room) if besides.summary else None
-    summary_tokens = _tokens(summary)
+    summary_tokens = message_tokens(summary) if summary else 0
+    summed_up = (
+        [(besides.summary.covers, summary_tokens, STANDS)] if besides.summary and summary else []
+    )
     memory = _memory(agent, besides, room) if besides.recalled else _NO_MEMORY
     room -= summary_tokens + memory.tokens
     window = window if isinstance(window, Window) else Window(window)
@@ -137,7 +140,7 @@ def pack(
         memory.message,
         (
             *fixed.parts,
-            _summary_part(besides.summary, summary_tokens),
+            ("summary", summary_tokens, summed_up),
             ("window", history_tokens, _items_of(window, first)),
             *memory.parts(besides.missing),
             fixed.tools,
@@ -238,10 +241,6 @@ def _told_summary(summary: Summary, room: int) -> Message | None:
     return Message("user", text) if text else None
 
 
-def _summary_part(summary: Summary | None, tokens: int) -> Part:
-    return "summary", tokens, [(summary.covers, tokens, STANDS)] if summary and tokens else []
-
-
 def _shown(
     agent: AgentDef, window: Window, room: int, crowded_from: int, summary: Summary | None
 ) -> tuple[Window, int, bool]:
@@ -292,9 +291,11 @@ class _Memory:
         return _Memory.of(self.facts, turns, is_apart=self.placed is not None)
 
     def parts(self, missing: str) -> tuple[Part, Part]:
+        absent: Sequence[Item] = [("none", 0, missing)] if missing else ()
+        if self is _NO_MEMORY:
+            return ("facts", 0, ()), ("recall", 0, absent)
         lines = "\n".join(text for _, text, _ in self.facts)
         facts = self.placed_tokens or (estimate_tokens(lines) if self.turns else self.tokens)
-        absent: Sequence[Item] = [("none", 0, missing)] if missing else ()
         known, said = (
             [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
             for lines in (self.facts, self.turns)

@@ -90,9 +90,9 @@ class Episodes:
             self._weight -= gone.nodes.weight
 
     def _keep(self, key: SessionKey, episode: Episode) -> None:
-        self.forget(key)
+        before = self._warm.pop(key, None)
         self._warm[key] = episode
-        self._weight += episode.nodes.weight
+        self._weight += episode.nodes.weight - (before.nodes.weight if before else 0)
         while self._weight > self._kept_tokens and len(self._warm) > 1:
             self.forget(next(iter(self._warm)))
 

@@ -417,7 +417,7 @@ class Keeper:
             self._reader.owe(key, said[0].message_id)
         if key in self._behind:
             self._behind[key] += 1  # it is read from the store, in its order
-        elif found := self._found(key, said):
+        elif found := [(one.sender, claim) for one in said for claim in self._claims(key, one)]:
             written = self._writing[key] = anyio.Event()
             self._group.start_soon(
                 contained, "facts", partial(self._write, key, found, upto, written)
@@ -441,9 +441,6 @@ class Keeper:
         said in them and since."""
         if nodes and self._keeping.how(key) in {"auto", "model"}:
             self._reader.owe(key, nodes[0].id)
-
-    def _found(self, key: SessionKey, said: Sequence[Said]) -> _Found:
-        return [(one.sender, claim) for one in said for claim in self._claims(key, one)]
 
     def _claims(self, key: SessionKey, one: Said) -> Sequence[Claim]:
         last = self.last.pop(key, None)

@@ -219,12 +219,7 @@ class Recall:
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told
-        scored = {
-            name: one.score
-            for one in reversed(facts)
-            if one.fact
-            for name in one.fact.source_message_ids[-_SOURCES:]
-        }
+        scored = _sources(facts) if facts else {}
         ends = filter(None, (shown.since, shown.upto))
         found = await self._turns.find(
             key, words, messages=(*scored, *ends), upto=shown.upto, limit=_HITS
@@ -308,6 +303,12 @@ class _Told:
 
 def _names(fact: Fact) -> list[str]:
     return [name for name in (fact.object, fact.subject) if name.casefold() != SUBJECT]
+
+
+def _sources(facts: Sequence[Recalled]) -> dict[str, float]:
+    """Messages that said them, with the score of the best fact of each."""
+    scored = [(one.fact, one.score) for one in reversed(facts) if one.fact]
+    return {name: score for fact, score in scored for name in fact.source_message_ids[-_SOURCES:]}
 
 
 def _shared(fact: Fact, words: Sequence[str]) -> str:

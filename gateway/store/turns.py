@@ -130,9 +130,9 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
     time, oldest first; every other message does. So a path is a few spans, however long it is."""
     if not forks:  # the first message is not answered yet
         return Trail()
-    starts = [seq for seq, _ in forks]
     if len(forks) == 1:
-        return Trail.of([(starts[0], last if head is None else head)])
+        return Trail.of([(forks[0][0], last if head is None else head)])
+    starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
     ends = [*(start - 1 for start in starts[1:]), last]
@@ -153,6 +153,8 @@ def _hits_of(
 ) -> tuple[Mapping[str, Hits], frozenset[str]]:
     """And which of the words are too common to look for."""
     found = look({word: f'"{word}"' for word in words})
+    if not found:
+        return {}, frozenset()
     totals = {word: len(depths) for word, depths in found.items()}
     if many := {word for word, total in totals.items() if total >= look.limit}:
         # Beyond the newest, as if a word was always said as often.

@@ -10,6 +10,7 @@ import anyio
 
 from gateway.domain.agents import RESULT, AgentDef, Originals
 from gateway.domain.errors import ToolFailed
+from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
 from gateway.domain.messages import Spent, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
@@ -20,6 +21,7 @@ from gateway.tools.sources import NOTHING, Listed, listed
 log = logging.getLogger(__name__)
 
 LOGGED_WHY = 300
+MOST_LISTS = 1_000  # of tools, each as some agent is offered it
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
 
 
@@ -64,6 +66,7 @@ class ToolGate:
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
         self._refused: list[RefusedTool] = []
+        self._offered: dict[tuple[AgentId, tuple[str, ...]], tuple[ToolSpec, ...]] = {}
         self.foreign: Foreign = NoServers()
         for tool in tools:
             self._take(tool)
@@ -76,7 +79,13 @@ class ToolGate:
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:
         """What the model of this agent is told of, in the order of its list; the tools of a family
         in their own."""
-        return tuple(known.spec for known in self._of(agent).values())
+        wanted = (agent.id, agent.tools)
+        found = self._offered.get(wanted)
+        if found is None:
+            if len(self._offered) >= MOST_LISTS:
+                self._offered.clear()
+            found = self._offered[wanted] = tuple(one.spec for one in self._of(agent).values())
+        return found
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         return await self.excerpts.shown(agent, await self.whole(agent, call, scope), scope)
@@ -122,6 +131,7 @@ class ToolGate:
 
     def renew(self, family: str, tools: Sequence[Tool]) -> None:
         """From now on these are the tools of the family; a call at work ends with the one it began."""
+        self._offered.clear()
         for name in self._families.pop(family, ()):
             self._families.pop(self._tools.pop(name).spec.family, None)
         self._refused = [one for one in self._refused if family not in _families(one.family)]
