@@ -144,86 +144,19 @@ _ASKS = re.compile(
 )
 # Supposed, wished, uncertain; told of or by others; a role, a story, a text.
 _NOT_MEANT = frozenset(
-    [
-        "if",
-        "imagine",
-        "suppose",
-        "supposing",
-        "pretend",
-        "hypothetically",
-        "wish",
-        "wished",
-        "would",
-        "could",
-        "might",
-        "maybe",
-        "perhaps",
-        "unless",
-        "whether",
-        "assume",
-        "assuming",
-        "should",
-        "dream",
-        "dreamed",
-        "dreamt",
-        "almost",
-        "nearly",
-        "never",
-        "say",
-        "says",
-        "said",
-        "told",
-        "tells",
-        "wrote",
-        "writes",
-        "claim",
-        "claims",
-        "claimed",
-        "think",
-        "thinks",
-        "thought",
-        "quote",
-        "lyric",
-        "lyrics",
-        "translate",
-        "translation",
-        "character",
-        "novel",
-        "story",
-        "roleplay",
-        "wenn",
-        "falls",
-        "würde",
-        "wäre",
-        "vielleicht",
-        "sagt",
-        "sagte",
-    ]
+    (
+        "if imagine suppose supposing pretend hypothetically wish wished would could might maybe "
+        "perhaps unless whether assume assuming should dream dreamed dreamt almost nearly never "
+        "say says said told tells wrote writes claim claims claimed think thinks thought quote "
+        "lyric lyrics translate translation character novel story roleplay wenn falls würde wäre "
+        "vielleicht sagt sagte"
+    ).split()
 )
 _NOT_MEANT_EITHER = (
-    *(
-        "in case",
-        "as though",
-        "let's say",
-        "let’s say",
-        "want to",
-        "going to",
-        "plan to",
-        "planning to",
-    ),
-    *(
-        "hope to",
-        "about to",
-        "according to",
-        "role-play",
-        "act as",
-        "act like",
-        "如果",
-        "假如",
-        "说",
-        "\x00",
-    ),
-)
+    "in case|as though|let's say|let’s say|want to|going to|plan to|planning to|hope to|"
+    "about to|according to|role-play|act as|act like|如果|假如|说|"
+    "\x00"
+).split("|")
 _WORDS = re.compile(r"[^\W\d_]+")
 _LEAD = re.compile(
     r"^\s*(?:[-*•]\s+)?(?:(?:hi|hello|hey|well|so|oh|ok|okay|yes|yeah|no|nope|sorry|and|but|also"
