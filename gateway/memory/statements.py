@@ -84,9 +84,7 @@ def _is_meant(clause: str) -> bool:
     if len(clause) > LONGEST_CLAUSE or _ASKS.match(clause):
         return False
     lower = clause.lower()
-    if not _NOT_MEANT.isdisjoint(_WORDS.findall(lower)):
-        return False
-    return not any(phrase in lower for phrase in _NOT_MEANT_EITHER)
+    return _NOT_MEANT.isdisjoint(_WORDS.findall(lower)) and not _NOT_MEANT_EITHER.search(lower)
 
 
 _REMEMBER = re.compile(
@@ -143,21 +141,20 @@ _ASKS = re.compile(
     re.IGNORECASE,
 )
 # Supposed, wished, uncertain; told of or by others; a role, a story, a text.
+_WORDS = re.compile(r"[^\W\d_]+")
 _NOT_MEANT = frozenset(
-    (
+    _WORDS.findall(
         "if imagine suppose supposing pretend hypothetically wish wished would could might maybe "
         "perhaps unless whether assume assuming should dream dreamed dreamt almost nearly never "
         "say says said told tells wrote writes claim claims claimed think thinks thought quote "
         "lyric lyrics translate translation character novel story roleplay wenn falls würde wäre "
         "vielleicht sagt sagte"
-    ).split()
+    )
 )
-_NOT_MEANT_EITHER = (
-    "in case|as though|let's say|let’s say|want to|going to|plan to|planning to|hope to|"
-    "about to|according to|role-play|act as|act like|如果|假如|说|"
-    "\x00"
-).split("|")
-_WORDS = re.compile(r"[^\W\d_]+")
+_NOT_MEANT_EITHER = re.compile(
+    "in case|as though|let's say|let’s say|want to|going to|plan to|planning to|hope to|about to"
+    "|according to|role-play|act as|act like|如果|假如|说|\x00"
+)
 _LEAD = re.compile(
     r"^\s*(?:[-*•]\s+)?(?:(?:hi|hello|hey|well|so|oh|ok|okay|yes|yeah|no|nope|sorry|and|but|also"
     r"|btw|by the way|anyway|fyi|now|then|please|just|note(?: that)?|ps|update"
