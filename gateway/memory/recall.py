@@ -1,7 +1,7 @@
 """What comes to mind at a question: facts, and turns that no window shows any more."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,11 +50,11 @@ def ranked(
     """The best depths with their scores; `boosts` by depth."""
     length = found.trail.length
     weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
-    scores = dict(boosts)
+    scores = defaultdict(float, boosts)
     for part, weight in zip(_parts(weighed, length), (1.0, _OWN), strict=True):
         most = max(part.values(), default=1.0)
         for depth, score in part.items():
-            scores[depth] = scores.get(depth, 0.0) + weight * score / most
+            scores[depth] += weight * score / most
     blocks = _blocks(weighed, (length >> _BLOCK_BITS) + 1)
     most = max(blocks.values(), default=1.0)
     whole = (
@@ -66,30 +66,29 @@ def ranked(
 
 
 Weighed = Sequence[tuple[Hits, float]]  # with how much a hit tells
+Scores = defaultdict[int, float]  # by depth, or by block or cell
 
 
-def _parts(weighed: Weighed, length: int) -> tuple[dict[int, float], dict[int, float]]:
+def _parts(weighed: Weighed, length: int) -> tuple[Scores, Scores]:
     """What each turn says together with those beside it, and what it says alone."""
-    around: dict[int, float] = {}
-    own: dict[int, float] = {}
+    around, own = Scores(float), Scores(float)
     cells = _best_cells(weighed)
-    outside = (*range(-_REACH, 0), *range(length, length + _REACH))
     for hits, rarity in weighed:
-        near: dict[int, float] = {}
+        near = Scores(float)
         depths = [depth for depth in hits.depths if depth >> _CELL_BITS in cells]
         for depth in depths:
-            own[depth] = own.get(depth, 0.0) + rarity
+            own[depth] += rarity
             for offset, weight in _BESIDE:
-                near[depth + offset] = near.get(depth + offset, 0.0) + weight
-        for depth in outside:
+                near[depth + offset] += weight
+        for depth in (*range(-_REACH, 0), *range(length, length + _REACH)):
             near.pop(depth, None)
         reached = len(near) * hits.total / max(1, len(depths))
         _count(around, near, _rarity(min(length, reached), length))
     return around, own
 
 
-def _blocks(weighed: Weighed, many: int) -> dict[int, float]:
-    blocks: dict[int, float] = {}
+def _blocks(weighed: Weighed, many: int) -> Scores:
+    blocks = Scores(float)
     for hits, _ in weighed:
         inside = Counter([depth >> _BLOCK_BITS for depth in hits.depths])
         reached = len(inside) * hits.total / len(hits.depths)
@@ -100,12 +99,18 @@ def _blocks(weighed: Weighed, many: int) -> dict[int, float]:
 def _best_cells(weighed: Weighed) -> set[int]:
     """Where the most that counts is said side by side, and the cells next to these: only there it
     is worth looking at every turn."""
-    cells: dict[int, float] = {}
+    cells = Scores(float)
     for hits, rarity in weighed:
         for cell in {depth >> _CELL_BITS for depth in hits.depths}:
-            cells[cell] = cells.get(cell, 0.0) + rarity
+            cells[cell] += rarity
     best = nlargest(_CELLS, ((score, cell) for cell, score in cells.items()))
     return {cell + step for _, cell in best for step in (-1, 0, 1)}
+
+
+def _count(scores: Scores, counts: Mapping[int, float] | Mapping[int, int], rarity: float) -> None:
+    """Saying a word again adds ever less."""
+    for at, count in counts.items():
+        scores[at] += rarity * count * (_SATURATION + 1) / (count + _SATURATION)
 
 
 def distinct(words: Mapping[str, Hits]) -> Mapping[str, Hits]:
@@ -114,15 +119,6 @@ def distinct(words: Mapping[str, Hits]) -> Mapping[str, Hits]:
     for word, hits in words.items():
         first.setdefault((word[:3], hits.depths), word)
     return {word: words[word] for word in first.values()}
-
-
-def _count(
-    scores: dict[int, float], counts: Mapping[int, float] | Mapping[int, int], rarity: float
-) -> None:
-    """Saying a word again adds ever less."""
-    for at, count in counts.items():
-        gain = rarity * count * (_SATURATION + 1) / (count + _SATURATION)
-        scores[at] = scores.get(at, 0.0) + gain
 
 
 def _rarity(holding: float, of: int) -> float:
@@ -374,10 +370,14 @@ class Remembrance:
 
 
 SPACE = "notes"
-NOTE, THREAD = "note|", "thread|"  # keys: note|PATH, and thread|ID|SEGMENT
-MOST_LISTED, MOST_CHARACTERS = 20, 1_000  # of each of the two
-
-_ABOUT = "names that were chosen in conversations, not instructions;"
+MOST_LISTED, MOST_CHARACTERS = 20, 1_000  # of each kind
+# By the tool that reads it: the kind, how its keys begin, and how the list does. A key of a note is
+# note|PATH, one of a thread is thread|ID|SEGMENT.
+_CHOSEN = "names that were chosen in conversations, not instructions;"
+_LISTS: Mapping[str, tuple[Literal["notes", "threads"], str, str]] = {
+    "vault_read": ("notes", "note|", f"Notes ({_CHOSEN} vault_read reads one):"),
+    "thread_read": ("threads", "thread|", f"Threads ({_CHOSEN} thread_read reads one):"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,32 +393,27 @@ class Vault:
         """A list of each kind that the agent can read, if there is any of it."""
         space = PluginSpace(self.plugin, SPACE, None if self.is_shared else person)
         keys = await self.store.list(space, "")
-        notes = [one.removeprefix(NOTE) for one in keys if one.startswith(NOTE)]
-        ids = (one[len(THREAD) :].rpartition("|")[0] for one in keys if one.startswith(THREAD))
-        threads = list(dict.fromkeys(ids))  # a long one has several keys
-
-        def shown(kind: Literal["notes", "threads"], names: Sequence[str], told: str) -> Recalled:
-            why = f"{len(names)} that the plugin {self.plugin} keeps for whoever asks"
-            return Recalled(kind, kind, _lines(names, told), 0.0, why, key, at)
-
         found = []
-        if notes and "vault_read" in self.tools:
-            found.append(shown("notes", notes, f"Notes ({_ABOUT} vault_read reads one):"))
-        if threads and "thread_read" in self.tools:
-            found.append(shown("threads", threads, f"Threads ({_ABOUT} thread_read reads one):"))
+        for tool, (kind, begin, told) in _LISTS.items():
+            names = [one.removeprefix(begin) for one in keys if one.startswith(begin)]
+            if kind == "threads":  # a long one has several keys
+                names = [*dict.fromkeys(one.rpartition("|")[0] for one in names)]
+            if names and tool in self.tools:
+                why = f"{len(names)} that the plugin {self.plugin} keeps for whoever asks"
+                found.append(Recalled(kind, kind, _lines(names, told), 0.0, why, key, at))
         return tuple(found)
 
 
 def vault_of(
     offered: Iterable[ToolSpec], plugins: Mapping[str, PluginDef], store: PluginStore
 ) -> Vault | None:
-    """None for whoever has none of the bundled tools that read."""
-    mine = [one for one in offered if one.name in {"vault_read", "thread_read"}]
-    plugin = plugins.get(mine[0].family) if mine else None
+    """None for an agent that has none of the bundled tools that read."""
+    mine = {one.name: one.family for one in offered if one.name in _LISTS}
+    plugin = next((plugins.get(family) for family in mine.values()), None)
     grant = plugin.store_grant(SPACE) if plugin is not None and plugin.is_bundled else None
     if plugin is None or grant is None:
         return None
-    return Vault(store, plugin.name, grant.is_shared, frozenset(one.name for one in mine))
+    return Vault(store, plugin.name, grant.is_shared, frozenset(mine))
 
 
 def _lines(names: Sequence[str], told: str) -> str:

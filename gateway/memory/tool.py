@@ -1,7 +1,7 @@
 """The model's `memory` tool: it remembers, recalls, looks back and forgets, for one person only."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -125,15 +125,8 @@ class MemoryTool:
         seen = whose(key, sender, is_shared=is_shared)
         theirs, reader = scope_of(key, sender, is_shared=is_shared), Reader.of(key, sender)
         asked = _Asked(arguments, key, theirs, seen, reader, scope)
-        act = {
-            "remember": self._remember,
-            "recall": self._recall,
-            "history": self._history,
-            "as_of": self._as_of,
-            "why": self._why,
-            "neighbours": self._neighbours,
-            "forget": self._forget,
-        }[str(arguments["operation"])]
+        operation = arguments["operation"]  # one of OPERATIONS: the schema says so
+        act: Callable[[_Asked], Awaitable[object]] = getattr(self, f"_{operation}")
         try:
             return json.dumps(await act(asked), ensure_ascii=False, separators=(",", ":"))
         except StoreUnavailable:
@@ -256,19 +249,10 @@ async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
 
 def told(fact: Fact) -> dict[str, object]:
     """A fact with its dates, and no more than a model needs."""
-    shown: dict[str, object] = {
-        "id": fact.id,
-        "subject": fact.subject,
-        "predicate": fact.predicate,
-        "object": fact.object,
-        "since": _day(fact.valid_from),
-        "told": _day(fact.learned_at),
-    }
-    if fact.valid_to is not None:
-        shown["until"] = _day(fact.valid_to)
-    if fact.superseded_at is not None:
-        shown["superseded"] = _day(fact.superseded_at)
-    return shown
+    what = {name: getattr(fact, name) for name in ("id", "subject", "predicate", "object")}
+    dates = {"since": fact.valid_from, "told": fact.learned_at}
+    ends = {"until": fact.valid_to, "superseded": fact.superseded_at}
+    return what | {name: _day(at) for name, at in (dates | ends).items() if at is not None}
 
 
 def _day(at: datetime) -> str:
