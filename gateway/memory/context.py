@@ -8,7 +8,7 @@ from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
 from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
-from gateway.domain.ids import AgentId
+from gateway.domain.ids import AgentId, NodeId
 from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
@@ -108,46 +108,36 @@ def pack(
     if besides.earlier:
         asked += sum(map(message_tokens, besides.earlier))
     allowed = allowance(agent)
-    room = allowed - fixed.tokens - fixed.tools_tokens - asked
+    room = allowed - fixed.tokens - fixed.tools[1] - asked
+    follows = besides.summary.covers if besides.summary else None
     summary = _told_summary(besides.summary, room) if besides.summary else None
-    summary_tokens = message_tokens(summary) if summary else 0
-    summed_up = (
-        [(besides.summary.covers, summary_tokens, STANDS)] if besides.summary and summary else []
-    )
+    of_summary = message_tokens(summary) if summary else 0
     memory = _memory(agent, besides, room) if besides.recalled else _NO_MEMORY
-    room -= summary_tokens + memory.tokens
+    room -= of_summary + memory.tokens
     window = window if isinstance(window, Window) else Window(window)
     crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-    window, first, is_crowded = _shown(agent, window, room, crowded_from, besides.summary)
-    nodes = window.since(first)
-    history = tuple(map(_MESSAGE, nodes))
+    window, first, is_crowded = _shown(agent, window, room, crowded_from, follows)
+    nodes, seen = window.since(first), window.size(first)
     memory = memory.without(nodes) if memory.turns else memory
-    system, system_tokens, history_tokens = fixed.system, fixed.tokens, window.size(first)
-    opening = () if summary is None else (summary,)
-    if template is not None and (placed := _placed(template, summary, memory)):
-        system = _system({**fixed.values, **placed}, template)
-        system_tokens += memory.placed_tokens
-        if "summary" in placed:
-            opening, system_tokens = (), system_tokens + summary_tokens
-    return Context(
-        system,
-        (*opening, *(paired(history) if window.has_tools else history), *besides.earlier),
-        question,
-        system_tokens,
-        history_tokens + (summary_tokens if opening else 0),
-        asked,
-        fixed.tools_tokens,
-        memory.message,
-        (
-            *fixed.parts,
-            ("summary", summary_tokens, summed_up),
-            ("window", history_tokens, _items_of(window, first)),
-            *memory.parts(besides.missing),
-            fixed.tools,
-            ("question", asked, ((besides.question_id, asked, ASKED),)),
-        ),
-        is_crowded,
+    parts: tuple[Part, ...] = (
+        *fixed.parts,
+        ("summary", of_summary, [(follows, of_summary, STANDS)] if follows and summary else []),
+        ("window", seen, _items_of(window, first)),
+        *memory.parts(besides.missing),
+        fixed.tools,
+        ("question", asked, [(besides.question_id, asked, ASKED)]),
     )
+    history = tuple(map(_MESSAGE, nodes))
+    history = (*(paired(history) if window.has_tools else history), *besides.earlier)
+    system, of_system = fixed.system, fixed.tokens
+    placed = _placed(template, summary, memory) if template is not None else {}
+    if placed:
+        system = _system({name: one.text for name, one in placed.items()} | fixed.values, template)
+        of_system += sum(map(message_tokens, placed.values()))
+    if summary is not None and "summary" not in placed:
+        history, seen = (summary, *history), seen + of_summary
+    counted = (of_system, seen, asked, fixed.tools[1])
+    return Context(system, history, question, *counted, memory.message, parts, is_crowded)
 
 
 # Why something is there.
@@ -175,12 +165,11 @@ _MESSAGE, _BEFORE, _ID = attrgetter("message"), attrgetter("before"), attrgetter
 class _Fixed:
     """What stays the same from question to question: system text and tools."""
 
-    values: Mapping[str, str]  # that may stand in the system text
+    values: dict[str, str]  # that may stand in the system text
     system: str
     tokens: int
     parts: tuple[Part, Part]  # the soul, and the rest of the system text
     tools: Part
-    tools_tokens: int
 
 
 _KEPT: dict[AgentId, tuple[tuple[object, ...], _Fixed]] = {}  # the last of each agent
@@ -197,10 +186,13 @@ def _fixed(
     if known is not None and known[0] == given:
         return known[1]
     template = besides.template
-    values = {**listed}
-    values["soul"] = soul.content.strip() if soul else ""
-    values["system_prompt"] = agent.system_prompt.strip()
-    values["results"] = RESULTS if tools else ""
+    own, results = agent.system_prompt.strip(), RESULTS if tools else ""
+    values = {
+        "soul": soul.content.strip() if soul else "",
+        "system_prompt": own,
+        "results": results,
+    }
+    values |= listed
     if template is not None:
         told = (f"- {tool.name}: {' '.join(tool.description.split())}" for tool in tools)
         values["tools"] = "\n".join(told)
@@ -215,7 +207,7 @@ def _fixed(
     souls = [(soul.loaded_from, of_soul, SOUL)] if soul and of_soul else []
     parts = _part("soul", souls), _part("system", items)
     offered = _part("tools", [(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
-    fixed = _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered, offered[1])
+    fixed = _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered)
     _KEPT[agent.id] = given, fixed
     return fixed
 
@@ -230,10 +222,12 @@ def _system(values: Mapping[str, str], template: Template | None) -> str:
     return f"{whole}\n\n{values['results']}".strip("\n") if values["results"] else whole
 
 
-def _placed(template: Template, summary: Message | None, memory: "_Memory") -> Mapping[str, str]:
+def _placed(
+    template: Template, summary: Message | None, memory: "_Memory"
+) -> Mapping[str, Message]:
     """What else a template has a place for, if there is any of it."""
     found = {"summary": summary, "facts": memory.placed}
-    return {name: one.text for name, one in found.items() if one and name in template.places}
+    return {name: one for name, one in found.items() if one and name in template.places}
 
 
 def _told_summary(summary: Summary, room: int) -> Message | None:
@@ -242,9 +236,10 @@ def _told_summary(summary: Summary, room: int) -> Message | None:
 
 
 def _shown(
-    agent: AgentDef, window: Window, room: int, crowded_from: int, summary: Summary | None
+    agent: AgentDef, window: Window, room: int, crowded_from: int, follows: NodeId | None
 ) -> tuple[Window, int, bool]:
-    """As many of the newest exchanges as fit: a window, the first of them, and whether there are more than the rules want."""
+    """As many of the newest exchanges as fit: their window, the first of them, and whether there are
+    more than the rules want."""
     first = max(0, len(window.begins) - agent.context.recent_turns)
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
@@ -252,7 +247,6 @@ def _shown(
         if whole.size(newest) > room:  # else what was said last is lost to its results
             window = whole.shortened(first, whole=0)
         first = 0
-    follows = summary.covers if summary else None
     return window, window.fitting(first, room, follows), window.size(first) > crowded_from
 
 
@@ -275,14 +269,12 @@ class _Memory:
     message: Message | None = None
     tokens: int = 0
     placed: Message | None = None  # facts, where a template has a place for them
-    placed_tokens: int = 0
 
     @classmethod
     def of(cls, facts: Sequence[_Line], turns: Sequence[_Line], *, is_apart: bool) -> "_Memory":
         placed = _block(facts) if is_apart else None
         message = _block(turns if is_apart else (*facts, *turns))
-        apart = _tokens(placed)
-        return cls(facts, turns, message, _tokens(message) + apart, placed, apart)
+        return cls(facts, turns, message, _tokens(message) + _tokens(placed), placed)
 
     def without(self, nodes: Sequence[Node]) -> "_Memory":
         """Nobody has to be told again what stands in the window."""
@@ -295,7 +287,8 @@ class _Memory:
         if self is _NO_MEMORY:
             return ("facts", 0, ()), ("recall", 0, absent)
         lines = "\n".join(text for _, text, _ in self.facts)
-        facts = self.placed_tokens or (estimate_tokens(lines) if self.turns else self.tokens)
+        together = estimate_tokens(lines) if self.turns else self.tokens
+        facts = _tokens(self.placed) or together
         known, said = (
             [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
             for lines in (self.facts, self.turns)

@@ -82,19 +82,13 @@ def request(
     encode: Encode,
 ) -> ModelRequest:
     """`said` by one person. Paid for on the account of the last message."""
-    shown = {
-        "messages": [
-            {
-                "message": number,
-                "date": one.at.strftime("%A %Y-%m-%d %H:%M UTC"),
-                "text": one.text[:SHOWN_CHARACTERS],
-            }
-            for number, one in enumerate(said, 1)
-        ],
-        "known": [
-            f"{fact.subject} {fact.predicate}: {fact.object}"[:200] for fact in known[:KNOWN_SHOWN]
-        ],
-    }
+    told = [(one.text[:SHOWN_CHARACTERS], f"{one.at:%A %Y-%m-%d %H:%M UTC}") for one in said]
+    facts = [f"{one.subject} {one.predicate}: {one.object}"[:200] for one in known[:KNOWN_SHOWN]]
+    messages = [
+        {"message": number, "date": date, "text": text}
+        for number, (text, date) in enumerate(told, 1)
+    ]
+    shown = {"messages": messages, "known": facts}
     return ModelRequest(
         provider=agent.provider,
         model=agent.model,
@@ -152,31 +146,23 @@ def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[Said]) -> Cl
     one = _named(fact.get("message"), said)
     subject, object_, quote = (_text(fact.get(name), most) for name, most in _MOST.items())
     predicate = predicate_of(_text(fact.get("predicate"), 80))
-    confidence = fact.get("confidence", 1.0)
-    if one is None or not all((subject, predicate, object_, quote, _is_share(confidence))):
-        return None
-    if quote not in one.text[:SHOWN_CHARACTERS]:
+    sure = fact.get("confidence", 1.0)
+    is_share = type(sure) in {int, float} and 0 <= sure <= 1
+    if one is None or not all((subject, predicate, object_, quote, is_share)):
         return None
     since, until = _since(fact, quote, one), dates.parse(fact.get("valid_to"), one.at)
-    if since is None:
+    if since is None or quote not in one.text[:SHOWN_CHARACTERS]:
         return None
-    return Claim(
-        SUBJECT if subject.lower() in _ONESELF else subject,
-        predicate,
-        object_,
-        is_functional(predicate, otherwise=fact.get("functional") is True),
-        since if until is None else min(since, until),
-        key,
-        _TYPES.get(str(fact.get("type")), "fact"),
-        float(confidence),
-        until,
-        Source(one.message_id, key, one.at, quote, one.sender or key.peer),
-    )
+    subject = SUBJECT if subject.lower() in _ONESELF else subject
+    functional = is_functional(predicate, otherwise=fact.get("functional") is True)
+    since = since if until is None else min(since, until)
+    source = Source(one.message_id, key, one.at, quote, one.sender or key.peer)
+    how = (_TYPES.get(str(fact.get("type")), "fact"), float(sure), until, source)
+    return Claim(subject, predicate, object_, functional, since, key, *how)
 
 
 def _named(number: object, said: Sequence[Said]) -> Said | None:
-    is_one = type(number) is int and 1 <= number <= len(said)
-    return said[number - 1] if is_one and isinstance(number, int) else None
+    return said[number - 1] if type(number) is int and 1 <= number <= len(said) else None
 
 
 def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime | None:
@@ -192,10 +178,6 @@ def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime | None:
 
 
 _LAST = datetime.max.replace(tzinfo=UTC)
-
-
-def _is_share(value: object) -> bool:
-    return type(value) in {int, float} and 0 <= float(str(value)) <= 1
 
 
 def _text(value: object, most: int) -> str:
