@@ -118,6 +118,10 @@ class Fact:
     superseded_by: str | None = None
     source_message_ids: tuple[str, ...] = ()
 
+    @property
+    def text(self) -> str:
+        return f"{self.subject} {self.predicate} {self.object}"
+
 
 @dataclass(frozen=True, slots=True)
 class Whose:

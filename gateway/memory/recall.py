@@ -227,8 +227,10 @@ class Recall:
         }
         best = dict(ranked(found, boosts, limit=_READ * limit, without=shown.depths(found)))
         turns = await self._turns.fetch(key, found.trail, tuple(best)) if best else ()
-        told_turns = _Told(question, key, found, boosts, best)
-        return (*told, *told_turns.recalled(turns, limit))
+        said = frozenset(_all_words(question))
+        why = _Told(said, key, distinct(found.words), boosts, best)
+        recalled = sorted(map(why.recalled, turns), key=lambda one: (-one.score, one.at, one.id))
+        return (*told, *recalled[:limit])
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
         """Facts in which the words occur, then those one hop away from the first of them."""
@@ -252,39 +254,26 @@ def _all_words(question: str) -> tuple[str, ...]:
     return words_of(f"{question[:_LOOKED_AT]} {question[_LOOKED_AT:][-_LOOKED_AT:]}")
 
 
+@dataclass(frozen=True, slots=True)
 class _Told:
-    """Turns with their scores, and why they were found."""
+    """Why turns were found, with their scores."""
 
-    def __init__(
-        self,
-        question: str,
-        key: SessionKey,
-        found: Found,
-        boosts: Mapping[int, float],
-        best: Mapping[int, float],
-    ) -> None:
-        self._said, self._key, self._words = (
-            frozenset(_all_words(question)),
-            key,
-            distinct(found.words),
-        )
-        self._boosts, self._best = boosts, best
+    said: frozenset[str]
+    key: SessionKey
+    words: Mapping[str, Hits]
+    boosts: Mapping[int, float]
+    best: Mapping[int, float]
 
-    def recalled(self, turns: Sequence[Turn], limit: int) -> Sequence[Recalled]:
-        """The best of them first."""
-        found = [self._recalled(turn) for turn in turns]
-        return sorted(found, key=lambda one: (-one.score, one.at, one.id))[:limit]
-
-    def _recalled(self, turn: Turn) -> Recalled:
-        held = [word for word, hits in self._words.items() if turn.depth in hits.depths]
+    def recalled(self, turn: Turn) -> Recalled:
+        held = [word for word, hits in self.words.items() if turn.depth in hits.depths]
         why = [f"says {', '.join(held)}" if held else "beside what says it"]
-        score = self._best[turn.depth]
-        if turn.depth in self._boosts:
+        score = self.best[turn.depth]
+        if turn.depth in self.boosts:
             why.append("source of a fact")
         if (speaker := self._named(turn)) is not None:
             why.append(f"said by {speaker}")
             score += _OF_SPEAKER
-        told = (turn.text, round(score, 4), "; ".join(why), self._key, turn.at)
+        told = (turn.text, round(score, 4), "; ".join(why), self.key, turn.at)
         who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
         return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
 
@@ -292,9 +281,9 @@ class _Told:
         """Who speaks, if the question is about them."""
         label = _SPEAKER.match(turn.text)
         for name in (label and label[1], turn.sender):
-            if name and self._said.intersection(words_of(name)) - _STOP:
+            if name and self.said.intersection(words_of(name)) - _STOP:
                 return name
-        return "the user" if turn.role == "user" and self._said & _MINE else None
+        return "the user" if turn.role == "user" and self.said & _MINE else None
 
 
 def _names(fact: Fact) -> list[str]:
@@ -308,7 +297,7 @@ def _sources(facts: Sequence[Recalled]) -> dict[str, float]:
 
 
 def _shared(fact: Fact, words: Sequence[str]) -> str:
-    held = set(words_of(f"{fact.subject} {fact.predicate} {fact.object}"))
+    held = set(words_of(fact.text))
     return f"says {', '.join(word for word in words if word in held) or 'another form of a word'}"
 
 
@@ -320,9 +309,8 @@ def _hop(fact: Fact, names: Mapping[str, Fact]) -> str:
 
 
 def recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
-    text = f"{fact.subject} {fact.predicate} {fact.object}"
     source = fact.source_message_ids[-1] if fact.source_message_ids else None
-    told = (text, round(score, 4), why, fact.session_key, fact.learned_at, source)
+    told = (fact.text, round(score, 4), why, fact.session_key, fact.learned_at, source)
     return Recalled("fact", fact.id, *told, fact=fact)
 
 
