@@ -250,9 +250,9 @@ async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
 def told(fact: Fact) -> dict[str, object]:
     """A fact with its dates, and no more than a model needs."""
     what = {name: getattr(fact, name) for name in ("id", "subject", "predicate", "object")}
-    dates = {"since": fact.valid_from, "told": fact.learned_at}
-    ends = {"until": fact.valid_to, "superseded": fact.superseded_at}
-    return what | {name: _day(at) for name, at in (dates | ends).items() if at is not None}
+    begun = {"since": fact.valid_from, "told": fact.learned_at}
+    ended = {"until": fact.valid_to, "superseded": fact.superseded_at}
+    return what | {name: _day(at) for name, at in (begun | ended).items() if at is not None}
 
 
 def _day(at: datetime) -> str:
