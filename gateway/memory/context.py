@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from operator import attrgetter, sub
+from operator import attrgetter, itemgetter, sub
 from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
@@ -159,6 +159,7 @@ STANDS = "stands for all that was said up to this message"
 RECENT = "one of the latest exchanges"
 ASKED = "what is to be answered"
 _MESSAGE, _BEFORE, _ID = attrgetter("message"), attrgetter("before"), attrgetter("id")
+_TOKENS = itemgetter(1)  # of an item
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +202,7 @@ def _fixed(
     size = {name: estimate_tokens(values.get(name, "")) for name in (*places, "results")}
     of_soul = size.pop("soul", 0)
     items = [(name, size[name], WHY[name]) for name in WHY if name != own and size.get(name)]
-    rest = estimate_tokens(system) - of_soul - sum(tokens for _, tokens, _ in items)
+    rest = estimate_tokens(system) - of_soul - sum(map(_TOKENS, items))
     if rest > 0:
         items.insert(0, (own, rest, WHY[own]))
     souls = [(soul.loaded_from, of_soul, SOUL)] if soul and of_soul else []
@@ -329,12 +330,12 @@ _EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
 
 def _part(kind: PartKind, items: Sequence[Item]) -> Part:
     items = _capped(items) if len(items) > MOST_ITEMS else items
-    return kind, sum(tokens for _, tokens, _ in items), items
+    return kind, sum(map(_TOKENS, items)), items
 
 
 def _capped(items: Sequence[Item]) -> Sequence[Item]:
     rest = items[MOST_ITEMS:]
-    others = ("others", sum(tokens for _, tokens, _ in rest), f"{len(rest)} more")
+    others = ("others", sum(map(_TOKENS, rest)), f"{len(rest)} more")
     return (*items[:MOST_ITEMS], others)
 
 

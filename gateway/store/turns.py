@@ -29,7 +29,7 @@ _STAYS_COMMON, _MOST_COMMON_KEPT = 1.2, 1_000  # times the length, sessions
 _MERGED_PAGES = 200  # a commit
 # Bytes of a page of the index. Within a page all is read from one end to the other: the smaller it
 # is, the less of what others said is passed on the way to a session.
-_PAGE_BYTES = 250
+PAGE_BYTES = 250
 
 K = TypeVar("K")
 
@@ -293,7 +293,7 @@ async def rewrite_index(writer: Writer) -> None:
 
 def _make_pages_small(pen: Pen) -> None:
     """Of what is written from now on; what is there already becomes so as it is merged."""
-    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (_PAGE_BYTES,))
+    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
 
 
 def _merge(pen: Pen) -> bool:

@@ -1,8 +1,11 @@
 """Packing: the soul first, the question last, whole exchanges between, within the allowance."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -15,7 +18,7 @@ from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimat
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
 from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, pack
-from gateway.memory.window import message_tokens
+from gateway.memory.window import Window, message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m", system_prompt="Be kind.", context_window=100_000)
@@ -365,3 +368,47 @@ def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_ar
     assert results(roomy) == [node.message.result.content for node in nodes if node.message.result]
     assert not roomy.is_crowded
     assert pack(agent, SOUL, talk(12, size=800), QUESTION, ()).is_crowded
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Python functions that it calls."""
+    count = 0
+
+    def hook(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(hook)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_packing_a_warm_session_costs_the_same_however_much_is_shown() -> None:
+    agent = replace(AGENT, context=ContextRules(900_000, 1_000))
+    short, long = Window(talk(20)), Window(talk(900))
+    tools = (ToolSpec("echo", "Says it."), ToolSpec("time", "Tells it."))
+
+    def packed(window: Window) -> Context:
+        return pack(agent, SOUL, window, QUESTION, tools)
+
+    packed(short)
+
+    assert len(packed(long).history) == 1_800
+    assert calls_of(lambda: packed(long)) <= calls_of(lambda: packed(short)) + 1  # items summed up
+    assert calls_of(lambda: packed(short)) <= 20
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=30), st.integers(0, 30))
+def test_a_window_that_grew_is_the_one_that_is_read_at_once(roles: list[str], at: int) -> None:
+    nodes = [
+        Node(NodeId(f"n{n}"), None, RunId("r"), Message(role), NOW, n)  # type: ignore[arg-type]
+        for n, role in enumerate(roles)
+    ]
+
+    grown, whole = Window(nodes[at:], after=Window(nodes[:at])), Window(nodes)
+
+    assert grown == whole
+    assert (grown.begins, grown.tokens, grown.weight) == (whole.begins, whole.tokens, whole.weight)
