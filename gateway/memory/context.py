@@ -44,7 +44,7 @@ class Context:
     question_tokens: int
     tools_tokens: int
     memory: Message | None = None  # facts and recalled turns: for this question, and never kept
-    parts: tuple[Part, ...] = ()  # in the order of ORDER, without notices
+    parts: tuple[Part, ...] = ()  # the last are tools and question; notices come later
     is_crowded: bool = False  # more was to be shown than the rules want
 
     @property
@@ -344,31 +344,19 @@ def _tokens(message: Message | None) -> int:
 
 
 TOLD = "told by a rule, the gateway or another session; not kept"
-ORDER: Sequence[PartKind] = (
-    "soul",
-    "system",
-    "summary",
-    "window",
-    "facts",
-    "recall",
-    "notices",
-    "tools",
-    "question",
-)
+_ITEM = ("id", "tokens", "why")
 
 
 def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict[str, object]:
     """What it was first asked with, and the notices that it was told since; as plain as a run keeps
     it. The parts add up to the total."""
     names = map("notice-{}".format, range(1, len(noticed) + 1))
-    notices = sum(noticed)
-    parts: list[Part] = [*context.parts]
-    parts.insert(ORDER.index("notices"), ("notices", notices, [*zip(names, noticed, repeat(TOLD))]))
+    notices: Part = ("notices", sum(noticed), [*zip(names, noticed, repeat(TOLD))])
     return {
         "model": agent.model,
         "max_context_tokens": agent.context_window,
-        "total_tokens": context.tokens + notices,
-        "parts": parts,
+        "total_tokens": context.tokens + notices[1],
+        "parts": [*context.parts[:-2], notices, *context.parts[-2:]],  # before tools and question
     }
 
 
@@ -381,7 +369,7 @@ def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, objec
         {
             "kind": kind,
             "tokens": tokens,
-            "items": [dict(zip(("id", "tokens", "why"), item, strict=True)) for item in items],
+            "items": [dict(zip(_ITEM, item, strict=True)) for item in items],
         }
         for kind, tokens, items in parts
     ]

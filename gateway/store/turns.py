@@ -246,7 +246,8 @@ def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[Sessi
         upto = row[0] if row else 0
         bounds = (place_of(session.id, upto), place_of(session.id + 1, 0), left)
         rows = pen.db.execute(_NEXT, bounds).fetchall() if upto < session.last_seq else []
-        _add_words([(place, text) for place, role, text in rows if role in SAID_BY], pen.db)
+        said = [(place, text) for place, role, text in rows if role in SAID_BY]
+        _change_index(_ADD_WORDS, said, pen.db)
         if left:
             upto = seq_of(rows[-1][0]) if len(rows) == left else session.last_seq
             pen.db.execute(_SET_CURSOR, (session.id, upto))
@@ -256,20 +257,10 @@ def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[Sessi
     return behind
 
 
-def _add_words(texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
-    """Each at its place."""
-    rows = [(place, words) for place, text in texts if (words := _indexed(text))]
-    db.executemany("INSERT INTO turn (rowid, words) VALUES (?, ?)", rows)
-
-
-def _take_words(texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
-    """The inverse of `_add_words`, which has to be told what is to go."""
-    rows = [(place, words) for place, text in texts if (words := _indexed(text))]
-    db.executemany("INSERT INTO turn (turn, rowid, words) VALUES ('delete', ?, ?)", rows)
-
-
-def _indexed(text: str) -> str:
-    return " ".join(words_of(text[:INDEXED_CHARS]))
+def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
+    """Adds words at their places, or takes them out: for that the index has to be told them again."""
+    rows = [(place, " ".join(words_of(text[:INDEXED_CHARS]))) for place, text in texts]
+    db.executemany(change, [row for row in rows if row[1]])
 
 
 def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
@@ -282,7 +273,7 @@ def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
     places = (pen.place(session, node_id) for node_id in ids)
     found = [place for place in places if place is not None and place <= upto]
     texts = [pen.db.execute(_TEXT, (place, *SAID_BY)).fetchone() for place in found]
-    _take_words([row for row in texts if row is not None], pen.db)
+    _change_index(_TAKE_WORDS, [row for row in texts if row is not None], pen.db)
 
 
 async def rewrite_index(writer: Writer) -> None:
@@ -334,6 +325,8 @@ SELECT s.key FROM session s LEFT JOIN turn_cursor c ON c.session = s.id
 WHERE s.last_seq > coalesce(c.upto, 0) ORDER BY s.id LIMIT ?
 """
 _CURSOR = "SELECT upto FROM turn_cursor WHERE session = ?"
+_ADD_WORDS = "INSERT INTO turn (rowid, words) VALUES (?, ?)"
+_TAKE_WORDS = "INSERT INTO turn (turn, rowid, words) VALUES ('delete', ?, ?)"
 _SET_CURSOR = """
 INSERT INTO turn_cursor (session, upto) VALUES (?, ?)
 ON CONFLICT (session) DO UPDATE SET upto = excluded.upto
