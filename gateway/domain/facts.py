@@ -24,26 +24,37 @@ _HAN = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"
 _UNSPACED = f"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\uac00-\ud7af{_HAN}]+"
 _PIECE = re.compile(f"({_UNSPACED})")
 _IS_HAN = re.compile(f"[{_HAN}]")
-_ASCII = re.compile(r"[0-9a-z]+")
+_ASCII = re.compile(rf"([0-9a-z]{{1,{LONGEST}}})[0-9a-z]*")
+_SPACED = re.compile(rf"(\S{{1,{LONGEST}}})\S*")
+
+
+class _Apart(dict[int, str]):
+    """For `str.translate`: a blank for each character that belongs to no word. A character is looked
+    up in the Unicode tables once."""
+
+    def __missing__(self, code: int) -> str:
+        one = chr(code)
+        belongs = one.isalnum() or category(one)[0] == "M"
+        return self.setdefault(code, one if belongs else " ")
+
+
+_APART = _Apart()
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """In their order, in one case and Unicode form. Scripts without spaces come as pairs of
+    """The words in their order, in one case and Unicode form. Scripts without spaces come as pairs of
     characters (and Han as single ones too), which is what one can find them by."""
     if text.isascii():
-        return tuple(word[:LONGEST] for word in _ASCII.findall(text.lower()))
+        return tuple(_ASCII.findall(text.lower()))
     even = normalize("NFKC", normalize("NFKC", text).casefold())
     even = even[: MOST_GROWN * len(text) + LONGEST]  # some signs stand for whole sentences
-    apart = {ord(one): " " for one in set(even) if not _is_of_a_word(one)}
+    even = even.translate(_APART)
+    if _PIECE.search(even) is None:
+        return tuple(_SPACED.findall(even))
     words: list[str] = []
-    for run in even.translate(apart).split():
-        for piece in filter(None, _PIECE.split(run)):
-            words += _pairs(piece) if _PIECE.match(piece) else (piece[:LONGEST],)
+    for piece in _PIECE.split(even):
+        words += _pairs(piece) if _PIECE.match(piece) else _SPACED.findall(piece)
     return tuple(words)
-
-
-def _is_of_a_word(one: str) -> bool:
-    return one.isalnum() or category(one)[0] == "M"
 
 
 def _pairs(run: str) -> list[str]:
@@ -106,6 +117,10 @@ class Fact:
     superseded_at: datetime | None = None
     superseded_by: str | None = None
     source_message_ids: tuple[str, ...] = ()
+
+    @property
+    def text(self) -> str:
+        return f"{self.subject} {self.predicate} {self.object}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,25 +216,24 @@ class Facts(Protocol):
         (scope, subject, predicate), so that of a functional predicate exactly one fact is current
         whoever writes meanwhile. Gives the fact that each claim became or confirmed; `ids` are for
         those that are new. What was said before it was forgotten is left out."""
-        ...
+
+    def knows(self, whose: Whose) -> bool:
+        """False only if nothing was ever learned there: then nobody need ask."""
 
     async def select(self, query: FactQuery) -> Sequence[Fact]: ...
 
     async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
         """Current facts in which any of the words (or another form of it) occurs; those in which
         the rarer words occur first. Costs the same whatever others have in the store."""
-        ...
 
     async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
         """Current facts one hop away: whose subject or object is one of the names. Newest first."""
-        ...
 
     async def origin(self, fact_id: str) -> Origin | None: ...
 
     async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
         """How many facts; with their words gone from every index, and a tombstone in their place.
         Durable."""
-        ...
 
 
 def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> str:
@@ -437,9 +451,10 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
     """One after the other, no two side by side have the same object unless one ended."""
     periods: list[_Period] = []
     for at, is_end, number, one in _points(told):
-        last = _open_one(periods)
+        last = periods[-1] if periods and periods[-1].until is None else None
         goes_on = last is not None and last.object == one.object
-        if not is_end and _is_beside(last, one):
+        # What is over says nothing of another that is there now: that one goes on.
+        if last is not None and not goes_on and not is_end and one.only_ends:
             periods.insert(0, _Period(one.object, at, at, {number: one}))
             continue
         if last is not None and goes_on == is_end:  # it has ended, or there is another
@@ -452,15 +467,6 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
     return periods
 
 
-def _open_one(periods: Sequence[_Period]) -> _Period | None:
-    return periods[-1] if periods and periods[-1].until is None else None
-
-
-def _is_beside(last: _Period | None, one: Told) -> bool:
-    """What is over says nothing of another that is there now: that one goes on."""
-    return last is not None and last.object != one.object and one.only_ends
-
-
 def _points(
     told: Sequence[tuple[int, Told]],
 ) -> Iterator[tuple[datetime, bool, int, Told]]:
@@ -469,10 +475,9 @@ def _points(
     points = [
         (since(one), False, (since(one), *one.place[1:]), number, one) for number, one in told
     ]
-    for number, one in told:
-        if one.claim.valid_to is not None:
-            points.append((one.claim.valid_to, True, one.place, number, one))
-    for at, is_end, _, number, one in sorted(points, key=lambda point: point[:4]):
+    ends = [(one.claim.valid_to, number, one) for number, one in told]
+    points += [(end, True, one.place, number, one) for end, number, one in ends if end is not None]
+    for at, is_end, _, number, one in sorted(points, key=itemgetter(0, 1, 2, 3)):
         yield at, is_end, number, one
 
 
@@ -487,12 +492,8 @@ def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
     def since(one: Told) -> datetime:
         if one.claim.source is None or one.claim.valid_to or one.since != one.said:
             return one.since
-        over = (
-            begin
-            for begin, end, object_ in spans
-            if object_ != one.object and begin < one.since < end
-        )
-        return next(over, one.since)
+        others = (span for span in spans if span[2] != one.object)
+        return next((begin for begin, end, _ in others if begin < one.since < end), one.since)
 
     return since
 
@@ -511,24 +512,11 @@ def _fact(
     claim, known = first.claim, before.get(first.id)
     is_over = following is not None or (period.until is not None and period.until <= now)
     superseded_at = (known and known.superseded_at) or now
-    sources = [one.claim.source for one in told]
-    return Fact(
-        first.id,
-        scope,
-        claim.entity_type,
-        claim.subject,
-        claim.predicate,
-        claim.object,
-        functional,
-        max(one.claim.confidence for one in told),
-        claim.session_key,
-        first.learned_at,
-        period.since,
-        period.until,
-        superseded_at if is_over else None,
-        following,
-        messages_of([source for source in sources if source]),
-    )
+    sources = [one.claim.source for one in told if one.claim.source]
+    what = (claim.entity_type, claim.subject, claim.predicate, claim.object, functional)
+    how = (max(one.claim.confidence for one in told), claim.session_key, first.learned_at)
+    when = (period.since, period.until, superseded_at if is_over else None)
+    return Fact(first.id, scope, *what, *how, *when, following, messages_of(sources))
 
 
 @dataclass(frozen=True, slots=True)
@@ -557,18 +545,15 @@ class Hearing(Protocol):
 
     async def behind(self) -> Sequence[SessionKey]:
         """Sessions in which patterns have not looked at everything."""
-        ...
 
     async def next(self, key: SessionKey, *, limit: int) -> Heard:
         """The `limit` nodes after those that patterns have looked at."""
-        ...
 
     async def looked(self, upto: Mapping[SessionKey, NodeId]) -> None: ...
 
     async def owe(self, key: SessionKey, since: NodeId) -> None:
         """A model has to look at that node and all after it, as far as it has not: besides what it
         is owed already."""
-        ...
 
     async def owed(self) -> Sequence[SessionKey]: ...
 
@@ -576,11 +561,9 @@ class Hearing(Protocol):
 
     async def read(self, key: SessionKey, upto: NodeId) -> bool:
         """A model has looked at it; whether more is owed."""
-        ...
 
 
 RecallKind = Literal["fact", "turn"]
-_FEW, _COMMON = 8, 0.25  # turns, and a share of them
 YOU = "you"  # how a model is told of its own words
 
 
@@ -606,6 +589,7 @@ class Trail:
     first). A depth counts along them: neighbours in the conversation are neighbours in depth."""
 
     spans: tuple[tuple[int, int, int], ...] = ()
+    length: int = 0
 
     @classmethod
     def of(cls, spans: Iterable[tuple[int, int]]) -> "Trail":
@@ -614,14 +598,7 @@ class Trail:
         for first, last in sorted(spans):
             counted.append((first, last, depth))
             depth += last - first + 1
-        return cls(tuple(counted))
-
-    @property
-    def length(self) -> int:
-        if not self.spans:
-            return 0
-        first, last, depth = self.spans[-1]
-        return depth + last - first + 1
+        return cls(tuple(counted), depth)
 
     def depth_of(self, seq: int) -> int | None:
         """None for what must not be seen."""
@@ -633,10 +610,6 @@ class Trail:
     def count_to(self, seq: int) -> int:
         """How many there are up to it."""
         return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
-
-    def tells_apart(self, said: int) -> bool:
-        """Whether a word that so many turns hold is worth looking for."""
-        return said <= max(_FEW, _COMMON * self.length)
 
     def seq_at(self, depth: int) -> int:
         first, _, before = self.spans[bisect_right(self.spans, depth, key=itemgetter(2)) - 1]
@@ -686,11 +659,9 @@ class Turns(Protocol):
         """On the path to HEAD (or to `upto`) and in earlier conversations under the same key; the
         newest `limit` of a word, and of frequent words also where they meet rarer ones; words that most turns hold are left out. Costs the
         same in a session of any length. Raises NotFound for an `upto` of another session."""
-        ...
 
     async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
         """In any order; what is gone is left out."""
-        ...
 
 
 class TurnIndex(Protocol):
@@ -701,11 +672,9 @@ class TurnIndex(Protocol):
     async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
         """Takes in at most `limit` messages in one commit without an fsync; gives the sessions that
         are still behind."""
-        ...
 
     async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
         """Takes messages out before their texts are erased; durable, and no word of them stays."""
-        ...
 
 
 class Remember(Protocol):
@@ -721,7 +690,6 @@ class Remember(Protocol):
     ) -> tuple[Recalled, ...]:
         """What fits a question, the best first, without what stands in the window; `is_all`: nothing
         else was ever said there."""
-        ...
 
 
 OPENING, CLOSING = "<memory>", "</memory>"  # around what a model is shown of it

@@ -15,7 +15,7 @@ MESSAGE_OVERHEAD = 4  # role and separators
 
 def estimate_tokens(text: str) -> int:
     """Estimated tokens of a text; 0 for none."""
-    return ceil(text_bytes(text) / BYTES_A_TOKEN)
+    return ceil(len(text.encode()) / BYTES_A_TOKEN)
 
 
 def text_bytes(text: str) -> int:

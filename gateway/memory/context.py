@@ -1,25 +1,19 @@
 """Packs what a model is shown, in a stable order, within the agent's allowance, and says what it was. Pure."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from operator import attrgetter, itemgetter, sub
 from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
 from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
+from gateway.domain.ids import AgentId, NodeId
 from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
 from gateway.memory.compaction import told_summary
-from gateway.memory.window import (
-    SHOWN_WHOLE,
-    Exchange,
-    exchanges_of,
-    fitting,
-    message_tokens,
-    paired,
-    shortened,
-    size_of,
-)
+from gateway.memory.window import SHOWN_WHOLE, Window, message_tokens, paired
 
 # Of the room that soul, instructions, tools and question leave; the window has the rest.
 SUMMARY_SHARE, FACTS_SHARE, RECALL_SHARE = 0.2, 0.15, 0.15
@@ -32,28 +26,15 @@ USUAL = ("soul", "system_prompt", "notes", "threads")  # of a system text withou
 PartKind = Literal[
     "soul", "system", "summary", "facts", "recall", "window", "notices", "tools", "question"
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One thing that is shown, and why."""
-
-    id: str
-    tokens: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    kind: PartKind
-    tokens: int
-    items: tuple[Item, ...] = ()
+# Plain, as a run keeps them: of each thing that is shown its id, its tokens, and why it is there.
+Item = tuple[str, int, str]
+Part = tuple[PartKind, int, Sequence[Item]]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """The parts that a model may be shown, each with its estimated tokens. Questions that are
-    answered together are the end of `history`, and counted with the last one."""
+    """What a model is shown, with estimated tokens. Questions that are answered together are the end
+    of `history`, and counted with the last one."""
 
     system: str
     history: tuple[Message, ...]
@@ -63,7 +44,7 @@ class Context:
     question_tokens: int
     tools_tokens: int
     memory: Message | None = None  # facts and recalled turns: for this question, and never kept
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Part, ...] = ()  # the last are tools and question; notices come later
     is_crowded: bool = False  # more was to be shown than the rules want
 
     @property
@@ -75,7 +56,7 @@ class Context:
     def tokens(self) -> int:
         """All of it together."""
         said = self.system_tokens + self.history_tokens + self.question_tokens
-        return said + self.tools_tokens + _tokens(self.memory)
+        return said + self.tools_tokens + (message_tokens(self.memory) if self.memory else 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +70,6 @@ class Besides:
     earlier: Sequence[Message] = ()
     question_id: str = "question"
     template: Template | None = None
-
-    @property
-    def places(self) -> Collection[str]:
-        """What the system text has a place for."""
-        return USUAL if self.template is None else self.template.places
 
 
 NOTHING = Besides()
@@ -109,10 +85,14 @@ def reply_room(max_tokens: int, window: int) -> int:
     return min(max_tokens, max(1, window // 2))
 
 
+def tool_tokens(tool: ToolSpec) -> int:
+    return estimate_tokens(tool.name + tool.description + tool.parameters) + MESSAGE_OVERHEAD
+
+
 def pack(
     agent: AgentDef,
     soul: Soul | None,
-    window: tuple[Node, ...],
+    window: Sequence[Node],
     question: Message,
     tools: tuple[ToolSpec, ...],
     *,
@@ -122,43 +102,42 @@ def pack(
     out; exchanges are shown whole or not at all, newest first until one does not fit. What changes
     with every question stands at the end, so that the next request begins like this one, unless a
     template wants it elsewhere."""
-    values = _values(agent, soul, tools, besides)
-    fixed = _fixed(soul, values, besides.template)
-    offered = _part("tools", [Item(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
-    asked = sum(map(message_tokens, (question, *besides.earlier)))
-    system_tokens = sum(part.tokens for part in fixed)
-    room = allowance(agent) - system_tokens - offered.tokens - asked
-    summary, summed = _summary(besides.summary, room)
-    memory = _memory(agent, besides.recalled, room, is_apart="facts" in besides.places)
-    left = room - summed.tokens - _tokens(memory.message) - _tokens(memory.placed)
-    placed = _placed(besides.places, summary, memory)
-    summary = () if "summary" in placed else summary
-    system = _system(values, placed, besides.template)
-    shown, is_crowded = _window(agent, window, left, besides.summary)
-    if memory.turns:
-        memory = memory.without({node.id for exchange in shown for node in exchange})
-    told = memory.message
-    seen = _part("window", [Item(one[0].id, size_of((one,)), RECENT) for one in shown])
-    history = paired(tuple(node.message for exchange in shown for node in exchange))
-    return Context(
-        system,
-        (*summary, *history, *besides.earlier),
-        question,
-        system_tokens + sum(map(message_tokens, placed.values())),
-        seen.tokens + sum(map(message_tokens, summary)),
-        asked,
-        offered.tokens,
-        told,
-        (
-            *fixed,
-            summed,
-            seen,
-            *memory.parts(_tokens(told), besides.missing),
-            offered,
-            _part("question", [Item(besides.question_id, asked, ASKED)]),
-        ),
-        is_crowded,
+    template = besides.template
+    fixed = _fixed(agent, soul, tools, besides)
+    asked = message_tokens(question)
+    if besides.earlier:
+        asked += sum(map(message_tokens, besides.earlier))
+    allowed = allowance(agent)
+    room = allowed - fixed.tokens - fixed.tools[1] - asked
+    follows = besides.summary.covers if besides.summary else None
+    summary = _told_summary(besides.summary, room) if besides.summary else None
+    of_summary = message_tokens(summary) if summary else 0
+    memory = _memory(agent, besides, room) if besides.recalled else _NO_MEMORY
+    room -= of_summary + memory.tokens
+    window = window if isinstance(window, Window) else Window(window)
+    crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
+    window, first, is_crowded = _shown(agent, window, room, crowded_from, follows)
+    nodes, seen = window.since(first), window.size(first)
+    memory = memory.without(nodes) if memory.turns else memory
+    parts: tuple[Part, ...] = (
+        *fixed.parts,
+        ("summary", of_summary, [(follows, of_summary, STANDS)] if follows and summary else []),
+        ("window", seen, _items_of(window, first)),
+        *memory.parts(besides.missing),
+        fixed.tools,
+        ("question", asked, [(besides.question_id, asked, ASKED)]),
     )
+    history = tuple(map(_MESSAGE, nodes))
+    history = (*(paired(history) if window.has_tools else history), *besides.earlier)
+    system, of_system = fixed.system, fixed.tokens
+    placed = _placed(template, summary, memory) if template is not None else {}
+    if placed:
+        system = _system({name: one.text for name, one in placed.items()} | fixed.values, template)
+        of_system += sum(map(message_tokens, placed.values()))
+    if summary is not None and "summary" not in placed:
+        history, seen = (summary, *history), seen + of_summary
+    counted = (of_system, seen, asked, fixed.tools[1])
+    return Context(system, history, question, *counted, memory.message, parts, is_crowded)
 
 
 # Why something is there.
@@ -179,141 +158,160 @@ OFFERED = "the agent may call it"
 STANDS = "stands for all that was said up to this message"
 RECENT = "one of the latest exchanges"
 ASKED = "what is to be answered"
+_MESSAGE, _BEFORE, _ID = attrgetter("message"), attrgetter("before"), attrgetter("id")
+_TOKENS = itemgetter(1)  # of an item
 
 
-def _values(
-    agent: AgentDef, soul: Soul | None, tools: Sequence[ToolSpec], besides: Besides
-) -> dict[str, str]:
-    """What may stand in the system text, without what depends on the room that it leaves."""
-    values: dict[str, str] = {}
-    values.update((one.kind, one.text) for one in besides.recalled if one.kind in USUAL)
-    values["soul"] = soul.content.strip() if soul else ""
-    values["system_prompt"] = agent.system_prompt.strip()
-    values["results"] = RESULTS if tools else ""
-    if besides.template is not None:
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """What stays the same from question to question: system text and tools."""
+
+    values: dict[str, str]  # that may stand in the system text
+    system: str
+    tokens: int
+    parts: tuple[Part, Part]  # the soul, and the rest of the system text
+    tools: Part
+
+
+_KEPT: dict[AgentId, tuple[tuple[object, ...], _Fixed]] = {}  # the last of each agent
+
+
+def _fixed(
+    agent: AgentDef, soul: Soul | None, tools: tuple[ToolSpec, ...], besides: Besides
+) -> _Fixed:
+    listed: dict[str, str] = {}
+    if besides.recalled:
+        listed = {one.kind: one.text for one in besides.recalled if one.kind in USUAL}
+    given = (agent.system_prompt, soul, tools, besides.template, listed)
+    known = _KEPT.get(agent.id)
+    if known is not None and known[0] == given:
+        return known[1]
+    template = besides.template
+    own, results = agent.system_prompt.strip(), RESULTS if tools else ""
+    values = {
+        "soul": soul.content.strip() if soul else "",
+        "system_prompt": own,
+        "results": results,
+    }
+    values |= listed
+    if template is not None:
         told = (f"- {tool.name}: {' '.join(tool.description.split())}" for tool in tools)
         values["tools"] = "\n".join(told)
-    return values
+    system = _system(values, template)
+    own, places = ("system_prompt", USUAL) if template is None else ("template", template.places)
+    size = {name: estimate_tokens(values.get(name, "")) for name in (*places, "results")}
+    of_soul = size.pop("soul", 0)
+    items = [(name, size[name], WHY[name]) for name in WHY if name != own and size.get(name)]
+    rest = estimate_tokens(system) - of_soul - sum(map(_TOKENS, items))
+    if rest > 0:
+        items.insert(0, (own, rest, WHY[own]))
+    souls = [(soul.loaded_from, of_soul, SOUL)] if soul and of_soul else []
+    parts = _part("soul", souls), _part("system", items)
+    offered = _part("tools", [(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
+    fixed = _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered)
+    _KEPT[agent.id] = given, fixed
+    return fixed
 
 
-def _placed(
-    places: Collection[str], summary: Sequence[Message], memory: "_Memory"
-) -> Mapping[str, Message]:
-    """What else a template has a place for, if there is any of it."""
-    found = {"summary": summary[0]} if summary and "summary" in places else {}
-    return found | {"facts": memory.placed} if memory.placed else found
-
-
-def _system(
-    values: Mapping[str, str], placed: Mapping[str, Message], template: Template | None
-) -> str:
+def _system(values: Mapping[str, str], template: Template | None) -> str:
     """Without a template the soul comes first, always; the agent's own instructions follow. What is
     said of results of tools stands at the end of both."""
     if template is not None:
-        shown = {name: message.text for name, message in placed.items()}
-        whole = template.render({**values, **shown}).strip()
+        whole = template.render(values).strip()
     else:
         whole = "\n\n".join(text for name in USUAL if (text := values.get(name)))
     return f"{whole}\n\n{values['results']}".strip("\n") if values["results"] else whole
 
 
-def _fixed(
-    soul: Soul | None, values: Mapping[str, str], template: Template | None
-) -> tuple[Part, Part]:
-    """What the soul takes, and the rest of the system text."""
-    own, places = ("system_prompt", USUAL) if template is None else ("template", template.places)
-    shown = (*places, "results")
-    size = {name: estimate_tokens(text) for name, text in values.items() if name in shown}
-    of_soul = size.pop("soul", 0)
-    rest = estimate_tokens(_system(values, {}, template)) - of_soul
-    items = [Item(name, size[name], WHY[name]) for name in WHY if name != own and size.get(name)]
-    rest -= sum(item.tokens for item in items)
-    if rest > 0:
-        items.insert(0, Item(own, rest, WHY[own]))
-    souls = [Item(soul.loaded_from, of_soul, SOUL)] if soul and of_soul else []
-    return _part("soul", souls), _part("system", items)
+def _placed(
+    template: Template, summary: Message | None, memory: "_Memory"
+) -> Mapping[str, Message]:
+    """What else a template has a place for, if there is any of it."""
+    found = {"summary": summary, "facts": memory.placed}
+    return {name: one for name, one in found.items() if one and name in template.places}
 
 
-def _summary(summary: Summary | None, room: int) -> tuple[tuple[Message, ...], Part]:
-    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD) if summary else ""
-    if summary is None or not text:
-        return (), Part("summary", 0)
-    message = Message("user", text)
-    return (message,), _part("summary", [Item(summary.covers, _tokens(message), STANDS)])
+def _told_summary(summary: Summary, room: int) -> Message | None:
+    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
+    return Message("user", text) if text else None
 
 
-def _window(
-    agent: AgentDef, nodes: tuple[Node, ...], room: int, summary: Summary | None
-) -> tuple[Sequence[Exchange], bool]:
-    """As many of the newest as fit, and whether there are more than the rules want."""
-    turns, spare = agent.context.recent_turns, 100 - agent.context.compact_percent
-    limit = room - spare * allowance(agent) // 100
-    recent = exchanges_of(nodes)[-turns:] if turns else ()
-    size = size_of(recent)
-    if size > limit:
-        recent = shortened(recent)
-        if size_of(recent[-SHOWN_WHOLE:]) > room:  # else what was said last is lost to its results
-            recent = shortened(recent, whole=0)
-        size = size_of(recent)
-    shown = fitting(recent, room, summary.covers if summary else None)
-    return shown, size > limit
+def _shown(
+    agent: AgentDef, window: Window, room: int, crowded_from: int, follows: NodeId | None
+) -> tuple[Window, int, bool]:
+    """As many of the newest exchanges as fit: their window, the first of them, and whether there are
+    more than the rules want."""
+    first = max(0, len(window.begins) - agent.context.recent_turns)
+    if window.has_tools and window.size(first) > crowded_from:
+        whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
+        window = whole.shortened(first)
+        if whole.size(newest) > room:  # else what was said last is lost to its results
+            window = whole.shortened(first, whole=0)
+        first = 0
+    return window, window.fitting(first, room, follows), window.size(first) > crowded_from
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    recalled: Recalled
-    text: str
-    tokens: int
+def _items_of(window: Window, first: int) -> Sequence[Item]:
+    shown = window.begins[first:]
+    before = [*map(_BEFORE, shown), window.tokens]
+    items = [*zip(map(_ID, shown), map(sub, before[1:], before), repeat(RECENT))]
+    return _capped(items) if len(items) > MOST_ITEMS else items
 
-    @property
-    def item(self) -> Item:
-        return Item(self.recalled.id, self.tokens, self.recalled.why[:WHY_SHOWN])
+
+_Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that
 
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
     """What was recalled, as far as its shares allow: the first are the ones that matter most."""
 
-    facts: Sequence[_Line]
-    turns: Sequence[_Line]
-    is_apart: bool = False  # a template has its own place for the facts
+    facts: Sequence[_Line] = ()
+    turns: Sequence[_Line] = ()
+    message: Message | None = None
+    tokens: int = 0
+    placed: Message | None = None  # facts, where a template has a place for them
 
-    @property
-    def message(self) -> Message | None:
-        return _block(self.turns if self.is_apart else (*self.facts, *self.turns))
+    @classmethod
+    def of(cls, facts: Sequence[_Line], turns: Sequence[_Line], *, is_apart: bool) -> "_Memory":
+        placed = _block(facts) if is_apart else None
+        message = _block(turns if is_apart else (*facts, *turns))
+        return cls(facts, turns, message, _tokens(message) + _tokens(placed), placed)
 
-    @property
-    def placed(self) -> Message | None:
-        return _block(self.facts) if self.is_apart else None
-
-    def without(self, in_sight: set[str]) -> "_Memory":
+    def without(self, nodes: Sequence[Node]) -> "_Memory":
         """Nobody has to be told again what stands in the window."""
-        told = [line for line in self.turns if _message_of(line) not in in_sight]
-        return self if len(told) == len(self.turns) else replace(self, turns=told)
+        ids = {node.id for node in nodes}
+        turns = [line for line in self.turns if (line[0].message_id or line[0].id) not in ids]
+        return _Memory.of(self.facts, turns, is_apart=self.placed is not None)
 
-    def parts(self, total: int, missing: str) -> tuple[Part, Part]:
-        lines = "\n".join(line.text for line in self.facts)
-        facts = estimate_tokens(lines) if self.turns else total
-        if self.is_apart:
-            facts, total = _tokens(self.placed), total + _tokens(self.placed)
-        kept = _part("facts", [line.item for line in self.facts], facts)
-        absent = [Item("none", 0, missing)] if missing else []
-        found = [line.item for line in self.turns] or absent
-        return kept, _part("recall", found, total - facts)
+    def parts(self, missing: str) -> tuple[Part, Part]:
+        absent: Sequence[Item] = [("none", 0, missing)] if missing else ()
+        if self is _NO_MEMORY:
+            return ("facts", 0, ()), ("recall", 0, absent)
+        lines = "\n".join(text for _, text, _ in self.facts)
+        together = estimate_tokens(lines) if self.turns else self.tokens
+        facts = _tokens(self.placed) or together
+        known, said = (
+            [(one.id, tokens, one.why[:WHY_SHOWN]) for one, _, tokens in lines]
+            for lines in (self.facts, self.turns)
+        )
+        return ("facts", facts, known), ("recall", self.tokens - facts, said or absent)
+
+
+_NO_MEMORY = _Memory()
 
 
 def _block(lines: Sequence[_Line]) -> Message | None:
-    told = (OPENING, *(line.text for line in lines), CLOSING)
+    told = (OPENING, *(text for _, text, _ in lines), CLOSING)
     return Message("user", "\n".join(told)) if lines else None
 
 
-def _memory(agent: AgentDef, recalled: Sequence[Recalled], room: int, *, is_apart: bool) -> _Memory:
-    facts = [one for one in recalled if one.kind == "fact"][: agent.context.facts]
-    turns = [one for one in recalled if one.kind == "turn"]
-    return _Memory(
+def _memory(agent: AgentDef, besides: Besides, room: int) -> _Memory:
+    facts = [one for one in besides.recalled if one.kind == "fact"][: agent.context.facts]
+    turns = [one for one in besides.recalled if one.kind == "turn"]
+    return _Memory.of(
         _within(facts, int(room * FACTS_SHARE) - _EDGES),
         _within(turns, min(RECALL_TOKENS, int(room * RECALL_SHARE)) - _EDGES),
-        is_apart,
+        is_apart=besides.template is not None and "facts" in besides.template.places,
     )
 
 
@@ -322,52 +320,43 @@ def _within(recalled: Sequence[Recalled], room: int) -> Sequence[_Line]:
     for one in recalled:
         text = told_line(one)
         if (tokens := estimate_tokens(text + "\n")) <= room:
-            taken.append(_Line(one, text, tokens))
+            taken.append((one, text, tokens))
             room -= tokens
     return taken
-
-
-def _message_of(line: _Line) -> str:
-    return line.recalled.message_id or line.recalled.id
 
 
 _EDGES = estimate_tokens(f"{OPENING}\n{CLOSING}") + MESSAGE_OVERHEAD
 
 
-def _part(kind: PartKind, items: Sequence[Item], tokens: int | None = None) -> Part:
-    if len(items) > MOST_ITEMS:
-        rest = items[MOST_ITEMS:]
-        others = Item("others", sum(one.tokens for one in rest), f"{len(rest)} more")
-        items = (*items[:MOST_ITEMS], others)
-    return Part(kind, sum(one.tokens for one in items) if tokens is None else tokens, tuple(items))
+def _part(kind: PartKind, items: Sequence[Item]) -> Part:
+    items = _capped(items) if len(items) > MOST_ITEMS else items
+    return kind, sum(map(_TOKENS, items)), items
+
+
+def _capped(items: Sequence[Item]) -> Sequence[Item]:
+    rest = items[MOST_ITEMS:]
+    others = ("others", sum(map(_TOKENS, rest)), f"{len(rest)} more")
+    return (*items[:MOST_ITEMS], others)
 
 
 def _tokens(message: Message | None) -> int:
     return 0 if message is None else message_tokens(message)
 
 
-def tool_tokens(tool: ToolSpec) -> int:
-    return estimate_tokens(tool.name + tool.description + tool.parameters) + MESSAGE_OVERHEAD
-
-
 TOLD = "told by a rule, the gateway or another session; not kept"
-ORDER = ("soul", "system", "summary", "window", "facts", "recall", "notices", "tools", "question")
+_ITEM = ("id", "tokens", "why")
 
 
 def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict[str, object]:
     """What it was first asked with, and the notices that it was told since; as plain as a run keeps
     it. The parts add up to the total."""
-    items = tuple(Item(f"notice-{place}", one, TOLD) for place, one in enumerate(noticed, 1))
-    parts = [*context.parts, Part("notices", sum(noticed), items)]
-    parts.sort(key=lambda part: ORDER.index(part.kind))
+    names = map("notice-{}".format, range(1, len(noticed) + 1))
+    notices: Part = ("notices", sum(noticed), [*zip(names, noticed, repeat(TOLD))])
     return {
         "model": agent.model,
         "max_context_tokens": agent.context_window,
-        "total_tokens": sum(part.tokens for part in parts),
-        "parts": [
-            [part.kind, part.tokens, [[one.id, one.tokens, one.why] for one in part.items]]
-            for part in parts
-        ],
+        "total_tokens": context.tokens + notices[1],
+        "parts": [*context.parts[:-2], notices, *context.parts[-2:]],  # before tools and question
     }
 
 
@@ -380,7 +369,7 @@ def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, objec
         {
             "kind": kind,
             "tokens": tokens,
-            "items": [dict(zip(("id", "tokens", "why"), item, strict=True)) for item in items],
+            "items": [dict(zip(_ITEM, item, strict=True)) for item in items],
         }
         for kind, tokens, items in parts
     ]

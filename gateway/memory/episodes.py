@@ -1,7 +1,8 @@
 """The episodic window: the last whole exchanges of a session, kept warm for the sessions in use."""
 
 from collections import OrderedDict
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
@@ -9,7 +10,7 @@ from gateway.domain.messages import Node
 from gateway.domain.ports import Transcript
 from gateway.domain.sessions import Path, Summary
 from gateway.memory.compaction import summary_of
-from gateway.memory.window import begins_exchange
+from gateway.memory.window import NODE_WEIGHT, Window
 
 PAGE = 64  # nodes a read
 SLACK_TURNS = 4  # a long session is cut now and then, not with every turn
@@ -22,12 +23,10 @@ class Episode:
     not stand for, the end."""
 
     head: NodeId | None
-    nodes: tuple[Node, ...] = ()
-    turns: int = 0
-    weight: int = 0  # what keeping it costs, in tokens
+    nodes: Window = field(default_factory=Window)
     summary: Summary | None = None
     follows: NodeId | None = None  # `head` is a summary, made right after this message
-    is_all: bool = False  # of what was ever said in this session, as far as anybody knows
+    is_all: bool = False  # that was ever said in this session, and all of it is shown
 
     def is_summed_up_after(self, node: NodeId) -> bool:
         """Whether to go on from there is to go on from here."""
@@ -50,65 +49,57 @@ class Episodes:
 
         Reads until the rules' turns or tokens are reached, so nothing that may be shown is missing.
         """
-        if upto is None and key in self._warm:
+        warm = self._warm.get(key) if upto is None else None
+        if warm is not None:
             self._warm.move_to_end(key)
-            return self._warm[key]
+            return warm
         path = await self._transcript.path(key, upto=upto, limit=PAGE)
         summary = summary_of(path.summary)
         nodes, more = not_covered(path, summary)
         oldest = path.nodes
-        while more and not _is_enough(nodes, rules):
+        while more and (window := Window(nodes)).needed(rules) is window:
             page = await self._transcript.path(key, before=oldest[0].id, limit=PAGE)
             earlier, more = not_covered(page, summary)
             nodes, oldest = (*earlier, *nodes), page.nodes
-        episode = _episode(upto or path.head, nodes, summary)
-        if path.nodes and path.nodes[-1].message.role == "summary":
-            episode = replace(episode, follows=path.nodes[-1].parent_id)
+        last = path.nodes[-1] if path.nodes else None
+        follows = last.parent_id if last and last.message.role == "summary" else None
+        # Without the rest of an exchange whose question was cut off.
+        whole = Window(Window(nodes).since(0))
+        is_all = summary is None and not more and bool(whole) and whole[0].seq == 1
+        is_all = is_all and _is_shown(whole, rules)
+        episode = Episode(upto or path.head, whole, summary, follows, is_all)
         if upto is None:
             self._keep(key, episode)
         return episode
 
     def append(
-        self, key: SessionKey, episode: Episode, nodes: tuple[Node, ...], rules: ContextRules
+        self, key: SessionKey, episode: Episode, nodes: Sequence[Node], rules: ContextRules
     ) -> None:
         """What was just committed, so that the next turn need not read it."""
-        weight = episode.weight + _weight(nodes)
-        said, summary = (*episode.nodes, *nodes), episode.summary
-        turns, is_all = episode.turns + 1, episode.is_all
-        grown = Episode(nodes[-1].id, said, turns, weight, summary, is_all=is_all)
-        too_long = grown.turns > rules.recent_turns + SLACK_TURNS
-        if too_long or weight > 2 * rules.token_budget + 100 * len(grown.nodes):
-            grown = _episode(grown.head, _needed(grown.nodes, rules), summary)
-        self._keep(key, grown)
+        grown = Window(nodes, after=episode.nodes)
+        is_all = episode.is_all and _is_shown(grown, rules)
+        too_long = len(grown.begins) > rules.recent_turns + SLACK_TURNS
+        if too_long or grown.weight > 2 * rules.token_budget + NODE_WEIGHT * len(grown):
+            grown = grown.needed(rules)
+        self._keep(key, Episode(nodes[-1].id, grown, episode.summary, is_all=is_all))
 
     def forget(self, key: SessionKey) -> None:
         """HEAD was moved: what is warm is no longer the path."""
         gone = self._warm.pop(key, None)
         if gone is not None:
-            self._weight -= gone.weight
+            self._weight -= gone.nodes.weight
 
     def _keep(self, key: SessionKey, episode: Episode) -> None:
-        self.forget(key)
+        before = self._warm.pop(key, None)
         self._warm[key] = episode
-        self._weight += episode.weight
+        self._weight += episode.nodes.weight - (before.nodes.weight if before else 0)
         while self._weight > self._kept_tokens and len(self._warm) > 1:
             self.forget(next(iter(self._warm)))
 
 
-def _is_enough(nodes: tuple[Node, ...], rules: ContextRules) -> bool:
-    return _needed(nodes, rules) != nodes
-
-
-def _needed(nodes: tuple[Node, ...], rules: ContextRules) -> tuple[Node, ...]:
-    """The newest of them that may be shown at all: so many turns, or so many tokens."""
-    turns = tokens = 0
-    for place in range(len(nodes) - 1, -1, -1):
-        tokens += nodes[place].token_count
-        if begins_exchange(nodes, place):
-            turns += 1
-            if place and (turns >= rules.recent_turns or tokens > rules.token_budget):
-                return nodes[place:]
-    return nodes
+def _is_shown(window: Window, rules: ContextRules) -> bool:
+    """Whether all of it will be, whatever else is to be shown."""
+    return len(window.begins) <= rules.recent_turns and 2 * window.tokens <= rules.token_budget
 
 
 def not_covered(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
@@ -118,23 +109,3 @@ def not_covered(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], 
     if summary is not None and summary.covers in ids:
         nodes, more = nodes[ids.index(summary.covers) + 1 :], False
     return tuple(node for node in nodes if node.message.role != "summary"), more
-
-
-def _episode(
-    head: NodeId | None, nodes: tuple[Node, ...], summary: Summary | None = None
-) -> Episode:
-    """Without the rest of an exchange whose question was cut off."""
-    starts = [place for place in range(len(nodes)) if begins_exchange(nodes, place)]
-    whole = nodes[starts[0] :] if starts else ()
-    return Episode(head, whole, len(starts), _weight(whole), summary)
-
-
-def _weight(nodes: tuple[Node, ...]) -> int:
-    """A node costs memory even when its text is short, and so does what is not shown of a result."""
-    weight = 0
-    for node in nodes:
-        weight += node.token_count + 100
-        result = node.message.result
-        if result is not None and result.excerpt is not None:
-            weight += len(result.content) // 3
-    return weight

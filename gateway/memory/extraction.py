@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, get_args
 
 import anyio
@@ -24,7 +25,6 @@ from gateway.domain.facts import (
     Hearing,
     Said,
     Source,
-    Whose,
     in_order,
     scope_of,
     whose,
@@ -32,10 +32,9 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Message, Node
-from gateway.domain.model import Delta, ModelRequest
+from gateway.domain.model import ModelRequest
 from gateway.domain.ports import Clock, Decode, Encode, Ids, Model
-from gateway.domain.supervision import contained
-from gateway.memory import extraction
+from gateway.domain.supervision import Work, contained
 from gateway.memory import wording as dates
 from gateway.memory.statements import claims_in
 from gateway.memory.wording import is_functional, predicate_of
@@ -83,19 +82,13 @@ def request(
     encode: Encode,
 ) -> ModelRequest:
     """`said` by one person. Paid for on the account of the last message."""
-    shown = {
-        "messages": [
-            {
-                "message": number,
-                "date": one.at.strftime("%A %Y-%m-%d %H:%M UTC"),
-                "text": one.text[:SHOWN_CHARACTERS],
-            }
-            for number, one in enumerate(said, 1)
-        ],
-        "known": [
-            f"{fact.subject} {fact.predicate}: {fact.object}"[:200] for fact in known[:KNOWN_SHOWN]
-        ],
-    }
+    told = [(one.text[:SHOWN_CHARACTERS], f"{one.at:%A %Y-%m-%d %H:%M UTC}") for one in said]
+    facts = [f"{one.subject} {one.predicate}: {one.object}"[:200] for one in known[:KNOWN_SHOWN]]
+    messages = [
+        {"message": number, "date": date, "text": text}
+        for number, (text, date) in enumerate(told, 1)
+    ]
+    shown = {"messages": messages, "known": facts}
     return ModelRequest(
         provider=agent.provider,
         model=agent.model,
@@ -153,31 +146,23 @@ def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[Said]) -> Cl
     one = _named(fact.get("message"), said)
     subject, object_, quote = (_text(fact.get(name), most) for name, most in _MOST.items())
     predicate = predicate_of(_text(fact.get("predicate"), 80))
-    confidence = fact.get("confidence", 1.0)
-    if one is None or not all((subject, predicate, object_, quote, _is_share(confidence))):
-        return None
-    if quote not in one.text[:SHOWN_CHARACTERS]:
+    sure = fact.get("confidence", 1.0)
+    is_share = type(sure) in {int, float} and 0 <= sure <= 1
+    if one is None or not all((subject, predicate, object_, quote, is_share)):
         return None
     since, until = _since(fact, quote, one), dates.parse(fact.get("valid_to"), one.at)
-    if since is None:
+    if since is None or quote not in one.text[:SHOWN_CHARACTERS]:
         return None
-    return Claim(
-        SUBJECT if subject.lower() in _ONESELF else subject,
-        predicate,
-        object_,
-        is_functional(predicate, otherwise=fact.get("functional") is True),
-        since if until is None else min(since, until),
-        key,
-        _TYPES.get(str(fact.get("type")), "fact"),
-        float(confidence),
-        until,
-        Source(one.message_id, key, one.at, quote, one.sender or key.peer),
-    )
+    subject = SUBJECT if subject.lower() in _ONESELF else subject
+    functional = is_functional(predicate, otherwise=fact.get("functional") is True)
+    since = since if until is None else min(since, until)
+    source = Source(one.message_id, key, one.at, quote, one.sender or key.peer)
+    how = (_TYPES.get(str(fact.get("type")), "fact"), float(sure), until, source)
+    return Claim(subject, predicate, object_, functional, since, key, *how)
 
 
 def _named(number: object, said: Sequence[Said]) -> Said | None:
-    is_one = type(number) is int and 1 <= number <= len(said)
-    return said[number - 1] if is_one and isinstance(number, int) else None
+    return said[number - 1] if type(number) is int and 1 <= number <= len(said) else None
 
 
 def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime | None:
@@ -193,10 +178,6 @@ def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime | None:
 
 
 _LAST = datetime.max.replace(tzinfo=UTC)
-
-
-def _is_share(value: object) -> bool:
-    return type(value) in {int, float} and 0 <= float(str(value)) <= 1
 
 
 def _text(value: object, most: int) -> str:
@@ -231,15 +212,12 @@ class Keeping:
         agent = self.agents.get(key.agent)
         return agent.context.extraction if agent else "off"
 
-    def whose(self, key: SessionKey, person: str | None) -> Whose:
-        return whose(key, person, is_shared=self._is_shared(key))
-
-    def _is_shared(self, key: SessionKey) -> bool:
+    def is_shared(self, key: SessionKey) -> bool:
         return self.agents[key.agent].context.fact_scope == "agent"
 
     async def keep(self, key: SessionKey, person: str | None, claims: Sequence[Claim]) -> None:
         """Raises StoreUnavailable. A claim that no fact can be made of is left out."""
-        scope = scope_of(key, person, is_shared=self._is_shared(key))
+        scope = scope_of(key, person, is_shared=self.is_shared(key))
         if not claims:
             return
         claims = [one for claim in in_order(claims) for one in _affirmed(claim)]
@@ -267,6 +245,10 @@ PAGE = 100  # nodes
 LONGEST_WAIT_S = 60.0  # however much is said meanwhile
 ASK_S = 60.0
 LOOKED_FOR = 40  # words by which known facts are found
+NOTE_EVERY_S = 2.0
+SETTLE_S = 0.5
+AGAIN_S = 5.0  # after the store was away
+REMEMBERED_LAST = 1_024  # sessions in which the last claim may be corrected
 
 
 @dataclass(slots=True)
@@ -275,34 +257,33 @@ class _Debt:
     since: NodeId | None  # the first node that the store may not know to be owed
 
 
-class Reader:
-    """One task for each session in which something is owed."""
+class ModelQueue:
+    """Sessions in which a model has to look for facts, a task for each."""
 
     def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
         self._keeping, self._group = keeping, group
-        self._debts: dict[SessionKey, _Debt] = {}
+        self.debts: dict[SessionKey, _Debt] = {}
         self._slots = anyio.Semaphore(AT_ONCE)
-
-    @property
-    def behind(self) -> frozenset[SessionKey]:
-        return frozenset(self._debts)
 
     def resume(self, keys: Sequence[SessionKey]) -> None:
         now = self._keeping.clock.monotonic()
-        self._debts = {key: _Debt(now, None) for key in keys}
-        self._group.start_soon(contained, "facts by a model", partial(self._pay_all, tuple(keys)))
+        self.debts = {key: _Debt(now, None) for key in keys}
+        self._start(partial(self._pay_all, tuple(keys)))
 
     def owe(self, key: SessionKey, since: NodeId) -> None:
         """All that was said since that node is to be looked at, once the session is quiet."""
-        now, debt = self._keeping.clock.monotonic(), self._debts.get(key)
+        now, debt = self._keeping.clock.monotonic(), self.debts.get(key)
         if debt is None:
-            debt = self._debts[key] = _Debt(now, since)
-            self._group.start_soon(contained, "facts by a model", partial(self._pay, key, debt))
+            debt = self.debts[key] = _Debt(now, since)
+            self._start(partial(self._pay, key, debt))
         debt.said_at, debt.since = now, debt.since or since
+
+    def _start(self, work: Work) -> None:
+        self._group.start_soon(contained, "facts by a model", work)
 
     async def _pay_all(self, keys: Sequence[SessionKey]) -> None:
         for key in keys:
-            await self._pay(key, self._debts[key])
+            await self._pay(key, self.debts[key])
 
     async def _pay(self, key: SessionKey, debt: _Debt) -> None:
         keeping, is_resumed = self._keeping, debt.since is None
@@ -320,7 +301,7 @@ class Reader:
             # As with a lane's work: a defect of ours must not cancel the neighbours.
             log.exception("a model cannot look for facts", extra={"session": str(key)})
         finally:
-            del self._debts[key]
+            del self.debts[key]
 
     async def _until_quiet(self, debt: _Debt, quiet_s: float) -> None:
         clock = self._keeping.clock
@@ -329,64 +310,48 @@ class Reader:
             await clock.sleep(rest)
 
     async def _read(self, key: SessionKey, debt: _Debt) -> None:
-        hearing, is_owed = self._keeping.hearing, True
+        """Looks at each person by themselves: whose facts they are is not for a model to decide."""
+        keeping, is_owed = self._keeping, True
         while is_owed:
             debt.since = None  # what was told so far is in the store, beyond what is read now
-            heard = await hearing.next_owed(key, limit=PAGE)
+            heard = await keeping.hearing.next_owed(key, limit=PAGE)
             if heard.upto is None:
                 return
-            await self._look_at(key, heard.said)
-            is_owed = await hearing.read(key, heard.upto)
-
-    async def _look_at(self, key: SessionKey, said: Sequence[Said]) -> None:
-        """Each person by themselves: whose facts they are is not for a model to decide."""
-        for person in dict.fromkeys(one.sender for one in said):
-            theirs = [one for one in said if one.sender == person]
-            for start in range(0, len(theirs), extraction.MOST_MESSAGES):
-                some = theirs[start : start + extraction.MOST_MESSAGES]
-                claims = await self._asked(key, person, some)
-                await self._keeping.keep(key, person, claims)
+            for person in dict.fromkeys(one.sender for one in heard.said):
+                theirs = [one for one in heard.said if one.sender == person]
+                for start in range(0, len(theirs), MOST_MESSAGES):
+                    claims = await self._asked(key, person, theirs[start : start + MOST_MESSAGES])
+                    await keeping.keep(key, person, claims)
+            is_owed = await keeping.hearing.read(key, heard.upto)
 
     async def _asked(
         self, key: SessionKey, person: str | None, said: Sequence[Said]
     ) -> Sequence[Claim]:
         """What cannot be asked is left to the patterns, which have looked already."""
         keeping, agent = self._keeping, self._keeping.agents[key.agent]
-        words = tuple(dict.fromkeys(word for one in said for word in words_of(one.text[:500])))
-        known = await keeping.facts.matching(
-            keeping.whose(key, person), words[:LOOKED_FOR], limit=extraction.KNOWN_SHOWN
-        )
-        request = extraction.request(agent, key, said, known, keeping.encode)
+        theirs = whose(key, person, is_shared=keeping.is_shared(key))
+        words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
+        known = await keeping.facts.matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
+        asked = request(agent, key, said, known, keeping.encode)
         try:
             with anyio.fail_after(ASK_S):
-                reply = await keeping.model.reply(request, _unheard)
+                reply = await keeping.model.reply(asked, lambda _: None)
         except (BudgetExceeded, ModelFailed, TimeoutError) as error:
             log.warning("facts are left to patterns", extra={"why": str(error), "key": str(key)})
             return ()
-        claims = extraction.claims_of(reply.text, key, said, keeping.decode)
+        claims = claims_of(reply.text, key, said, keeping.decode)
         if claims is None:
             log.warning("a model's facts cannot be read", extra={"session": str(key)})
         return claims or ()
 
 
-def _unheard(_delta: Delta) -> None:
-    """Nobody listens."""
-
-
-NOTE_EVERY_S = 2.0
-SETTLE_S = 0.5
-AGAIN_S = 5.0  # after the store was away
-REMEMBERED_LAST = 1_024  # sessions in which the last claim may be corrected
-
-_Found = Sequence[tuple[str | None, Claim]]  # with who said it
-
-
 class Keeper:
-    """Its tasks live in the task group that it is given, and end with it."""
+    """Looks for facts in all that is said. Its tasks live in the task group that it is given, and end
+    with it."""
 
     def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
         self._keeping, self._group = keeping, group
-        self._reader = Reader(keeping, group)
+        self._queue = ModelQueue(keeping, group)
         self._places: dict[SessionKey, NodeId] = {}  # looked at, and not noted yet
         self._is_noting = False
         self._writing: dict[SessionKey, anyio.Event] = {}
@@ -397,16 +362,14 @@ class Keeper:
     @property
     def backlog(self) -> int:
         """Sessions in which something was said that is not looked at, or not kept, yet."""
-        return len(self._behind.keys() | self._writing.keys() | self._reader.behind)
+        return len(self._behind.keys() | self._writing.keys() | self._queue.debts.keys())
 
     async def resume(self) -> None:
         """Goes on where the process before this one was. Raises StoreUnavailable."""
         hearing, how = self._keeping.hearing, self._keeping.how
         self._behind = {key: 0 for key in await hearing.behind() if how(key) != "off"}
-        self._reader.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
-        self._group.start_soon(
-            contained, "facts", partial(self._catch_up_all, tuple(self._behind), anyio.Event())
-        )
+        self._queue.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
+        self._start(partial(self._catch_up_all, tuple(self._behind), anyio.Event()))
 
     def told(self, key: SessionKey, said: Sequence[Said], upto: NodeId) -> None:
         """What people said in a run that has ended, with that node. Never waits."""
@@ -414,14 +377,12 @@ class Keeper:
         if how == "off" or not said:
             return
         if how == "model":
-            self._reader.owe(key, said[0].message_id)
+            self._queue.owe(key, said[0].message_id)
         if key in self._behind:
             self._behind[key] += 1  # it is read from the store, in its order
-        elif found := self._found(key, said):
+        elif found := [(one.sender, claim) for one in said for claim in self._claims(key, one)]:
             written = self._writing[key] = anyio.Event()
-            self._group.start_soon(
-                contained, "facts", partial(self._write, key, found, upto, written)
-            )
+            self._start(partial(self._write, key, found, upto, written))
         else:
             self._looked(key, upto)
 
@@ -432,7 +393,7 @@ class Keeper:
             return
         if written is None:
             written = anyio.Event()
-            self._group.start_soon(contained, "facts", partial(self._catch_up_all, (key,), written))
+            self._start(partial(self._catch_up_all, (key,), written))
         with anyio.move_on_after(SETTLE_S):
             await written.wait()
 
@@ -440,10 +401,10 @@ class Keeper:
         """A summary stands for these now, and a model was asked anyway: it also looks at what was
         said in them and since."""
         if nodes and self._keeping.how(key) in {"auto", "model"}:
-            self._reader.owe(key, nodes[0].id)
+            self._queue.owe(key, nodes[0].id)
 
-    def _found(self, key: SessionKey, said: Sequence[Said]) -> _Found:
-        return [(one.sender, claim) for one in said for claim in self._claims(key, one)]
+    def _start(self, work: Work) -> None:
+        self._group.start_soon(contained, "facts", work)
 
     def _claims(self, key: SessionKey, one: Said) -> Sequence[Claim]:
         last = self.last.pop(key, None)
@@ -456,11 +417,16 @@ class Keeper:
         return claims
 
     async def _write(
-        self, key: SessionKey, found: _Found, upto: NodeId, written: anyio.Event
+        self,
+        key: SessionKey,
+        found: Sequence[tuple[str | None, Claim]],
+        upto: NodeId,
+        written: anyio.Event,
     ) -> None:
+        """`found`: each claim with who said it."""
         try:
-            for person, claims in _by_person(found):
-                await self._keeping.keep(key, person, claims)
+            for person, those in groupby(found, key=itemgetter(0)):
+                await self._keeping.keep(key, person, [claim for _, claim in those])
             self._looked(key, upto)
         except StoreUnavailable as error:
             self._fall_behind(key, error)
@@ -476,7 +442,7 @@ class Keeper:
         self._places[key] = upto
         if not self._is_noting:
             self._is_noting = True
-            self._group.start_soon(contained, "facts", partial(self._note))
+            self._start(self._note)
 
     async def _note(self) -> None:
         """In one commit for all, while there is something; never ahead of facts on their way."""
@@ -498,19 +464,17 @@ class Keeper:
         self._places.pop(key, None)
         if key not in self._behind:
             self._behind[key] = 0
-        self._group.start_soon(contained, "facts", partial(self._catch_up_later, key))
-
-    async def _catch_up_later(self, key: SessionKey) -> None:
-        await self._keeping.clock.sleep(AGAIN_S)
-        await self._catch_up(key)
+        self._start(partial(self._catch_up, key, AGAIN_S))
 
     async def _catch_up_all(self, keys: Sequence[SessionKey], done: anyio.Event) -> None:
         for key in keys:
             await self._catch_up(key)
         done.set()
 
-    async def _catch_up(self, key: SessionKey) -> None:
+    async def _catch_up(self, key: SessionKey, pause_s: float = 0.0) -> None:
         """Reads what patterns have not looked at, oldest first, until there is no more."""
+        if pause_s:
+            await self._keeping.clock.sleep(pause_s)
         if key in self._catching:
             return await self._catching[key].wait()
         done = self._catching[key] = anyio.Event()
@@ -532,8 +496,3 @@ class Keeper:
         finally:
             del self._catching[key]
             done.set()
-
-
-def _by_person(found: _Found) -> Iterator[tuple[str | None, Sequence[Claim]]]:
-    for person, those in groupby(found, key=lambda one: one[0]):
-        yield person, [claim for _, claim in those]

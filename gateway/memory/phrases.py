@@ -1,7 +1,7 @@
 """The table of phrases in which people state facts of themselves and of theirs. Data."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
@@ -50,7 +50,7 @@ def tidied(text: str, keeps: Keeps) -> str | None:
     return text if len(text.split()) <= _MOST_WORDS[keeps] else None
 
 
-_MOST_WORDS = {"name": 4, "place": 6, "thing": 10}
+_MOST_WORDS: Mapping[Keeps, int] = {"name": 4, "place": 6, "thing": 10}
 _SAYS_SOMETHING = re.compile(r"[^\W_]")
 
 
@@ -125,218 +125,106 @@ _JOBS = (
 )
 
 
-def _form(
-    predicate: str,
-    pattern: str,
-    makes: Makes = Makes.PLAIN,
-    keeps: Keeps = "thing",
-    *,
-    type_: EntityType = "attribute",
-    is_list: bool = False,
-) -> Form:
-    return Form(predicate, re.compile(pattern, re.IGNORECASE), makes, keeps, type_, is_list)
+# Predicate, what a form makes and how much it keeps, pattern; the first form that fits and has an
+# object decides. `kin`: it is a relationship. An indented line goes on with the pattern before it.
+_TABLE = rf"""
+name         name                   my (?:full |first |real )?name{_IS}{_REST}
+name         name                   (?:(?:you (?:can|may) )?call me|{_AM}called|i go by)\s{_REST}
+location     end place              i (?:no longer live|don['’]?t live|used to live|lived|was living) in {_REST}
+location     place                  {_I}(?:moved|relocated)(?:\s(?:back|over|away|house
+                                    |here))?(?:\sfrom (?P<was>.{{1,60}}?))? (?:to|into) {_REST}
+location     place                  {_I}(?:live|living|lived|been living|reside|based
+                                    |settled(?: down)?)(?: now)? (?:in|at) {_REST}
+hometown     place                  (?:i come from|{_AM}(?:originally )?from) {_REST}
+employer     end place              i (?:no longer work|don['’]?t work|used to work|stopped working|worked
+                                    |was working) (?:at|for) {_REST}
+employer     end place              i {_ADV}(?:left|quit|resigned from|got laid off from
+                                    |got fired from) (?:my (?:old )?job (?:at|with) )?(?P<object>{_PROPER}.{{0,80}})$
+employer     place                  {_I}(?:work|works|working|employed) (?:full[- ]time |part[- ]time )?(?:at|for
+                                    |by) {_REST}
+employer     place                  {_I}(?:joined|started (?:working )?(?:at|for)|got hired (?:by|at)|(?:got|took
+                                    |accepted|started|have|landed) (?:a|my) (?:new )?(?:job|position|role) (?:at
+                                    |with)) (?P<object>{_PROPER}.{{0,80}})$
+occupation   place                  i {_ADV}work as (?P<object>\S.{{0,80}})$
+occupation   place                  {_AM}{_ADV}an? (?P<object>(?:{_WORD} ){{0,3}}(?:{_JOBS}))\b
+diet         end                    {_AM}(?:no longer|not) (?:an? )?(?P<object>vegan|vegetarian|pescatarian)\b
+diet         -                      {_AM}{_ADV}(?:an? )?(?P<object>vegan|vegetarian|pescatarian)\b
+age          -                      {_AM}{_ADV}(?P<object>\d{{1,3}})(?: years? old|[ -]?y/?o)\b
+age          -                      (?:{_AM}|i {_ADV}turned |my age is )(?P<object>[1-9]\d)$
+birthday     name                   {_MY}birthday{_IS}(?:on )?(?P<object>\S.{{0,40}})$
+birthplace   place                  {_AM}born in (?P<object>{_PROPER}.{{0,60}})$
+allergic_to  list                   {_AM}{_ADV}(?:severely )?allergic to {_REST}
+allergic_to  -                      i have (?:an?|a severe) (?P<object>\w{{2,20}}) allergy\b
+speaks       place list             i {_ADV}speak (?:fluent )?{_REST}
+studies      -                      {_I}(?:study|studying|majoring in) {_REST}
+spouse       name                   {_I}(?:married(?: to)?|got married to) (?P<object>{_PROPER}.{{0,40}})$
+likes        end                    i (?:no longer|don['’]?t) (?:like|love|enjoy) (?P<object>.{{2,80}}?) (?:anymore
+                                    |any more|any longer)$
+likes        end                    i no longer (?:like|love|enjoy) {_REST}
+dislikes     -                      i {_ADV}(?:hate|dislike|can['’]?t stand|detest|don['’]?t (?:really )?like) {_REST}
+likes        -                      i {_ADV}(?:like|love|enjoy|adore|prefer) {_REST}
+-            favourite              (?P<object>\S.{{1,60}}?) is {_MY}(?:new |absolute |all-time )?favou?rite {_THING}$
+-            favourite              {_MY}(?:new |absolute |all-time )?favou?rite {_THING}(?:{_IS}
+                                    |\shas always been ){_REST}
+-            name_of name kin list  (?:{_MY}|{_I}(?:have|got|own) (?:two|three|four
+                                    |[2-9]) )(?:{_WORD} )?(?P<thing>{PLURALS})(?: are)?(?:[,:]| called
+                                    | named) (?P<object>{_PROPER}.{{0,80}})$
+-            name_of name kin       the name of {_MY}{_THING} is {_REST}
+-            name_of name kin       {_MY}{_THING}['’]s name{_IS}{_REST}
+-            name_of name kin       {_MY}(?:new )?{_THING}{_IS}(?:named|called) {_REST}
+-            name_of name           {_I}(?:named|called) {_MY}(?:new )?(?P<thing>{_WORD}) {_REST}
+-            name_of name kin       {_I}(?:have|got|had|own|adopted|bought|keep)?\s?(?:a|an
+                                    |one)\s(?:{_WORD} ){{0,3}}?(?P<thing>{_WORD}){_CALLED}{_REST}
+has          end place              i {_ADV}(?:sold|gave away|got rid of|lost|scrapped) {_MY}{_REST}
+has          place                  {_I}(?:bought|own|adopted|drive|purchased) (?:an?|the|my) (?:new |used )?{_REST}
+has          -                      {_I}(?:have|got) an? (?P<object>(?:{_WORD} ){{0,2}}(?:{_KIN}|car|bike|boat|garden
+                                    |motorbike|motorcycle))$
+started      -                      {_I}(?:started|begun|began|taken up|took up) (?P<object>(?:learning|playing
+                                    |studying|taking|doing|working on|going to|training|reading|writing|building|an?
+                                    |my|new)\s.{{1,80}})$
+-            of_mine                {_MY}(?P<of>{_WORD})['’]s {_THING}{_IS}(?:called |named )?{_REST}
+-            of_another             (?!(?:it|that|what|he|she|there|here|let|today|who
+                                    |where)['’])(?P<of>{_PROPER}(?:\s{_PROPER})?)['’]s {_THING}{_IS}
+                                    (?:called |named |on )?{_REST}
+-            of_another name        (?P<object>{_PROPER}.{{0,60}}?) is (?P<of>{_PROPER})['’]s {_THING}$
+-            name_of name kin       (?P<object>{_PROPER}) is {_MY}(?P<thing>{_KIN})$
+-            attribute              {_MY}{_THING}{_IS}{_REST}
+-            mentioned name kin     (?:.{{0,80}}\s)?{_MY}(?P<thing>{_KIN}),? (?P<object>(?-i:[A-Z])[a-z]{{1,20}})\b
+                                    (?!['’])
+name         name                   (?:mein name ist|ich hei(?:ß|ss)e) {_REST}
+location     end place              ich (?:wohne|lebe) nicht mehr in {_REST}
+location     place                  ich (?:wohne|lebe)(?: jetzt)? in {_REST}
+location     place                  ich bin (?:von (?P<was>\S{{1,40}}) )?nach (?P<object>\S.{{0,60}}?) (?:um)?gezogen$
+employer     place                  ich arbeite (?:bei|für) {_REST}
+age          -                      ich bin (?P<object>\d{{1,3}}) jahre alt\b
+allergic_to  list                   ich bin allergisch gegen {_REST}
+-            name_of name           meine? (?P<thing>{_WORD}) (?:heißt|heisst) {_REST}
+name         name                   (?:我叫|我的名字(?:是|叫))(?P<object>\w{{1,12}})$
+location     place                  我(?:现在)?住在(?P<object>\w{{1,20}})$
+location     end place              我(?:已经)?不住在(?P<object>\w{{1,12}}?)了?$
+location     place                  我(?:从(?P<was>\w{{1,12}}?))?搬到(?:了)?(?P<object>\w{{1,12}}?)(?:了)?$
+employer     place                  我在(?P<object>\w{{1,20}})(?:工作|上班)$
+age          -                      我(?:今年)?(?P<object>\d{{1,3}})岁
+likes        list                   我(?:很)?喜欢(?P<object>\w{{1,20}})$
+-            name_of name           我的(?P<thing>狗|猫)叫(?P<object>\w{{1,12}})$
+"""
 
 
-_END, _NAME = Makes.END, Makes.NAME_OF
+def _forms(table: str) -> Iterator[Form]:
+    for line in re.sub(r"\n {9,}", "", table).strip().splitlines():
+        predicate, how, pattern = re.split(r" {2,}", line, maxsplit=2)
+        words = how.split()
+        yield Form(
+            predicate.strip("-"),
+            re.compile(pattern, re.IGNORECASE),
+            next((one for one in Makes if one.name.lower() in words), Makes.PLAIN),
+            next((one for one in _MOST_WORDS if one in words), "thing"),
+            "relationship" if "kin" in words else "attribute",
+            is_list="list" in words,
+        )
 
-# The first form that fits and has an object decides.
-FORMS: tuple[Form, ...] = (
-    _form("name", rf"my (?:full |first |real )?name{_IS}{_REST}", keeps="name"),
-    _form("name", rf"(?:(?:you (?:can|may) )?call me|{_AM}called|i go by)\s{_REST}", keeps="name"),
-    _form(
-        "location",
-        rf"i (?:no longer live|don['’]?t live|used to live|lived|was living) in {_REST}",
-        _END,
-        "place",
-    ),
-    _form(
-        "location",
-        rf"{_I}(?:moved|relocated)(?:\s(?:back|over|away|house|here))?"
-        rf"(?:\sfrom (?P<was>.{{1,60}}?))? (?:to|into) {_REST}",
-        keeps="place",
-    ),
-    _form(
-        "location",
-        rf"{_I}(?:live|living|lived|been living|reside|based|settled(?: down)?)(?: now)? (?:in|at) {_REST}",
-        keeps="place",
-    ),
-    _form("hometown", rf"(?:i come from|{_AM}(?:originally )?from) {_REST}", keeps="place"),
-    _form(
-        "employer",
-        rf"i (?:no longer work|don['’]?t work|used to work|stopped working|worked|was working) (?:at|for) {_REST}",
-        _END,
-        "place",
-    ),
-    _form(
-        "employer",
-        rf"i {_ADV}(?:left|quit|resigned from|got laid off from|got fired from)"
-        rf" (?:my (?:old )?job (?:at|with) )?(?P<object>{_PROPER}.{{0,80}})$",
-        _END,
-        "place",
-    ),
-    _form(
-        "employer",
-        rf"{_I}(?:work|works|working|employed) (?:full[- ]time |part[- ]time )?(?:at|for|by) {_REST}",
-        keeps="place",
-    ),
-    _form(
-        "employer",
-        rf"{_I}(?:joined|started (?:working )?(?:at|for)|got hired (?:by|at)"
-        rf"|(?:got|took|accepted|started|have|landed) (?:a|my) (?:new )?(?:job|position|role) (?:at|with))"
-        rf" (?P<object>{_PROPER}.{{0,80}})$",
-        keeps="place",
-    ),
-    _form("occupation", rf"i {_ADV}work as (?P<object>\S.{{0,80}})$", keeps="place"),
-    _form(
-        "occupation",
-        rf"{_AM}{_ADV}an? (?P<object>(?:{_WORD} ){{0,3}}(?:{_JOBS}))\b",
-        keeps="place",
-    ),
-    _form(
-        "diet",
-        rf"{_AM}(?:no longer|not) (?:an? )?(?P<object>vegan|vegetarian|pescatarian)\b",
-        _END,
-    ),
-    _form("diet", rf"{_AM}{_ADV}(?:an? )?(?P<object>vegan|vegetarian|pescatarian)\b"),
-    _form("age", rf"{_AM}{_ADV}(?P<object>\d{{1,3}})(?: years? old|[ -]?y/?o)\b"),
-    _form("age", rf"(?:{_AM}|i {_ADV}turned |my age is )(?P<object>[1-9]\d)$"),
-    _form("birthday", rf"{_MY}birthday{_IS}(?:on )?(?P<object>\S.{{0,40}})$", keeps="name"),
-    _form("birthplace", rf"{_AM}born in (?P<object>{_PROPER}.{{0,60}})$", keeps="place"),
-    _form("allergic_to", rf"{_AM}{_ADV}(?:severely )?allergic to {_REST}", is_list=True),
-    _form("allergic_to", r"i have (?:an?|a severe) (?P<object>\w{2,20}) allergy\b"),
-    _form("speaks", rf"i {_ADV}speak (?:fluent )?{_REST}", keeps="place", is_list=True),
-    _form("studies", rf"{_I}(?:study|studying|majoring in) {_REST}"),
-    _form(
-        "spouse",
-        rf"{_I}(?:married(?: to)?|got married to) (?P<object>{_PROPER}.{{0,40}})$",
-        keeps="name",
-    ),
-    _form(
-        "likes",
-        r"i (?:no longer|don['’]?t) (?:like|love|enjoy) (?P<object>.{2,80}?)"
-        r" (?:anymore|any more|any longer)$",
-        _END,
-    ),
-    _form("likes", rf"i no longer (?:like|love|enjoy) {_REST}", _END),
-    _form(
-        "dislikes",
-        rf"i {_ADV}(?:hate|dislike|can['’]?t stand|detest|don['’]?t (?:really )?like) {_REST}",
-    ),
-    _form("likes", rf"i {_ADV}(?:like|love|enjoy|adore|prefer) {_REST}"),
-    _form(
-        "",
-        rf"(?P<object>\S.{{1,60}}?) is {_MY}(?:new |absolute |all-time )?favou?rite {_THING}$",
-        Makes.FAVOURITE,
-    ),
-    _form(
-        "",
-        rf"{_MY}(?:new |absolute |all-time )?favou?rite {_THING}(?:{_IS}|\shas always been ){_REST}",
-        Makes.FAVOURITE,
-    ),
-    _form(
-        "",
-        rf"(?:{_MY}|{_I}(?:have|got|own) (?:two|three|four|[2-9]) )(?:{_WORD} )?(?P<thing>{PLURALS})"
-        rf"(?: are)?(?:[,:]| called| named) (?P<object>{_PROPER}.{{0,80}})$",
-        _NAME,
-        "name",
-        type_="relationship",
-        is_list=True,
-    ),
-    _form("", rf"the name of {_MY}{_THING} is {_REST}", _NAME, "name", type_="relationship"),
-    _form("", rf"{_MY}{_THING}['’]s name{_IS}{_REST}", _NAME, "name", type_="relationship"),
-    _form(
-        "",
-        rf"{_MY}(?:new )?{_THING}{_IS}(?:named|called) {_REST}",
-        _NAME,
-        "name",
-        type_="relationship",
-    ),
-    _form("", rf"{_I}(?:named|called) {_MY}(?:new )?(?P<thing>{_WORD}) {_REST}", _NAME, "name"),
-    _form(
-        "",
-        rf"{_I}(?:have|got|had|own|adopted|bought|keep)?\s?(?:a|an|one)\s(?:{_WORD} ){{0,3}}?"
-        rf"(?P<thing>{_WORD}){_CALLED}{_REST}",
-        _NAME,
-        "name",
-        type_="relationship",
-    ),
-    _form(
-        "has", rf"i {_ADV}(?:sold|gave away|got rid of|lost|scrapped) {_MY}{_REST}", _END, "place"
-    ),
-    _form(
-        "has",
-        rf"{_I}(?:bought|own|adopted|drive|purchased) (?:an?|the|my) (?:new |used )?{_REST}",
-        keeps="place",
-    ),
-    _form(
-        "has",
-        rf"{_I}(?:have|got) an? (?P<object>(?:{_WORD} ){{0,2}}(?:{_KIN}|car|bike|boat|garden|motorbike|motorcycle))$",
-    ),
-    _form(
-        "started",
-        rf"{_I}(?:started|begun|began|taken up|took up) (?P<object>(?:learning|playing|studying|taking"
-        r"|doing|working on|going to|training|reading|writing|building|an?|my|new)\s.{1,80})$",
-    ),
-    _form("", rf"{_MY}(?P<of>{_WORD})['’]s {_THING}{_IS}(?:called |named )?{_REST}", Makes.OF_MINE),
-    _form(
-        "",
-        rf"(?!(?:it|that|what|he|she|there|here|let|today|who|where)['’])(?P<of>{_PROPER}(?:\s{_PROPER})?)['’]s"
-        rf" {_THING}{_IS}(?:called |named |on )?{_REST}",
-        Makes.OF_ANOTHER,
-    ),
-    _form(
-        "",
-        rf"(?P<object>{_PROPER}.{{0,60}}?) is (?P<of>{_PROPER})['’]s {_THING}$",
-        Makes.OF_ANOTHER,
-        "name",
-    ),
-    _form(
-        "",
-        rf"(?P<object>{_PROPER}) is {_MY}(?P<thing>{_KIN})$",
-        _NAME,
-        "name",
-        type_="relationship",
-    ),
-    _form("", rf"{_MY}{_THING}{_IS}{_REST}", Makes.ATTRIBUTE),
-    _form(
-        "",
-        rf"(?:.{{0,80}}\s)?{_MY}(?P<thing>{_KIN}),? (?P<object>(?-i:[A-Z])[a-z]{{1,20}})\b(?!['’])",
-        Makes.MENTIONED,
-        "name",
-        type_="relationship",
-    ),
-    # German
-    _form("name", rf"(?:mein name ist|ich hei(?:ß|ss)e) {_REST}", keeps="name"),
-    _form("location", rf"ich (?:wohne|lebe) nicht mehr in {_REST}", _END, "place"),
-    _form("location", rf"ich (?:wohne|lebe)(?: jetzt)? in {_REST}", keeps="place"),
-    _form(
-        "location",
-        r"ich bin (?:von (?P<was>\S{1,40}) )?nach (?P<object>\S.{0,60}?) (?:um)?gezogen$",
-        keeps="place",
-    ),
-    _form("employer", rf"ich arbeite (?:bei|für) {_REST}", keeps="place"),
-    _form("age", r"ich bin (?P<object>\d{1,3}) jahre alt\b"),
-    _form("allergic_to", rf"ich bin allergisch gegen {_REST}", is_list=True),
-    _form("", rf"meine? (?P<thing>{_WORD}) (?:heißt|heisst) {_REST}", _NAME, "name"),
-    # Chinese
-    _form("name", r"(?:我叫|我的名字(?:是|叫))(?P<object>\w{1,12})$", keeps="name"),
-    _form("location", r"我(?:现在)?住在(?P<object>\w{1,20})$", keeps="place"),
-    _form(
-        "location",
-        r"我(?:已经)?不住在(?P<object>\w{1,12}?)了?$",
-        _END,
-        "place",
-    ),
-    _form(
-        "location",
-        r"我(?:从(?P<was>\w{1,12}?))?搬到(?:了)?(?P<object>\w{1,12}?)(?:了)?$",
-        keeps="place",
-    ),
-    _form("employer", r"我在(?P<object>\w{1,20})(?:工作|上班)$", keeps="place"),
-    _form("age", r"我(?:今年)?(?P<object>\d{1,3})岁"),
-    _form("likes", r"我(?:很)?喜欢(?P<object>\w{1,20})$", is_list=True),
-    _form("", r"我的(?P<thing>狗|猫)叫(?P<object>\w{1,12})$", _NAME, "name"),
-)
+
+FORMS = tuple(_forms(_TABLE))
 
 # By how their patterns open: most clauses need not be held against most forms.
 _OPENINGS = {"i": ("i ", "i(", "(?:i|we)"), "my": (_MY, "my ")}

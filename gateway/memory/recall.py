@@ -1,11 +1,12 @@
 """What comes to mind at a question: facts, and turns that no window shows any more."""
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from heapq import nlargest
+from itertools import filterfalse
 from math import log
 from typing import Literal
 
@@ -49,11 +50,11 @@ def ranked(
     """The best depths with their scores; `boosts` by depth."""
     length = found.trail.length
     weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
-    scores = dict(boosts)
+    scores = defaultdict(float, boosts)
     for part, weight in zip(_parts(weighed, length), (1.0, _OWN), strict=True):
         most = max(part.values(), default=1.0)
         for depth, score in part.items():
-            scores[depth] = scores.get(depth, 0.0) + weight * score / most
+            scores[depth] += weight * score / most
     blocks = _blocks(weighed, (length >> _BLOCK_BITS) + 1)
     most = max(blocks.values(), default=1.0)
     whole = (
@@ -65,30 +66,29 @@ def ranked(
 
 
 Weighed = Sequence[tuple[Hits, float]]  # with how much a hit tells
+Scores = defaultdict[int, float]  # by depth, or by block or cell
 
 
-def _parts(weighed: Weighed, length: int) -> tuple[dict[int, float], dict[int, float]]:
+def _parts(weighed: Weighed, length: int) -> tuple[Scores, Scores]:
     """What each turn says together with those beside it, and what it says alone."""
-    around: dict[int, float] = {}
-    own: dict[int, float] = {}
+    around, own = Scores(float), Scores(float)
     cells = _best_cells(weighed)
-    outside = (*range(-_REACH, 0), *range(length, length + _REACH))
     for hits, rarity in weighed:
-        near: dict[int, float] = {}
+        near = Scores(float)
         depths = [depth for depth in hits.depths if depth >> _CELL_BITS in cells]
         for depth in depths:
-            own[depth] = own.get(depth, 0.0) + rarity
+            own[depth] += rarity
             for offset, weight in _BESIDE:
-                near[depth + offset] = near.get(depth + offset, 0.0) + weight
-        for depth in outside:
+                near[depth + offset] += weight
+        for depth in (*range(-_REACH, 0), *range(length, length + _REACH)):
             near.pop(depth, None)
         reached = len(near) * hits.total / max(1, len(depths))
         _count(around, near, _rarity(min(length, reached), length))
     return around, own
 
 
-def _blocks(weighed: Weighed, many: int) -> dict[int, float]:
-    blocks: dict[int, float] = {}
+def _blocks(weighed: Weighed, many: int) -> Scores:
+    blocks = Scores(float)
     for hits, _ in weighed:
         inside = Counter([depth >> _BLOCK_BITS for depth in hits.depths])
         reached = len(inside) * hits.total / len(hits.depths)
@@ -99,12 +99,18 @@ def _blocks(weighed: Weighed, many: int) -> dict[int, float]:
 def _best_cells(weighed: Weighed) -> set[int]:
     """Where the most that counts is said side by side, and the cells next to these: only there it
     is worth looking at every turn."""
-    cells: dict[int, float] = {}
+    cells = Scores(float)
     for hits, rarity in weighed:
         for cell in {depth >> _CELL_BITS for depth in hits.depths}:
-            cells[cell] = cells.get(cell, 0.0) + rarity
+            cells[cell] += rarity
     best = nlargest(_CELLS, ((score, cell) for cell, score in cells.items()))
     return {cell + step for _, cell in best for step in (-1, 0, 1)}
+
+
+def _count(scores: Scores, counts: Mapping[int, float] | Mapping[int, int], rarity: float) -> None:
+    """Saying a word again adds ever less."""
+    for at, count in counts.items():
+        scores[at] += rarity * count * (_SATURATION + 1) / (count + _SATURATION)
 
 
 def distinct(words: Mapping[str, Hits]) -> Mapping[str, Hits]:
@@ -113,15 +119,6 @@ def distinct(words: Mapping[str, Hits]) -> Mapping[str, Hits]:
     for word, hits in words.items():
         first.setdefault((word[:3], hits.depths), word)
     return {word: words[word] for word in first.values()}
-
-
-def _count(
-    scores: dict[int, float], counts: Mapping[int, float] | Mapping[int, int], rarity: float
-) -> None:
-    """Saying a word again adds ever less."""
-    for at, count in counts.items():
-        gain = rarity * count * (_SATURATION + 1) / (count + _SATURATION)
-        scores[at] = scores.get(at, 0.0) + gain
 
 
 def _rarity(holding: float, of: int) -> float:
@@ -182,20 +179,19 @@ class Shown:
     since: NodeId | None = None
     upto: NodeId | None = None
 
-    @property
-    def ends(self) -> Sequence[NodeId]:
-        return [one for one in (self.since, self.upto) if one]
-
     def depths(self, found: Found) -> Collection[int]:
         """Of what is shown: on the path, one message stands right after the other."""
-        ends = sorted(found.messages[one] for one in self.ends if one in found.messages)
-        return range(ends[0], ends[-1] + 1) if self.since and ends else ()
+        ends = filter(None, (self.since, self.upto))
+        at = [found.messages[one] for one in ends if one in found.messages]
+        return range(min(at), max(at) + 1) if self.since and at else ()
 
 
 _NOTHING = Shown()
 
 
 class Recall:
+    """Finds the facts and turns that a question is about."""
+
     def __init__(self, turns: Turns, facts: Facts) -> None:
         self._turns, self._facts = turns, facts
 
@@ -213,12 +209,28 @@ class Recall:
         words = asked_words(question)
         if not words:
             return ()
-        facts = await self._known((*words, *asked_of(words)), whose)
+        facts: Sequence[Recalled] = ()
+        if self._facts.knows(whose):
+            facts = await self._known((*words, *asked_of(words)), whose)
         told = tuple(facts[:limit]) if "fact" in kinds else ()
         if "turn" not in kinds:
             return told
-        asked = _Asked(frozenset(_all_words(question)), words, key)
-        return (*told, *await self._said(asked, facts, shown, limit))
+        scored = _sources(facts) if facts else {}
+        ends = filter(None, (shown.since, shown.upto))
+        found = await self._turns.find(
+            key, words, messages=(*scored, *ends), upto=shown.upto, limit=_HITS
+        )
+        if not (found.words or found.messages.keys() & scored.keys()):
+            return told
+        boosts = {
+            at: _OF_FACT * scored[name] for name, at in found.messages.items() if name in scored
+        }
+        best = dict(ranked(found, boosts, limit=_READ * limit, without=shown.depths(found)))
+        turns = await self._turns.fetch(key, found.trail, tuple(best)) if best else ()
+        said = frozenset(_all_words(question))
+        why = _Told(said, key, distinct(found.words), boosts, best)
+        recalled = sorted(map(why.recalled, turns), key=lambda one: (-one.score, one.at, one.id))
+        return (*told, *recalled[:limit])
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
         """Facts in which the words occur, then those one hop away from the first of them."""
@@ -229,36 +241,13 @@ class Recall:
         further = [fact for fact in beside if fact.id not in known]
         whys = [_shared(fact, words) for fact in found] + [_hop(fact, names) for fact in further]
         facts = enumerate(zip((*found, *further), whys, strict=True))
-        return [_recalled_fact(fact, 1 / (1 + _FADES * place), why) for place, (fact, why) in facts]
-
-    async def _said(
-        self, asked: "_Asked", facts: Sequence[Recalled], shown: Shown, limit: int
-    ) -> list[Recalled]:
-        sources = _sources(facts)
-        messages = (*sources, *shown.ends)
-        found = await self._turns.find(
-            asked.key, asked.words, messages=messages, upto=shown.upto, limit=_HITS
-        )
-        depths = found.messages
-        boosts = {depths[name]: _OF_FACT * by for name, by in sources.items() if name in depths}
-        if not boosts and not found.words:
-            return []
-        seen = shown.depths(found)
-        best = dict(ranked(found, boosts, limit=_READ * limit, without=seen))
-        if not best:
-            return []
-        turns = await self._turns.fetch(asked.key, found.trail, tuple(best))
-        speakers = {one.depth: asked.named(one) for one in turns}
-        score = {at: best[at] + (_OF_SPEAKER if who else 0.0) for at, who in speakers.items()}
-        first = sorted(turns, key=lambda one: (-round(score[one.depth], 4), one.at, one.id))[:limit]
-        told = _Told(found, boosts, speakers)
-        return [told.recalled(one, round(score[one.depth], 4), asked.key) for one in first]
+        return [recalled_fact(fact, 1 / (1 + _FADES * place), why) for place, (fact, why) in facts]
 
 
 def asked_words(question: str) -> tuple[str, ...]:
     """Those that say what it is about."""
-    words = (word for word in _all_words(question) if word not in _STOP)
-    return tuple(dict.fromkeys(words))[:_MOST_WORDS]
+    telling = filterfalse(_STOP.__contains__, _all_words(question))
+    return tuple(dict.fromkeys(telling))[:_MOST_WORDS]
 
 
 def _all_words(question: str) -> tuple[str, ...]:
@@ -266,39 +255,35 @@ def _all_words(question: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    said: frozenset[str]
-    words: Sequence[str]
-    key: SessionKey
+class _Told:
+    """Why turns were found, with their scores."""
 
-    def named(self, turn: Turn) -> str | None:
+    said: frozenset[str]
+    key: SessionKey
+    words: Mapping[str, Hits]
+    boosts: Mapping[int, float]
+    best: Mapping[int, float]
+
+    def recalled(self, turn: Turn) -> Recalled:
+        held = [word for word, hits in self.words.items() if turn.depth in hits.depths]
+        why = [f"says {', '.join(held)}" if held else "beside what says it"]
+        score = self.best[turn.depth]
+        if turn.depth in self.boosts:
+            why.append("source of a fact")
+        if (speaker := self._named(turn)) is not None:
+            why.append(f"said by {speaker}")
+            score += _OF_SPEAKER
+        told = (turn.text, round(score, 4), "; ".join(why), self.key, turn.at)
+        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
+        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
+
+    def _named(self, turn: Turn) -> str | None:
         """Who speaks, if the question is about them."""
         label = _SPEAKER.match(turn.text)
         for name in (label and label[1], turn.sender):
             if name and self.said.intersection(words_of(name)) - _STOP:
                 return name
         return "the user" if turn.role == "user" and self.said & _MINE else None
-
-
-@dataclass(frozen=True, slots=True)
-class _Told:
-    """Why turns were found."""
-
-    found: Found
-    boosts: Mapping[int, float]
-    speakers: Mapping[int, str | None]  # if the question is about them
-
-    def recalled(self, turn: Turn, score: float, key: SessionKey) -> Recalled:
-        words = distinct(self.found.words).items()
-        held = [word for word, hits in words if turn.depth in hits.depths]
-        why = [f"says {', '.join(held)}" if held else "beside what says it"]
-        if turn.depth in self.boosts:
-            why.append("source of a fact")
-        if self.speakers[turn.depth] is not None:
-            why.append(f"said by {self.speakers[turn.depth]}")
-        told = (turn.text, score, "; ".join(why), key, turn.at)
-        who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
-        return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
 
 
 def _names(fact: Fact) -> list[str]:
@@ -312,7 +297,7 @@ def _sources(facts: Sequence[Recalled]) -> dict[str, float]:
 
 
 def _shared(fact: Fact, words: Sequence[str]) -> str:
-    held = set(words_of(f"{fact.subject} {fact.predicate} {fact.object}"))
+    held = set(words_of(fact.text))
     return f"says {', '.join(word for word in words if word in held) or 'another form of a word'}"
 
 
@@ -323,11 +308,10 @@ def _hop(fact: Fact, names: Mapping[str, Fact]) -> str:
     return f"{near} -> {fact.predicate}"
 
 
-def _recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
-    text = f"{fact.subject} {fact.predicate} {fact.object}"
+def recalled_fact(fact: Fact, score: float, why: str) -> Recalled:
     source = fact.source_message_ids[-1] if fact.source_message_ids else None
-    at, key = fact.learned_at, fact.session_key
-    return Recalled("fact", fact.id, text, round(score, 4), why, key, at, source, fact)
+    told = (fact.text, round(score, 4), why, fact.session_key, fact.learned_at, source)
+    return Recalled("fact", fact.id, *told, fact=fact)
 
 
 LEAST = 10
@@ -350,38 +334,38 @@ class Remembrance:
         *,
         is_all: bool = False,
     ) -> tuple[Recalled, ...]:
-        theirs = whose(key, sender, is_shared=agent.context.fact_scope == "agent")
-        shown = Shown(window[0].id, window[-1].id) if window else Shown()
-        most = agent.context.facts
-        limit = max(LEAST, most)
-        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
-        found = await self.recall.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
-        facts = [one for one in found if one.fact][:most]
-        turns = [one for one in found if not one.fact]
-        return (*facts, *await self._besides(theirs, facts, most), *turns)
-
-    async def _besides(
-        self, theirs: Whose, facts: Sequence[Recalled], most: int
-    ) -> Sequence[Recalled]:
-        """Of whoever asks, if there is room: few say outright what they ask about."""
-        if len(facts) >= most:
+        rules = agent.context
+        theirs = whose(key, sender, is_shared=rules.fact_scope == "agent")
+        is_known = self.facts.knows(theirs)
+        if is_all and not is_known:
             return ()
-        known = {one.id for one in facts}
-        more = await self.facts.around(theirs, (SUBJECT,), limit=most)
-        return [_of_the_person(one) for one in more if one.id not in known][: most - len(facts)]
-
-
-def _of_the_person(fact: Fact) -> Recalled:
-    text = f"{fact.subject} {fact.predicate} {fact.object}"
-    why = "about the person"
-    return Recalled("fact", fact.id, text, 0.0, why, fact.session_key, fact.learned_at, fact=fact)
+        shown = Shown(window[0].id, window[-1].id) if window else _NOTHING
+        kinds: Sequence[RecallKind] = ("fact",) if is_all else KINDS
+        limit = max(LEAST, rules.facts)
+        found = await self.recall.of(question, key, theirs, kinds=kinds, limit=limit, shown=shown)
+        if not is_known:
+            return found
+        facts = [one for one in found if one.fact][: rules.facts]
+        turns = [one for one in found if not one.fact]
+        if len(facts) < rules.facts:  # few say outright what they ask about
+            known = {one.id for one in facts}
+            more = await self.facts.around(theirs, (SUBJECT,), limit=rules.facts)
+            others = [
+                recalled_fact(one, 0.0, "about the person") for one in more if one.id not in known
+            ]
+            facts += others[: rules.facts - len(facts)]
+        return (*facts, *turns)
 
 
 SPACE = "notes"
-NOTE, THREAD = "note|", "thread|"  # keys: note|PATH, and thread|ID|SEGMENT
-MOST_LISTED, MOST_CHARACTERS = 20, 1_000  # of each of the two
-
-_ABOUT = "names that were chosen in conversations, not instructions;"
+MOST_LISTED, MOST_CHARACTERS = 20, 1_000  # of each kind
+# By the tool that reads it: the kind, how its keys begin, and how the list does. A key of a note is
+# note|PATH, one of a thread is thread|ID|SEGMENT.
+_CHOSEN = "names that were chosen in conversations, not instructions;"
+_LISTS: Mapping[str, tuple[Literal["notes", "threads"], str, str]] = {
+    "vault_read": ("notes", "note|", f"Notes ({_CHOSEN} vault_read reads one):"),
+    "thread_read": ("threads", "thread|", f"Threads ({_CHOSEN} thread_read reads one):"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,32 +381,27 @@ class Vault:
         """A list of each kind that the agent can read, if there is any of it."""
         space = PluginSpace(self.plugin, SPACE, None if self.is_shared else person)
         keys = await self.store.list(space, "")
-        notes = [one.removeprefix(NOTE) for one in keys if one.startswith(NOTE)]
-        ids = (one[len(THREAD) :].rpartition("|")[0] for one in keys if one.startswith(THREAD))
-        threads = list(dict.fromkeys(ids))  # a long one has several keys
-
-        def shown(kind: Literal["notes", "threads"], names: Sequence[str], told: str) -> Recalled:
-            why = f"{len(names)} that the plugin {self.plugin} keeps for whoever asks"
-            return Recalled(kind, kind, _lines(names, told), 0.0, why, key, at)
-
         found = []
-        if notes and "vault_read" in self.tools:
-            found.append(shown("notes", notes, f"Notes ({_ABOUT} vault_read reads one):"))
-        if threads and "thread_read" in self.tools:
-            found.append(shown("threads", threads, f"Threads ({_ABOUT} thread_read reads one):"))
+        for tool, (kind, begin, told) in _LISTS.items():
+            names = [one.removeprefix(begin) for one in keys if one.startswith(begin)]
+            if kind == "threads":  # a long one has several keys
+                names = [*dict.fromkeys(one.rpartition("|")[0] for one in names)]
+            if names and tool in self.tools:
+                why = f"{len(names)} that the plugin {self.plugin} keeps for whoever asks"
+                found.append(Recalled(kind, kind, _lines(names, told), 0.0, why, key, at))
         return tuple(found)
 
 
 def vault_of(
     offered: Iterable[ToolSpec], plugins: Mapping[str, PluginDef], store: PluginStore
 ) -> Vault | None:
-    """None for whoever has none of the bundled tools that read."""
-    mine = [one for one in offered if one.name in {"vault_read", "thread_read"}]
-    plugin = plugins.get(mine[0].family) if mine else None
+    """None for an agent that has none of the bundled tools that read."""
+    mine = {one.name: one.family for one in offered if one.name in _LISTS}
+    plugin = next((plugins.get(family) for family in mine.values()), None)
     grant = plugin.store_grant(SPACE) if plugin is not None and plugin.is_bundled else None
     if plugin is None or grant is None:
         return None
-    return Vault(store, plugin.name, grant.is_shared, frozenset(one.name for one in mine))
+    return Vault(store, plugin.name, grant.is_shared, frozenset(mine))
 
 
 def _lines(names: Sequence[str], told: str) -> str:

@@ -2,7 +2,7 @@
 changes nothing."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gateway.domain.agents import Soul, Template, TemplateInvalid, compile_prompt
 from gateway.domain.errors import SoulUnreadable
@@ -36,10 +36,8 @@ class Souls:
 
     async def load(self) -> None:
         """Reads every file; raises SoulUnreadable for the first that cannot be used."""
-        for agent, path in self._paths.items():
-            self._souls[agent] = await self._read(agent, path)
-        for path in set(self._template_paths.values()):
-            self._templates[path] = await self._read_template(path)
+        for path in self._files():
+            await self._read(path)
 
     def of(self, agent: AgentId) -> Soul | None:
         return self._souls.get(agent)
@@ -55,50 +53,39 @@ class Souls:
 
     async def keep_fresh(self) -> None:
         """Follows the files until cancelled."""
-        files = {*self._paths.values(), *self._template_paths.values()}
-        await self._texts.watch(sorted(files), self.refresh)
+        await self._texts.watch(sorted(self._files()), self.refresh)
+
+    def _files(self) -> Sequence[str]:
+        return [*dict.fromkeys((*self._paths.values(), *self._template_paths.values()))]
 
     async def refresh(self, path: str) -> None:
         """Takes the new version of a text; a bad one is told and changes nothing."""
-        for agent, its_path in self._paths.items():
-            if its_path == path:
-                await self._take(agent, path)
+        before = {agent: soul.content for agent, soul in self._souls.items()}
+        try:
+            await self._read(path)
+        except SoulUnreadable as error:
+            self._problems[path] = f"{error}; the version before stays in use"
+            log.warning("text not reloaded", extra={"path": path, "why": str(error)})
+            return
+        self._problems.pop(path, None)
+        for agent, soul in self._souls.items():
+            if soul.content != before[agent]:
+                log.info("soul reloaded", extra={"agent": agent, "tokens": soul.token_count})
         if path in self._templates:
-            await self._take_template(path)
+            log.info("prompt template reloaded", extra={"path": path})
 
-    async def _take_template(self, path: str) -> None:
-        try:
-            self._templates[path] = await self._read_template(path)
-        except SoulUnreadable as error:
-            self._refuse(path, error)
-            return
-        self._problems.pop(path, None)
-        log.info("prompt template reloaded", extra={"path": path})
-
-    def _refuse(self, path: str, error: SoulUnreadable) -> None:
-        self._problems[path] = f"{error}; the version before stays in use"
-        log.warning("text not reloaded", extra={"path": path, "why": str(error)})
-
-    async def _take(self, agent: AgentId, path: str) -> None:
-        try:
-            soul = await self._read(agent, path)
-        except SoulUnreadable as error:
-            self._refuse(path, error)
-            return
-        self._problems.pop(path, None)
-        if soul.content != self._souls[agent].content:
-            self._souls[agent] = soul
-            log.info("soul reloaded", extra={"agent": agent, "tokens": soul.token_count})
-
-    async def _read(self, agent: AgentId, path: str) -> Soul:
-        content = await self._texts.read(path)
+    async def _read(self, path: str) -> None:
+        """For each agent whose soul or template it is. Raises SoulUnreadable."""
+        content, now = await self._texts.read(path), self._clock.now()
+        if path in self._template_paths.values():
+            try:
+                self._templates[path] = compile_prompt(content)
+            except TemplateInvalid as error:
+                raise SoulUnreadable(f"{path}:{error}") from error
         tokens = estimate_tokens(content)
-        if tokens > LONG_SOUL_TOKENS:
-            log.warning("soul is long", extra={"agent": agent, "tokens": tokens})
-        return Soul(agent, content, tokens, path, self._clock.now())
-
-    async def _read_template(self, path: str) -> Template:
-        try:
-            return compile_prompt(await self._texts.read(path))
-        except TemplateInvalid as error:
-            raise SoulUnreadable(f"{path}:{error}") from error
+        for agent in [agent for agent, its_path in self._paths.items() if its_path == path]:
+            if tokens > LONG_SOUL_TOKENS:
+                log.warning("soul is long", extra={"agent": agent, "tokens": tokens})
+            known = self._souls.get(agent)
+            if known is None or known.content != content:
+                self._souls[agent] = Soul(agent, content, tokens, path, now)

@@ -51,13 +51,8 @@ def sentences_of(text: str) -> Iterator[Sentence]:
 def _masked(text: str) -> str:
     """Of the same length: code and what others said are blanks, as are the marks around names."""
     for pattern in (_CODE, _QUOTED_LINE):
-        text = pattern.sub(_blank, text)
-    text = _SPEECH.sub(_unmarked, text)
-    return _TITLE.sub("\u2024", text)
-
-
-def _blank(match: re.Match[str]) -> str:
-    return "\n" * len(match[0])
+        text = pattern.sub(lambda match: "\n" * len(match[0]), text)
+    return _TITLE.sub("\u2024", _SPEECH.sub(_unmarked, text))
 
 
 def _unmarked(match: re.Match[str]) -> str:
@@ -84,9 +79,7 @@ def _is_meant(clause: str) -> bool:
     if len(clause) > LONGEST_CLAUSE or _ASKS.match(clause):
         return False
     lower = clause.lower()
-    if not _NOT_MEANT.isdisjoint(_WORDS.findall(lower)):
-        return False
-    return not any(phrase in lower for phrase in _NOT_MEANT_EITHER)
+    return _NOT_MEANT.isdisjoint(_WORDS.findall(lower)) and not _NOT_MEANT_EITHER.search(lower)
 
 
 _REMEMBER = re.compile(
@@ -143,88 +136,20 @@ _ASKS = re.compile(
     re.IGNORECASE,
 )
 # Supposed, wished, uncertain; told of or by others; a role, a story, a text.
-_NOT_MEANT = frozenset(
-    [
-        "if",
-        "imagine",
-        "suppose",
-        "supposing",
-        "pretend",
-        "hypothetically",
-        "wish",
-        "wished",
-        "would",
-        "could",
-        "might",
-        "maybe",
-        "perhaps",
-        "unless",
-        "whether",
-        "assume",
-        "assuming",
-        "should",
-        "dream",
-        "dreamed",
-        "dreamt",
-        "almost",
-        "nearly",
-        "never",
-        "say",
-        "says",
-        "said",
-        "told",
-        "tells",
-        "wrote",
-        "writes",
-        "claim",
-        "claims",
-        "claimed",
-        "think",
-        "thinks",
-        "thought",
-        "quote",
-        "lyric",
-        "lyrics",
-        "translate",
-        "translation",
-        "character",
-        "novel",
-        "story",
-        "roleplay",
-        "wenn",
-        "falls",
-        "würde",
-        "wäre",
-        "vielleicht",
-        "sagt",
-        "sagte",
-    ]
-)
-_NOT_MEANT_EITHER = (
-    *(
-        "in case",
-        "as though",
-        "let's say",
-        "let’s say",
-        "want to",
-        "going to",
-        "plan to",
-        "planning to",
-    ),
-    *(
-        "hope to",
-        "about to",
-        "according to",
-        "role-play",
-        "act as",
-        "act like",
-        "如果",
-        "假如",
-        "说",
-        "\x00",
-    ),
-)
 _WORDS = re.compile(r"[^\W\d_]+")
+_NOT_MEANT = frozenset(
+    _WORDS.findall(
+        "if imagine suppose supposing pretend hypothetically wish wished would could might maybe "
+        "perhaps unless whether assume assuming should dream dreamed dreamt almost nearly never "
+        "say says said told tells wrote writes claim claims claimed think thinks thought quote "
+        "lyric lyrics translate translation character novel story roleplay wenn falls würde wäre "
+        "vielleicht sagt sagte"
+    )
+)
+_NOT_MEANT_EITHER = re.compile(
+    "in case|as though|let's say|let’s say|want to|going to|plan to|planning to|hope to|about to"
+    "|according to|role-play|act as|act like|如果|假如|说|\x00"
+)
 _LEAD = re.compile(
     r"^\s*(?:[-*•]\s+)?(?:(?:hi|hello|hey|well|so|oh|ok|okay|yes|yeah|no|nope|sorry|and|but|also"
     r"|btw|by the way|anyway|fyi|now|then|please|just|note(?: that)?|ps|update"
@@ -254,7 +179,8 @@ def claims_in(said: Said, key: SessionKey, *, last: Claim | None = None) -> tupl
     claims: list[Claim] = []
     hello = HELLO.match(said.text[:200])
     for sentence in sentences_of(said.text):
-        source = _source(said, key, sentence)
+        said_by = said.sender or key.peer
+        source = Source(said.message_id, key, said.at, sentence.quote, said_by)
         if hello and sentence.start <= hello.start("object") < sentence.end:
             claims += _made("name", hello["object"], source, said.at)
         for clause in sentence.clauses:
@@ -266,11 +192,6 @@ def claims_in(said: Said, key: SessionKey, *, last: Claim | None = None) -> tupl
     return tuple(claims[:MOST_CLAIMS])
 
 
-def _source(said: Said, key: SessionKey, sentence: Sentence) -> Source:
-    said_by = said.sender or key.peer
-    return Source(said.message_id, key, said.at, sentence.quote, said_by)
-
-
 def _claims(clause: str, source: Source) -> Sequence[Claim]:
     if span := _SPAN.search(clause):
         since, until = (datetime(int(year), 1, 1, tzinfo=UTC) for year in span.groups())
@@ -280,14 +201,11 @@ def _claims(clause: str, source: Source) -> Sequence[Claim]:
     if when is None:
         return _claims_stated(clause, source, source.at)
     bare = _without(clause, when.start, when.end)
-    if when.at > source.at:  # it is not so yet, or the date itself is told
-        return (
-            ()
-            if _claims_stated(bare, source, source.at)
-            else _claims_stated(clause, source, source.at)
-        )
     # A date may be what is told, and not since when.
-    told = _claims_stated(bare, source, when.at) or _claims_stated(clause, source, source.at)
+    dated = _claims_stated(bare, source, when.at)
+    told = dated or _claims_stated(clause, source, source.at)
+    if when.at > source.at:  # it is not so yet, or the date itself is told
+        return () if dated else told
     return (*_birth(clause, source, when), *told)
 
 
@@ -304,10 +222,8 @@ def _without(clause: str, start: int, end: int) -> str:
 def _claims_stated(clause: str, source: Source, since: datetime) -> Sequence[Claim]:
     for form in forms_for(clause):
         match = form.pattern.match(clause)
-        if match is not None:
-            claims = tuple(_of_form(form, match, source, since))
-            if claims:
-                return claims
+        if match is not None and (claims := tuple(_of_form(form, match, source, since))):
+            return claims
     return ()
 
 
@@ -317,18 +233,14 @@ def _of_form(form: Form, match: re.Match[str], source: Source, since: datetime) 
         yield from _made(form.predicate, was, source, since - _JUST_BEFORE, ends=True)
     at = source.at if form.makes is Makes.MENTIONED else since
     is_beside = _ANOTHER.match(match.string) is not None
-    for object_ in _objects(form, parts["object"]):
+    objects = _AND_ALSO.split(parts["object"]) if form.is_list else (parts["object"],)
+    for object_ in filter(None, (tidied(one, form.keeps) for one in objects)):
         subject, predicate = _about(form, parts, object_)
         type_: EntityType = "relationship" if subject != SUBJECT else form.type
         made = _made(predicate, object_, source, at, ends=form.makes is Makes.END)
         for one in made if predicate else ():
             functional = one.functional and not is_beside
             yield replace(one, subject=subject, entity_type=type_, functional=functional)
-
-
-def _objects(form: Form, text: str) -> Iterator[str]:
-    texts = _AND_ALSO.split(text) if form.is_list else (text,)
-    return filter(None, (tidied(one, form.keeps) for one in texts))
 
 
 def _about(form: Form, parts: dict[str, str | None], object_: str) -> tuple[str, str]:
@@ -377,19 +289,8 @@ _LOOSE = re.compile(  # what is said to be this or that in passing
 def _made(
     predicate: str, object_: str, source: Source, at: datetime, *, ends: bool = False
 ) -> Sequence[Claim]:
-    claim = Claim(
-        SUBJECT,
-        predicate,
-        object_,
-        is_functional(predicate),
-        at,
-        source.session_key,
-        "attribute",
-        CONFIDENCE,
-        at if ends else None,
-        source,
-    )
-    return (claim,)
+    what = (SUBJECT, predicate, object_, is_functional(predicate), at, source.session_key)
+    return (Claim(*what, "attribute", CONFIDENCE, at if ends else None, source),)
 
 
 _BORN = re.compile(r"\bi\s(?:was|am)\sborn\b|\bich bin .{0,40}\bgeboren\b", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """The model's `memory` tool: it remembers, recalls, looks back and forgets, for one person only."""
 
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
@@ -125,15 +125,8 @@ class MemoryTool:
         seen = whose(key, sender, is_shared=is_shared)
         theirs, reader = scope_of(key, sender, is_shared=is_shared), Reader.of(key, sender)
         asked = _Asked(arguments, key, theirs, seen, reader, scope)
-        act = {
-            "remember": self._remember,
-            "recall": self._recall,
-            "history": self._history,
-            "as_of": self._as_of,
-            "why": self._why,
-            "neighbours": self._neighbours,
-            "forget": self._forget,
-        }[str(arguments["operation"])]
+        operation = arguments["operation"]  # one of OPERATIONS: the schema says so
+        act: Callable[[_Asked], Awaitable[object]] = getattr(self, f"_{operation}")
         try:
             return json.dumps(await act(asked), ensure_ascii=False, separators=(",", ":"))
         except StoreUnavailable:
@@ -146,19 +139,12 @@ class MemoryTool:
         source, quote = asked.run.asked, str(asked.arguments.get("quote") or "")
         now = self.clock.now()
         if source is not None:
-            said = quote if quote in source.quote else ""
-            source = replace(
-                source, quote=said or source.quote[:LONGEST_QUOTE], said_by=SAID_BY_MODEL
-            )
-        claim = Claim(
-            subject=asked.text("subject", SUBJECT),
-            predicate=predicate,
-            object=asked.text("object"),
-            functional=is_functional(predicate, otherwise=bool(asked.arguments.get("functional"))),
-            valid_from=_since(asked, now) or (source.at if source else now),
-            session_key=asked.key,
-            source=source,
-        )
+            said = (quote in source.quote and quote) or source.quote[:LONGEST_QUOTE]
+            source = replace(source, quote=said, said_by=SAID_BY_MODEL)
+        functional = is_functional(predicate, otherwise=bool(asked.arguments.get("functional")))
+        since = _since(asked, now) or (source.at if source else now)
+        what = (asked.text("subject", SUBJECT), predicate, asked.text("object"))
+        claim = Claim(*what, functional, since, asked.key, source=source)
         kept = await self.facts.add(asked.scope, [claim], ids=[f"f_{self.ids.new()}"], now=now)
         if not kept:
             raise ToolFailed(FORGOTTEN)
@@ -167,32 +153,23 @@ class MemoryTool:
     async def _recall(self, asked: _Asked) -> object:
         found = await self.find.of(asked.text("query"), asked.key, asked.whose, limit=MOST_FOUND)
         facts = [told(one.fact) for one in found if one.fact]
-        said = [
-            {"at": _day(one.at), "by": one.said_by, "text": one.text[:LONGEST_SAID]}
-            for one in found
-            if not one.fact
-        ]
+        turns = [(one, one.text[:LONGEST_SAID]) for one in found if not one.fact]
+        said = [{"at": _day(one.at), "by": one.said_by, "text": text} for one, text in turns]
         return {"facts": facts, "said": said}
 
     async def _history(self, asked: _Asked) -> object:
-        predicate = asked.arguments.get("predicate")
-        query = FactQuery(
-            asked.whose,
-            subject=asked.text("subject", SUBJECT),
-            predicate=None if predicate is None else asked.text("predicate"),
-            with_history=True,
-            limit=MOST_FACTS,
-        )
-        return {"facts": [told(fact) for fact in await select(self.facts, query)]}
+        return {"facts": [told(fact) for fact in await self._of_subject(asked)]}
+
+    async def _of_subject(self, asked: _Asked) -> Sequence[Fact]:
+        subject, named = asked.text("subject", SUBJECT), "predicate" in asked.arguments
+        predicate = asked.text("predicate") if named else None
+        query = FactQuery(asked.whose, subject, predicate, with_history=True, limit=MOST_FACTS)
+        return await select(self.facts, query)
 
     async def _as_of(self, asked: _Asked) -> object:
-        known_at, now = asked.arguments.get("known_at"), self.clock.now()
-        query = FactQuery(
-            asked.whose,
-            at=_moment(asked.text("at"), now),
-            known_at=_moment(str(known_at), now) if known_at else None,
-            limit=MOST_FACTS,
-        )
+        then, now = asked.arguments.get("known_at"), self.clock.now()
+        at, known_at = _moment(asked.text("at"), now), _moment(str(then), now) if then else None
+        query = FactQuery(asked.whose, at=at, known_at=known_at, limit=MOST_FACTS)
         return {"facts": [told(fact) for fact in await select(self.facts, query)]}
 
     async def _why(self, asked: _Asked) -> object:
@@ -232,14 +209,8 @@ class MemoryTool:
         if asked.arguments.get("fact_id") is not None:
             origin = await self.facts.origin(asked.text("fact_id"))
             return [origin.fact] if origin else []
-        query = FactQuery(
-            asked.whose,
-            subject=asked.text("subject", SUBJECT),
-            predicate=asked.text("predicate"),
-            with_history=True,
-            limit=MOST_FACTS,
-        )
-        return await select(self.facts, query)
+        asked.text("predicate")  # it is not to forget all at once
+        return await self._of_subject(asked)
 
 
 async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
@@ -256,19 +227,10 @@ async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
 
 def told(fact: Fact) -> dict[str, object]:
     """A fact with its dates, and no more than a model needs."""
-    shown: dict[str, object] = {
-        "id": fact.id,
-        "subject": fact.subject,
-        "predicate": fact.predicate,
-        "object": fact.object,
-        "since": _day(fact.valid_from),
-        "told": _day(fact.learned_at),
-    }
-    if fact.valid_to is not None:
-        shown["until"] = _day(fact.valid_to)
-    if fact.superseded_at is not None:
-        shown["superseded"] = _day(fact.superseded_at)
-    return shown
+    what = {name: getattr(fact, name) for name in ("id", "subject", "predicate", "object")}
+    begun = {"since": fact.valid_from, "told": fact.learned_at}
+    ended = {"until": fact.valid_to, "superseded": fact.superseded_at}
+    return what | {name: _day(at) for name, at in (begun | ended).items() if at is not None}
 
 
 def _day(at: datetime) -> str:

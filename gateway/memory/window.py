@@ -1,10 +1,14 @@
 """The recent exchanges that a model is shown again: whole, mended, shortened, as many as fit. Pure."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from operator import attrgetter
+from typing import NamedTuple
 from zlib import crc32
 
+from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId
 from gateway.domain.messages import (
     MESSAGE_OVERHEAD,
@@ -21,6 +25,7 @@ Exchange = tuple[Node, ...]
 SHOWN_WHOLE = 2  # exchanges whose results are never shortened
 LEAST_STEADY = 6  # exchanges: of fewer, each is too good to lose
 HEAD, TAIL = 600, 200  # characters that stay of an old result
+NODE_WEIGHT = 100  # tokens' worth of memory that a node costs even when its text is short
 
 
 def message_tokens(message: Message) -> int:
@@ -33,52 +38,93 @@ def message_tokens(message: Message) -> int:
     return tokens
 
 
-def begins_exchange(nodes: Sequence[Node], place: int) -> bool:
-    """A question right after an answer: what follows another question, or the result of a tool, was
-    answered together with what is before it."""
-    before = nodes[place - 1].message.role if place else "assistant"
-    return nodes[place].message.role == "user" and before == "assistant"
+class Begin(NamedTuple):
+    """Where an exchange begins in a window: with a question right after an answer. A question after
+    another question, or after a tool's result, was answered together with what is before it."""
+
+    place: int
+    id: NodeId
+    before: int  # tokens of the window before it
+    digest: int
+
+
+_BEFORE, _DIGEST = attrgetter("before"), attrgetter("digest")
+
+
+class Window(tuple[Node, ...]):
+    """Nodes of a path, oldest first, with the places and sums that packing needs. A window that
+    grows from another one looks at the new nodes only."""
+
+    begins: tuple[Begin, ...]
+    tokens: int
+    weight: int  # what keeping it costs, in tokens
+    has_tools: bool
+
+    def __new__(cls, nodes: Iterable[Node] = (), *, after: "Window | None" = None) -> "Window":
+        more = tuple(nodes)
+        window = super().__new__(cls, more if after is None else (*after, *more))
+        begins = [] if after is None else [*after.begins]
+        tokens, weight = (0, 0) if after is None else (after.tokens, after.weight)
+        has_tools = after is not None and after.has_tools
+        role = after[-1].message.role if after else "assistant"
+        for place, node in enumerate(more, len(window) - len(more)):
+            message = node.message
+            if message.role == "user" and role == "assistant":
+                begins.append(Begin(place, node.id, tokens, crc32(node.id.encode())))
+            role, result = message.role, message.result
+            tokens += node.token_count
+            weight += node.token_count + NODE_WEIGHT
+            if result is not None and result.excerpt is not None:  # not all of it is shown
+                weight += len(result.content) // 3
+            has_tools = has_tools or result is not None or bool(message.tool_calls)
+        window.begins, window.tokens, window.weight = tuple(begins), tokens, weight
+        window.has_tools = has_tools
+        return window
+
+    def size(self, first: int) -> int:
+        """Tokens of this exchange and of those after it."""
+        return self.tokens - self.begins[first].before if first < len(self.begins) else 0
+
+    def since(self, first: int) -> Sequence[Node]:
+        """The nodes of this exchange and of those after it."""
+        return self[self.begins[first].place :] if first < len(self.begins) else ()
+
+    def needed(self, rules: ContextRules) -> "Window":
+        """The newest that may be shown at all: so many turns, or so many tokens."""
+        newest = len(self.begins) - 1
+        over = bisect_left(self.begins, self.tokens - rules.token_budget, key=_BEFORE) - 1
+        first = min(newest, max(newest + 1 - rules.recent_turns, over))
+        return Window(self.since(first)) if first >= 0 and self.begins[first].place else self
+
+    def fitting(self, first: int, room: int, follows: NodeId | None) -> int:
+        """The oldest exchange to show, of those since `first`. A window that slid with every turn
+        would begin every request anew, so of its first third it begins with the exchange of the
+        least digest, which stays the same for some turns, and is the same for everybody. `follows`
+        is the message after which nothing older may be shown."""
+        begins = self.begins
+        first = max(first, bisect_left(begins, self.tokens - room, key=_BEFORE))
+        count = len(begins) - first
+        if count < LEAST_STEADY or self[begins[first].place].parent_id == follows:
+            return first
+        loose = begins[first : first + count // 3 + 1]
+        return first + loose.index(min(loose, key=_DIGEST))
+
+    def shortened(self, first: int, whole: int = SHOWN_WHOLE) -> "Window":
+        """Since that exchange, with the long results of all but the newest cut down; the store keeps
+        the whole."""
+        kept = self.since(max(first, len(self.begins) - whole)) if whole else ()
+        nodes = self.since(first)
+        return Window((*map(_short, nodes[: len(nodes) - len(kept)]), *kept))
 
 
 def exchanges_of(nodes: Sequence[Node]) -> Sequence[Exchange]:
     """Without what stands before the first question."""
-    starts: list[int] = []
-    before = "assistant"
-    for place, node in enumerate(nodes):  # as `begins_exchange` says, but with every turn
-        role = node.message.role
-        if role == "user" and before == "assistant":
-            starts.append(place)
-        before = role
+    starts = [begin.place for begin in Window(nodes).begins]
     return [tuple(nodes[start:end]) for start, end in pairwise([*starts, len(nodes)])]
 
 
 def size_of(exchanges: Sequence[Exchange]) -> int:
     return sum(node.token_count for exchange in exchanges for node in exchange)
-
-
-def fitting(exchanges: Sequence[Exchange], room: int, first: NodeId | None) -> Sequence[Exchange]:
-    """The newest that fit. A window that slid with every turn would begin every request anew, so of
-    its first third it begins with the exchange of the least digest, which stays the same for some
-    turns, and is the same for everybody. `first` is the message that the oldest exchange follows, if
-    nothing older may be shown."""
-    used, count = 0, 0
-    for exchange in reversed(exchanges):
-        used += size_of((exchange,))
-        if used > room:
-            break
-        count += 1
-    shown = exchanges[len(exchanges) - count :]
-    if not shown or shown[0][0].parent_id == first:
-        return shown
-    loose = count // 3 if count >= LEAST_STEADY else 0
-    start = min(range(loose + 1), key=lambda place: crc32(shown[place][0].id.encode()))
-    return shown[start:]
-
-
-def shortened(exchanges: Sequence[Exchange], whole: int = SHOWN_WHOLE) -> Sequence[Exchange]:
-    """With the long results of all but the newest cut down; the store keeps the whole."""
-    first = max(0, len(exchanges) - whole)
-    return [*(tuple(map(_short, one)) for one in exchanges[:first]), *exchanges[first:]]
 
 
 def _short(node: Node) -> Node:

@@ -31,12 +31,6 @@ class When:
     is_day: bool = False  # it names a day, not a longer time
 
 
-def find(text: str, said_at: datetime) -> When | None:
-    """None for what is unclear, lies in the future, or never was."""
-    when = named(text, said_at)
-    return None if when is None or when.at > said_at else when
-
-
 def named(text: str, said_at: datetime) -> When | None:
     """Also what is still to come: the most exact form decides."""
     if ahead := _AHEAD.search(text):

@@ -75,10 +75,9 @@ def _path(
         return Path((), None, more=False)
     session, head, head_id = found
     end: int | None = head
-    if before is not None:
-        end = _place_and_parent(session, before, db)[1]
-    elif upto is not None:
-        end = _place_and_parent(session, upto, db)[0]
+    if (named := before or upto) is not None:
+        place, parent = _place_and_parent(session, named, db)
+        end = place if before is None else parent
     if end is None or limit < 1:
         return Path((), head_id, more=end is not None)
     rows = db.execute(_WALK, (end, limit)).fetchall()
@@ -116,11 +115,14 @@ def _place_and_parent(
     return row[0], row[1]
 
 
+def _places(key: SessionKey, db: sqlite3.Connection) -> tuple[int, int]:
+    """Of a session's nodes: the first, and the one beyond the last; there are none of no session."""
+    row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
+    return (place_of(row[0], 0), place_of(row[0] + 1, 0)) if row else (0, 0)
+
+
 def _node(key: SessionKey, node_id: str, db: sqlite3.Connection) -> Node | None:
-    found = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
-    if found is None:
-        return None
-    first, beyond = place_of(found[0], 0), place_of(found[0] + 1, 0)
+    first, beyond = _places(key, db)
     row = db.execute(f"{_NODE} WHERE n.id = ? AND n.standing < 2", (node_id,)).fetchone()
     if row is None or not first <= row[0] < beyond:
         labelled = f"{_NODE} WHERE n.label = ? AND n.place >= ? AND n.place < ?"
@@ -129,13 +131,8 @@ def _node(key: SessionKey, node_id: str, db: sqlite3.Connection) -> Node | None:
 
 
 def _tree(key: SessionKey, limit: int, archived: int, db: sqlite3.Connection) -> Sequence[Node]:
-    found = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
-    if found is None:
-        return ()
-    bounds = (place_of(found[0], 0), place_of(found[0] + 1, 0), archived, max(0, limit))
-    nodes = [to_node(row, row[-1]) for row in db.execute(_TREE, bounds).fetchall()]
-    nodes.reverse()
-    return nodes
+    rows = db.execute(_TREE, (*_places(key, db), archived, max(0, limit))).fetchall()
+    return [to_node(row, row[-1]) for row in reversed(rows)]
 
 
 def _move_head(
@@ -186,14 +183,9 @@ class SqliteSummaries:
         self._writer = writer
 
     async def append(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
-        require_summary(key, node, expected)
+        message = (node.id, node.run_id, node.model, node.message.text)
+        require_text("a summary or the message's id", str(key), expected, *message)
         return await self._writer.write(partial(_append, key, node, expected), durable=False)
-
-
-def require_summary(key: SessionKey, node: Node, expected: NodeId | None) -> None:
-    """Raises TextRefused before anything is written."""
-    require_text("a summary", str(key), node.id, node.run_id, node.model, node.message.text)
-    require_text("the message's id", expected)
 
 
 def _append(key: SessionKey, node: Node, expected: NodeId | None, pen: Pen) -> bool:
@@ -229,7 +221,7 @@ class SqliteSessions:
         return await self._readers.read(partial(_list, query))
 
     async def count(self) -> int:
-        return await self._readers.read(_total)
+        return await self._readers.read(lambda db: int(db.execute(_TOTAL).fetchone()[0]))
 
     async def close(self, key: SessionKey) -> None:
         require_text("the session's key", str(key))
@@ -264,10 +256,6 @@ def _one_of(column: str, values: Sequence[str] | None) -> str:
     return f"{column} IN ({', '.join('?' * len(values or ()))})"
 
 
-def _total(db: sqlite3.Connection) -> int:
-    return int(db.execute("SELECT count(*) FROM session").fetchone()[0])
-
-
 def _close(key: SessionKey, pen: Pen) -> None:
     closed = pen.db.execute("UPDATE session SET state = 'closed' WHERE key = ?", (str(key),))
     if closed.rowcount == 0:
@@ -279,6 +267,7 @@ def _to_record(row: Sequence[Any]) -> SessionRecord:
     return SessionRecord(SessionKey.parse(key), to_time(created_at), to_time(updated_at), *rest)
 
 
+_TOTAL = "SELECT count(*) FROM session"
 _SESSION = """
 SELECT s.key, s.created_at, s.updated_at, s.message_count,
        s.input_tokens + coalesce(l.input_tokens, 0),    -- s: from before there was a ledger
@@ -306,16 +295,11 @@ class SqliteConversations:
         await self._writer.write(partial(_checkpoint, key, node, is_kept), durable=True)
 
     async def take_in(self, key: SessionKey, nodes: Sequence[Node], *, now: datetime) -> TakenIn:
-        require_nodes(key, nodes)
+        require_text("the session's key", str(key))
+        for node in nodes:
+            names = (node.id, node.parent_id, node.run_id, node.model, node.label)
+            require_text("a message", *names, *message_texts(node.message))
         return await self._writer.write(partial(_take_in, key, nodes, now), durable=True)
-
-
-def require_nodes(key: SessionKey, nodes: Sequence[Node]) -> None:
-    """Raises TextRefused before anything is written."""
-    require_text("the session's key", str(key))
-    for node in nodes:
-        require_text("a message", node.id, node.parent_id, node.run_id, node.model, node.label)
-        require_text("a message", *message_texts(node.message))
 
 
 def _begin(key: SessionKey, at: int, pen: Pen) -> None:
@@ -375,10 +359,8 @@ def _new(
     def is_known(name: NodeId) -> bool | None:
         """None: it is another's, or erased."""
         row = pen.db.execute("SELECT place, standing FROM node WHERE id = ?", (name,)).fetchone()
-        if row is None:
-            return False
-        is_ours = session is not None and row[0] >> SEQ_BITS == session.id
-        return True if is_ours and row[1] < _ERASED else None
+        is_ours = row and session is not None and row[0] >> SEQ_BITS == session.id
+        return (True if is_ours and row[1] < _ERASED else None) if row else False
 
     return not_there_yet(key, nodes, is_known)
 

@@ -67,6 +67,9 @@ class SqliteFacts:
         self._groups.note(scope, *map(str, said_in))
         return await self._writer.write(partial(_add, scope, claims, ids, now), durable=False)
 
+    def knows(self, whose: Whose) -> bool:
+        return self._groups.has(whose.scope or str(whose.room))
+
     async def select(self, query: FactQuery) -> Sequence[Fact]:
         require_query(query)
         find = _select if query.known_at is None else _known_then
@@ -91,7 +94,7 @@ class SqliteFacts:
         upto = self._groups.upto
         if upto is not None:
             self._groups.take(await self._readers.read(partial(page, upto)))
-        return self._groups.has(whose.scope or str(whose.room))
+        return self.knows(whose)
 
     async def origin(self, fact_id: str) -> Origin | None:
         require_text("the fact's id", fact_id)

@@ -442,7 +442,7 @@ def _keep(topic: _Topic, told: Told, place: int, db: sqlite3.Connection) -> None
 
 
 def _list(places: Sequence[int | None], fact: Fact, db: sqlite3.Connection) -> None:
-    words = " ".join(words_of(f"{fact.subject} {fact.predicate} {fact.object}"))
+    words = " ".join(words_of(fact.text))
     listed = [(place, words) for place in places if place is not None]
     db.executemany("INSERT INTO fact_words (rowid, words) VALUES (?, ?)", listed)
 

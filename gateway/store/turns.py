@@ -1,12 +1,12 @@
 """What was said in SQLite, found by its words, and how far facts were looked for in it."""
 
-import json
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations, islice
+from typing import Any, TypeVar
 
 from gateway.domain.errors import NotFound
 from gateway.domain.facts import Found, Heard, Hits, Said, Trail, Turn, scope_of, words_of
@@ -14,7 +14,7 @@ from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import Names, anything_forgotten, is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
 from gateway.store.reader import Readers
-from gateway.store.rows import SEQ_BITS, place_of, require_text, seq_of
+from gateway.store.rows import place_of, require_text, seq_of
 from gateway.store.writer import Pen, Writer
 
 SHOWN_CHARS = 4000  # of a message that is found
@@ -23,32 +23,26 @@ SAID_BY = ("user", "assistant")
 
 _MOST_FORKS = 1000  # of a session that are looked at, the newest
 _MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
+_FEW, _SHARE = 8, 0.25  # turns, and a share of them: a word in more of them tells nothing apart
 _MOST_COMMON = 3  # frequent words that are looked for beside each other
 _STAYS_COMMON, _MOST_COMMON_KEPT = 1.2, 1_000  # times the length, sessions
 _MERGED_PAGES = 200  # a commit
+# Bytes of a page of the index. Within a page all is read from one end to the other: the smaller it
+# is, the less of what others said is passed on the way to a session.
+PAGE_BYTES = 250
 
-
-@dataclass(frozen=True, slots=True)
-class _Common:
-    """Words that most turns of a session held when it had this length: who asks again need not look
-    for them again."""
-
-    length: int = 0
-    words: frozenset[str] = frozenset()
-
-    def holds_for(self, trail: Trail) -> bool:
-        return self.length <= trail.length <= self.length * _STAYS_COMMON
-
-    def without(self, words: Sequence[str]) -> Sequence[str]:
-        return [word for word in words if word not in self.words]
+K = TypeVar("K")
 
 
 class SqliteTurns:
     def __init__(self, writer: Writer, readers: Readers) -> None:
         self._writer, self._readers = writer, readers
-        self._common: dict[SessionKey, _Common] = {}
+        # By session: words that most turns held when it had this length. They are not looked for
+        # again until the session has grown.
+        self._common: dict[str, tuple[int, frozenset[str]]] = {}
+        self._has_small_pages = False
 
-    async def find(
+    def find(
         self,
         key: SessionKey,
         words: Sequence[str],
@@ -56,25 +50,51 @@ class SqliteTurns:
         messages: Sequence[str] = (),
         upto: NodeId | None = None,
         limit: int,
+    ) -> Coroutine[Any, Any, Found]:
+        name = str(key)
+        require_text("the session's key or a message's id", name, upto, *messages)
+        plain = frozenset(words_of(" ".join(words)))
+        asked = [*filter(plain.__contains__, words)]  # the others might be queries
+        return self._readers.read(
+            partial(self._find, name, asked, messages=messages, upto=upto, limit=limit)
+        )
+
+    def _find(
+        self,
+        name: str,
+        words: Sequence[str],
+        db: sqlite3.Connection,
+        *,
+        messages: Sequence[str],
+        upto: NodeId | None,
+        limit: int,
     ) -> Found:
-        require_text("the session's key or a message's id", str(key), upto, *messages)
-        words = [word for word in words if word in words_of(word)]  # and is no query
-        common = self._common.get(key, _Common())
-
-        def look(db: sqlite3.Connection) -> tuple[Found, _Common]:
-            known = _session_and_trail(key, upto, db)
-            if known is None:
-                return Found(), common
-            session, trail = known
-            depths = _depths_of(messages, session, trail, db)
-            kept = common if common.holds_for(trail) else _Common(trail.length)
-            hits, told = _hits_of(kept.without(words), session, trail, limit, db)
-            return Found(trail, hits, depths), replace(kept, words=kept.words | told)
-
-        found, self._common[key] = await self._readers.read(look)
+        row = db.execute(_SESSION, (name,)).fetchone()
+        if row is None:
+            return Found()
+        session, head, last, indexed = row
+        wanted = messages if upto is None else (*messages, upto)
+        marks = ", ".join("?" * len(wanted))
+        seqs = dict(db.execute(_SEQS.format(marks), (session, *wanted)).fetchall())
+        if upto is not None and upto not in seqs:
+            raise NotFound(f"message {upto}")
+        trail = trail_of(forks_of(session, db), head if upto is None else seqs[upto], last)
+        depths = {
+            one: depth
+            for one in messages
+            if one in seqs and (depth := trail.depth_of(seqs[one])) is not None
+        }
+        length, common = self._common.get(name, (0, frozenset()))
+        if not length <= trail.length <= length * _STAYS_COMMON:
+            length, common = trail.length, frozenset()
+        asked = [word for word in words if word not in common]
+        if not asked or not trail.spans:
+            return Found(trail, {}, depths)
+        hits, told = _hits_of(asked, trail, indexed, _Look(db, session, trail, limit))
+        self._common[name] = (length, common | told)
         if len(self._common) > _MOST_COMMON_KEPT:
             del self._common[next(iter(self._common))]
-        return found
+        return Found(trail, hits, depths)
 
     async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
         require_text("the session's key", str(key))
@@ -85,55 +105,33 @@ class SqliteTurns:
 
     async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
         require_text("the session's key", *map(str, keys))
+        if not self._has_small_pages:
+            await self._writer.write(_make_pages_small, durable=False)
+            self._has_small_pages = True
         return await self._writer.write(partial(_advance, keys, limit), durable=False)
 
     async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
         require_text("the session's key or a message's id", str(key), *ids)
-        self._common.pop(key, None)
+        self._common.pop(str(key), None)
         await self._writer.write(partial(forget_turns, key, ids), durable=True)
         await rewrite_index(self._writer)
-
-
-def _session_and_trail(
-    key: SessionKey, upto: NodeId | None, db: sqlite3.Connection
-) -> tuple[int, Trail] | None:
-    row = db.execute("SELECT id, head, last_seq FROM session WHERE key = ?", (str(key),)).fetchone()
-    if row is None:
-        return None
-    session, head, last = row
-    if upto is not None:
-        head = _place_in(session, upto, db)
-        if head is None:
-            raise NotFound(f"message {upto}")
-    return session, trail_of(forks_of(session, db), None if head is None else seq_of(head), last)
 
 
 def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
     """The newest of them, oldest first."""
     bounds = (place_of(session, 0), place_of(session + 1, 0), _MOST_FORKS)
     forks = db.execute(_FORKS, bounds).fetchall()
-    return [(seq_of(at), None if up is None else seq_of(up)) for at, up in reversed(forks)]
+    forks.reverse()
+    return forks
 
 
-def _depths_of(
-    messages: Sequence[str], session: int, trail: Trail, db: sqlite3.Connection
-) -> Mapping[str, int]:
-    (found,) = db.execute(_PLACES, (json.dumps(messages),)).fetchone()
-    inside = ((name, place) for name, place in json.loads(found) if place >> SEQ_BITS == session)
-    depths = ((name, trail.depth_of(seq_of(place))) for name, place in inside)
-    return {name: depth for name, depth in depths if depth is not None}
-
-
-def _place_in(session: int, node_id: str, db: sqlite3.Connection) -> int | None:
-    row = db.execute("SELECT place FROM node WHERE id = ?", (node_id,)).fetchone()
-    return None if row is None or row[0] >> SEQ_BITS != session else int(row[0])
-
-
-def trail_of(forks: Sequence[tuple[int, int | None]], head: int | None, last: int) -> Trail:
+def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
     """`forks`: (seq, the parent's) of each message that does not follow on the one before it in
     time, oldest first; every other message does. So a path is a few spans, however long it is."""
     if not forks:  # the first message is not answered yet
         return Trail()
+    if len(forks) == 1:
+        return Trail.of([(forks[0][0], last if head is None else head)])
     starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
@@ -151,62 +149,63 @@ def trail_of(forks: Sequence[tuple[int, int | None]], head: int | None, last: in
 
 
 def _hits_of(
-    words: Sequence[str], session: int, trail: Trail, limit: int, db: sqlite3.Connection
+    words: Sequence[str], trail: Trail, indexed: int, look: "_Look"
 ) -> tuple[Mapping[str, Hits], frozenset[str]]:
-    """And which of them are too common to look for."""
-    if not trail.spans or not words:
+    """And which of the words are too common to look for."""
+    found = look({word: f'"{word}"' for word in words})
+    if not found:
         return {}, frozenset()
-    bounds = (place_of(session, trail.spans[0][0]), place_of(session, trail.spans[-1][1]))
-
-    def look(query: str) -> set[int]:
-        # Where there is but one span, all within its bounds may be seen.
-        most = limit if len(trail.spans) == 1 else limit * _MOST_SKIPPED
-        (places,) = db.execute(_MATCH, (query, *bounds, most)).fetchone()
-        return _seen(places, trail, limit) if places else set()
-
-    newest = {word: found for word in words if (found := look(_quoted(word)))}
-    totals = _totals(newest, session, trail, limit, db)
-    hits = {word: found for word, found in newest.items() if trail.tells_apart(totals[word])}
-    rare = [word for word, found in hits.items() if len(found) < limit]
-    common = sorted(hits.keys() - rare, key=lambda word: (totals[word], word))[:_MOST_COMMON]
-    any_rare = " OR ".join(map(_quoted, rare))
-    for word in common if rare else ():
-        hits[word] |= look(f"{_quoted(word)} AND ({any_rare})")
-    for one, other in combinations(common, 2):
-        both = look(f"{_quoted(one)} AND {_quoted(other)}")
-        hits[one] |= both
-        hits[other] |= both
+    totals = {word: len(depths) for word, depths in found.items()}
+    if many := {word for word, total in totals.items() if total >= look.limit}:
+        # Beyond the newest, as if a word was always said as often.
+        looked_at = trail.count_to(indexed)
+        for word in many:
+            spread = max(1, looked_at - min(found[word]))
+            totals[word] = max(totals[word], totals[word] * trail.length // spread)
+    most = max(_FEW, _SHARE * trail.length)
+    common = frozenset(word for word, total in totals.items() if total > most)
+    if frequent := sorted(many - common, key=lambda word: (totals[word], word))[:_MOST_COMMON]:
+        rare = " OR ".join(f'"{word}"' for word in found if word not in many | common)
+        asked = {(word,): f'"{word}" AND ({rare})' for word in frequent} if rare else {}
+        pairs = {pair: '"{}" AND "{}"'.format(*pair) for pair in combinations(frequent, 2)}
+        for those, depths in look({**asked, **pairs}).items():
+            for word in those:
+                found[word] |= depths
     told = {
-        word: Hits(frozenset(found), max(len(found), totals[word])) for word, found in hits.items()
+        word: Hits(frozenset(depths), max(len(depths), totals[word]))
+        for word, depths in found.items()
+        if word not in common
     }
-    return told, frozenset(newest.keys() - hits)
+    return told, common
 
 
-def _totals(
-    newest: Mapping[str, set[int]], session: int, trail: Trail, limit: int, db: sqlite3.Connection
-) -> Mapping[str, int]:
-    """How often each word was said: beyond the newest, as if it was always said as often."""
-    row = db.execute(_CURSOR, (session,)).fetchone()
-    looked_at = trail.count_to(row[0]) if row else 0
-    return {
-        word: len(found)
-        if len(found) < limit
-        else len(found) * trail.length // max(1, looked_at - min(found))
-        for word, found in newest.items()
-    }
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """One question of the index for many queries."""
 
+    db: sqlite3.Connection
+    session: int
+    trail: Trail
+    limit: int
 
-def _seen(places: str, trail: Trail, limit: int) -> set[int]:
-    """The first `limit` that may be seen."""
-    if len(trail.spans) == 1:
-        ((first, _, depth),) = trail.spans
-        return {seq_of(place) - first + depth for place in map(int, places.split(","))}
-    depths = (trail.depth_of(seq_of(int(place))) for place in places.split(","))
-    return set(islice((depth for depth in depths if depth is not None), limit))
-
-
-def _quoted(word: str) -> str:
-    return f'"{word}"'  # words hold no quotes
+    def __call__(self, queries: Mapping[K, str]) -> dict[K, set[int]]:
+        """The newest `limit` depths of each query that has any."""
+        if not queries:
+            return {}
+        (first, _, before), last = self.trail.spans[0], self.trail.spans[-1][1]
+        is_whole = len(self.trail.spans) == 1  # then all within its bounds may be seen
+        most = self.limit if is_whole else self.limit * _MOST_SKIPPED
+        bounds = (place_of(self.session, first), place_of(self.session, last), most)
+        asked = _MATCH.format(", ".join(["(?)"] * len(queries)))
+        places = dict(self.db.execute(asked, (*queries.values(), *bounds)).fetchall())
+        found: dict[K, set[int]] = {}
+        for name, query in queries.items():
+            if (these := places[query]) and is_whole:
+                found[name] = {int(place) - bounds[0] + before for place in these.split(",")}
+            elif these:
+                seen = (self.trail.depth_of(seq_of(int(place))) for place in these.split(","))
+                found[name] = set(islice((at for at in seen if at is not None), self.limit))
+        return found
 
 
 def _fetch(
@@ -218,17 +217,14 @@ def _fetch(
     places = {place_of(row[0], trail.seq_at(depth)): depth for depth in depths}
     marks = ", ".join("?" * len(places))
     rows = db.execute(_FETCH.format(marks), (SHOWN_CHARS, *places)).fetchall()
-    turns = [
-        (Turn(places[place], id_, role, text, to_time(at), sender), asked)
-        for place, id_, role, text, at, sender, asked in rows
-    ]
-    if anything_forgotten(db):
-        turns = [
-            (turn, asked)
-            for turn, asked in turns
-            if not is_forgotten(names_by(key, turn, asked), turn.at, db)
-        ]
-    return [turn if turn.role == "user" else replace(turn, sender=None) for turn, _ in turns]
+    are_forgotten = anything_forgotten(db)
+    turns = []
+    for place, id_, role, text, at, sender, asked in rows:
+        turn = Turn(places[place], id_, role, text, to_time(at), sender)
+        if are_forgotten and is_forgotten(names_by(key, turn, asked), turn.at, db):
+            continue
+        turns.append(turn if role == "user" else replace(turn, sender=None))
+    return turns
 
 
 def names_by(key: SessionKey, turn: Turn, asked: str | None) -> Names:
@@ -250,7 +246,8 @@ def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[Sessi
         upto = row[0] if row else 0
         bounds = (place_of(session.id, upto), place_of(session.id + 1, 0), left)
         rows = pen.db.execute(_NEXT, bounds).fetchall() if upto < session.last_seq else []
-        _add_words([(place, text) for place, role, text in rows if role in SAID_BY], pen.db)
+        said = [(place, text) for place, role, text in rows if role in SAID_BY]
+        _change_index(_ADD_WORDS, said, pen.db)
         if left:
             upto = seq_of(rows[-1][0]) if len(rows) == left else session.last_seq
             pen.db.execute(_SET_CURSOR, (session.id, upto))
@@ -260,20 +257,10 @@ def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[Sessi
     return behind
 
 
-def _add_words(texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
-    """Each at its place."""
-    rows = [(place, words) for place, text in texts if (words := _indexed(text))]
-    db.executemany("INSERT INTO turn (rowid, words) VALUES (?, ?)", rows)
-
-
-def _take_words(texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
-    """The inverse of `_add_words`, which has to be told what is to go."""
-    rows = [(place, words) for place, text in texts if (words := _indexed(text))]
-    db.executemany("INSERT INTO turn (turn, rowid, words) VALUES ('delete', ?, ?)", rows)
-
-
-def _indexed(text: str) -> str:
-    return " ".join(words_of(text[:INDEXED_CHARS]))
+def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
+    """Adds words at their places, or takes them out: for that the index has to be told them again."""
+    rows = [(place, " ".join(words_of(text[:INDEXED_CHARS]))) for place, text in texts]
+    db.executemany(change, [row for row in rows if row[1]])
 
 
 def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
@@ -286,13 +273,18 @@ def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
     places = (pen.place(session, node_id) for node_id in ids)
     found = [place for place in places if place is not None and place <= upto]
     texts = [pen.db.execute(_TEXT, (place, *SAID_BY)).fetchone() for place in found]
-    _take_words([row for row in texts if row is not None], pen.db)
+    _change_index(_TAKE_WORDS, [row for row in texts if row is not None], pen.db)
 
 
 async def rewrite_index(writer: Writer) -> None:
     """A part a commit, so that nobody waits for all of it."""
     while await writer.write(_merge, durable=False):
         pass
+
+
+def _make_pages_small(pen: Pen) -> None:
+    """Of what is written from now on; what is there already becomes so as it is merged."""
+    pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
 
 
 def _merge(pen: Pen) -> bool:
@@ -306,19 +298,22 @@ def _merge(pen: Pen) -> bool:
     return is_more
 
 
-_PLACES = """
-SELECT json_group_array(json_array(id, place)) FROM node
-WHERE id IN (SELECT value FROM json_each(?))
+_SESSION = """
+SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0)
+FROM session s LEFT JOIN turn_cursor c ON c.session = s.id WHERE s.key = ?
 """
+_SEQS = "SELECT id, place & 0xffffffff FROM node WHERE place >> 32 = ? AND id IN ({})"
 _FORKS = """
-SELECT place, parent FROM node INDEXED BY node_fork
+SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork
 WHERE parent IS NOT place - 1 AND place > ? AND place < ? ORDER BY place DESC LIMIT ?
 """
 # In one piece: a row each would hand the interpreter's lock over and back for every hit.
 _MATCH = """
-SELECT group_concat(place) FROM (
-    SELECT rowid AS place FROM turn WHERE turn MATCH ? AND rowid BETWEEN ? AND ?
-    ORDER BY rowid DESC LIMIT ?)
+WITH asked (query) AS (VALUES {})
+SELECT query, (SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM turn WHERE turn MATCH query AND rowid BETWEEN ? AND ?
+    ORDER BY rowid DESC LIMIT ?))
+FROM asked
 """
 _FETCH = """
 SELECT n.place, n.id, n.role, substr(n.text, 1, ?), n.created_at, r.sender, r.message_id
@@ -330,6 +325,8 @@ SELECT s.key FROM session s LEFT JOIN turn_cursor c ON c.session = s.id
 WHERE s.last_seq > coalesce(c.upto, 0) ORDER BY s.id LIMIT ?
 """
 _CURSOR = "SELECT upto FROM turn_cursor WHERE session = ?"
+_ADD_WORDS = "INSERT INTO turn (rowid, words) VALUES (?, ?)"
+_TAKE_WORDS = "INSERT INTO turn (turn, rowid, words) VALUES ('delete', ?, ?)"
 _SET_CURSOR = """
 INSERT INTO turn_cursor (session, upto) VALUES (?, ?)
 ON CONFLICT (session) DO UPDATE SET upto = excluded.upto

@@ -10,6 +10,7 @@ import anyio
 
 from gateway.domain.agents import RESULT, AgentDef, Originals
 from gateway.domain.errors import ToolFailed
+from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
 from gateway.domain.messages import Spent, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
@@ -20,6 +21,9 @@ from gateway.tools.sources import NOTHING, Listed, listed
 log = logging.getLogger(__name__)
 
 LOGGED_WHY = 300
+MOST_LISTS = 1_000  # of tools, each as some agent is offered it
+ASK_LESS = "Ask it for less, or go on without it."
+MAY_BE_DONE = "It may have been carried out all the same: look before you call it again."
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
 
 
@@ -64,6 +68,7 @@ class ToolGate:
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
         self._refused: list[RefusedTool] = []
+        self._offered: dict[tuple[AgentId, tuple[str, ...]], tuple[ToolSpec, ...]] = {}
         self.foreign: Foreign = NoServers()
         for tool in tools:
             self._take(tool)
@@ -76,15 +81,23 @@ class ToolGate:
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:
         """What the model of this agent is told of, in the order of its list; the tools of a family
         in their own."""
-        return tuple(known.spec for known in self._of(agent).values())
+        wanted = (agent.id, agent.tools)
+        found = self._offered.get(wanted)
+        if found is None:
+            if len(self._offered) >= MOST_LISTS:
+                self._offered.clear()
+            found = self._offered[wanted] = tuple(one.spec for one in self._of(agent).values())
+        return found
 
     async def call(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         return await self.excerpts.shown(agent, await self.whole(agent, call, scope), scope)
 
     async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         """Its result, however long it is."""
-        began = self._clock.monotonic()
-        limit, spent, tell = self._limit(agent, call.name), list[Spent](), scope.spend
+        began, spent, tell = self._clock.monotonic(), list[Spent](), scope.spend
+        spec = self._tools[call.name].spec if call.name in self._tools else None
+        own = spec.timeout_s if spec else None
+        limit = agent.limits.tool_timeout_s if own is None else own
 
         def spend(one: Spent) -> None:
             spent.append(one)
@@ -97,24 +110,14 @@ class ToolGate:
         except ToolFailed as error:
             content, is_error = str(error), True
         except TimeoutError:
-            content, is_error = self._late(call.name, limit), True
+            is_foreign = spec is not None and spec.family.startswith(FAMILY)
+            hint = MAY_BE_DONE if is_foreign else ASK_LESS
+            content, is_error = f"{call.name} did not answer within {limit:g} s. {hint}", True
         took_ms = (self._clock.monotonic() - began) * 1000
         if is_error:
             log.info("tool failed", extra={"tool": call.name, "why": content[:LOGGED_WHY]})
         outcome = (content, is_error, round(took_ms, 3), tuple(spent))
         return ToolResult(call.id, call.name, *outcome, boundary=self.boundary())
-
-    def _limit(self, agent: AgentDef, name: str) -> float:
-        known = self._tools.get(name)
-        own = known.spec.timeout_s if known else None
-        return agent.limits.tool_timeout_s if own is None else own
-
-    def _late(self, name: str, limit: float) -> str:
-        known = self._tools.get(name)
-        hint = "Ask it for less, or go on without it."
-        if known and known.spec.family.startswith(FAMILY):
-            hint = "It may have been carried out all the same: look before you call it again."
-        return f"{name} did not answer within {limit:g} s. {hint}"
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
         """Has the tools that come and go be there for a turn, if they can."""
@@ -122,6 +125,7 @@ class ToolGate:
 
     def renew(self, family: str, tools: Sequence[Tool]) -> None:
         """From now on these are the tools of the family; a call at work ends with the one it began."""
+        self._offered.clear()
         for name in self._families.pop(family, ()):
             self._families.pop(self._tools.pop(name).spec.family, None)
         self._refused = [one for one in self._refused if family not in _families(one.family)]
@@ -136,13 +140,11 @@ class ToolGate:
         """One that cannot be used is put aside with the reason; the others work on without it."""
         spec = tool.spec
         try:
-            checked = _Checked(tool, spec, self._compiled(spec))
+            self._tools[spec.name] = _Checked(tool, spec, self._compiled(spec))
         except ValueError as error:
-            refused = RefusedTool(spec.name, spec.family, str(error))
-            self._refused.append(refused)
-            log.warning("tool refused", extra={"tool": spec.name[:64], "why": refused.why})
+            self._refused.append(RefusedTool(spec.name, spec.family, str(error)))
+            log.warning("tool refused", extra={"tool": spec.name[:64], "why": str(error)})
             return
-        self._tools[spec.name] = checked
         for family in _families(spec.family):
             self._families.setdefault(family, []).append(spec.name)
 
@@ -161,9 +163,9 @@ class ToolGate:
 
     def _of(self, agent: AgentDef) -> Mapping[str, _Checked]:
         """The agent's tools by name."""
-        names = (name for entry in agent.tools for name in self._named(entry))
-        found = ((name, self._tools.get(name)) for name in names)
-        return {name: known for name, known in found if known and known.is_for(agent)}
+        names = [name for entry in agent.tools for name in self._named(entry)]
+        found = {name: self._tools[name] for name in names if name in self._tools}
+        return {name: known for name, known in found.items() if known.is_for(agent)}
 
     def _named(self, entry: str) -> Sequence[str]:
         """A name in an agent's list is a family's before it is a tool's; FAMILY/TOOL is one of a
@@ -183,8 +185,7 @@ class ToolGate:
         if known is None:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
-        arguments = _arguments(call, known, self._decode)
-        return await known.tool.call(arguments, scope)
+        return await known.tool.call(_arguments(call, known, self._decode), scope)
 
 
 def _families(name: str) -> Sequence[str]:

@@ -712,3 +712,15 @@ async def test_what_was_forgotten_is_not_learned_again_from_what_was_said_before
     assert len(again) == len(learned)
     assert origin is not None
     assert [len(others)] == ([1] if what.scope else [0])
+
+
+async def test_where_nothing_was_ever_learned_nobody_need_ask(opened: Open) -> None:
+    async with opened() as stores:
+        await told(stores.facts, a_claim())
+        assert stores.facts.knows(HERS)
+
+    async with opened() as stores:
+        assert stores.facts.knows(HERS)
+        assert not await stores.facts.matching(Whose(room=ROOM), ["nyc"], limit=9)
+        assert stores.facts.knows(HERS)
+        assert not stores.facts.knows(Whose(room=ROOM))

@@ -1,8 +1,11 @@
 """Packing: the soul first, the question last, whole exchanges between, within the allowance."""
 
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import FrameType
 
 import pytest
 from hypothesis import given
@@ -15,7 +18,7 @@ from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimat
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
 from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, pack
-from gateway.memory.window import message_tokens
+from gateway.memory.window import Window, message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 AGENT = AgentDef(AgentId("a"), "p", "m", system_prompt="Be kind.", context_window=100_000)
@@ -181,14 +184,14 @@ def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
     least = pack(agent, SOUL, (), QUESTION, (tool,), besides=alone).tokens
     assert context.messages[-1] is QUESTION
     assert context.tokens <= max(budget, least)
-    assert sum(part.tokens for part in context.parts) == context.tokens
-    assert all(part.tokens >= 0 for part in context.parts)
+    assert sum(tokens for _, tokens, _ in context.parts) == context.tokens
+    assert all(tokens >= 0 for _, tokens, _ in context.parts)
     real = sum(map(message_tokens, context.messages)) + estimate_tokens(context.system)
     assert real <= context.tokens
-    shown = {part.kind: part for part in context.parts}
-    assert len(shown["facts"].items) <= 5
-    assert shown["recall"].tokens <= min(RECALL_TOKENS, max(0, budget // 5))
-    assert shown["summary"].tokens <= max(0, budget // 4)
+    shown = {kind: (tokens, items) for kind, tokens, items in context.parts}
+    assert len(shown["facts"][1]) <= 5
+    assert shown["recall"][0] <= min(RECALL_TOKENS, max(0, budget // 5))
+    assert shown["summary"][0] <= max(0, budget // 4)
 
 
 @pytest.mark.requirement("S-003-Memory-09")
@@ -220,9 +223,9 @@ def test_what_is_remembered_stands_right_before_the_question_and_the_summary_fir
 def test_names_of_notes_and_threads_stand_at_the_end_of_the_system_text() -> None:
     context = pack(AGENT, SOUL, (), QUESTION, (), besides=Besides(recalled=LISTED))
 
-    system = next(part for part in context.parts if part.kind == "system")
+    system = next(items for kind, _, items in context.parts if kind == "system")
     assert context.system == ("I am.\n\nBe kind.\n\nnotes:\n- {soul} {{\n\nthreads:\n- {soul} {{")
-    assert [(item.id, item.why) for item in system.items] == [
+    assert [(name, why) for name, _, why in system] == [
         ("system_prompt", "the agent's system_prompt"),
         ("notes", "what the agent's tools can read"),
         ("threads", "what the agent's tools can read"),
@@ -241,7 +244,7 @@ def test_a_template_says_where_everything_stands() -> None:
 
     context = pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
 
-    items = {part.kind: [item.id for item in part.items] for part in context.parts}
+    items = {kind: [name for name, _, _ in items] for kind, _, items in context.parts}
     own, about = context.system.rsplit("\n\n", 1)
     assert about == RESULTS
     assert own.splitlines() == [
@@ -289,8 +292,8 @@ def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
 
     context = pack(AGENT, SOUL, nodes, QUESTION, (), besides=besides)
 
-    found = next(part for part in context.parts if part.kind == "recall")
-    assert [item.id for item in found.items] == ["t2"]
+    found = next(items for kind, _, items in context.parts if kind == "recall")
+    assert [name for name, _, _ in found] == ["t2"]
     assert context.memory is not None
     assert context.memory.text.count("- user said") == 1
 
@@ -365,3 +368,47 @@ def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_ar
     assert results(roomy) == [node.message.result.content for node in nodes if node.message.result]
     assert not roomy.is_crowded
     assert pack(agent, SOUL, talk(12, size=800), QUESTION, ()).is_crowded
+
+
+def calls_of(work: Callable[[], object]) -> int:
+    """Python functions that it calls."""
+    count = 0
+
+    def hook(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal count
+        count += event == "call"
+
+    sys.setprofile(hook)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_packing_a_warm_session_costs_the_same_however_much_is_shown() -> None:
+    agent = replace(AGENT, context=ContextRules(900_000, 1_000))
+    short, long = Window(talk(20)), Window(talk(900))
+    tools = (ToolSpec("echo", "Says it."), ToolSpec("time", "Tells it."))
+
+    def packed(window: Window) -> Context:
+        return pack(agent, SOUL, window, QUESTION, tools)
+
+    packed(short)
+
+    assert len(packed(long).history) == 1_800
+    assert calls_of(lambda: packed(long)) <= calls_of(lambda: packed(short)) + 1  # items summed up
+    assert calls_of(lambda: packed(short)) <= 20
+
+
+@given(st.lists(st.sampled_from(["user", "assistant", "tool"]), max_size=30), st.integers(0, 30))
+def test_a_window_that_grew_is_the_one_that_is_read_at_once(roles: list[str], at: int) -> None:
+    nodes = [
+        Node(NodeId(f"n{n}"), None, RunId("r"), Message(role), NOW, n)  # type: ignore[arg-type]
+        for n, role in enumerate(roles)
+    ]
+
+    grown, whole = Window(nodes[at:], after=Window(nodes[:at])), Window(nodes)
+
+    assert grown == whole
+    assert (grown.begins, grown.tokens, grown.weight) == (whole.begins, whole.tokens, whole.weight)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.memory.wording import find, parse
+from gateway.memory.wording import When, named, parse
 
 NOW = datetime(2026, 11, 18, 15, 30, tzinfo=UTC)  # a Wednesday
 
@@ -33,6 +33,12 @@ SAID = {
     "a month ago": "2026-10-18",
     "10 days ago": "2026-11-08",
 }
+
+
+def find(text: str, said_at: datetime) -> When | None:
+    """What a text names, if it is not still to come."""
+    when = named(text, said_at)
+    return None if when is None or when.at > said_at else when
 
 
 @pytest.mark.parametrize(("said", "day"), SAID.items())

@@ -95,7 +95,7 @@ async def test_an_exchange_of_many_tool_calls_hides_none_of_those_before_it() ->
     episode = await Episodes(book).recall(KEY, RULES)
 
     assert [n.id for n in episode.nodes[:5]] == ["one", "one.0", "two", "two.0", "three"]
-    assert episode.turns == 3
+    assert len(episode.nodes.begins) == 3
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(1, 400)), max_size=12))
@@ -135,7 +135,7 @@ async def test_questions_that_were_answered_together_are_one_exchange() -> None:
 
     episode = await Episodes(book).recall(KEY, RULES)
 
-    assert episode.turns == 2
+    assert len(episode.nodes.begins) == 2
     assert len(episode.nodes) == 8
 
 

@@ -1,10 +1,12 @@
 """What is laid beside a question: what fits it, and whatever else there is room for, of one person."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.facts import Claim, scope_of
+from gateway.domain.facts import Claim, Found, Whose, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall, Remembrance
@@ -89,3 +91,29 @@ async def test_no_facts_are_shown_where_none_are_wanted() -> None:
         await tell(stores, ANN, ("dog_name", "Luna"))
 
         assert await asked(stores, "What is my dog called?", agent=none) == []
+
+
+class Silent:
+    """A store of facts in which nothing was learned, and an index that nobody may ask."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def knows(self, whose: Whose) -> bool:
+        return False
+
+    async def find(self, key: SessionKey, words: Sequence[str], **_: object) -> Found:
+        self.asked += 1
+        return Found()
+
+
+async def test_nothing_is_asked_where_all_is_shown_and_nothing_was_learned() -> None:
+    silent = Silent()
+    store: Any = silent
+    remembrance = Remembrance(Recall(store, store), store)
+
+    assert await remembrance.of("What is my dog called?", ANN, None, AGENT, (), is_all=True) == ()
+    assert silent.asked == 0
+
+    assert await remembrance.of("What is my dog called?", ANN, None, AGENT, ()) == ()
+    assert silent.asked == 1

@@ -2,19 +2,25 @@
 
 import contextlib
 import sqlite3
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Trail
+from gateway.domain.facts import Found, Trail
 from gateway.store.opening import open_store
+from gateway.store.reader import open_to_read
 from gateway.store.tables import migrate
-from gateway.store.turns import trail_of
-from tests.conformance.test_turns import HERE, found_by, index, say
+from gateway.store.turns import PAGE_BYTES, SqliteTurns, trail_of
+from gateway.store.writer import Writer
+from tests.conformance.test_turns import HERE, THERE, found_by, index, say
 from tests.fakes.clock import FakeClock
+from tests.fakes.store import InlineReaders
 
 BEFORE_TURNS = 4  # version of the schema
 FORKS = "SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork WHERE parent IS NOT place - 1 ORDER BY place"
@@ -126,3 +132,49 @@ async def test_what_is_forgotten_before_it_is_indexed_can_still_be_indexed(
 
 def test_of_a_session_in_which_nothing_is_answered_yet_nothing_is_seen() -> None:
     assert trail_of((), None, 1) == Trail()
+
+
+def longest_block(file: Path) -> int:
+    with contextlib.closing(sqlite3.connect(file)) as db:
+        return int(db.execute("SELECT max(length(block)) FROM turn_data").fetchone()[0])
+
+
+async def test_the_index_is_kept_in_small_pages_however_much_was_said(tmp_path: Path) -> None:
+    """All of a page is read to find one place in it, whoever said the rest of it."""
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        for number in range(10):
+            texts = [f"common words of everybody {number}"] * 100
+            await say(stores, f"t{number}", *texts, key=THERE)
+        await index(stores)
+
+        assert await found_by(stores, "common", key=HERE) == {}
+    assert await to_thread.run_sync(longest_block, tmp_path / "store.db") <= 2 * PAGE_BYTES
+
+
+async def asked_for(file: Path, words: Sequence[str]) -> tuple[Found, int]:
+    """What is found, and how many times the index was asked."""
+    asked: list[str] = []
+    db = await to_thread.run_sync(partial(open_to_read, file, any_thread=True))
+    db.set_trace_callback(asked.append)
+    turns = SqliteTurns(cast(Writer, None), InlineReaders(db, file))
+    found = await turns.find(HERE, words, limit=9)
+    await to_thread.run_sync(db.close)
+    return found, sum("FROM turn WHERE turn MATCH" in one for one in asked)
+
+
+async def test_the_index_is_asked_once_for_all_words_and_once_for_where_they_meet(
+    tmp_path: Path,
+) -> None:
+    async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
+        some = [f"word{number} {'often' if number % 9 == 0 else ''}" for number in range(100)]
+        await say(stores, "a", *some)
+        await index(stores, HERE)
+    words = [f"word{number}" for number in range(20)]
+
+    rare, once = await asked_for(tmp_path / "store.db", words)
+    both, twice = await asked_for(tmp_path / "store.db", [*words, "often"])
+
+    assert rare.words.keys() == set(words)
+    assert once == 1
+    assert both.words["often"].depths >= {0, 9, 18, 99}
+    assert twice == 2

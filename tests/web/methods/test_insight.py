@@ -12,7 +12,7 @@ from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import NotFound
 from gateway.domain.model import TextDelta
 from gateway.domain.plugins import PluginAccount, PluginInfo
-from gateway.memory.context import ASKED, ORDER
+from gateway.memory.context import ASKED
 from gateway.tools.gate import ToolGate
 from gateway.web.identity import Principal
 from gateway.web.methods.insight import About, InsightMethods
@@ -284,7 +284,8 @@ async def test_a_context_is_explained_while_the_run_works_and_after() -> None:
     )
     assert sum(part["tokens"] for part in live["parts"]) == live["total_tokens"] > 0
     parts = {part["kind"]: part for part in live["parts"]}
-    assert list(parts) == list(ORDER)
+    asked = ["soul", "system", "summary", "window", "facts", "recall", "notices"]
+    assert list(parts) == [*asked, "tools", "question"]
     asked = parts["question"]["items"][0]
     assert asked == {"id": run_id.replace("r_", "m_"), "tokens": asked["tokens"], "why": ASKED}
     assert [item["id"] for item in parts["tools"]["items"]] == ["echo"]
