@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import AuditEntry, Deed, DeedKind
@@ -55,8 +55,7 @@ class Limit:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """What a limit is for: a session by its key, an agent by its id, a day or a month of UTC."""
 
     kind: ScopeKind

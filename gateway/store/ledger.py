@@ -202,7 +202,7 @@ def moved_on(scope: Scope, latest: str) -> Scope:
     """A day or month that is not before the latest one."""
     if scope.kind not in {"day", "month"}:
         return scope
-    return replace(scope, name=max(scope.name, latest[: len(scope.name)]))
+    return scope._replace(name=max(scope.name, latest[: len(scope.name)]))
 
 
 def page(newest: Sequence[TokenRecord], limit: int) -> RecordPage:
