@@ -121,17 +121,18 @@ def file_faults(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnavailable(_file_sentence(error, where)) from error
+        raise file_fault(error, where) from error
 
 
-def _file_sentence(error: OSError, where: str) -> str:
+def file_fault(error: OSError, where: str) -> StoreUnavailable:
+    form = _OTHER
     if error.errno == errno.ENOSPC:
-        return _FULL.format(where=where)
-    if error.errno in _LIMITS:
-        return _LIMITED.format(where=where)
-    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return _READ_ONLY.format(where=where)
-    return _OTHER.format(where=where, detail=error.strerror or error)
+        form = _FULL
+    elif error.errno in _LIMITS:
+        form = _LIMITED
+    elif error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        form = _READ_ONLY
+    return StoreUnavailable(form.format(where=where, detail=error.strerror or error))
 
 
 class TextRefused(GatewayError):
