@@ -149,13 +149,10 @@ class TextRefused(GatewayError):
 
 def require_text(what: str, *texts: str | None) -> None:
     """Raises TextRefused before anything is written."""
-    for text in texts:
-        if text is None or text.isascii():
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TextRefused(what) from error
+    try:
+        "".join(filter(None, texts)).encode()
+    except UnicodeEncodeError as error:
+        raise TextRefused(what) from error
 
 
 _SET_BACK_US = 60_000_000
@@ -229,7 +226,7 @@ def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
     )
 
 
-def message_texts(message: Message) -> Sequence[str | None]:
+def message_texts(message: Message) -> Sequence[str]:
     """Every text in it, to be checked before it is written."""
     texts = [message.text, message.thinking]
     for call in message.tool_calls:
@@ -238,7 +235,8 @@ def message_texts(message: Message) -> Sequence[str | None]:
         texts += (message.result.call_id, message.result.name, message.result.content)
     if message.extras is not None:
         texts += (message.extras.provider, message.extras.json)
-    texts += (told for _, told in message.notices)
+    for _, told in message.notices:
+        texts.append(told)
     return texts
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from gateway.domain.errors import GatewayError, StoreLost, StoreUnavailable
 from gateway.domain.ids import SessionKey
 from gateway.store.data_dir import Held, Mark
-from gateway.store.rows import Stamps, is_io_error, lack_of_room, place_of, sentence, seq_of
+from gateway.store.rows import SEQ_BITS, Stamps, is_io_error, lack_of_room, sentence
 
 _KNOWN = 4096  # sessions; about 0.5 kB each
 
@@ -87,7 +87,7 @@ class Pen:
         if node_id == session.head_id:
             return session.head
         row = self.db.execute(_FIND_NODE, (node_id,)).fetchone()
-        if row is None or place_of(session.id, seq_of(row[0])) != row[0]:
+        if row is None or row[0] >> SEQ_BITS != session.id:
             return None
         return int(row[0])
 
