@@ -104,9 +104,10 @@ class SqliteLedger:
         if wanted.day < self.latest:
             wanted = replace(wanted, day=self.latest)
         self._hold(wanted)
-        for account in self._accounts_of(wanted):
-            account.aside += wanted.held
-        self._writer.push()  # what is known of a run's call is committed before its next one
+        if self._accounts:
+            for account in self._accounts_of(wanted):
+                account.aside += wanted.held
+        self._writer.push()  # what a run's call came to is committed while the next one is made
         return wanted
 
     async def reserve(
@@ -139,16 +140,15 @@ class SqliteLedger:
     def _hold(self, call: Reservation) -> None:
         self._open[call.id] = call
         self.latest = call.day
-        for account in self._accounts_of(call):
-            account.held += call.held
+        if self._accounts:
+            for account in self._accounts_of(call):
+                account.held += call.held
         if not self._is_timed:
             self._tend_later()
 
     def _accounts_of(self, call: Reservation) -> list[_Account]:
         """Those that are known by heart."""
         known = self._accounts
-        if not known:
-            return []
         scopes = scopes_of(call.payer.session_key, call.day)
         return [known[scope] for scope in scopes if scope in known]
 
@@ -230,7 +230,7 @@ class SqliteLedger:
         for account in self._accounts_of(part.row):
             account.aside += more
 
-    def _tend(self) -> None:
+    def tend(self) -> None:
         """Gives back slices that nobody used for a while, and writes calls down that last."""
         self._is_timed, rows = False, list[_Saved]()
         for slot, part in list(self._kept.items()):
@@ -251,7 +251,7 @@ class SqliteLedger:
     def _tend_later(self) -> None:
         if not self._is_timed:
             self._is_timed = True
-            asyncio.get_running_loop().call_later(TEND_S, self._tend)
+            asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def close(self) -> None:
         """Gives back all that no call holds; to be called before the writer stops."""
@@ -288,8 +288,11 @@ class SqliteLedger:
         if call is None:
             return (), None
         record = ended if isinstance(ended, TokenRecord) else None
-        used, rows = NOTHING if record is None else record.amount, list[_Saved]()
-        part, accounts = self._slices.pop(call.id, None), self._accounts_of(call)
+        part, rows = self._slices.pop(call.id, None), list[_Saved]()
+        if part is None and not self._accounts:
+            return (), None if record is None else partial(_record, record, call, (), ())
+        used = NOTHING if record is None else record.amount
+        accounts = self._accounts_of(call)
         for account in accounts:
             account.held -= call.held
             account.used += used

@@ -44,6 +44,10 @@ class InlineWriter(Writer):
         except StoreUnavailable as error:
             failed(error)
 
+    @property
+    def commits(self) -> int:
+        return self._commits.done
+
     def join(self) -> None:
         """There is no thread."""
 
@@ -77,7 +81,7 @@ class Mortal:
 
     opened: Opened
     db: Connection  # to read
-    writer: Writer = field(init=False)
+    writer: InlineWriter = field(init=False)
     stores: Stores = field(init=False)
 
     async def begin(self) -> Stores:
@@ -90,6 +94,18 @@ class Mortal:
         readers = InlineReaders(self.db, self.opened.path)
         self.stores = stores_over(self.writer, readers, pen, FakeClock())
         return self.stores
+
+    @property
+    def commits(self) -> int:
+        return self.writer.commits
+
+    async def rows(self) -> int:
+        """Of calls that a process which dies now did not settle."""
+
+        def count() -> int:
+            return len(self.opened.db.execute("SELECT id FROM reservation").fetchall())
+
+        return await to_thread.run_sync(count)
 
     async def die(self) -> Stores:
         self.writer.stop("the process is dead")
