@@ -302,7 +302,7 @@ class SqliteLedger:
             part.held -= call.held
             is_kept = self._kept.get(_slot(part.row)) is part
             left = part.held + (part.amount - used).beyond(part.held) if is_kept else part.held
-            if left != part.amount:
+            if left != part.amount or not is_kept:
                 self._resize(part, left)
                 rows.append((part.row, None if left == NOTHING else left))
         warned = [] if due is None else [one for one in accounts if _is_newly_due(one, due)]
