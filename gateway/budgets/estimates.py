@@ -4,7 +4,7 @@ from collections import OrderedDict
 from math import ceil
 
 from gateway.domain.ids import SessionKey
-from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Message, text_bytes
+from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Message
 from gateway.domain.model import ModelRequest
 
 KEPT = 4096  # sessions and models; about 0.3 kB each
@@ -62,20 +62,21 @@ class Estimates:
 
 def prompt_tokens(request: ModelRequest) -> int:
     """The same guess for everybody, from the bytes that are sent."""
-    tools = sum(
-        text_bytes(tool.name) + text_bytes(tool.description) + len(tool.parameters)
-        for tool in request.tools
-    )
-    size = text_bytes(request.system) + tools + sum(map(_message_bytes, request.messages))
-    return ceil(size / BYTES_A_TOKEN) + MESSAGE_OVERHEAD * len(request.messages)
+    size = len(request.system.encode())
+    if request.tools:
+        texts = [tool.name + tool.description + tool.parameters for tool in request.tools]
+        size += len("".join(texts).encode())
+    sizes = [one.kept.get("size") or _measured(one) for one in request.messages]
+    return ceil((size + sum(sizes)) / BYTES_A_TOKEN) + MESSAGE_OVERHEAD * len(sizes)
 
 
-def _message_bytes(message: Message) -> int:
-    size = text_bytes(message.text)
-    if message.thinking:
-        size += text_bytes(message.thinking)
+def _measured(message: Message) -> int:
+    """The bytes of a message, which are kept with it."""
+    texts = [message.text, message.thinking]
     for call in message.tool_calls:
-        size += text_bytes(call.id) + text_bytes(call.name) + text_bytes(call.arguments)
+        texts += (call.id, call.name, call.arguments)
     if message.result is not None:
-        size += text_bytes(message.result.call_id) + text_bytes(message.result.told)
+        texts += (message.result.call_id, message.result.told)
+    size: int = len("".join(texts).encode())
+    message.kept["size"] = size
     return size

@@ -53,8 +53,7 @@ def grant(
     reply = min(fits, ask.max_tokens)
     held = ask.amount(reply)
     _require_free(ask, held, bounds, claimed)
-    near = (due(budgets, tally, tally.held + held) not in {"", tally.warned} for tally in tallies)
-    return Grant(reply, held, any(near), is_limited=True)
+    return Grant(reply, held, is_limited=True)
 
 
 _Bound = tuple[Tally, Unit, int]
@@ -98,11 +97,11 @@ def _longest_reply(
     return (left - ask.prompt_nano_usd) * ask.max_tokens // max(1, ask.reply_nano_usd)
 
 
-def due(budgets: Budgets, tally: Tally, more: Amount = NOTHING) -> str:
+def due(budgets: Budgets, tally: Tally) -> str:
     """The limit, as text, of which so much is used that somebody should know; else nothing."""
     limit = budgets.limit(tally.scope)
     for unit, bound in limit.bounds():
-        if (_of(tally.used, unit) + _of(more, unit)) * 100 >= bound * WARNING_PERCENT:
+        if _of(tally.used, unit) * 100 >= bound * WARNING_PERCENT:
             return f"{limit.tokens}/{limit.nano_usd}"
     return ""
 

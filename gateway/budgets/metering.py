@@ -2,20 +2,21 @@
 
 import logging
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from math import ceil
 
-from anyio import CancelScope, get_cancelled_exc_class, move_on_after
+from anyio import get_cancelled_exc_class, move_on_after
 
 from gateway.budgets.estimates import LEAST_LEARNED, WITHOUT_LIMIT, Estimates, prompt_tokens
 from gateway.budgets.granting import Ask, due, fullest, grant
-from gateway.budgets.queue import NO_SCOPES, BudgetQueue, Scopes
+from gateway.budgets.queue import NO_SCOPES, BudgetQueue
 from gateway.domain.agents import share_of
 from gateway.domain.budgets import (
     NANO,
+    Amount,
     Audit,
     BudgetExceeded,
     Budgets,
@@ -29,6 +30,7 @@ from gateway.domain.budgets import (
     Reservation,
     Resync,
     Scope,
+    ScopeKind,
     Tally,
     TokenRecord,
     day_of,
@@ -37,8 +39,8 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
-from gateway.domain.messages import BYTES_A_TOKEN, Usage, estimate_tokens
-from gateway.domain.model import BudgetWarning, Delta, Hear, ModelReply, ModelRequest, Progress
+from gateway.domain.messages import BYTES_A_TOKEN, Usage
+from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, Progress
 from gateway.domain.ports import Clock, Ids, Model
 
 log = logging.getLogger(__name__)
@@ -71,9 +73,10 @@ class Meter:
         """At a start: what the process before this one held is taken as spent."""
         lost = await self.ledger.unsettled()
         for one in lost:
-            output = max(0, one.held.tokens - one.input_tokens)
-            usage = Usage(one.input_tokens, output, estimated=True)
-            await self.ledger.settle(self.record(one, "lost", usage), _never)
+            sent = min(one.input_tokens, one.held.tokens)
+            usage = Usage(sent, one.held.tokens - sent, estimated=True)
+            record = self.record(one, "lost", usage)
+            await self.ledger.settle(replace(record, nano_usd=one.held.nano_usd or record.nano_usd))
         if lost:
             log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
 
@@ -93,28 +96,26 @@ class Meter:
         payer, now = request.payer, self.clock.now()
         assert payer is not None, "a model was asked on nobody's account"
         expected = self.estimates.of(raw, payer.session_key, request.model)
-
-        prompt_nano = whole_nano = 0
-        if self.budgets.in_money:
-            prompt, whole = Usage(expected), Usage(expected, request.max_tokens)
-            prompt_nano, _ = self._price(request.provider, request.model, prompt, now)
-            whole_nano, pricing = self._price(request.provider, request.model, whole, now)
-            if pricing == "unpriced":
-                self._refuse_unpriced(request, payer)
-        ask = Ask(expected, request.max_tokens, prompt_nano, whole_nano, at=now)
+        most = Amount(expected + request.max_tokens)
         wanted = Reservation(
             id=self.ids.new(),
             payer=payer,
             provider=request.provider,
             model=request.model,
             at=now,
-            day=day_of(now),
+            day=now.isoformat()[:10],
             input_tokens=expected,
+            held=most,
         )
+        kinds = self.budgets.kinds(payer.session_key.agent)
         try:
-            return await self._hold(wanted, ask, request.deadline_s)
+            if self._unwritten:
+                await self._write_what_waits()
+            if not kinds:
+                return self.ledger.begin(wanted), Grant(request.max_tokens, most)
+            return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
         except get_cancelled_exc_class():
-            self.settle_soon(wanted)  # it may be written all the same, and would be held for ever
+            self.settle(wanted)  # it may be held all the same, and would be for ever
             raise
         except BudgetExceeded as refusal:
             self._note(refusal, wanted)
@@ -122,6 +123,18 @@ class Meter:
         except StoreUnavailable as error:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
+
+    def _ask(self, request: ModelRequest, wanted: Reservation) -> Ask:
+        """What the call may come to, in money too if a limit is in money."""
+        prompt_nano = whole_nano = 0
+        if self.budgets.in_money:
+            names, sent = (request.provider, request.model), wanted.input_tokens
+            prompt_nano, _ = self._price(*names, Usage(sent), wanted.at)
+            whole = Usage(sent, request.max_tokens)
+            whole_nano, pricing = self._price(*names, whole, wanted.at)
+            if pricing == "unpriced":
+                self._refuse_unpriced(request, wanted.payer)
+        return Ask(wanted.input_tokens, request.max_tokens, prompt_nano, whole_nano, at=wanted.at)
 
     def _refuse_unpriced(self, request: ModelRequest, payer: Payer) -> None:
         """A model that somebody chose later than the configuration was checked."""
@@ -132,26 +145,28 @@ class Meter:
                 raise NeverSent(request.provider, "unpriced", f"{told}; {fix}")
 
     async def _hold(
-        self, wanted: Reservation, ask: Ask, deadline_s: float
+        self, wanted: Reservation, kinds: Sequence[ScopeKind], ask: Ask, deadline_s: float
     ) -> tuple[Reservation, Grant]:
         """Waits while others' reservations, or calls that came earlier, are in the way."""
         place = until = None
+        scopes = scopes_of(wanted.payer.session_key, "")
+        limited = frozenset(scope for scope in scopes if scope.kind in kinds)
         try:
             while True:
                 seen, claimed = self.queue.changes, NO_SCOPES
                 if self.queue.places:
-                    claimed = self.queue.claimed(self._limited(wanted), place)
-                await self._write_what_waits()
+                    claimed = self.queue.claimed(limited, place)
+                decide = partial(grant, self.budgets, ask, claimed=claimed)
                 try:
-                    decide = partial(grant, self.budgets, ask, claimed=claimed)
-                    return await self.ledger.reserve(wanted, decide)
+                    return await self.ledger.reserve(wanted, decide, kinds)
                 except BudgetExceeded as refusal:
                     until = until or self._end_of_waiting(deadline_s)
                     wait_s = self._wait_s(refusal, until, ask.at)
-                    place = place or self.queue.join(self._limited(wanted), _principal(wanted))
+                    place = place or self.queue.join(limited, _principal(wanted))
                     self.queue.block(place, refusal.waits_for & place.scopes, seen)
                 with move_on_after(wait_s):
                     await place.woken.wait()
+                await self._write_what_waits()
                 now = self.clock.now()
                 wanted, ask = replace(wanted, at=now, day=day_of(now)), replace(ask, at=now)
         finally:
@@ -169,11 +184,6 @@ class Meter:
             raise refusal
         resets = refusal.resets_at
         return left_s if resets is None else min(left_s, (resets - now).total_seconds())
-
-    def _limited(self, wanted: Reservation) -> Scopes:
-        """The scopes of a call in which it may have to wait."""
-        scopes = scopes_of(wanted.payer.session_key, "")
-        return frozenset(scope for scope in scopes if self.budgets.limit(scope).bounds())
 
     def _freed(self, ended: Ended) -> None:
         """Whoever waits for what was held for this call may try again."""
@@ -227,22 +237,14 @@ class Meter:
         found = self.prices.cost(provider, model, usage, self.clock.now())
         return None if found is None else found[0] / NANO
 
-    async def settle(self, record: TokenRecord) -> tuple[BudgetWarning, ...]:
-        """Waits for the store, for there may be somebody to warn."""
-        try:
-            with CancelScope(shield=True):
-                due_now = await self.ledger.settle(record, self._due)
-        except StoreUnavailable as error:
-            self._wait(record, error)
-            return ()
-        if self.queue.places:
-            self._freed(record)
-        return tuple(map(self._warning, due_now))
-
-    def settle_soon(self, ended: Ended) -> None:
-        self.ledger.settle_soon(ended, partial(self._wait, ended))
+    def settle(self, ended: Ended, *, warns: bool = False) -> tuple[BudgetWarning, ...]:
+        """The record is written with the next commit."""
+        due_now = self.ledger.settle_soon(
+            ended, partial(self._wait, ended), partial(due, self.budgets) if warns else None
+        )
         if self.queue.places:
             self._freed(ended)
+        return tuple(map(self._warning, due_now))
 
     def _wait(self, ended: Ended, error: Exception) -> None:
         """A store that is away gets it later; the reservation holds until then."""
@@ -253,12 +255,9 @@ class Meter:
 
     async def _write_what_waits(self) -> None:
         for ended in tuple(self._unwritten.values()):
-            await self.ledger.settle(ended, _never)
+            await self.ledger.settle(ended)
             self._unwritten.pop(ended.id, None)
             self._freed(ended)
-
-    def _due(self, tally: Tally) -> str:
-        return due(self.budgets, tally)
 
     def _warning(self, tally: Tally) -> BudgetWarning:
         unit, used, limit = fullest(self.budgets, tally)
@@ -271,41 +270,6 @@ def _principal(wanted: Reservation) -> Hashable:
     return share_of(wanted.payer.session_key, None)[0]
 
 
-def _never(_tally: Tally) -> str:
-    return ""
-
-
-@dataclass(slots=True)
-class _Ear:
-    """What was heard of a reply, for the case that nobody says how long it was."""
-
-    hear: Hear
-    expected: int  # tokens that went in
-    unheard: int  # that may have come all the same
-    heard: list[str] = field(default_factory=list)
-    progress: Progress = field(default_factory=Progress)
-
-    def __call__(self, delta: Delta) -> None:
-        self.heard.append(delta.text)
-        self.hear(delta)
-
-    def usage(self) -> Usage:
-        """An estimate, of which no more may be certain than what went in."""
-        heard = sum(map(estimate_tokens, self.heard))
-        output = max(heard, self.unheard, ceil(self.progress.size / BYTES_A_TOKEN))
-        told = self.progress.told or Usage(self.expected)
-        return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
-
-    def overrun(self, counted: Usage, bytes_a_token: float) -> Usage:
-        """Of a reply that was cut off: what the provider counted of it, or else an estimate by the
-        measure by which it was."""
-        told = Usage(self.expected) if counted.estimated else counted
-        output = ceil(self.progress.size / bytes_a_token)
-        if told.output_tokens >= output:
-            return told
-        return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
-
-
 class Metered:
     """Implements the Model port over one that asks a provider once."""
 
@@ -313,62 +277,73 @@ class Metered:
         self._meter, self._model = meter, model
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        meter, raw = self._meter, prompt_tokens(request)
+        meter, raw, progress = self._meter, prompt_tokens(request), Progress()
         reservation, granted = await meter.reserve(request, raw)
-        # Of a whole answer all may be made before any of it comes.
-        unheard = 0 if request.stream else granted.max_tokens
-        ear = _Ear(hear, reservation.input_tokens, unheard)
+        most, dense = granted.max_tokens, meter.estimates.bytes_a_token(request.model)
+        progress.most = int(most * (dense if granted.is_limited else WITHOUT_LIMIT))
+        # What is not streamed may be made before anything of it comes.
+        unheard = 0 if request.stream else most
+        request = replace(request, max_tokens=most, progress=progress)
         outcome: Outcome | None = "broken"
         try:
-            dense = meter.estimates.bytes_a_token(request.model)
-            ear.progress.most = int(
-                granted.max_tokens * (dense if granted.is_limited else WITHOUT_LIMIT)
-            )
-            request = replace(request, max_tokens=granted.max_tokens, progress=ear.progress)
-            reply = await self._model.reply(request, ear)
+            reply = await self._model.reply(request, hear)
             outcome = "answered"
-            if reply.finish == "overrun":
-                reply = replace(reply, usage=ear.overrun(reply.usage, dense))
-            elif ear.progress.size >= LEAST_LEARNED and not reply.usage.estimated:
-                shown = reply.usage.output_tokens - reply.usage.reasoning_tokens
-                meter.estimates.learn_reply(ear.progress.size, request.model, shown)
         except ModelFailed as failed:
-            outcome = _outcome_of(failed, ear)
+            outcome = _outcome_of(failed, progress)
             raise
         finally:
             if outcome != "answered":
-                meter.settle_soon(self._unanswered(reservation, outcome, ear))
-        return await self._paid(reply, reservation, raw, granted)
-
-    def _unanswered(self, reservation: Reservation, outcome: Outcome | None, ear: _Ear) -> Ended:
-        if outcome is None:
-            return reservation
-        usage = ear.usage() if outcome == "broken" else Usage()
-        return self._meter.record(reservation, outcome, usage)
-
-    async def _paid(
-        self, reply: ModelReply, reservation: Reservation, raw: int, granted: Grant
-    ) -> ModelReply:
-        meter, usage = self._meter, reply.usage
-        warnings: tuple[BudgetWarning, ...] = ()
-        is_overrun = reply.finish == "overrun" or usage.output_tokens > granted.max_tokens
-        record = meter.record(reservation, "overrun" if is_overrun else "answered", usage)
-        if granted.is_near:
-            warnings = await meter.settle(record)
-        else:
-            meter.settle_soon(record)
-        if not usage.estimated:
-            session, model = record.session_key, record.model
-            meter.estimates.learn(raw, session, model, usage.input_tokens)
+                meter.settle(_unanswered(meter, reservation, outcome, progress, unheard))
+        usage, is_overrun = reply.usage, reply.finish == "overrun"
+        if is_overrun:
+            usage = _overrun(usage, reservation, ceil(progress.size / dense))
+        elif not usage.estimated:
+            meter.estimates.learn(
+                raw, reservation.payer.session_key, request.model, usage.input_tokens
+            )
+            if progress.size >= LEAST_LEARNED:
+                shown = usage.output_tokens - usage.reasoning_tokens
+                meter.estimates.learn_reply(progress.size, request.model, shown)
+        if is_overrun or usage.output_tokens > most:
+            outcome = "overrun"
+        record = meter.record(reservation, outcome, usage)
+        warnings = meter.settle(record, warns=granted.is_limited)
         if usage.cost_usd is None and record.pricing != "unpriced":
             usage = replace(usage, cost_usd=record.nano_usd / NANO)
-        elif not warnings:
+        if usage is reply.usage and not warnings:
             return reply
         return replace(reply, usage=usage, warnings=warnings)
 
 
-def _outcome_of(failed: ModelFailed, ear: _Ear) -> Outcome | None:
+def _unanswered(
+    meter: Meter,
+    reservation: Reservation,
+    outcome: Outcome | None,
+    progress: Progress,
+    unheard: int,
+) -> Ended:
+    """What is recorded of a call that gave no answer; the reservation if nothing was sent."""
+    if outcome is None:
+        return reservation
+    usage = Usage()
+    if outcome == "broken":
+        # An estimate, of which no more may be certain than what went in.
+        told = progress.told or Usage(reservation.input_tokens)
+        output = max(unheard, ceil(progress.size / BYTES_A_TOKEN))
+        usage = replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
+    return meter.record(reservation, outcome, usage)
+
+
+def _overrun(counted: Usage, reservation: Reservation, output: int) -> Usage:
+    """Of a reply that was cut off: what the provider counted of it, or an estimate by its size."""
+    told = Usage(reservation.input_tokens) if counted.estimated else counted
+    if told.output_tokens >= output:
+        return told
+    return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
+
+
+def _outcome_of(failed: ModelFailed, progress: Progress) -> Outcome | None:
     if not failed.sent:
         return None
     # Else it refused, and charges nothing for that.
-    return "broken" if failed.status is None or ear.heard else "failed"
+    return "broken" if failed.status is None or progress.size else "failed"

@@ -4,7 +4,7 @@ who came first is served first."""
 from bisect import insort_right
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
 
 from anyio import Event
@@ -18,7 +18,7 @@ NO_SCOPES: Scopes = frozenset()
 def without_period(scopes: Iterable[Scope]) -> Scopes:
     """Which day or month it is plays no part in waiting."""
     return frozenset(
-        replace(scope, name="") if scope.kind in {"day", "month"} else scope for scope in scopes
+        scope._replace(name="") if scope.kind in {"day", "month"} else scope for scope in scopes
     )
 
 

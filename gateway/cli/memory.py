@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
@@ -28,7 +28,7 @@ class Somebody:
         if self.session is not None and self.person is not None:
             raise click.UsageError("name --session or --person, not both")
         if self.person is not None:
-            return {"person": asdict(SessionKey.parse(self.person))}
+            return {"person": SessionKey.parse(self.person)._asdict()}
         if self.session is not None:
             return {"session_key": self.session}
         route = link.call("route.explain", channel="websocket", account="local")

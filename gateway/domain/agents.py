@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
 from typing import Literal, Protocol
@@ -352,7 +352,7 @@ def of_person(key: SessionKey, sender: str | None) -> str:
     """An agent and whom it talks with, for all that is kept of a person: in a room the sender, else
     the peer. Facts, plugin stores and notes have the person in common."""
     return str(
-        key if not sender or sender == key.peer else replace(key, peer=person_in(key, sender))
+        key if not sender or sender == key.peer else key._replace(peer=person_in(key, sender))
     )
 
 

@@ -1,9 +1,9 @@
 """Token budgets: who spends, what is held for a call and what it came to, and the ports that keep account."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol, get_args
 
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import AuditEntry, Deed, DeedKind
@@ -13,6 +13,7 @@ from gateway.domain.messages import Usage
 NANO = 1_000_000_000  # money is counted in whole billionths of a dollar, so that sums are exact
 
 ScopeKind = Literal["session", "agent", "day", "month"]
+SCOPE_KINDS: tuple[ScopeKind, ...] = get_args(ScopeKind)
 Unit = Literal["tokens", "usd"]
 Pricing = Literal["provider", "config", "table", "unpriced"]  # who said what a call cost
 # lost: the process died meanwhile. overrun: it wrote more than was reserved.
@@ -38,6 +39,10 @@ class Amount:
     def __sub__(self, other: "Amount") -> "Amount":
         return Amount(self.tokens - other.tokens, self.nano_usd - other.nano_usd)
 
+    def beyond(self, other: "Amount") -> "Amount":
+        """By how much each unit is more than the other's."""
+        return Amount(max(0, self.tokens - other.tokens), max(0, self.nano_usd - other.nano_usd))
+
 
 @dataclass(frozen=True, slots=True)
 class Limit:
@@ -55,8 +60,7 @@ class Limit:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Scope:
+class Scope(NamedTuple):
     """What a limit is for: a session by its key, an agent by its id, a day or a month of UTC."""
 
     kind: ScopeKind
@@ -110,6 +114,15 @@ class Budgets:
     per_agent: Limit = Limit()
     agents: Mapping[str, Limit] = field(default_factory=dict)  # by id; else `per_agent`
 
+    def kinds(self, agent: str) -> Sequence[ScopeKind]:
+        """The kinds of scope in which a call of this agent has a limit."""
+        limits = (self.session, self.agents.get(agent, self.per_agent), self.daily, self.monthly)
+        return [
+            kind
+            for kind, limit in zip(SCOPE_KINDS, limits, strict=True)
+            if limit.tokens is not None or limit.nano_usd is not None
+        ]
+
     @property
     def in_money(self) -> bool:
         limits = (self.session, self.daily, self.monthly, self.per_agent, *self.agents.values())
@@ -141,11 +154,10 @@ class Tally:
 @dataclass(frozen=True, slots=True)
 class Grant:
     """A call may be made: with so many tokens of reply, and this held for it until it is settled.
-    `is_near`: if as much is used, there is somebody to warn. `is_limited`: some limit holds for it."""
+    `is_limited`: some limit holds for it."""
 
     max_tokens: int
     held: Amount
-    is_near: bool = False
     is_limited: bool = False
 
 
@@ -294,22 +306,35 @@ Ended = TokenRecord | Reservation  # what a call came to, or what was held for o
 
 
 class Ledger(Protocol):
-    """Every provider call: held before it, recorded after it. Counters and records change together,
-    in one commit without an fsync of its own. Raises StoreUnavailable."""
+    """Every provider call: held before it, recorded after it.
 
-    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
-        """Asks `decide` with the tallies of all its scopes, which nobody changes meanwhile, and
-        holds what it grants. Its day is moved on to the latest one that was ever reserved in."""
+    The process holds durable slices of the budgets and grants calls out of them in memory. Nothing
+    is committed with an fsync of its own. After a crash, what is left of its slices is `unsettled`.
+    """
+
+    def begin(self, wanted: Reservation) -> Reservation:
+        """Holds what is `wanted` for a call that no limit holds for."""
         ...
 
-    async def settle(self, ended: Ended, due: Due) -> Sequence[Tally]:
-        """Records what a reserved call came to, or lets go of what was held for nothing; a second
-        time nothing. Gives the scopes to warn about, each once a limit."""
+    async def reserve(
+        self, wanted: Reservation, decide: Decide, kinds: Collection[ScopeKind] = SCOPE_KINDS
+    ) -> tuple[Reservation, Grant]:
+        """Asks `decide` with the tallies of the scopes of these kinds, and holds what it grants once
+        a slice that covers it is committed. The call's day is moved on to the latest one that was
+        ever reserved in. Raises StoreUnavailable."""
         ...
 
-    def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
-        """The same without being waited for, and without a warning. Whatever is asked of the store
-        later finds it done, or `failed` is told why it is not."""
+    def settle_soon(
+        self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
+    ) -> Sequence[Tally]:
+        """Counts what a reserved call came to, or lets go of what was held for nothing; a second
+        time nothing. Gives the scopes to warn about, each once a limit. The record is written with
+        the next commit: whatever is asked of the store later finds it, or `failed` is told why it
+        is not there, and the call is held again."""
+        ...
+
+    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
+        """The same, and waits for the commit. Raises StoreUnavailable."""
         ...
 
     async def resync(self, now: datetime) -> Resync:
@@ -318,7 +343,7 @@ class Ledger(Protocol):
         ...
 
     async def unsettled(self) -> Sequence[Reservation]:
-        """All that is held; at a start, of the process that died."""
+        """All that is held; at a start, by the process that died."""
         ...
 
 

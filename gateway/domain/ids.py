@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import NewType
+from functools import lru_cache
+from typing import NamedTuple, NewType
 from urllib.parse import unquote_to_bytes
 
 from gateway.domain.errors import BadSessionKey
@@ -36,20 +37,22 @@ def decode_part(text: str) -> str:
     return part
 
 
-@dataclass(frozen=True, slots=True)
-class SessionKey:
-    """Whose conversation with which agent; text only at the edge, as `str(key)`."""
+class SessionKey(NamedTuple):
+    """Whose conversation with which agent; text only at the edge, as `str(key)`.
+
+    A tuple, because it is the key of many dictionaries: it is hashed and compared in C.
+    """
 
     agent: AgentId
     channel: str
     account: str
     peer: str = "main"
 
+    @lru_cache(maxsize=8192)  # noqa: B019  # bounded, and keys are small
     def __str__(self) -> str:
-        parts = (self.agent, self.channel, self.account, self.peer)
-        if _UNSAFE.search("".join(parts)) is None:  # nearly always, and asked many times a message
-            return ":".join(parts)
-        return ":".join(map(encode_part, parts))
+        if _UNSAFE.search("".join(self)) is None:
+            return ":".join(self)
+        return ":".join(map(encode_part, self))
 
     @classmethod
     def parse(cls, text: str) -> "SessionKey":
@@ -77,12 +80,12 @@ class Secret:
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
+MICROSECOND = timedelta(microseconds=1)
 
 
 def to_micros(at: datetime) -> int:
     """Microseconds since 1970."""
-    return (at - EPOCH) // _MICROSECOND
+    return (at - EPOCH) // MICROSECOND
 
 
 def to_time(micros: int) -> datetime:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from gateway.domain.ids import NodeId, RunId
 
@@ -15,7 +15,7 @@ MESSAGE_OVERHEAD = 4  # role and separators
 
 def estimate_tokens(text: str) -> int:
     """Estimated tokens of a text; 0 for none."""
-    return ceil(len(text.encode()) / BYTES_A_TOKEN)
+    return ceil((len(text) if text.isascii() else len(text.encode())) / BYTES_A_TOKEN)
 
 
 def text_bytes(text: str) -> int:
@@ -176,8 +176,8 @@ class Message:
     notices: tuple[
         tuple[SystemType, str], ...
     ] = ()  # type and text: told beside it, and no model sees it
-    # What a wire made of this message, kept so that it is encoded once in its life.
-    kept: dict[str, bytes] = field(default_factory=dict, compare=False, repr=False)
+    # What was made of this message and is needed again: its encoding for a wire, its size in bytes.
+    kept: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

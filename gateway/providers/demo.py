@@ -399,6 +399,8 @@ class DemoModel:
         text, is_cut = _within(answer, request.max_tokens)
         for piece in _WORD.findall(text) if request.stream or not text else [text]:
             hear(TextDelta(piece))
+            if request.progress is not None:
+                request.progress.size += len(piece.encode())
             await checkpoint()  # others may work between two words
         calls = (call,) if call and not is_cut else ()
         finish: FinishReason = "length" if is_cut else "tool_calls" if calls else "stop"

@@ -194,20 +194,13 @@ def require_heard(
     require_memos(memos)
 
 
-def already_heard(entry: NewEntry) -> AlreadyHeard:
-    key = entry.session_key
-    return AlreadyHeard(
-        f"message {entry.platform_id!r} of {key.channel}:{key.account} was answered without a turn"
-    )
-
-
 def require_unheard(entry: NewEntry, db: sqlite3.Connection) -> None:
-    """Raises AlreadyHeard; only what came by a channel can have been."""
-    if entry.whence is None or entry.platform_id is None:
-        return
-    key = entry.session_key
-    if db.execute(_IS_HEARD, (entry.platform_id, key.channel, key.account)).fetchone():
-        raise already_heard(entry)
+    """Raises AlreadyHeard. For a message with a platform id that came by a channel."""
+    key, id_ = entry.session_key, entry.platform_id
+    if db.execute(_IS_HEARD, (id_, key.channel, key.account)).fetchone():
+        raise AlreadyHeard(
+            f"message {id_!r} of {key.channel}:{key.account} was answered without a turn"
+        )
 
 
 def write_memos(memos: Sequence[ChannelMemo], pen: Pen) -> None:

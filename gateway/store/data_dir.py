@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.domain.errors import DataDirInUse, StoreRefused
-from gateway.store.rows import file_faults
+from gateway.store.rows import file_fault, file_faults
 
 LOCK = "lock"
 MARK = "store.mark"
@@ -141,14 +141,16 @@ class Mark:
             )
         return Held(*self._FORM.unpack(text))
 
-    def write(self, held: Held) -> None:
+    def write(self, accepted: int, commits: int) -> None:
         """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
-        with file_faults(str(self.path)):
-            written = os.pwrite(self._file, self._FORM.pack(held.accepted, held.commits), 0)
+        try:
+            written = os.pwrite(self._file, self._FORM.pack(accepted, commits), 0)
             if written < self._FORM.size:  # a limit in the middle of it
                 if os.fstat(self._file).st_size < self._FORM.size:
                     os.ftruncate(self._file, 0)
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        except OSError as error:
+            raise file_fault(error, str(self.path)) from error
 
     def close(self) -> None:
         os.close(self._file)

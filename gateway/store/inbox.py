@@ -2,7 +2,7 @@
 
 import re
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from datetime import datetime
 from functools import partial
@@ -12,7 +12,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.events import Batching, Notice
-from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
+from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import Accepted, Ending, Entry, NewEntry, RunRecord
 from gateway.domain.journal import chunks_of
 from gateway.domain.messages import Node
@@ -21,6 +21,7 @@ from gateway.store.outbox import add_delivery, require_delivery
 from gateway.store.pruning import Span, branches_off, kept_spans, outdated
 from gateway.store.reader import Readers
 from gateway.store.rows import (
+    SEQ_BITS,
     TextRefused,
     message_texts,
     pack_message,
@@ -87,9 +88,9 @@ class SqliteNotices:
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
         """Nearly always there is nothing, and then nothing is written, and mostly not even read."""
-        require_text("the person or the run", person, str(session_key), run_id)
         if not self._pen.may_hold_notices:
             return ()
+        require_text("the person or the run", person, str(session_key), run_id)
         where = (session_key.agent, person, str(session_key), run_id, to_micros(now))
         if not await self._readers.read(partial(_has_some, where)):
             return ()
@@ -112,7 +113,7 @@ def unpack_notice(expires_at: int | None, packed: str) -> Notice:
     return Notice(**{**kept, "batching": Batching(**kept["batching"])}, expires_at=until)
 
 
-def leave(ending: Ending, session: SessionRow, pen: Pen) -> None:
+def _leave(ending: Ending, session: SessionRow, pen: Pen) -> None:
     """Its share of the commit that ends a run."""
     db = pen.db
     if pen.may_hold_notices:
@@ -238,14 +239,19 @@ class SqliteInbox:
         self._writer, self._readers = writer, readers
 
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
-        require_entry(entry)
+        require_text("the message", entry.content)
+        ids = (entry.message_id, entry.run_id, entry.context_id, entry.platform_id, entry.digest)
+        address = (*entry.session_key, entry.sender, entry.whence)
+        require_text("the message's address or ids", *address, *ids)
+        if entry.memos:
+            require_memos(entry.memos)
         return await self._writer.write(partial(_accept, entry, int(begin)), durable=True)
 
     async def begin(self, run_id: RunId) -> int:
         return await self._writer.write(partial(_begin, run_id), durable=False)
 
     async def finish(self, ending: Ending) -> bool:
-        require_ending(ending)
+        _require_ending(ending)
         return await self._writer.write(partial(_finish, ending), durable=True)
 
     async def unfinished(self) -> Sequence[Entry]:
@@ -260,63 +266,52 @@ class SqliteRuns:
         return await self._readers.read(partial(_find, run_id))
 
 
-def require_entry(entry: NewEntry) -> None:
+def _require_ending(ending: Ending) -> None:
     """Raises TextRefused before anything is written."""
-    key = entry.session_key
-    require_text("the message", entry.content)
-    require_text("the message's address", key.agent, key.channel, key.account, key.peer)
-    require_text("the message's key or sender", entry.platform_id, entry.digest, entry.sender)
-    require_text("the message's id", entry.message_id, entry.run_id, entry.context_id)
-    require_text("where the answer goes", entry.whence)
-    require_memos(entry.memos)
-
-
-def require_ending(ending: Ending) -> None:
-    """Raises TextRefused before anything is written."""
-    require_text("the run's record", ending.run_id, ending.outcome, ending.summary)
-    require_text("what the run leaves", ending.person, ending.rule_state)
+    record = [ending.run_id, ending.outcome, ending.summary, ending.person, ending.rule_state]
     for one in ending.merged:
-        require_text("the run's record", one.run_id, one.summary)
+        record += (one.run_id, one.summary)
+    require_text("what the run leaves", *record)
+    said: list[str | None] = []
     for node in ending.nodes:
-        require_text("an answer", node.id, node.run_id, node.model, node.label)
-        require_text("an answer", *message_texts(node.message))
+        said += (node.id, node.run_id, node.model, node.label, *message_texts(node.message))
+    require_text("an answer", *said)
     for new in ending.deliveries:
         require_delivery(new)
     for notice in ending.posts:
         pack_notice(notice)
 
 
-def _pack(limits: Mapping[str, int]) -> str | None:
-    return to_json(limits).decode() if limits else None
-
-
 def _accept(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
-    require_unheard(entry, pen.db)
+    if entry.whence is not None and entry.platform_id is not None:
+        require_unheard(entry, pen.db)
     accepted = _take_in(entry, attempts, pen)
-    write_memos(entry.memos, pen)
+    if entry.memos:
+        write_memos(entry.memos, pen)
     return accepted
 
 
 def _take_in(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
-    key = entry.session_key
+    key, at = entry.session_key, (entry.accepted_at - EPOCH) // MICROSECOND
     session = pen.session(key)
     if session is None:
         # Looked up first, so that a repeat under another key makes no empty session.
         if (earlier := _earlier(entry, pen.db)) is not None:
             return earlier
         if pen.db.execute(_HAS_RUN, (entry.run_id,)).fetchone() is not None:
-            raise Conflict(taken(entry))
-        session = pen.make_session(key, to_micros(entry.accepted_at))
+            raise _taken(entry)
+        session = pen.make_session(key, at)
     seq = session.last_run + 1
     ids = (entry.run_id, entry.message_id, session.id, seq)
-    state = ("running" if attempts else "queued", attempts, to_micros(entry.accepted_at))
+    state = ("running" if attempts else "queued", attempts, at)
     where = (entry.matched_by, key.channel, key.account, entry.platform_id, entry.digest)
-    what = (entry.sender, entry.context_id, _pack(entry.limits), entry.whence, entry.content)
+    limits = to_json(entry.limits).decode() if entry.limits else None
+    what = (entry.sender, entry.context_id, limits, entry.whence, entry.content)
     added = pen.db.execute(_ADD_RUN, (*ids, *state, *where, *what))
     if added.rowcount == 0:
         earlier = _earlier(entry, pen.db)
         if earlier is None:
-            raise Conflict(taken(entry))
+            raise _taken(entry)
         return earlier
     pen.db.execute(_REOPEN, (session.id,))
     session.last_run = seq
@@ -335,21 +330,16 @@ def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
         return None
     message_id, run_id, first, matched_by, seq, attempts, digest = row
     if digest and digest != entry.digest:  # none: what it said is erased
-        raise Conflict(other_content(entry))
+        raise Conflict(
+            f"key {entry.platform_id!r} of {key.channel}:{key.account} was used before for another "
+            "message: send it under a new key"
+        )
     key = SessionKey.parse(first)
     return Accepted(message_id, run_id, key, matched_by, seq, duplicate=True, attempts=attempts)
 
 
-def other_content(entry: NewEntry) -> str:
-    key = entry.session_key
-    return (
-        f"key {entry.platform_id!r} of {key.channel}:{key.account} was used before for another "
-        "message: send it under a new key"
-    )
-
-
-def taken(entry: NewEntry) -> str:
-    return f"run {entry.run_id} was accepted before: take a new id"
+def _taken(entry: NewEntry) -> Conflict:
+    return Conflict(f"run {entry.run_id} was accepted before: take a new id")
 
 
 def _begin(run_id: RunId, pen: Pen) -> int:
@@ -371,8 +361,9 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     parent = pen.place(session, ending.grown_from)
     if parent is None and ending.grown_from is not None:
         raise NotFound(f"message {ending.grown_from}")
-    _require_open(ending, session, pen.db)
-    at = to_micros(ending.finished_at)
+    if ending.merged:
+        _require_open(ending, session, pen.db)
+    at = (ending.finished_at - EPOCH) // MICROSECOND
     end = (ending.state, at, ending.outcome, ending.summary)
     if pen.db.execute(_END_RUN, (*end, ending.run_id, session.id)).rowcount == 0:
         _require_ended(ending.run_id, session, pen.db)
@@ -384,16 +375,24 @@ def _finish(ending: Ending, pen: Pen) -> bool:
         pen.db.execute(_ADD_PART, (one.run_id, 0, one.journal))
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     append(ending.nodes, parent, session, pen.db)
-    _add_deliveries(ending, session, pen.db)
-    leave(ending, session, pen)
-    _count(ending, session, pen, moves=moves)
-    prune(session, ending.most_nodes, pen.db)
+    for new in ending.deliveries:
+        add_delivery(new, at, pen.db, run=(ending.run_id, session.id))
+    if pen.may_hold_notices or ending.posts or ending.rule_state is not None:
+        _leave(ending, session, pen)
+    session.last_seq += len(ending.nodes)
+    if moves:
+        session.head = session.id << SEQ_BITS | session.last_seq
+        session.head_id = ending.nodes[-1].id
+    sums = (pen.stamps.take(at), spoken(ending.nodes), session.last_seq, session.head)
+    pen.db.execute(_COUNT, (*sums, session.id))
+    if session.is_forked:
+        prune(session, ending.most_nodes, pen.db)
     return moves
 
 
 def _require_open(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
     """Those that are merged into it, unless it has ended itself."""
-    if not ending.merged or not _is_open(ending.run_id, session, db):
+    if not _is_open(ending.run_id, session, db):
         return
     for one in ending.merged:
         if not _is_open(one.run_id, session, db):
@@ -414,46 +413,29 @@ def _require_ended(run_id: RunId, session: SessionRow, db: sqlite3.Connection) -
 def append(
     nodes: Sequence[Node], parent: int | None, session: SessionRow, db: sqlite3.Connection
 ) -> None:
-    rows = []
-    if nodes and session.last_seq and parent != place_of(session.id, session.last_seq):
+    place = session.id << SEQ_BITS | session.last_seq
+    if nodes and session.last_seq and parent != place:
         session.is_forked, session.is_pruned = True, False
     found = db.execute("SELECT summary FROM node WHERE place = ?", (parent,)).fetchone()
-    summary = found and found[0]
-    for seq, node in enumerate(nodes, session.last_seq + 1):
-        place = place_of(session.id, seq)
+    summary, rows = found and found[0], []
+    for node in nodes:
+        place += 1
         message = node.message
         role = message.role
         if role == "summary":
             role, summary = "tool", place
         said = (role, message.text, pack_message(message))
-        about = (node.status, node.token_count, node.model, to_micros(node.created_at), node.label)
+        at = (node.created_at - EPOCH) // MICROSECOND
+        about = (node.status, node.token_count, node.model, at, node.label)
         rows.append((place, node.id, parent, node.run_id, *said, *about, summary))
         parent = place
     db.executemany(_ADD_NODE, rows)
 
 
-def _add_deliveries(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
-    due = to_micros(ending.finished_at)
-    for new in ending.deliveries:
-        add_delivery(new, due, db, run=(ending.run_id, session.id))
-
-
-def _count(ending: Ending, session: SessionRow, pen: Pen, *, moves: bool) -> None:
-    """The session's messages, and HEAD if it moves."""
-    nodes = ending.nodes
-    last_seq = session.last_seq + len(nodes)
-    head = place_of(session.id, last_seq) if moves else session.head
-    stamp = pen.stamps.take(to_micros(ending.finished_at))
-    pen.db.execute(_COUNT, (stamp, spoken(nodes), last_seq, head, session.id))
-    session.last_seq, session.head = last_seq, head
-    if moves:
-        session.head_id = nodes[-1].id
-
-
 def spoken(nodes: Sequence[Node]) -> int:
     """What counts as a message of a conversation: what a person or the agent said. Results of
     tools are steps in between."""
-    return sum(node.message.role in {"user", "assistant"} for node in nodes)
+    return len([node for node in nodes if node.message.role in {"user", "assistant"}])
 
 
 def _unfinished(db: sqlite3.Connection) -> Sequence[Entry]:

@@ -1,148 +1,508 @@
 """The ledger in SQLite: what is held, what was spent, a record of every call, and how it is looked at."""
 
+import asyncio
+import logging
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from heapq import nlargest
+from operator import attrgetter
 from typing import Any
 
+import anyio
+
 from gateway.domain.budgets import (
+    SCOPE_KINDS,
     Amount,
+    BudgetExceeded,
     Decide,
     Due,
     Ended,
     Grant,
     ModelSum,
+    Payer,
     RecordPage,
     RecordQuery,
     Reservation,
     Resync,
     Scope,
+    ScopeKind,
     Tally,
     TokenRecord,
     day_of,
     scopes_of,
     with_others,
 )
-from gateway.domain.ids import SessionKey, to_micros, to_time
+from gateway.domain.errors import GatewayError
+from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
 from gateway.store.reader import Readers
 from gateway.store.rows import require_text
-from gateway.store.writer import RESERVATION, Pen, Writer, latest_day, reservations, tallies_of
+from gateway.store.writer import RESERVATION, Operation, Pen, Writer
+
+log = logging.getLogger(__name__)
+
+NOTHING = Amount()
+TEND_S = 1.0  # after so long a slice that nobody used is given back
+_KNOWN = 4096  # scopes; about 0.5 kB each
+
+
+@dataclass(slots=True)
+class _Account:
+    """A scope that has a limit, with what is not committed yet."""
+
+    scope: Scope
+    held: Amount  # for open calls
+    aside: Amount  # slices, whether calls are held in them or not
+    used: Amount = NOTHING
+    warned: str = ""
+    is_known: bool = False  # what was used before is counted too
+    known: anyio.Event = field(default_factory=anyio.Event)
+
+    def tally(self) -> Tally:
+        return Tally(self.scope, self.used, self.held, None, self.warned)
+
+
+@dataclass(slots=True, eq=False)
+class _Slice:
+    """A part of what its scopes have left, in the table as `row`: calls are granted out of it."""
+
+    row: Reservation
+    amount: Amount = NOTHING  # what the table has, or will have once it caught up
+    held: Amount = NOTHING  # of this, for open calls
+    growing: int = 0  # commits that calls wait for
+    is_fresh: bool = True  # used since the last look
+
+
+_Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
+_Spent = tuple[Amount, datetime | None, str]  # used, since when, the limit that was warned about
 
 
 class SqliteLedger:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
+    """Grants calls in memory, out of slices that are committed.
 
-    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
-        return await self._writer.write(partial(_reserve, wanted, decide), durable=False)
+    What is used and what is set aside never exceed a limit together, at no commit: so a process that
+    dies and is charged with its slices leaves no limit exceeded. A slice belongs to one session on
+    one day. It lasts until nobody used it for a while, or until others need the room. A call that no
+    limit holds for has no slice; if it lasts, it gets a row, so that a dead process is known to have
+    made it.
+    """
 
-    async def settle(self, ended: Ended, due: Due) -> Sequence[Tally]:
-        return await self._writer.write(partial(_settle, ended, due), durable=False)
+    def __init__(self, writer: Writer, pen: Pen) -> None:
+        self._writer = writer
+        self._open = {one.id: one for one in map(_to_reservation, pen.unsettled)}
+        # A day that something was spent or held in is never opened again.
+        self.latest = max([pen.last_day, *(one.day for one in self._open.values())])
+        self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
+        self._kept: dict[tuple[SessionKey, str], _Slice] = {}  # into which more calls fit
+        self._accounts: dict[Scope, _Account] = {}
+        self._is_timed = False
 
-    def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
-        self._writer.write_soon(partial(_settle, ended, None), failed)
+    # --- a call begins --------------------------------------------------------------------------
+    def begin(self, wanted: Reservation) -> Reservation:
+        if wanted.day < self.latest:
+            wanted = replace(wanted, day=self.latest)
+        self._hold(wanted)
+        if self._accounts:
+            for account in self._accounts_of(wanted):
+                account.aside += wanted.held
+        self._writer.push()  # what a run's call came to is committed while the next one is made
+        return wanted
+
+    async def reserve(
+        self, wanted: Reservation, decide: Decide, kinds: Collection[ScopeKind] = SCOPE_KINDS
+    ) -> tuple[Reservation, Grant]:
+        while True:
+            day = max(wanted.day, self.latest)
+            scopes = [one for one in scopes_of(wanted.payer.session_key, day) if one.kind in kinds]
+            accounts = [self._accounts.get(scope) for scope in scopes]
+            known = [one for one in accounts if one is not None and one.is_known]
+            if len(known) == len(scopes):
+                break
+            await self._get_to_know(scopes)
+        grant = decide([one.tally() for one in known])
+        call = replace(wanted, day=day, held=grant.held)
+        self._hold(call)
+        part = self._kept.setdefault((call.payer.session_key, day), _Slice(call))
+        part.held, part.is_fresh = part.held + call.held, True
+        self._slices[call.id] = part
+        is_covered = not part.growing and part.held.beyond(part.amount) == NOTHING
+        try:
+            if not is_covered:
+                await self._cover(part, call, decide, known)
+                is_covered = True
+        finally:
+            if not is_covered:
+                self._settled(call, None)
+        return call, grant
+
+    def _hold(self, call: Reservation) -> None:
+        self._open[call.id] = call
+        self.latest = call.day
+        if self._accounts:
+            for account in self._accounts_of(call):
+                account.held += call.held
+        if not self._is_timed:
+            self._tend_later()
+
+    def _accounts_of(self, call: Reservation) -> list[_Account]:
+        """Those that are known by heart."""
+        known = self._accounts
+        scopes = scopes_of(call.payer.session_key, call.day)
+        return [known[scope] for scope in scopes if scope in known]
+
+    async def _get_to_know(self, scopes: Sequence[Scope]) -> None:
+        """Reads what was used in scopes that are not known by heart. Calls go on meanwhile: what
+        they hold and use is added."""
+        new = [
+            _Account(scope, self.held(scope).held, self._aside_in(scope))
+            for scope in scopes
+            if scope not in self._accounts
+        ]
+        if not new:  # another call reads them
+            await self._accounts[
+                next(one for one in scopes if not self._is_known(one))
+            ].known.wait()
+            return
+        self._accounts |= {one.scope: one for one in new}
+        try:
+            reading = partial(_spent_in, [one.scope for one in new])
+            found = await self._writer.write(reading, durable=False)
+            for account, (used, _, warned) in zip(new, found, strict=True):
+                account.used += used
+                account.warned, account.is_known = warned, True
+        finally:
+            for account in new:
+                if not account.is_known and self._accounts.get(account.scope) is account:
+                    del self._accounts[account.scope]
+                account.known.set()
+        for scope in list(self._accounts)[: len(self._accounts) - _KNOWN]:
+            del self._accounts[scope]
+
+    def _is_known(self, scope: Scope) -> bool:
+        account = self._accounts.get(scope)
+        return account is not None and account.is_known
+
+    def held(self, scope: Scope) -> Tally:
+        """What is held in a scope, and since when; nothing of what was used."""
+        calls = [one for one in self._open.values() if _is_in(scope, one)]
+        since = min((one.at for one in calls), default=None)
+        return Tally(scope, held=sum((one.held for one in calls), NOTHING), since=since)
+
+    def _aside_in(self, scope: Scope) -> Amount:
+        parts = {id(one): one for one in [*self._kept.values(), *self._slices.values()]}
+        aside = sum((one.amount for one in parts.values() if _is_in(scope, one.row)), NOTHING)
+        bare = (one for one in self._open.values() if one.id not in self._slices)
+        return sum((one.held for one in bare if _is_in(scope, one)), aside)
+
+    # --- slices ---------------------------------------------------------------------------------
+    async def _cover(
+        self, part: _Slice, call: Reservation, decide: Decide, accounts: Sequence[_Account]
+    ) -> None:
+        """Commits a slice that is large enough. It is made larger than needed, for the next calls, if
+        that leaves no limit exceeded; else what others do not need is given back."""
+        need = part.held.beyond(part.amount)
+        spare: list[tuple[_Slice, Amount]] = []
+        if _fits(decide, accounts, call, need + call.held):
+            need += call.held
+        elif not _fits(decide, accounts, call, need):
+            others = (one for one in self._kept.values() if one is not part)
+            spare = [(one, one.amount - one.held) for one in others if one.amount != one.held]
+        for other, amount in spare:
+            self._resize(other, other.amount - amount)
+        self._resize(part, part.amount + need)
+        part.growing += 1
+        rows = [(one.row, one.amount) for one in (*(other for other, _ in spare), part)]
+        try:
+            await self._writer.write(partial(_save, rows), durable=False)
+        except GatewayError:
+            self._resize(part, part.amount.beyond(need))
+            for other, amount in spare:
+                if self._kept.get(_slot(other.row)) is other:
+                    self._resize(other, other.amount + amount)
+            raise
+        finally:
+            part.growing -= 1
+
+    def _resize(self, part: _Slice, amount: Amount) -> None:
+        more, part.amount = amount - part.amount, amount
+        for account in self._accounts_of(part.row):
+            account.aside += more
+
+    def tend(self) -> None:
+        """Gives back slices that nobody used for a while, and writes calls down that last."""
+        self._is_timed, rows = False, list[_Saved]()
+        for slot, part in list(self._kept.items()):
+            if part.held == NOTHING and not part.is_fresh and not part.growing:
+                del self._kept[slot]
+                self._resize(part, NOTHING)
+                rows.append((part.row, None))
+            part.is_fresh = False
+        for call in self._open.values():
+            if call.id not in self._slices:
+                self._slices[call.id] = _Slice(call, call.held, call.held)
+                rows.append((call, call.held))
+        if rows:
+            self._writer.write_soon(partial(_save, rows), _not_saved)
+        if self._kept or self._open:
+            self._tend_later()
+
+    def _tend_later(self) -> None:
+        if not self._is_timed:
+            self._is_timed = True
+            asyncio.get_running_loop().call_later(TEND_S, self.tend)
+
+    def close(self) -> None:
+        """Gives back all that no call holds; to be called before the writer stops."""
+        self._is_timed = True
+        save = partial(_save_exactly, list(self._open.values()))
+        self._writer.write_soon(save, _not_saved)
+
+    # --- a call ends ----------------------------------------------------------------------------
+    def settle_soon(
+        self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
+    ) -> Sequence[Tally]:
+        call = self._open.get(ended.id)
+        told, operation = self._settled(ended, due)
+        if call is not None and operation is not None:
+            self._writer.write_soon(operation, partial(self._not_written, call, failed))
+        return told
+
+    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
+        call = self._open.get(ended.id)
+        told, operation = self._settled(ended, due)
+        if call is not None and operation is not None:
+            try:
+                await self._writer.write(operation, durable=False)
+            except GatewayError as error:
+                self._not_written(call, _ignored, error)
+                raise
+        return told
+
+    def _settled(
+        self, ended: Ended, due: Due | None
+    ) -> tuple[Sequence[Tally], Operation[None] | None]:
+        """What it came to is used in memory; the scopes to warn about, and what is to be written."""
+        call = self._open.pop(ended.id, None)
+        if call is None:
+            return (), None
+        record = ended if isinstance(ended, TokenRecord) else None
+        part, rows = self._slices.pop(call.id, None), list[_Saved]()
+        if part is None and not self._accounts:
+            return (), None if record is None else partial(_record, record, call, (), ())
+        used = NOTHING if record is None else record.amount
+        accounts = self._accounts_of(call)
+        for account in accounts:
+            account.held -= call.held
+            account.used += used
+            if part is None:
+                account.aside -= call.held
+        if part is not None:
+            part.held -= call.held
+            is_kept = self._kept.get(_slot(part.row)) is part
+            left = part.held + (part.amount - used).beyond(part.held) if is_kept else part.held
+            if left != part.amount or not is_kept:
+                self._resize(part, left)
+                rows.append((part.row, None if left == NOTHING else left))
+        warned = [] if due is None else [one for one in accounts if _is_newly_due(one, due)]
+        told = [one.tally() for one in warned]
+        if record is None:
+            return told, partial(_save, rows) if rows else None
+        return told, partial(_record, record, call, rows, told)
+
+    def _not_written(
+        self, call: Reservation, failed: Callable[[Exception], None], error: Exception
+    ) -> None:
+        """It is held again; what its scopes have used is read anew."""
+        self._open[call.id] = call
+        for scope in scopes_of(call.payer.session_key, call.day):
+            self._accounts.pop(scope, None)
+        failed(error)
 
     async def resync(self, now: datetime) -> Resync:
-        return await self._writer.write(partial(_resync, now), durable=True)
+        day, was = day_of(now), self.latest
+        if was <= day:
+            return Resync(day, was)
+        self.latest = day
+        self._accounts = {
+            scope: one
+            for scope, one in self._accounts.items()
+            if scope.kind in {"session", "agent"}
+        }
+        self._open = {
+            id_: replace(one, day=day) if one.day > day else one for id_, one in self._open.items()
+        }
+        # Nothing more is granted out of slices of the day that is left.
+        idle = [(one.row, None) for one in self._kept.values() if one.held == NOTHING]
+        self._kept.clear()
+        for part in self._slices.values():
+            part.row = replace(part.row, day=min(part.row.day, day))
+        try:
+            return await self._writer.write(partial(_resync, day, was, now, idle), durable=True)
+        except GatewayError:
+            self.latest = was
+            raise
 
     async def unsettled(self) -> Sequence[Reservation]:
-        await self._writer.caught_up()
-        return await self._readers.read(reservations)
+        return sorted(self._open.values(), key=attrgetter("id"))
 
 
-def _reserve(wanted: Reservation, decide: Decide, pen: Pen) -> tuple[Reservation, Grant]:
-    db, book, at = pen.db, pen.book, to_micros(wanted.at)
-    day = max(wanted.day, book.latest)
-    key = wanted.payer.session_key
-    tallies = book.tallies(scopes_of(key, day))
-    grant = decide(tallies)
-    held = (grant.held.tokens, grant.held.nano_usd)
-    row = (wanted.id, str(key), wanted.payer.run_id, wanted.provider, wanted.model, at, day)
-    db.execute(_HOLD, (*row, wanted.input_tokens, *held))
-    begun = [(one.scope.kind, one.scope.name, at) for one in tallies if one.since is None]
-    if begun:
-        db.executemany(_BEGIN, begun)
-    reservation = replace(wanted, day=day, held=grant.held)
-    book.hold(reservation, tallies)
-    return reservation, grant
+def _slot(row: Reservation) -> tuple[SessionKey, str]:
+    return row.payer.session_key, row.day
 
 
-def _settle(ended: Ended, due: Due | None, pen: Pen) -> Sequence[Tally]:
-    used = ended.amount if isinstance(ended, TokenRecord) else Amount()
-    taken = pen.book.take(ended.id, used)
-    if taken is None:
-        return ()
-    pen.db.execute("DELETE FROM reservation WHERE id = ?", (ended.id,))
-    if isinstance(ended, Reservation):
-        return ()
-    reservation, tallies = taken
-    _record(ended, reservation.day, tallies, pen.db)
-    return [] if due is None else [one for tally in tallies if (one := _newly_due(tally, due, pen))]
+def _is_in(scope: Scope, call: Reservation) -> bool:
+    match scope.kind:
+        case "session":
+            return scope.name == str(call.payer.session_key)
+        case "agent":
+            return scope.name == call.payer.session_key.agent
+        case "day" | "month":
+            return call.day.startswith(scope.name)
 
 
-def _resync(now: datetime, pen: Pen) -> Resync:
-    db, day, was = pen.db, day_of(now), pen.book.latest
-    if was <= day:
-        return Resync(day, was)
+def _fits(decide: Decide, accounts: Sequence[_Account], call: Reservation, more: Amount) -> bool:
+    """Whether no limit is exceeded by all that is used and set aside, with so much more."""
+    tallies = [
+        Tally(one.scope, one.used, one.aside + more - call.held, None, one.warned)
+        for one in accounts
+    ]
+    try:
+        decide(tallies)
+    except BudgetExceeded:
+        return False
+    return True
+
+
+def _is_newly_due(account: _Account, due: Due) -> bool:
+    limit = due(account.tally())
+    is_new = bool(limit) and limit != account.warned
+    account.warned = limit if is_new else account.warned
+    return is_new
+
+
+def _ignored(_: Exception) -> None:
+    """Whoever waits is told by the exception."""
+
+
+def _not_saved(error: Exception) -> None:
+    log.warning("budget_slices_not_saved", extra={"why": str(error)})
+
+
+# --- what is written ----------------------------------------------------------------------------
+def _spent_in(scopes: Sequence[Scope], pen: Pen) -> Sequence[_Spent]:
+    return [_spent(scope, pen.db) for scope in scopes]
+
+
+def _spent(scope: Scope, db: sqlite3.Connection) -> _Spent:
+    row = db.execute(_SPENT, scope).fetchone()
+    return (NOTHING, None, "") if row is None else (Amount(*row[:2]), to_time(row[2]), row[3])
+
+
+def _save(rows: Sequence[_Saved], pen: Pen) -> None:
+    for row, left in rows:
+        if left is None:
+            pen.db.execute("DELETE FROM reservation WHERE id = ?", (row.id,))
+            continue
+        key, at = row.payer.session_key, to_micros(row.at)
+        what = (row.id, str(key), row.payer.run_id, row.provider, row.model, at, row.day)
+        pen.db.execute(_HOLD, (*what, row.input_tokens, left.tokens, left.nano_usd))
+        pen.db.execute(_BEGIN, ("day", row.day, at))
+
+
+def _save_exactly(calls: Sequence[Reservation], pen: Pen) -> None:
+    pen.db.execute("DELETE FROM reservation")
+    _save([(one, one.held) for one in calls], pen)
+
+
+def _record(
+    record: TokenRecord,
+    call: Reservation,
+    rows: Sequence[_Saved],
+    warned: Sequence[Tally],
+    pen: Pen,
+) -> None:
+    db, key, day = pen.db, str(record.session_key), call.day
+    at, since = (record.at - EPOCH) // MICROSECOND, (call.at - EPOCH) // MICROSECOND
+    names = (record.session_key.agent, record.provider, record.model)
+    spent = (
+        *(record.pricing != "unpriced", record.input_tokens, record.output_tokens),
+        *(record.nano_usd, since),
+    )
+    db.execute(_COUNT, ("session", key, *spent))
+    db.execute(_COUNT, ("agent", names[0], *spent))
+    db.execute(_COUNT, ("day", day, *spent))
+    db.execute(_COUNT, ("month", day[:7], *spent))
+    db.execute(_COUNT, ("model", f"{record.provider}/{record.model}", *spent))
+    series = pen.series.get(names)
+    if series is None:
+        db.execute(_MAKE_SERIES, names)
+        (series,) = db.execute(_FIND_SERIES, names).fetchone()
+        pen.series[names] = series
+    is_overrun = record.outcome == "overrun"  # of the outcomes the table knows the first four
+    db.execute(
+        _RECORD,
+        (
+            *(record.id, at, series, key, record.run_id, day),
+            *("broken" if is_overrun else record.outcome, record.input_tokens),
+            *(record.output_tokens, record.cached_tokens, record.reasoning_tokens),
+            *(record.nano_usd, record.pricing, record.estimated, is_overrun),
+        ),
+    )
+    if rows:
+        _save(rows, pen)
+    for tally in warned:
+        db.execute(_WARN, (tally.warned, *tally.scope))
+
+
+def _resync(day: str, was: str, now: datetime, idle: Sequence[_Saved], pen: Pen) -> Resync:
+    db = pen.db
+    _save(idle, pen)
     month, today = day[:7], datetime.fromisoformat(f"{day}T00:00:00+00:00")
     end = to_micros(today + timedelta(days=1))
     since = {("day", day): to_micros(today), ("month", month): to_micros(today.replace(day=1))}
     for (kind, name), start in since.items():
         mistaken = (start, end, name if kind == "day" else f"{month}-99")
         counts = db.execute(_MADE_WITHIN, mistaken).fetchone()
-        db.execute(_BEGIN_AGAIN, (kind, name, to_micros(now)))
-        db.execute(_COUNT, (*counts, kind, name))
+        db.execute(_BEGIN, (kind, name, to_micros(now)))
+        db.execute(_COUNT_AGAIN, (*counts, kind, name))
     records = db.execute(_REDATE, (since["month", month], end, day)).rowcount
     db.execute("DELETE FROM spend WHERE kind = 'day' AND name > ?", (day,))
     db.execute("DELETE FROM spend WHERE kind = 'month' AND name > ?", (month,))
     db.execute("UPDATE reservation SET day = ? WHERE day > ?", (day, day))
-    pen.refresh()
     return Resync(day, was, records)
 
 
-def _record(
-    record: TokenRecord, day: str, tallies: Sequence[Tally], db: sqlite3.Connection
-) -> None:
-    at, tokens = to_micros(record.at), (record.input_tokens, record.output_tokens)
-    spent = (1, record.pricing != "unpriced", *tokens, record.nano_usd)
-    db.executemany(_COUNT, [(*spent, one.scope.kind, one.scope.name) for one in tallies])
-    db.execute(_COUNT_MODEL, (f"{record.provider}/{record.model}", *spent, at))
-    whose = (_series(record, db), str(record.session_key), record.run_id, day)
-    more = (record.cached_tokens, record.reasoning_tokens, record.nano_usd, record.pricing)
-    overran = record.outcome == "overrun"  # of the outcomes the table knows the first four
-    outcome = "broken" if overran else record.outcome
-    row = (record.id, at, *whose, outcome, *tokens, *more, record.estimated, overran)
-    db.execute(_RECORD, row)
+def _to_reservation(row: Sequence[Any]) -> Reservation:
+    id_, session, run_id, provider, model, at, day, input_tokens, tokens, nano_usd = row
+    payer = Payer(SessionKey.parse(session), RunId(run_id))
+    held = Amount(tokens, nano_usd)
+    return Reservation(id_, payer, provider, model, to_time(at), day, input_tokens, held)
 
 
-def _newly_due(tally: Tally, due: Due, pen: Pen) -> Tally | None:
-    limit = due(tally)
-    if not limit or limit == tally.warned:
-        return None
-    pen.db.execute(_WARN, (limit, tally.scope.kind, tally.scope.name))
-    warned = replace(tally, warned=limit)
-    pen.book.warn(warned)
-    return warned
-
-
-def _series(record: TokenRecord, db: sqlite3.Connection) -> int:
-    names = (record.session_key.agent, record.provider, record.model)
-    row = db.execute(_FIND_SERIES, names).fetchone()
-    row = row or db.execute(_MAKE_SERIES, names).fetchone()
-    return int(row[0])
-
-
-_HOLD = f"INSERT INTO reservation ({RESERVATION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_BEGIN = "INSERT INTO spend (kind, name, since) VALUES (?, ?, ?)"
+_HOLD = f"""
+INSERT INTO reservation ({RESERVATION}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (id) DO UPDATE
+SET held_tokens = excluded.held_tokens, held_nano_usd = excluded.held_nano_usd
+"""
+_SPENT = """
+SELECT input_tokens + output_tokens, nano_usd, since, warned FROM spend
+WHERE kind = ? AND name = ?
+"""
+_BEGIN = "INSERT OR IGNORE INTO spend (kind, name, since) VALUES (?, ?, ?)"
 _COUNT = """
+INSERT INTO spend (kind, name, calls, priced, input_tokens, output_tokens, nano_usd, since)
+VALUES (?, ?, 1, ?, ?, ?, ?, ?)
+ON CONFLICT (kind, name) DO UPDATE SET calls = calls + 1, priced = priced + excluded.priced,
+    input_tokens = input_tokens + excluded.input_tokens,
+    output_tokens = output_tokens + excluded.output_tokens, nano_usd = nano_usd + excluded.nano_usd
+"""
+_COUNT_AGAIN = """
 UPDATE spend SET calls = calls + ?, priced = priced + ?, input_tokens = input_tokens + ?,
     output_tokens = output_tokens + ?, nano_usd = nano_usd + ?
 WHERE kind = ? AND name = ?
 """
-_BEGIN_AGAIN = "INSERT OR IGNORE INTO spend (kind, name, since) VALUES (?, ?, ?)"
 _MADE_WITHIN = """
 SELECT count(*), coalesce(sum(pricing != 'unpriced'), 0), coalesce(sum(input_tokens), 0),
     coalesce(sum(output_tokens), 0), coalesce(sum(nano_usd), 0)
@@ -152,20 +512,12 @@ _REDATE = """
 UPDATE token_record SET day = strftime('%Y-%m-%d', at / 1000000, 'unixepoch')
 WHERE at >= ? AND at < ? AND day > ?
 """
-_COUNT_MODEL = """
-INSERT INTO spend (kind, name, calls, priced, input_tokens, output_tokens, nano_usd, since)
-VALUES ('model', ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (kind, name) DO UPDATE SET calls = calls + 1, priced = priced + excluded.priced,
-    input_tokens = input_tokens + excluded.input_tokens,
-    output_tokens = output_tokens + excluded.output_tokens, nano_usd = nano_usd + excluded.nano_usd
-"""
 _WARN = "UPDATE spend SET warned = ? WHERE kind = ? AND name = ?"
 _FIND_SERIES = "SELECT id FROM series WHERE agent = ? AND provider = ? AND model = ?"
-_MAKE_SERIES = "INSERT INTO series (agent, provider, model) VALUES (?, ?, ?) RETURNING id"
+_MAKE_SERIES = "INSERT OR IGNORE INTO series (agent, provider, model) VALUES (?, ?, ?)"
 _RECORD = """
 INSERT INTO token_record (id, at, series, session, run_id, day, outcome, input_tokens,
-    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated,
-    overran)
+    output_tokens, cached_tokens, reasoning_tokens, nano_usd, pricing, estimated, overran)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 
@@ -176,12 +528,13 @@ _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
 class SqliteSpending:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
+    def __init__(self, writer: Writer, readers: Readers, ledger: SqliteLedger) -> None:
+        self._writer, self._readers, self._ledger = writer, readers, ledger
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
         await self._writer.caught_up()
-        return await self._readers.read(partial(_tallies, scopes))
+        held = [self._ledger.held(_moved_on(scope, self._ledger.latest)) for scope in scopes]
+        return await self._readers.read(partial(_tallies, held))
 
     async def models(self, limit: int) -> Sequence[ModelSum]:
         await self._writer.caught_up()
@@ -198,11 +551,11 @@ def require_query(query: RecordQuery) -> None:
     require_text("the query", str(query.session_key or ""))
 
 
-def moved_on(scope: Scope, latest: str) -> Scope:
+def _moved_on(scope: Scope, latest: str) -> Scope:
     """A day or month that is not before the latest one."""
     if scope.kind not in {"day", "month"}:
         return scope
-    return replace(scope, name=max(scope.name, latest[: len(scope.name)]))
+    return scope._replace(name=max(scope.name, latest[: len(scope.name)]))
 
 
 def page(newest: Sequence[TokenRecord], limit: int) -> RecordPage:
@@ -214,9 +567,12 @@ def bounded(limit: int) -> int:
     return max(0, min(limit, MOST_RECORDS))
 
 
-def _tallies(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]:
-    latest = latest_day(db)
-    return tallies_of([moved_on(scope, latest) for scope in scopes], db)
+def _tallies(held: Sequence[Tally], db: sqlite3.Connection) -> Sequence[Tally]:
+    spent = [_spent(one.scope, db) for one in held]
+    return [
+        Tally(one.scope, used, one.held, since or one.since, warned)
+        for one, (used, since, warned) in zip(held, spent, strict=True)
+    ]
 
 
 def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:

@@ -4,14 +4,12 @@ import asyncio
 import sqlite3
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.rows import unavailable
-from gateway.store.writer import Outcome
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
@@ -20,10 +18,7 @@ THREADS = 2
 _FAULTS = (GatewayError, ValueError, TypeError, LookupError, ArithmeticError)
 
 
-@dataclass(frozen=True, slots=True)
-class _Ticket:
-    query: Query[Any]
-    future: asyncio.Future[Any]
+_Ticket = tuple[Query[Any], "asyncio.Future[Any]"]
 
 
 class Readers:
@@ -48,7 +43,7 @@ class Readers:
         if not self._is_open:
             raise StoreUnavailable("the store is closed")
         future: asyncio.Future[T] = self._loop.create_future()
-        self._queue.put(_Ticket(query, future))
+        self._queue.put((query, future))
         return await future
 
     def stop(self) -> None:
@@ -63,18 +58,29 @@ class Readers:
     def _run(self) -> None:
         db: sqlite3.Connection | None = None
         while (ticket := self._queue.get()) is not None:
-            outcome = Outcome(error=StoreUnavailable("a reader of the store has stopped: restart"))
+            query, future = ticket
+            result: object = None
+            error: Exception | None = StoreUnavailable("a reader of the store has stopped: restart")
             try:
                 db = db or open_to_read(self._path)
-                outcome = Outcome(ticket.query(db))
-            except sqlite3.Error as error:
-                outcome = Outcome(error=unavailable(error, str(self._path)))
-            except _FAULTS as error:
-                outcome = Outcome(error=error)
+                result, error = query(db), None
+            except sqlite3.Error as fault:
+                error = unavailable(fault, str(self._path))
+            except _FAULTS as fault:
+                error = fault
             finally:  # also after a mistake of ours: nobody waits for a thread that is gone
-                self._loop.call_soon_threadsafe(outcome.tell, ticket.future)
+                self._loop.call_soon_threadsafe(_tell, future, result, error)
         if db is not None:
             db.close()
+
+
+def _tell(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:
+    if future.done():  # its waiter was cancelled
+        return
+    if error is None:
+        future.set_result(result)
+    else:
+        future.set_exception(error)
 
 
 def open_to_read(path: Path, *, any_thread: bool = False) -> sqlite3.Connection:

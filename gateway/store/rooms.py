@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from hashlib import sha256
 
 from pydantic_core import to_json
@@ -35,9 +34,9 @@ def move_rooms(db: sqlite3.Connection) -> None:
         rooms, chats = kinds.get(id_, (0, 0))
         peer = key_peer(key.peer, is_room=bool(rooms) and not chats)
         if peer != key.peer:
-            moved[str(key)] = str(replace(key, peer=peer))
+            moved[str(key)] = str(key._replace(peer=peer))
         if rooms and chats:
-            shared.append((id_, replace(key, peer=key_peer(key.peer, is_room=True))))
+            shared.append((id_, key._replace(peer=key_peer(key.peer, is_room=True))))
     _rename_people(db)
     _rename_sessions(db, {**_misread(db), **moved})
     for id_, room in shared:
@@ -87,7 +86,7 @@ def _renamed(db: sqlite3.Connection, table: str, column: str, where: str) -> dic
     for (text,) in db.execute(f"SELECT DISTINCT {column} FROM {table} WHERE {condition}"):
         key = _foreign(text)
         if key is not None and (peer := key_peer(key.peer, is_room=False)) != key.peer:
-            found[text] = str(replace(key, peer=peer))
+            found[text] = str(key._replace(peer=peer))
     return found
 
 

@@ -121,17 +121,18 @@ def file_faults(where: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnavailable(_file_sentence(error, where)) from error
+        raise file_fault(error, where) from error
 
 
-def _file_sentence(error: OSError, where: str) -> str:
+def file_fault(error: OSError, where: str) -> StoreUnavailable:
+    form = _OTHER
     if error.errno == errno.ENOSPC:
-        return _FULL.format(where=where)
-    if error.errno in _LIMITS:
-        return _LIMITED.format(where=where)
-    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
-        return _READ_ONLY.format(where=where)
-    return _OTHER.format(where=where, detail=error.strerror or error)
+        form = _FULL
+    elif error.errno in _LIMITS:
+        form = _LIMITED
+    elif error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        form = _READ_ONLY
+    return StoreUnavailable(form.format(where=where, detail=error.strerror or error))
 
 
 class TextRefused(GatewayError):
@@ -148,13 +149,10 @@ class TextRefused(GatewayError):
 
 def require_text(what: str, *texts: str | None) -> None:
     """Raises TextRefused before anything is written."""
-    for text in texts:
-        if text is None or text.isascii():
-            continue
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise TextRefused(what) from error
+    try:
+        "".join(filter(None, texts)).encode()
+    except UnicodeEncodeError as error:
+        raise TextRefused(what) from error
 
 
 _SET_BACK_US = 60_000_000
@@ -228,7 +226,7 @@ def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
     )
 
 
-def message_texts(message: Message) -> Sequence[str | None]:
+def message_texts(message: Message) -> Sequence[str]:
     """Every text in it, to be checked before it is written."""
     texts = [message.text, message.thinking]
     for call in message.tool_calls:
@@ -237,7 +235,8 @@ def message_texts(message: Message) -> Sequence[str | None]:
         texts += (message.result.call_id, message.result.name, message.result.content)
     if message.extras is not None:
         texts += (message.extras.provider, message.extras.json)
-    texts += (told for _, told in message.notices)
+    for _, told in message.notices:
+        texts.append(told)
     return texts
 
 

@@ -50,8 +50,10 @@ from gateway.store.writer import Commits, Pen, Writer
 
 
 class SqliteCare:
-    def __init__(self, writer: Writer, readers: Readers, clock: Clock) -> None:
-        self._writer, self._readers, self._clock = writer, readers, clock
+    def __init__(
+        self, writer: Writer, readers: Readers, clock: Clock, ledger: SqliteLedger
+    ) -> None:
+        self._writer, self._readers, self._clock, self._ledger = writer, readers, clock, ledger
 
     async def probe(self) -> None:
         now = to_micros(self._clock.now())
@@ -69,6 +71,7 @@ class SqliteCare:
     async def close(self) -> None:
         """Writes what is waiting, refuses what comes; a second close does nothing."""
         with CancelScope(shield=True):
+            self._ledger.close()
             self._writer.stop("the store is closed")
             self._readers.stop()
             await to_thread.run_sync(self._join)
@@ -153,7 +156,7 @@ async def open_sqlite(
 def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Stores:
     """Every port over one writer and its readers."""
     outbox, turns = SqliteOutbox(writer, readers), SqliteTurns(writer, readers)
-    channels = SqliteChannels(writer, readers)
+    channels, ledger = SqliteChannels(writer, readers), SqliteLedger(writer, pen)
     return Stores(
         SqliteInbox(writer, readers),
         SqliteJournal(writer, readers),
@@ -162,10 +165,10 @@ def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Sto
         SqliteSessions(writer, readers),
         outbox,
         SqlitePlugins(writer, readers),
-        SqliteLedger(writer, readers),
-        SqliteSpending(writer, readers),
+        ledger,
+        SqliteSpending(writer, readers, ledger),
         SqliteAudit(writer, readers),
-        SqliteCare(writer, readers, clock),
+        SqliteCare(writer, readers, clock, ledger),
         SqliteSettings(writer, readers),
         SqliteRuleStates(readers),
         SqliteNotices(writer, readers, pen),
@@ -204,7 +207,7 @@ def open_file(data_dir: Path, now: int, *, accept_loss: bool, durable: bool) -> 
         db = _open_to_write(path, now, durable=durable)
         undo.callback(db.close)
         held = _held(db)
-        mark.write(held)
+        mark.write(held.accepted, held.commits)
         pen = Pen(db)
         commits = Commits(pen, mark, held, str(path), durable=durable)
         undo.pop_all()

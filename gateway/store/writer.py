@@ -7,116 +7,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from gateway.domain.budgets import Amount, Payer, Reservation, Scope, Tally, scopes_of
 from gateway.domain.errors import GatewayError, StoreLost, StoreUnavailable
-from gateway.domain.ids import RunId, SessionKey, to_time
+from gateway.domain.ids import SessionKey
 from gateway.store.data_dir import Held, Mark
-from gateway.store.rows import Stamps, is_io_error, lack_of_room, place_of, sentence, seq_of
+from gateway.store.rows import SEQ_BITS, Stamps, is_io_error, lack_of_room, sentence
 
-_KNOWN = 4096  # scopes; about 0.5 kB each
-_NOTHING = Amount()
-
-
-class Book:
-    """For the writer's thread alone; uncommitted writes of its batch are included."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self.latest = latest_day(db)
-        self._open = {one.id: one for one in reservations(db)}
-        scopes = [scope for one in self._open.values() for scope in _scopes(one)]
-        # Those of which something is held are always in it.
-        self._tallies = OrderedDict((one.scope, one) for one in tallies_of(scopes, db))
-
-    def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
-        """One for each, in their order."""
-        known = self._tallies
-        for scope in scopes:
-            if scope in known:
-                known.move_to_end(scope)
-            else:
-                known[scope] = _spent(scope, self._db)
-        found = [known[scope] for scope in scopes]
-        while len(known) > _KNOWN + len(scopes) * (1 + len(self._open)):
-            scope, oldest = known.popitem(last=False)
-            if oldest.held != _NOTHING:
-                known[scope] = oldest
-        return found
-
-    def __len__(self) -> int:
-        return len(self._tallies)
-
-    def hold(self, reservation: Reservation, tallies: Sequence[Tally]) -> None:
-        self._open[reservation.id], self.latest = reservation, reservation.day
-        for one in tallies:
-            held, since = one.held + reservation.held, one.since or reservation.at
-            self._tallies[one.scope] = Tally(one.scope, one.used, held, since, one.warned)
-
-    def take(self, reservation_id: str, used: Amount) -> tuple[Reservation, Sequence[Tally]] | None:
-        """What was held for it is used in so far; None if nothing was held."""
-        taken = self._open.pop(reservation_id, None)
-        if taken is None:
-            return None
-        for scope in _scopes(taken):
-            one = self._tallies[scope]
-            change = (one.used + used, one.held - taken.held)
-            self._tallies[scope] = Tally(scope, *change, one.since, one.warned)
-        return taken, [self._tallies[scope] for scope in _scopes(taken)]
-
-    def warn(self, tally: Tally) -> None:
-        self._tallies[tally.scope] = tally
-
-
-def latest_day(db: sqlite3.Connection) -> str:
-    """The latest that anything was reserved in: what is spent is never opened again."""
-    row = db.execute("SELECT max(name) FROM spend WHERE kind = 'day'").fetchone()
-    return row[0] or ""
-
-
-def reservations(db: sqlite3.Connection) -> Sequence[Reservation]:
-    rows = db.execute(f"SELECT {RESERVATION} FROM reservation ORDER BY id").fetchall()
-    return [_to_reservation(row) for row in rows]
-
-
-def tallies_of(scopes: Sequence[Scope], db: sqlite3.Connection) -> Sequence[Tally]:
-    """One for each, in their order."""
-    held = dict.fromkeys(scopes, _NOTHING)
-    for one in reservations(db):
-        held |= {scope: held[scope] + one.held for scope in _scopes(one) if scope in held}
-    return [replace(_spent(scope, db), held=held[scope]) for scope in scopes]
-
-
-def _spent(scope: Scope, db: sqlite3.Connection) -> Tally:
-    """Without what is held."""
-    row = db.execute(_SPENT, (scope.kind, scope.name)).fetchone()
-    if row is None:
-        return Tally(scope)
-    tokens, nano_usd, since, warned = row
-    return Tally(scope, Amount(tokens, nano_usd), _NOTHING, to_time(since), warned)
-
-
-def _scopes(reservation: Reservation) -> Sequence[Scope]:
-    return scopes_of(reservation.payer.session_key, reservation.day)
-
-
-def _to_reservation(row: Sequence[Any]) -> Reservation:
-    id_, session, run_id, provider, model, at, day, input_tokens, tokens, nano_usd = row
-    payer = Payer(SessionKey.parse(session), RunId(run_id))
-    held = Amount(tokens, nano_usd)
-    return Reservation(id_, payer, provider, model, to_time(at), day, input_tokens, held)
-
-
-RESERVATION = (
-    "id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd"
-)
-_SPENT = """
-SELECT input_tokens + output_tokens, nano_usd, since, warned FROM spend
-WHERE kind = ? AND name = ?
-"""
+_KNOWN = 4096  # sessions; about 0.5 kB each
 
 
 @dataclass(slots=True)
@@ -141,12 +41,15 @@ class Pen:
         self.has_erased = False  # so that the log must not keep what the database no longer has
         self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
         self.stamps = Stamps()
+        # Calls that the process before did not settle, and the last day on which any was made.
+        self.unsettled = db.execute(f"SELECT {RESERVATION} FROM reservation ORDER BY id").fetchall()
+        self.last_day: str = db.execute(_LAST_DAY).fetchone()[0]
         self.refresh()
 
     def refresh(self) -> None:
         """Reads everything anew: after an undone transaction nothing known by heart holds."""
         self._sessions.clear()
-        self.book = Book(self.db)
+        self.series: dict[tuple[str, str, str], int] = {}  # of token records
         row = self.db.execute(
             "SELECT coalesce(max(id), 0), (SELECT coalesce(max(updated_at), 0) FROM session) FROM run"
         ).fetchone()
@@ -184,11 +87,15 @@ class Pen:
         if node_id == session.head_id:
             return session.head
         row = self.db.execute(_FIND_NODE, (node_id,)).fetchone()
-        if row is None or place_of(session.id, seq_of(row[0])) != row[0]:
+        if row is None or row[0] >> SEQ_BITS != session.id:
             return None
         return int(row[0])
 
 
+RESERVATION = (
+    "id, session, run_id, provider, model, at, day, input_tokens, held_tokens, held_nano_usd"
+)
+_LAST_DAY = "SELECT coalesce(max(name), '') FROM spend WHERE kind = 'day'"
 _FIND_NODE = "SELECT place FROM node WHERE id = ? AND standing < 2"
 _FIND_SESSION = """
 SELECT s.id, coalesce((SELECT max(r.seq) FROM run r WHERE r.session = s.id), s.last_seq > 0), s.last_seq,
@@ -232,20 +139,7 @@ class OperationFailed(GatewayError):
     code = "internal_error"
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What an operation gave, or why it was not done."""
-
-    result: Any = None
-    error: Exception | None = None
-
-    def tell(self, future: "asyncio.Future[Any]") -> None:
-        if future.done():  # its waiter was cancelled
-            return
-        if self.error is None:
-            future.set_result(self.result)
-        else:
-            future.set_exception(self.error)
+Outcome = tuple[Any, Exception | None]  # what an operation gave, or why it was not done
 
 
 class Commits:
@@ -265,44 +159,33 @@ class Commits:
 
     def commit(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
         """One transaction for all; an outcome each."""
+        pen, outcomes = self._pen, list[Outcome]()
         try:
-            outcomes = self._transaction(operations, durable=durable)
+            if self._io_errors or self._synchronous != self._modes[durable]:
+                self._prepare(self._modes[durable])
+            pen.db.execute("BEGIN IMMEDIATE")
+            for operation in operations:
+                try:
+                    outcomes.append((operation(pen), None))
+                except GatewayError as error:
+                    outcomes.append((None, error))
+            if durable:
+                pen.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
+            pen.db.execute("COMMIT")
         except _OF_ONE as error:
-            self._undo()
-            if len(operations) == 1:
-                log.exception("store operation failed")
-                return [Outcome(error=OperationFailed(f"{self._where}: {error}"))]
-            # One of them is at fault: each for itself, so that it harms nobody else.
-            singly = [self.commit([operation], durable=durable) for operation in operations]
-            return [outcome for outcomes in singly for outcome in outcomes]
+            return self._apart(error, operations, durable=durable)
         except sqlite3.Error as error:
-            # Whether this reached the disk is not known: nobody is told that it did.
-            no_room = lack_of_room(error, self._where)
-            why = no_room or sentence(error, self._where)
-            self._undo()
-            self._count_failure(why, is_io_error=is_io_error(error) and no_room is None)
-            return [Outcome(error=StoreUnavailable(why)) for _ in operations]
-        self._io_errors = 0
-        return outcomes
-
-    def _transaction(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
-        if self._io_errors:
-            self._start_a_new_log()
-        self._be_synchronous(self._modes[durable])
-        pen = self._pen
-        pen.db.execute("BEGIN IMMEDIATE")
-        outcomes: list[Outcome] = []
-        for operation in operations:
-            try:
-                outcomes.append(Outcome(operation(pen)))
-            except GatewayError as error:
-                outcomes.append(Outcome(error=error))
-        if durable:
-            pen.db.execute("UPDATE pulse SET commits = ?", (self._commits + 1,))
-        pen.db.execute("COMMIT")
+            return self._failed(error, len(operations))
         self.done += 1
+        self._io_errors = 0
         if durable:
-            self._note_durable()
+            self.synced += 1
+            self._commits += 1
+            try:
+                self._mark.write(pen.accepted, self._commits)
+            except StoreUnavailable as error:
+                # The commit itself is safe; an older mark only detects less.
+                log.warning("store mark not written", extra={"why": str(error)})
         if pen.has_erased:
             self._forget()
         return outcomes
@@ -322,27 +205,42 @@ class Commits:
             self._pen.has_erased = False
             log.warning("store may still hold erased words", extra={"why": str(error)})
 
-    def _note_durable(self) -> None:
-        self.synced += 1
-        self._commits += 1
-        try:
-            self._mark.write(Held(self._pen.accepted, self._commits))
-        except StoreUnavailable as error:
-            # The commit itself is safe; an older mark only detects less.
-            log.warning("store mark not written", extra={"why": str(error)})
+    def _apart(
+        self, error: Exception, operations: Sequence[Operation[Any]], *, durable: bool
+    ) -> list[Outcome]:
+        """One of them is at fault: each for itself, so that it harms nobody else."""
+        self._undo()
+        if len(operations) == 1:
+            log.error("store operation failed", exc_info=error)
+            return [(None, OperationFailed(f"{self._where}: {error}"))]
+        singly = [self.commit([operation], durable=durable) for operation in operations]
+        return [outcome for outcomes in singly for outcome in outcomes]
 
-    def _be_synchronous(self, mode: str) -> None:
-        if self._synchronous != mode:
-            self._pen.db.execute(f"PRAGMA synchronous = {mode}")
-            self._synchronous = mode
+    def _failed(self, error: sqlite3.Error, count: int) -> list[Outcome]:
+        """Whether this reached the disk is not known: nobody is told that it did."""
+        no_room = lack_of_room(error, self._where)
+        why = no_room or sentence(error, self._where)
+        self._undo()
+        log.error("store cannot commit", extra={"why": why})
+        if no_room is None and is_io_error(error):
+            self._io_errors += 1
+            if self._io_errors >= GIVE_UP_AFTER and self.given_up is None:
+                self.given_up = (
+                    f"{self._io_errors} commits to {self._where} failed one after another: "
+                    "check the disk, then restart"
+                )
+        return [(None, StoreUnavailable(why)) for _ in range(count)]
 
-    def _start_a_new_log(self) -> None:
+    def _prepare(self, mode: str) -> None:
         """After an I/O error the kernel may think that pages are on the disk which are not, and one
         missing page spoils all of the log after it: move everything into the database instead."""
-        self._be_synchronous(self._modes[True])
-        busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-        if busy:
-            log.info("store log still read by somebody")
+        if self._io_errors:
+            self._pen.db.execute(f"PRAGMA synchronous = {self._modes[True]}")
+            busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            if busy:
+                log.info("store log still read by somebody")
+        self._pen.db.execute(f"PRAGMA synchronous = {mode}")
+        self._synchronous = mode
 
     def _undo(self) -> None:
         try:
@@ -353,27 +251,16 @@ class Commits:
             self.given_up = f"{sentence(error, self._where)}; restart when it is mended"
             log.exception("store cannot undo a transaction")
 
-    def _count_failure(self, why: str, *, is_io_error: bool) -> None:
-        log.error("store cannot commit", extra={"why": why})
-        if not is_io_error:
-            return
-        self._io_errors += 1
-        if self._io_errors >= GIVE_UP_AFTER and self.given_up is None:
-            self.given_up = (
-                f"{self._io_errors} commits to {self._where} failed one after another: "
-                "check the disk, then restart"
-            )
-
 
 GROUP = 64  # operations in a commit; those that nobody waits for may come on top
 SOON_S = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class _Ticket:
-    durable: bool
-    operation: Operation[Any]
-    hear: Callable[[Outcome], None]
+# An operation, whether it is durable, and who hears how it went: the future of who waits for it, or
+# a function that is only told of a failure.
+_Ticket = tuple[
+    Operation[Any], bool, "asyncio.Future[Any] | None", Callable[[Exception], None] | None
+]
 
 
 class Writer:
@@ -398,30 +285,25 @@ class Writer:
 
     async def write(self, operation: Operation[T], *, durable: bool) -> T:
         """Comes back once it is committed (and fsynced, if durable). Raises StoreUnavailable."""
-        future: asyncio.Future[T] = self._loop.create_future()
         if self._stopped is None:
-            self._put(_Ticket(durable, operation, lambda outcome: outcome.tell(future)))
-        if self._stopped is not None:  # perhaps between the look and the put
+            future: asyncio.Future[T] = self._loop.create_future()
+            self._queue.put([*self._soon, (operation, durable, future, None)])
+            self._soon.clear()
+            if self._stopped is None:  # else perhaps between the look and the put
+                return await future
             future.cancel()
-            raise self._refusal(self._stopped)
-        return await future
+        raise self._refusal()
 
     def write_soon(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> None:
         """In the transaction of the next `write`, before it; within SOON_S if there is none."""
-
-        def hear(outcome: Outcome) -> None:
-            self._unheard -= 1
-            if outcome.error is not None:
-                failed(outcome.error)
-
         if self._stopped is not None:
-            failed(self._refusal(self._stopped))
+            failed(self._refusal())
             return
         if not self._is_timed:
             self._is_timed = True
             self._loop.call_later(SOON_S, self._time_is_up)
         self._unheard += 1
-        self._soon.append(_Ticket(durable=False, operation=operation, hear=hear))
+        self._soon.append((operation, False, None, failed))
 
     async def caught_up(self) -> None:
         """Whatever was to be written soon is there for readers, or will never be."""
@@ -431,16 +313,17 @@ class Writer:
 
     def _time_is_up(self) -> None:
         self._is_timed = False
-        self._put()
+        self.push()
 
-    def _put(self, *tickets: _Ticket) -> None:
-        if self._soon or tickets:
-            self._queue.put([*self._soon, *tickets])
-            self._soon.clear()
+    def push(self) -> None:
+        """Whatever was to be written soon is written now."""
+        if self._soon:
+            self._queue.put(self._soon)
+            self._soon = []
 
     def stop(self, why: str) -> None:
         """No new work; what is waiting is still written. Join to be sure."""
-        self._put()
+        self.push()
         self._stopped = self._stopped or why
         self._queue.put(None)
 
@@ -451,15 +334,21 @@ class Writer:
         batch: list[_Ticket] = []
         try:
             while self._commits.given_up is None and (batch := self._take()):
-                durable = any(ticket.durable for ticket in batch)
-                operations = [ticket.operation for ticket in batch]
-                self._answer(batch, self._commits.commit(operations, durable=durable))
+                operations, is_durable = list[Operation[Any]](), False
+                for operation, durable, _, _ in batch:
+                    operations.append(operation)
+                    is_durable = is_durable or durable
+                outcomes = self._commits.commit(operations, durable=is_durable)
+                self._loop.call_soon_threadsafe(self._tell, batch, outcomes)
+                batch = []
         finally:
             # Also after a mistake of ours: nobody waits for a thread that is gone.
             why = self._commits.given_up or "the store's writer has stopped: restart"
             self._stopped = self._stopped or why
-            self._refuse(batch, self._stopped)  # those that have their answer keep it
-            self._refuse(self._left(), self._stopped)
+            while not self._queue.empty():
+                batch += self._queue.get() or ()
+            refused: list[Outcome] = [(None, self._refusal()) for _ in batch]
+            self._loop.call_soon_threadsafe(self._tell, batch, refused)
 
     def _take(self) -> list[_Ticket]:
         """What is waiting, at least one; nothing once it is over."""
@@ -473,25 +362,22 @@ class Writer:
             batch += tickets
         return batch
 
-    def _left(self) -> list[_Ticket]:
-        left: list[_Ticket] = []
-        while not self._queue.empty():
-            left += self._queue.get() or ()
-        return left
-
-    def _refuse(self, batch: Sequence[_Ticket], why: str) -> None:
-        self._answer(batch, [Outcome(error=self._refusal(why)) for _ in batch])
-
-    def _refusal(self, why: str) -> StoreUnavailable:
+    def _refusal(self) -> StoreUnavailable:
+        why = self._stopped or ""
         return StoreUnavailable(why) if self._commits.given_up is None else StoreLost(why)
 
-    def _answer(self, batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
-        self._loop.call_soon_threadsafe(_tell, batch, outcomes)
-
-
-def _tell(batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
-    for ticket, outcome in zip(batch, outcomes, strict=True):
-        ticket.hear(outcome)
+    def _tell(self, batch: Sequence[_Ticket], outcomes: Sequence[Outcome]) -> None:
+        for (_, _, future, failed), (result, error) in zip(batch, outcomes, strict=True):
+            if failed is not None:
+                self._unheard -= 1
+                if error is not None:
+                    failed(error)
+            elif future is None or future.done():  # its waiter was cancelled
+                continue
+            elif error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
 
 
 def _nothing(_: Pen) -> None:

@@ -1,6 +1,7 @@
 """Whatever calls do at once, and whatever happens to clock, ledger and process: no limit is passed,
 nothing is negative, and nothing stays held for ever."""
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,7 +32,8 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
-from tests.fakes.store import open_memory
+from tests.fakes.model import say
+from tests.fakes.store import Mortal, open_mortal
 
 PRICE = 3  # billionths of a dollar for a token
 LIMITS = Budgets(
@@ -65,7 +67,7 @@ class Open:
             raise NeverSent("p", "network", "no connection")
         if self.end == "refused":
             raise ModelFailed("p", "server", "no", status=503)
-        hear(TextDelta(HEARD))
+        say(request, hear, TextDelta(HEARD))
         if self.end == "broken":
             raise ModelFailed("p", "truncated", "gone", started=True)
         usage = Usage(prompt_tokens(request), int(request.max_tokens * self.share))
@@ -77,7 +79,7 @@ class World:
     """Processes that come and go over one store. No prompt is longer than it was thought to be: by
     what one is, a limit is passed."""
 
-    stores: Stores
+    mortal: Mortal
     group: TaskGroup
     share: float
     clock: FakeClock = field(default_factory=FakeClock)
@@ -85,23 +87,39 @@ class World:
     open: list[Open] = field(default_factory=list)
     seen: set[str] = field(default_factory=set)  # reservations
     latest: str = ""  # the day that the newest of them is charged to
+    most_held: Counter[SessionKey] = field(default_factory=Counter)  # at once, of each session
+    stores: Stores = field(init=False)
     refusals: list[BudgetExceeded] = field(default_factory=list)
     ledger: AwayLedger = field(init=False)
     meter: Meter = field(init=False)
 
-    async def start(self) -> None:
+    async def start(self, stores: Stores) -> None:
+        self.stores = stores
         self.ledger = AwayLedger(self.stores.ledger)
         prices, audit = FixedPrices(PRICE), self.stores.audit
         self.meter = Meter(self.ledger, LIMITS, prices, self.clock, self.ids, audit)
         await self.meter.settle_lost()
 
     async def crash(self) -> None:
-        self.ledger.away = AWAY
+        """Charges at least what calls held, and at most twice what sessions ever held at once."""
+        held = await self.held()
+        stores = await self.mortal.die()
         for call in self.open:
             call.scope.cancel()
         self.open.clear()
         await settled()
-        await self.start()
+        lost, self.stores = await stores.ledger.unsettled(), stores
+        charged = await self.held()
+        assert all(held[key] <= charged[key] <= 2 * self.most_held[key] for key in KEYS), lost
+        self.most_held.clear()
+        await self.start(stores)
+
+    async def held(self) -> Counter[SessionKey]:
+        """Tokens, by session."""
+        held = Counter[SessionKey]()
+        for one in await self.stores.ledger.unsettled():
+            held[one.payer.session_key] += one.held.tokens
+        return held
 
     async def ask(self, key: SessionKey, size: int) -> None:
         call = Open(
@@ -158,6 +176,7 @@ class World:
         """The invariants."""
         records = (await self.stores.spending.records(RecordQuery(limit=1_000))).records
         held = await self.stores.ledger.unsettled()
+        self.most_held |= await self.held()
         assert not any(one.waits_for for one in self.refusals), "refused for what is only reserved"
         assert held or self.ledger.away or not self.meter.queue.places, "it waits for nothing"
         for one in held:
@@ -219,15 +238,15 @@ def test_no_history_passes_a_limit_or_leaves_anything_held(
     steps: list[tuple[str, int, int]], share: float
 ) -> None:
     async def history() -> None:
-        async with open_memory() as stores, anyio.create_task_group() as group:
-            world = World(stores, group, share)
-            await world.start()
+        async with open_mortal() as mortal, anyio.create_task_group() as group:
+            world = World(mortal, group, share)
+            await world.start(await mortal.begin())
             for step in steps:
                 await world.take(*step)
                 await world.check()
             await world.finish()
             await world.check()
 
-            assert list(await stores.ledger.unsettled()) == []
+            assert list(await world.stores.ledger.unsettled()) == []
 
     anyio.run(history)

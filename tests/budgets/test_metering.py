@@ -1,7 +1,7 @@
 """No provider is asked without a reservation, and what it took is in the ledger, whatever happens."""
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -12,6 +12,7 @@ import pytest
 from gateway.budgets.metering import Meter
 from gateway.domain.budgets import (
     NANO,
+    SCOPE_KINDS,
     Amount,
     BudgetExceeded,
     Budgets,
@@ -21,6 +22,7 @@ from gateway.domain.budgets import (
     Payer,
     RecordQuery,
     Reservation,
+    ScopeKind,
     Tally,
     TokenRecord,
     scopes_of,
@@ -39,7 +41,7 @@ from gateway.domain.model import (
 from gateway.domain.ports import Stores
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
-from tests.fakes.model import ScriptedModel, StallingModel, Step, says
+from tests.fakes.model import ScriptedModel, StallingModel, Step, say, says
 from tests.fakes.store import open_memory, session_key
 from tests.providers.asking import Heard
 
@@ -144,8 +146,8 @@ async def test_a_call_that_was_refused_is_a_record_without_tokens() -> None:
 @pytest.mark.requirement("S-003-Record-01")
 async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
     async def half(request: ModelRequest, hear: Hear) -> ModelReply:
-        hear(ThinkingDelta("so many tho"))
-        hear(TextDelta("ughts"))
+        say(request, hear, ThinkingDelta("so many tho"))
+        say(request, hear, TextDelta("ughts"))
         raise failed(started=True)
 
     async with bench() as at:
@@ -153,7 +155,7 @@ async def test_a_stream_that_breaks_is_recorded_by_what_was_heard() -> None:
             await at.ask(half)
 
         (record,) = await at.records()
-    assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 6)
+    assert (record.outcome, record.estimated, record.output_tokens) == ("broken", True, 5)
     assert record.input_tokens > 0
 
 
@@ -217,7 +219,7 @@ async def test_a_call_that_is_cancelled_counts_what_nobody_heard_too() -> None:
 
 async def test_who_is_cancelled_before_it_asked_pays_nothing() -> None:
     model = ScriptedModel(says("never"))
-    async with bench() as at:
+    async with bench(Budgets(daily=Limit(10_000))) as at:
         with anyio.CancelScope() as scope:
             scope.cancel()
             await at.meter.around(model).reply(a_request(), Heard())
@@ -232,13 +234,15 @@ async def test_what_is_written_for_somebody_who_has_gone_is_let_go() -> None:
     written = anyio.Event()
 
     class SlowLedger(AwayLedger):
-        async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
-            await super().reserve(wanted, decide)
+        async def reserve(
+            self, wanted: Reservation, decide: Decide, kinds: Collection[ScopeKind] = SCOPE_KINDS
+        ) -> tuple[Reservation, Grant]:
+            await super().reserve(wanted, decide, kinds)
             written.set()
             await anyio.sleep_forever()
             raise AssertionError("unreachable")
 
-    async with bench() as at:
+    async with bench(Budgets(daily=Limit(10_000))) as at:
         at.meter.ledger = SlowLedger(at.stores.ledger)
         async with anyio.create_task_group() as group:
             group.start_soon(at.ask, says("hi"))
@@ -422,8 +426,8 @@ async def test_of_many_at_once_one_tells_that_80_percent_are_passed() -> None:
 
 
 async def test_a_warning_waits_for_a_reply_that_somebody_hears() -> None:
-    async def breaks(_request: ModelRequest, hear: Hear) -> ModelReply:
-        hear(TextDelta("x" * 26_000))
+    async def breaks(request: ModelRequest, hear: Hear) -> ModelReply:
+        say(request, hear, TextDelta("x" * 26_000))
         raise failed(started=True)
 
     async with bench(Budgets(daily=Limit(10_000))) as at:

@@ -29,7 +29,7 @@ from tests.fakes.store import NOON, open_memory
 from tests.sessions.stage import AGENT, Stage, staged
 
 ANN = SessionKey(AGENT.id, "chat", "default", "ann")
-DEN = replace(ANN, peer="den")
+DEN = ANN._replace(peer="den")
 BACKED = replace(AGENT, fallback=AgentDef(AgentId("a"), "fake", "fake-2"))
 BUDGETS = Budgets(session=Limit(tokens=1_000), daily=Limit(tokens=5_000))
 
@@ -101,7 +101,7 @@ async def own(chat: Chat, person: str = "ann") -> None:
 
 async def know(chat: Chat, text: str, message: Incoming) -> None:
     at = address_of(CHANNEL, message)
-    key = replace(ANN, peer=key_peer(at.peer, is_room=at.is_room))
+    key = ANN._replace(peer=key_peer(at.peer, is_room=at.is_room))
     claim = Claim("user", "likes", text, functional=False, valid_from=NOON, session_key=key)
     scope = scope_of(key, at.sender)
     await chat.stores.facts.add(scope, [claim], ids=[f"f-{text}"], now=NOON)

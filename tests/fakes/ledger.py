@@ -1,11 +1,12 @@
 """Budgets for tests: prices that are known by heart, a ledger that can be away, reservations and
 records to put anywhere."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from gateway.domain.budgets import (
+    SCOPE_KINDS,
     Amount,
     Decide,
     Due,
@@ -16,6 +17,7 @@ from gateway.domain.budgets import (
     Pricing,
     Reservation,
     Resync,
+    ScopeKind,
     Tally,
     TokenRecord,
     day_of,
@@ -49,21 +51,29 @@ class AwayLedger:
         if what in self.away:
             raise StoreUnavailable("the disk is full")
 
-    async def reserve(self, wanted: Reservation, decide: Decide) -> tuple[Reservation, Grant]:
+    def begin(self, wanted: Reservation) -> Reservation:
         self._look("reserve")
-        return await self.inner.reserve(wanted, decide)
+        return self.inner.begin(wanted)
 
-    async def settle(self, ended: Ended, due: Due) -> Sequence[Tally]:
+    async def reserve(
+        self, wanted: Reservation, decide: Decide, kinds: Collection[ScopeKind] = SCOPE_KINDS
+    ) -> tuple[Reservation, Grant]:
+        self._look("reserve")
+        return await self.inner.reserve(wanted, decide, kinds)
+
+    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
         self._look("settle")
         return await self.inner.settle(ended, due)
 
-    def settle_soon(self, ended: Ended, failed: Callable[[Exception], None]) -> None:
+    def settle_soon(
+        self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
+    ) -> Sequence[Tally]:
         try:
             self._look("settle")
         except StoreUnavailable as error:
             failed(error)
-        else:
-            self.inner.settle_soon(ended, failed)
+            return ()
+        return self.inner.settle_soon(ended, failed, due)
 
     async def resync(self, now: datetime) -> Resync:
         self._look("resync")

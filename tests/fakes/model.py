@@ -17,6 +17,13 @@ def says(text: str, *calls: ToolCall, tokens: int = 10) -> ModelReply:
     return ModelReply("fake", "fake-1", text, tool_calls=calls, usage=usage)
 
 
+def say(request: ModelRequest, hear: Hear, delta: Delta) -> None:
+    """As a wire does: what was heard counts, in case that no more comes."""
+    if request.progress is not None:
+        request.progress.size += len(delta.text.encode())
+    hear(delta)
+
+
 class ScriptedModel:
     """The last step is repeated for ever."""
 
@@ -32,7 +39,7 @@ class ScriptedModel:
         if not isinstance(step, ModelReply):
             return await step(request, hear)
         if step.text:
-            hear(TextDelta(step.text))
+            say(request, hear, TextDelta(step.text))
         return step
 
 
@@ -66,12 +73,12 @@ class GatedModel:
         self.questions.append(asked)
         self._asked.set()
         for delta in self.deltas:
-            hear(delta)
+            say(request, hear, delta)
         await self._let.acquire()
         text = " ".join(["to", *asked])
         if asked and asked[-1].startswith("use"):
             return says("", ToolCall(f"c{len(self.seen)}", "echo"))
-        hear(TextDelta(text))
+        say(request, hear, TextDelta(text))
         return says(text)
 
 
@@ -85,9 +92,9 @@ class StallingModel:
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
         for delta in self.deltas:
-            hear(delta)
+            say(request, hear, delta)
         if request.progress is not None:
-            request.progress.size = self.characters
+            request.progress.size = max(request.progress.size, self.characters)
         self.reached.set()
         try:
             await anyio.sleep_forever()

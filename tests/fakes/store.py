@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,8 @@ from gateway.domain.journal import pack_text
 from gateway.domain.messages import Message, Node
 from gateway.domain.ports import PluginSpace, Stores
 from gateway.store.reader import Query, Readers, open_to_read
-from gateway.store.sqlite import open_file, stores_over
-from gateway.store.writer import Operation, Writer
+from gateway.store.sqlite import Opened, open_file, stores_over
+from gateway.store.writer import Commits, Operation, Pen, Writer
 from tests.fakes.clock import FakeClock
 
 T = TypeVar("T")
@@ -45,16 +46,20 @@ class InlineWriter(Writer):
         except StoreUnavailable as error:
             failed(error)
 
+    @property
+    def commits(self) -> int:
+        return self._commits.done
+
     def join(self) -> None:
         """There is no thread."""
 
     def _done(self, operation: Operation[T], *, durable: bool) -> T:
         if self._stopped is not None:
             raise StoreUnavailable(self._stopped)
-        (outcome,) = self._commits.commit([operation], durable=durable)
-        if outcome.error is not None:
-            raise outcome.error
-        return cast(T, outcome.result)
+        ((result, error),) = self._commits.commit([operation], durable=durable)
+        if error is not None:
+            raise error
+        return cast(T, result)
 
 
 class InlineReaders(Readers):
@@ -72,22 +77,64 @@ class InlineReaders(Readers):
         """There is no thread."""
 
 
+@dataclass
+class Mortal:
+    """The embedded store without its threads, and processes over it that die."""
+
+    opened: Opened
+    db: Connection  # to read
+    writer: InlineWriter = field(init=False)
+    stores: Stores = field(init=False)
+
+    async def begin(self) -> Stores:
+        """A process that knows what is in the tables, and nothing else."""
+        pen = await to_thread.run_sync(Pen, self.opened.db)
+        where = str(self.opened.path)
+        self.writer = InlineWriter(
+            Commits(pen, self.opened.mark, self.opened.mark.read(), where, durable=False)
+        )
+        readers = InlineReaders(self.db, self.opened.path)
+        self.stores = stores_over(self.writer, readers, pen, FakeClock())
+        return self.stores
+
+    @property
+    def commits(self) -> int:
+        return self.writer.commits
+
+    async def rows(self) -> int:
+        """Of calls that a process which dies now did not settle."""
+
+        def count() -> int:
+            return len(self.opened.db.execute("SELECT id FROM reservation").fetchall())
+
+        return await to_thread.run_sync(count)
+
+    async def die(self) -> Stores:
+        self.writer.stop("the process is dead")
+        return await self.begin()
+
+
 @asynccontextmanager
-async def open_memory() -> AsyncIterator[Stores]:
-    """The embedded store in a folder that is gone at the end."""
+async def open_mortal() -> AsyncIterator[Mortal]:
+    """In a folder that is gone at the end."""
     folder = Path(await to_thread.run_sync(lambda: mkdtemp(prefix="exogate-")))
-    clock = FakeClock()
-    now, kept = to_micros(clock.now()), {"accept_loss": False, "durable": False}
+    now, kept = to_micros(FakeClock().now()), {"accept_loss": False, "durable": False}
     opened = await to_thread.run_sync(partial(open_file, folder, now, **kept))
     db = await to_thread.run_sync(partial(open_to_read, opened.path, any_thread=True))
-    writer, readers = InlineWriter(opened.commits), InlineReaders(db, opened.path)
     try:
-        yield stores_over(writer, readers, opened.pen, clock)
+        yield Mortal(opened, db)
     finally:
         with CancelScope(shield=True):
             await to_thread.run_sync(db.close)
             await to_thread.run_sync(opened.close)
             await to_thread.run_sync(rmtree, folder)
+
+
+@asynccontextmanager
+async def open_memory() -> AsyncIterator[Stores]:
+    """The embedded store in a folder that is gone at the end."""
+    async with open_mortal() as mortal:
+        yield await mortal.begin()
 
 
 def session_key(peer: str = "main", *, agent: str = "demo", account: str = "local") -> SessionKey:

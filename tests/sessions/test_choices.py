@@ -1,7 +1,5 @@
 """What was chosen for a session holds for it alone, and not for ever."""
 
-from dataclasses import replace
-
 from gateway.sessions.lanes import MOST_KNOWN, NOTHING, Choice, Choices
 from tests.fakes.store import session_key
 
@@ -13,7 +11,7 @@ def test_a_choice_is_of_one_session_and_keeps_what_was_chosen_before() -> None:
     choices.choose_mode(key, "steer")
 
     assert choices.of(key) == Choice("big", "steer")
-    assert choices.of(replace(key, peer="other")) == NOTHING
+    assert choices.of(key._replace(peer="other")) == NOTHING
 
 
 def test_a_choice_is_forgotten() -> None:

@@ -101,7 +101,7 @@ def test_nobody_owns_a_directory_that_is_not_there(tmp_path: Path) -> None:
 def test_a_mark_comes_back_as_it_was_written(tmp_path: Path) -> None:
     mark = Mark(tmp_path)
     before = mark.read()
-    mark.write(Held(2**40, 7))
+    mark.write(2**40, 7)
     mark.close()
     again = Mark(tmp_path)
 
