@@ -78,10 +78,7 @@ class StoreUnavailable(GatewayError):
 
     code = "store_unavailable"
     retryable = True
-
-    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = 5.0
 
 
 class StoreLost(StoreUnavailable):

@@ -11,7 +11,15 @@ from operator import itemgetter
 from typing import Literal, Protocol
 from unicodedata import category, normalize
 
-from gateway.domain.agents import AgentDef, key_peer, of_person, peer_of, person_in, speaker
+from gateway.domain.agents import (
+    AgentDef,
+    key_peer,
+    of_person,
+    peer_of,
+    person_in,
+    speaker,
+    speaker_in,
+)
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.messages import Node, Role
@@ -142,8 +150,7 @@ class Reader:
 
     @classmethod
     def of(cls, key: SessionKey, sender: str | None) -> "Reader":
-        person = speaker(key.channel, key.account, person_in(key, sender))
-        return cls(person, key, scope_of(key, sender), is_room(key, sender))
+        return cls(speaker_in(key, sender), key, scope_of(key, sender), is_room(key, sender))
 
     def may_read(self, source: Source, scope: str) -> bool:
         """Whether a source of a fact of that scope may be shown: one of this conversation, and

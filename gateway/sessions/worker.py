@@ -19,7 +19,7 @@ from gateway.agent.turn import LIMITS
 from gateway.control.notices import Bus, notice_of
 from gateway.control.policy import DecisionTrees
 from gateway.control.rules import RuleSet, RunRules
-from gateway.domain.agents import AgentDef, ContextRules, person_in, person_key, speaker
+from gateway.domain.agents import AgentDef, ContextRules, person_key, speaker_in
 from gateway.domain.errors import BadSessionKey, GatewayError, NotFound
 from gateway.domain.events import Event, Notice, NoticeBoard, RuleStates
 from gateway.domain.facts import Fact, Recalled, Remember, Said, Source
@@ -246,8 +246,7 @@ Look = Callable[[], Awaitable[tuple[Recalled, ...]]]
 
 def person_of(new: NewEntry) -> str:
     """Who is let in: whose settings hold, and whom a tool is told of."""
-    key = new.session_key
-    return speaker(key.channel, key.account, person_in(key, new.sender))
+    return speaker_in(new.session_key, new.sender)
 
 
 class Recollection(Protocol):
