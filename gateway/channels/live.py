@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.channels.adapters import CallRecipe
 from gateway.channels.answers import Arrived, TryAgain, read_answer
 from gateway.channels.progress import Health
 from gateway.channels.recipes import Values, fill_call
 from gateway.channels.translating import WayIn
-from gateway.domain.adapters import CallRecipe
 from gateway.domain.channels import ChannelDef, ChannelMemo, ChannelMemos
 from gateway.domain.dialling import Dialler
 from gateway.domain.errors import LineLost

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from gateway.domain.adapters import CallRecipe, Table
+from gateway.channels.adapters import CallRecipe, Table
 from gateway.domain.errors import Denied, RecipeUnfilled
 from gateway.domain.ports import Ask
 

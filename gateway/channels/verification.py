@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.domain.adapters import Challenge, Description, Verify
+from gateway.channels.adapters import Challenge, Description, Verify
 from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.errors import ChannelRefused, GatewayError
 from gateway.domain.ports import Clock

@@ -14,10 +14,10 @@ from pydantic_core import from_json, to_json
 
 from gateway.app.channels import require_openable
 from gateway.app.plugins import Nowhere
+from gateway.channels.adapters import Description
 from gateway.channels.crossing import read_description
 from gateway.cli.plugin_files import BadPlugin, Given
 from gateway.config.values import GatewayConfig
-from gateway.domain.adapters import Description
 from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import ChannelRefused, PluginRefused
 from gateway.domain.plugins import PluginAccount, PluginDef

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 from gateway.domain.errors import BadCapability
 from gateway.domain.ids import Secret
@@ -137,6 +137,19 @@ def _address(text: str, kind: type[IPv4Address | IPv6Address]) -> str | None:
     except ValueError:
         return None
     return str(address) if isinstance(address, kind) and "%" not in text else None
+
+
+class AdapterSaid(Protocol):
+    """What the sandbox has to know of what a channel adapter describes."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def largest_call(self) -> int: ...
 
 
 PluginKind = Literal["tool", "channel"]

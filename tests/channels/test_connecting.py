@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from gateway.channels.adapters import Socket
 from gateway.channels.connecting import MOST_SENT, READY_S, Conversation
-from gateway.domain.adapters import Socket
 from gateway.domain.dialling import Dial
 from gateway.domain.errors import Denied, LineLost, LineRenewed, StoreUnavailable
 from gateway.domain.ports import HttpFailed

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.channels.adapters import Socket
 from gateway.channels.recipes import Values
 from gateway.channels.sockets import (
     Alive,
@@ -19,7 +20,6 @@ from gateway.channels.sockets import (
     Take,
     Wish,
 )
-from gateway.domain.adapters import Socket
 from gateway.domain.errors import RecipeUnfilled
 from tests.channels.described import described, discord, slack, way
 

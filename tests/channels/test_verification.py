@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gateway.channels.adapters import Challenge, Description, Verify, Webhook
 from gateway.channels.verification import (
     MOST_SIGNATURES,
     Challenger,
@@ -18,7 +19,6 @@ from gateway.channels.verification import (
     Verifier,
     verifier,
 )
-from gateway.domain.adapters import Challenge, Description, Verify, Webhook
 from gateway.domain.channels import ChannelDef, WebhookCall
 from gateway.domain.errors import ChannelRefused
 from gateway.domain.ids import Secret

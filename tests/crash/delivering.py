@@ -5,9 +5,9 @@ from pathlib import Path
 
 import anyio
 
+from gateway.channels.adapters import Outbound, TextLimits
 from gateway.channels.delivery import Courier, Post
 from gateway.channels.progress import Health
-from gateway.domain.adapters import Outbound, TextLimits
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.plugins import parse_capability

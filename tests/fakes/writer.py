@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.domain.adapters import CallRecipe, Description, Outbound, Poll
+from gateway.channels.adapters import CallRecipe, Description, Outbound, Poll
 from gateway.domain.errors import AdapterFailed
 from gateway.domain.plugins import Capability, PluginDef, parse_capability
 
