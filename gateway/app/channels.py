@@ -32,13 +32,13 @@ from gateway.channels.progress import Health, Tell
 from gateway.channels.streaming import Streaming
 from gateway.channels.supervision import supervise
 from gateway.channels.translating import WayIn
-from gateway.channels.verification import proofs, secret_of, verifier
+from gateway.channels.verification import ChannelRefused, proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
 from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelMemos, ChannelStatus
 from gateway.domain.dialling import Dialler
-from gateway.domain.errors import ChannelRefused, Conflict
+from gateway.domain.errors import Conflict
 from gateway.domain.inbox import Accepted, Heard, Inbound
 from gateway.domain.outbox import DeadLetters, Deliver, Outbox
 from gateway.domain.plugins import PluginInfo

@@ -12,14 +12,14 @@ from weakref import WeakValueDictionary
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
+from gateway.domain.errors import AdapterFailed, ToolFailed
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import AdapterSaid, PluginAccount, PluginDef, PluginInfo
 from gateway.domain.ports import Tool, ToolScope
 from gateway.domain.supervision import contained
 from gateway.sandbox.compiling import Compiled, Compiling, Uncompiled
 from gateway.sandbox.describing import Described, described, plain
-from gateway.sandbox.grants import missing, needed, require_granted
+from gateway.sandbox.grants import PluginRefused, missing, needed, require_granted
 from gateway.sandbox.hosting import Host, Means
 from gateway.sandbox.ledger import Ledger
 from gateway.sandbox.links import Outcome

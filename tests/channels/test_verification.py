@@ -15,12 +15,12 @@ from gateway.channels.adapters import Challenge, Description, Verify, Webhook
 from gateway.channels.verification import (
     MOST_SIGNATURES,
     Challenger,
+    ChannelRefused,
     NotGenuine,
     Verifier,
     verifier,
 )
 from gateway.domain.channels import ChannelDef, WebhookCall
-from gateway.domain.errors import ChannelRefused
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
 from tests.fakes.clock import FakeClock
