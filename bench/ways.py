@@ -12,10 +12,11 @@ from wasmtime.component import Component, Linker
 from bench import guests
 from gateway.app.plugins import Nowhere
 from gateway.channels.crossing import read_description
+from gateway.config.capabilities import parse_capability
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.plugins import PluginDef, PluginLimits, parse_capability
+from gateway.domain.plugins import PluginDef, PluginLimits
 from gateway.domain.ports import Fetch, PluginSpace, PluginStore, ToolScope
 from gateway.host.clock import SystemClock
 from gateway.sandbox.engines import component_engine

@@ -1,6 +1,8 @@
 """Which agent answers a message: bindings in, one route out, and why the others lost. Pure."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 from types import MappingProxyType
 
 from gateway.domain.agents import (
@@ -8,8 +10,6 @@ from gateway.domain.agents import (
     Address,
     Binding,
     MatchedBy,
-    Rejection,
-    Route,
     key_peer,
     peer_of,
     speaker,
@@ -22,7 +22,25 @@ TIERS: tuple[MatchedBy, ...] = ("peer", "guild", "team", "account", "channel")
 
 Closed = Mapping[AgentId, frozenset[str]]  # agents of projects, and whom they answer
 Values = tuple[str | None, ...]
-Mask = tuple[bool, ...]
+Rank = tuple[int, int]  # the tier, and how many fields are given: less is better
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Who answers, under which session key, and which binding decided it (None: no binding)."""
+
+    agent_id: AgentId
+    session_key: SessionKey
+    matched_by: MatchedBy
+    binding_index: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a binding was not the one."""
+
+    index: int
+    why: str
 
 
 class Router:
@@ -36,29 +54,48 @@ class Router:
         *,
         closed: Closed = MappingProxyType({}),
     ) -> None:
-        self._agents = frozenset(agents)
-        self._closed = closed
+        self._agents = {str(agent): agent for agent in agents}
+        self._closed: Mapping[str, frozenset[str]] = {str(one): closed[one] for one in closed}
         self._bindings = tuple(bindings)
+        self._given = [_given(binding) for binding in bindings]
         self._default = default
-        self._by_mask: dict[Mask, dict[Values, int]] = {}
-        for index, binding in enumerate(bindings):
-            given = _given(binding)
-            mask = tuple(value is not None for value in given)
-            self._by_mask.setdefault(mask, {}).setdefault(given, index)
-        self._masks = sorted(self._by_mask, key=_rank)
+        # The bindings that give the same fields, by what they give; the best rank first.
+        tables: dict[tuple[int, ...], dict[object, int]] = {}
+        for index, given in enumerate(self._given):
+            fields = tuple(place for place, value in enumerate(given) if value is not None)
+            tables.setdefault(fields, {}).setdefault(itemgetter(*fields)(given), index)
+        self._tables = [
+            ((fields[0], -len(fields)), itemgetter(*fields), table)
+            for fields, table in sorted(tables.items(), key=lambda one: (one[0][0], -len(one[0])))
+        ]
 
     @property
     def agents(self) -> frozenset[AgentId]:
-        return self._agents
+        return frozenset(self._agents.values())
 
     def resolve(self, address: Address, *, requested: str | None = None) -> Route:
         """The route of a message. `requested` names an agent and overrides the bindings.
 
         Raises NoRoute, UnknownAgent for a requested agent that is not defined, or NotOfProject.
         """
-        route = self._route(address, requested)
-        self.require_user(route.agent_id, address)
-        return route
+        index: int | None = None
+        matched_by: MatchedBy = "default"
+        if requested is not None:
+            agent, matched_by = self._agents.get(requested), "request"
+            if agent is None:
+                raise UnknownAgent(requested, tuple(sorted(self._agents)))
+        else:
+            agent = self._default
+            index = self._winner(address) if self._tables else None
+            if index is not None:
+                agent, matched_by = self._bindings[index].agent_id, _tier(self._given[index])
+            elif agent is None:
+                raise NoRoute(address.channel, address.account, address.peer)
+        if agent in self._closed:
+            self.require_user(agent, address)
+        peer = _peer(address, address.thread)
+        key = SessionKey(agent, address.channel, address.account, peer)
+        return Route(agent, key, matched_by, index)
 
     def require_user(self, agent: str, address: Address) -> None:
         """Raises NotOfProject if the agent does not answer whoever speaks from there."""
@@ -67,44 +104,27 @@ class Router:
 
     def answers(self, agent: str, address: Address) -> bool:
         """Whether the agent's project lets it answer whoever speaks from there."""
+        users = self._closed.get(agent)
         person = address.sender or _peer(address)
-        users = self._closed.get(AgentId(agent))
         return users is None or speaker(address.channel, address.account, person) in users
-
-    def _route(self, address: Address, requested: str | None) -> Route:
-        if requested is not None:
-            if requested not in self._agents:
-                raise UnknownAgent(requested, tuple(sorted(self._agents)))
-            return _route(AgentId(requested), address, "request", None)
-        index = self._winner(address)
-        if index is not None:
-            binding = self._bindings[index]
-            return _route(binding.agent_id, address, _tier(_given(binding)), index)
-        if self._default is None:
-            raise NoRoute(address.channel, address.account, address.peer)
-        return _route(self._default, address, "default", None)
 
     def rejected(self, address: Address) -> tuple[Rejection, ...]:
         """Every binding that did not decide, with the reason, in file order."""
         winner = self._winner(address)
         said = _said(address)
         return tuple(
-            Rejection(index, self._why_not(_given(binding), said, winner))
-            for index, binding in enumerate(self._bindings)
+            Rejection(index, self._why_not(given, said, winner))
+            for index, given in enumerate(self._given)
             if index != winner
         )
 
     def _winner(self, address: Address) -> int | None:
         said = _said(address)
-        best: tuple[tuple[int, int], int] | None = None
-        for mask in self._masks:
-            rank = _rank(mask)
+        best: tuple[Rank, int] | None = None
+        for rank, fields_of, table in self._tables:
             if best is not None and rank > best[0]:
                 break
-            wanted = tuple(
-                value if given else None for value, given in zip(said, mask, strict=True)
-            )
-            index = self._by_mask[mask].get(wanted)
+            index = table.get(fields_of(said))
             if index is not None and (best is None or index < best[1]):
                 best = rank, index
         return None if best is None else best[1]
@@ -116,24 +136,18 @@ class Router:
                 return f"{name} {what}, the binding wants {want!r}"
         # It matches, so some winner exists and outranks it.
         assert winner is not None
-        better = _given(self._bindings[winner])
+        better = self._given[winner]
         if _tier(better) != _tier(given):
             return f"binding {winner} matches by {_tier(better)}, this one by {_tier(given)}"
-        if _count(better) != _count(given):
-            return (
-                f"binding {winner} is more specific: {_count(better)} fields, here {_count(given)}"
-            )
+        more, fewer = (len(values) - values.count(None) for values in (better, given))
+        if more != fewer:
+            return f"binding {winner} is more specific: {more} fields, here {fewer}"
         return f"binding {winner} is as specific and comes first in the file"
 
 
 def _given(binding: Binding) -> Values:
-    return (
-        binding.peer_id,
-        binding.guild_id,
-        binding.team_id,
-        binding.account_id,
-        binding.channel,
-    )
+    place = (binding.peer_id, binding.guild_id, binding.team_id)
+    return (*place, binding.account_id, binding.channel)
 
 
 def _said(address: Address) -> Values:
@@ -144,21 +158,9 @@ def _tier(given: Values) -> MatchedBy:
     return next(tier for tier, value in zip(TIERS, given, strict=True) if value is not None)
 
 
-def _count(given: Values) -> int:
-    return sum(value is not None for value in given)
-
-
-def _rank(mask: Mask) -> tuple[int, int]:
-    return mask.index(True), -sum(mask)
-
-
-def _route(
-    agent: AgentId, address: Address, matched_by: MatchedBy, binding_index: int | None
-) -> Route:
-    key = SessionKey(agent, address.channel, address.account, _peer(address, address.thread))
-    return Route(agent, key, matched_by, binding_index)
-
-
 def _peer(address: Address, thread: str | None = None) -> str:
+    """The peer of the session key. A principal names conversations as it likes."""
+    if address.channel in OWN_CHANNELS and thread is None and not address.is_foreign:
+        return address.peer
     peer = peer_of(address.peer, thread, is_foreign=address.is_foreign)
     return peer if address.channel in OWN_CHANNELS else key_peer(peer, is_room=address.is_room)

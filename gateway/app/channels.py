@@ -21,24 +21,24 @@ from pydantic_core import from_json
 
 from gateway.app.doors import tell_of_gateway
 from gateway.app.memory import Memory, sharing
+from gateway.channels.adapters import Adapter, Description, Poll, Socket, Webhook
 from gateway.channels.commands import ChatCommands
 from gateway.channels.delivery import Courier, Post
 from gateway.channels.doorkeeping import Doorman
-from gateway.channels.intake import Intake
+from gateway.channels.intake import Commands, Intake
 from gateway.channels.live import LiveChannel
 from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
 from gateway.channels.streaming import Streaming
 from gateway.channels.supervision import supervise
 from gateway.channels.translating import WayIn
-from gateway.channels.verification import proofs, secret_of, verifier
+from gateway.channels.verification import ChannelRefused, proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
 from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
-from gateway.domain.adapters import Description, Poll, Socket, Webhook
-from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Commands
+from gateway.domain.channels import ChannelDef, ChannelMemos, ChannelStatus
 from gateway.domain.dialling import Dialler
-from gateway.domain.errors import ChannelRefused, Conflict
+from gateway.domain.errors import Conflict
 from gateway.domain.inbox import Accepted, Heard, Inbound
 from gateway.domain.outbox import DeadLetters, Deliver, Outbox
 from gateway.domain.plugins import PluginInfo

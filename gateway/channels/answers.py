@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from pydantic_core import from_json
 
+from gateway.channels.adapters import Outbound
 from gateway.channels.encoding import readable
 from gateway.channels.progress import printable
 from gateway.channels.recipes import at
-from gateway.domain.adapters import Outbound
 from gateway.domain.ports import Fetched
 
 LONGEST_WAIT_S = 86_400.0

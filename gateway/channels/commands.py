@@ -5,12 +5,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from gateway.channels.adapters import Incoming
+from gateway.channels.doorkeeping import Command
 from gateway.channels.intake import address_of
 from gateway.channels.pairing import MOST_LISTED, PairingBook
-from gateway.domain.adapters import Incoming
 from gateway.domain.agents import Address, AgentDef, speaker
 from gateway.domain.budgets import Budgets, Limit, Scope, Spending, Tally, day_of, shown
-from gateway.domain.channels import ChannelDef, Command, Pairing
+from gateway.domain.channels import ChannelDef, Pairing
 from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
 from gateway.domain.facts import Fact, FactQuery, Facts, Recalled, whose
 from gateway.domain.ids import AgentId, SessionKey

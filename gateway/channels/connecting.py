@@ -8,8 +8,9 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic_core import to_json
 
+from gateway.channels.adapters import Socket
 from gateway.channels.answers import read_json
-from gateway.channels.live import LiveChannel
+from gateway.channels.live import LineLost, LineRenewed, LiveChannel
 from gateway.channels.recipes import at, fill_url, plain
 from gateway.channels.sockets import (
     Alive,
@@ -24,9 +25,8 @@ from gateway.channels.sockets import (
     Wish,
 )
 from gateway.channels.translating import Said
-from gateway.domain.adapters import Socket
 from gateway.domain.dialling import Dial, Line
-from gateway.domain.errors import Denied, GatewayError, LineLost, LineRenewed
+from gateway.domain.errors import Denied, GatewayError
 from gateway.domain.ports import HttpFailed
 
 READY_S = 30.0  # within which a session has to stand

@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json, to_json
 
+from gateway.channels.adapters import Description, Formatted, Incoming, Parsed, Unusable, Whence
 from gateway.channels.encoding import MARK, MENDED, marked
-from gateway.domain.adapters import Description, Formatted, Incoming, Parsed, Unusable
-from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed
 
 LARGESTDESCRIPTION = 256 * 1024  # characters

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 import anyio
 from pydantic_core import to_json
 
+from gateway.channels.adapters import Adapter, Formatted, Request, Whence
 from gateway.channels.answers import Arrived, Declined, Moved, TryAgain, read_answer
 from gateway.channels.crossing import read_formatted, read_whence
 from gateway.channels.progress import Health
 from gateway.channels.rates import Rates
 from gateway.channels.splitting import Piece, Splitting
-from gateway.domain.adapters import Formatted, Request
-from gateway.domain.channels import Adapter, ChannelDef, Whence
+from gateway.domain.channels import ChannelDef
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery

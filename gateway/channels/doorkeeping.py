@@ -3,20 +3,11 @@
 import logging
 import re
 from dataclasses import dataclass, field
+from typing import Literal
 
+from gateway.channels.adapters import Incoming
 from gateway.channels.pairing import PairingBook
-from gateway.domain.adapters import Incoming
-from gateway.domain.channels import (
-    ChannelDef,
-    Command,
-    DmPolicy,
-    GroupRule,
-    Ignored,
-    Pairing,
-    Told,
-    Turn,
-    Verdict,
-)
+from gateway.domain.channels import ChannelDef, DmPolicy, GroupRule, Pairing
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +22,39 @@ NOT_KNOWN = (
     "an hour."
 )
 _COMMAND = re.compile(r"/([A-Za-z]+)(?:@[\w.-]+)?(?:\s+(.*))?", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The message is for the agent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Nothing is written and nobody is told; `why` is counted."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The peer is answered with a text, once; no model is asked. Who `asked` to talk waits from that
+    commit on."""
+
+    text: str
+    asked: Pairing | None = None
+    do: Literal["send", "join"] = "send"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """The peer gave a command and may: `name` without its slash."""
+
+    name: str
+    argument: str
+
+
+Verdict = Turn | Ignored | Told | Command
 
 
 @dataclass(slots=True)

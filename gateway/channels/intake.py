@@ -6,27 +6,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Protocol
 from weakref import WeakValueDictionary
 
 import anyio
 from pydantic_core import to_json
 
+from gateway.channels.adapters import Attachment, Incoming, Parsed, Unusable, Whence
 from gateway.channels.crossing import write_whence
-from gateway.domain.adapters import Attachment, Incoming, Parsed, Unusable
+from gateway.channels.doorkeeping import Command, Ignored, Told, Verdict
 from gateway.domain.agents import Address
-from gateway.domain.channels import (
-    ChannelDef,
-    ChannelMemo,
-    ChannelMemos,
-    Command,
-    Commands,
-    Doorkeeper,
-    Ignored,
-    Pairing,
-    Told,
-    Verdict,
-    Whence,
-)
+from gateway.domain.channels import ChannelDef, ChannelMemo, ChannelMemos, Pairing
 from gateway.domain.errors import Conflict, NoRoute, NotOfProject
 from gateway.domain.inbox import Accepted, ChannelEvents, Heard, HeardAs, Inbound, NewDelivery
 from gateway.domain.ports import Clock
@@ -41,6 +31,21 @@ JOIN = Told("(joins the room)", do="join")  # the text stands in the outbox alon
 MOST_FILES, LONGEST_NAME = 10, 100  # that are named
 
 Memos = tuple[ChannelMemo, ...]
+
+
+class Doorkeeper(Protocol):
+    async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
+        """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
+
+    def asked(self, asked: Pairing) -> None:
+        """It is committed, with what the person is told."""
+
+
+class Commands(Protocol):
+    async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
+        """Carries it out and gives the answer. Run again after a crash before its answer was
+        committed. Raises StoreUnavailable."""
+        ...
 
 
 @dataclass(slots=True)

@@ -3,17 +3,34 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.channels.adapters import CallRecipe
 from gateway.channels.answers import Arrived, TryAgain, read_answer
 from gateway.channels.progress import Health
 from gateway.channels.recipes import Values, fill_call
 from gateway.channels.translating import WayIn
-from gateway.domain.adapters import CallRecipe
 from gateway.domain.channels import ChannelDef, ChannelMemo, ChannelMemos
 from gateway.domain.dialling import Dialler
-from gateway.domain.errors import LineLost
+from gateway.domain.errors import GatewayError
 from gateway.domain.ports import Clock, Fetch, Fetched, Leave
 
 Jitter = Callable[[], float]  # evenly between 0 and 1
+
+
+class LineLost(GatewayError):
+    """A connection to a platform ended, or was refused; `is_final`: trying again cannot help."""
+
+    code = "line_lost"
+    retryable = True
+
+    def __init__(
+        self, why: str, *, retry_after_s: float | None = None, is_final: bool = False
+    ) -> None:
+        super().__init__(why)
+        self.retry_after_s, self.is_final = retry_after_s, is_final
+
+
+class LineRenewed(LineLost):
+    """The platform asked for another connection: nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 
+from gateway.channels.adapters import Sender
 from gateway.channels.progress import printable
-from gateway.domain.adapters import Sender
 from gateway.domain.budgets import Audit
 from gateway.domain.channels import Pairing, Pairings, PairingState
 from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound

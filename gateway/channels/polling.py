@@ -2,9 +2,9 @@
 
 import anyio
 
+from gateway.channels.adapters import Poll
 from gateway.channels.live import LiveChannel
 from gateway.channels.translating import Said
-from gateway.domain.adapters import Poll
 
 _SHORTEST_S = 0.2  # from question to question, also where a platform answers at once
 

@@ -4,8 +4,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gateway.domain.adapters import TransportKind
-from gateway.domain.channels import ChannelDef, ChannelState, ChannelStatus, Direction, Progress
+from gateway.domain.channels import (
+    ChannelDef,
+    ChannelState,
+    ChannelStatus,
+    Direction,
+    Progress,
+    TransportKind,
+)
 from gateway.domain.ports import Clock
 
 LONGEST_WHY = 300

@@ -1,26 +1,19 @@
 """JSON Schemas of all that crosses between host and adapter, published under docs/schemas."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from gateway.domain.adapters import (
-    STRICT,
-    Description,
-    Formatted,
-    Parsed,
-    Table,
-    TransportKind,
-)
+from gateway.channels.adapters import Description, Formatted, Parsed, Strict, Table
+from gateway.domain.channels import TransportKind
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Strict):
     """What `parse-incoming` is given: a call of the platform, its answer to a poll, or a frame.
     Headers are in lower case, without those that prove who calls; secrets are taken out."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     transport: TransportKind
     headers: dict[str, str]
     account: str
@@ -36,11 +29,10 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(Strict):
     """What `format-outgoing` is given. `answer` and `reply_to` are of the message that is answered;
     `edits` is the platform's id of the message to edit; `key` is the same for the same part."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     do: Literal["send", "edit", "typing", "join"]
     key: str
     peer: str

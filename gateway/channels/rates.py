@@ -7,7 +7,7 @@ from itertools import islice
 
 import anyio
 
-from gateway.domain.adapters import Rate
+from gateway.channels.adapters import Rate
 from gateway.domain.ports import Clock
 
 _KNOWN = 4_096  # buckets; of these only the ones that are full again are forgotten

@@ -6,14 +6,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
-from gateway.domain.adapters import CallRecipe, Table
-from gateway.domain.errors import Denied, RecipeUnfilled
+from gateway.channels.adapters import CallRecipe, Table
+from gateway.domain.errors import Denied, GatewayError
 from gateway.domain.ports import Ask
 
 _PLACEHOLDER = re.compile(
     r"(?<!\$)\{(api_base|webhook_url|state|(?:config|kept|frame)\.[A-Za-z0-9_.-]+)\}"
 )
 _AS_IT_IS = ("api_base", "webhook_url")  # in a URL: they are URLs themselves
+
+
+class RecipeUnfilled(GatewayError):
+    """A recipe of a channel adapter names something that is not there."""
+
+    code = "config_error"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"a recipe of the adapter needs {{{name}}}, and there is none")
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from base64 import b64encode
 from collections.abc import Mapping
 from datetime import datetime
 
+from gateway.channels.adapters import Verify
 from gateway.channels.verification import SIGNED, WHSEC, from_base64
-from gateway.domain.adapters import Verify
 
 
 def signed(

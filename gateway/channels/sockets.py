@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 
 from pydantic_core import from_json
 
+from gateway.channels.adapters import Act, FrameRule, Socket, Table
 from gateway.channels.encoding import readable
-from gateway.channels.recipes import Values, at, fill_frame, fits
-from gateway.domain.adapters import Act, FrameRule, Socket, Table
-from gateway.domain.errors import RecipeUnfilled
+from gateway.channels.recipes import RecipeUnfilled, Values, at, fill_frame, fits
 
 LONGEST_KEPT = 2_048  # characters of a value
 _BEAT_MS = (1_000, 3_600_000)  # no platform sets another pace

@@ -10,11 +10,11 @@ import anyio
 from anyio.abc import TaskGroup
 from pydantic_core import from_json
 
+from gateway.channels.adapters import Whence
 from gateway.channels.answers import Arrived
 from gateway.channels.crossing import read_whence
 from gateway.channels.delivery import Draft, Post, Reply, TooLong, key_of
 from gateway.channels.splitting import Piece, Splitting
-from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId
 from gateway.domain.ports import HttpFailed

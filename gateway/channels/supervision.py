@@ -6,11 +6,12 @@ from functools import partial
 
 import anyio
 
+from gateway.channels.adapters import CallRecipe, Poll, Socket, Webhook
 from gateway.channels.connecting import Conversation
-from gateway.channels.live import LiveChannel
+from gateway.channels.live import LineLost, LineRenewed, LiveChannel
 from gateway.channels.polling import poll
-from gateway.domain.adapters import CallRecipe, Poll, Socket, Webhook
-from gateway.domain.errors import GatewayError, LineLost, LineRenewed, RecipeUnfilled
+from gateway.channels.recipes import RecipeUnfilled
+from gateway.domain.errors import GatewayError
 from gateway.domain.ports import HttpFailed
 
 log = logging.getLogger(__name__)

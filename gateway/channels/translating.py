@@ -3,7 +3,7 @@
 import logging
 from base64 import b64encode
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -13,13 +13,15 @@ from typing import Any
 import anyio
 from pydantic_core import from_json, to_json
 
+from gateway.channels.adapters import Adapter, HttpReply, Parsed, Unusable
 from gateway.channels.crossing import read_each, read_incoming
 from gateway.channels.encoding import marked
 from gateway.channels.intake import Intake
-from gateway.domain.adapters import HttpReply, Parsed, TransportKind, Unusable
-from gateway.domain.channels import Adapter, ChannelDef, ChannelMemo, Scrub
+from gateway.domain.channels import ChannelDef, ChannelMemo, TransportKind
 from gateway.domain.errors import AdapterFailed, Conflict
 from gateway.domain.inbox import Heard
+
+Scrub = Callable[[bytes], Awaitable[bytes]]  # puts names in place of a channel's secrets
 
 log = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gateway.domain.adapters import Challenge, Description, Verify
+from gateway.channels.adapters import Challenge, Description, Verify
 from gateway.domain.channels import ChannelDef, WebhookCall
-from gateway.domain.errors import ChannelRefused, GatewayError
+from gateway.domain.errors import GatewayError
 from gateway.domain.ports import Clock
 
 MOST_SIGNATURES = 16  # of one call
@@ -31,6 +31,16 @@ _SMALL = frozenset({0, 1, _P - 1, _P, _P + 1, _OF_ORDER_8, _P - _OF_ORDER_8})
 Headers = tuple[tuple[str, str], ...]
 Proves = Callable[[bytes, str], bool]  # what was signed, and one signature as it was written
 Why = Literal["missing", "stale", "wrong"]
+
+
+class ChannelRefused(GatewayError):
+    """A channel is not started; the text names it and says why and what would help."""
+
+    code = "channel_refused"
+
+    def __init__(self, channel: str, problem: str) -> None:
+        super().__init__(f"channel {channel}: {problem}")
+        self.channel, self.problem = channel, problem
 
 
 class NotGenuine(GatewayError):

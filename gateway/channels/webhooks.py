@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass, field
 from urllib.parse import parse_qsl
 
+from gateway.channels.adapters import HttpReply, Webhook
 from gateway.channels.progress import Health
 from gateway.channels.translating import Said, WayIn
 from gateway.channels.verification import Challenger, NotGenuine, Verifier, secret_of, verifier
-from gateway.domain.adapters import HttpReply, Webhook
 from gateway.domain.budgets import Audit
 from gateway.domain.channels import WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable

@@ -10,6 +10,7 @@ from typing import Any
 import anyio
 import click
 
+from gateway.channels.adapters import Description
 from gateway.cli.channel_needs import Wanted, complete, require_working
 from gateway.cli.context import CliContext, data_dir, refuse
 from gateway.cli.ending import FAILED
@@ -33,7 +34,7 @@ from gateway.cli.plugin_words import asked_lines, block, shown
 from gateway.config import editing
 from gateway.config.plugins import BUNDLED
 from gateway.config.problems import ConfigInvalid
-from gateway.domain.adapters import Description, TransportKind
+from gateway.domain.channels import TransportKind
 from gateway.domain.plugins import Capability, HttpGrant, PluginDef
 from gateway.host.logs import logging_to
 

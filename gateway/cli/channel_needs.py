@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import click
 
 from gateway.app.channels import require_openable, secrets_of
+from gateway.channels.adapters import Description, Verify, Webhook
 from gateway.config.secrets import REFERENCE
 from gateway.config.values import GatewayConfig
-from gateway.domain.adapters import Description, TransportKind, Verify, Webhook
-from gateway.domain.channels import ChannelDef
+from gateway.domain.channels import ChannelDef, TransportKind
 from gateway.domain.errors import GatewayError
 from gateway.host.clock import SystemClock
 

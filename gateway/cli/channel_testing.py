@@ -16,6 +16,7 @@ from anyio import to_thread
 
 from gateway.app.assembly import Gateway, assembled
 from gateway.app.running import Running, open_doors
+from gateway.channels.adapters import Description, Verify
 from gateway.channels.signing import signed
 from gateway.cli.known import known
 from gateway.cli.platform_script import Call, Out, Script, Step, contains, decoded, fits
@@ -25,7 +26,6 @@ from gateway.config import editing
 from gateway.config.load import load
 from gateway.config.plugins import BUNDLED
 from gateway.config.values import GatewayConfig
-from gateway.domain.adapters import Verify
 from gateway.domain.version import VERSION
 
 WITHIN_S = 30.0  # all that a step causes
@@ -153,9 +153,10 @@ class Player:
     def _recipe(self) -> Verify:
         """The gateway has made sure that there is one."""
         ((adapter,), config) = (self.rooms.plugins.adapters, self.script.config)
+        description: Description = adapter.description
         return next(
             one
-            for one in adapter.description.recipes
+            for one in description.recipes
             if all(config.get(name) == value for name, value in one.when.items())
         )
 

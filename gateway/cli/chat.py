@@ -13,7 +13,7 @@ from gateway.cli.ending import FAILED, failure
 from gateway.cli.link import Link, linked
 from gateway.cli.terminal import tell_styled
 from gateway.domain.ids import encode_part
-from gateway.domain.terminal import one_line
+from gateway.host.terminal import one_line
 
 LISTEN_EVERY_S = 0.2  # to what is typed while an answer streams
 HELP = "/new a fresh conversation · /stop the answer (or Ctrl+C) · /status · /help · /quit"

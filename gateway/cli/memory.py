@@ -11,7 +11,7 @@ import click
 from gateway.cli.context import CliContext
 from gateway.cli.link import Link, linked
 from gateway.domain.ids import SessionKey
-from gateway.domain.terminal import one_line
+from gateway.host.terminal import one_line
 
 PAGE = 50
 MOST_OTHERS = 5  # conversations that are offered

@@ -10,7 +10,7 @@ from gateway.cli.context import CliContext
 from gateway.cli.link import linked
 from gateway.domain.errors import BadSessionKey
 from gateway.domain.ids import decode_part, encode_part
-from gateway.domain.terminal import one_line
+from gateway.host.terminal import one_line
 
 STATES = {
     "asked": "waits",

@@ -14,17 +14,17 @@ from pydantic_core import from_json, to_json
 
 from gateway.app.channels import require_openable
 from gateway.app.plugins import Nowhere
+from gateway.channels.adapters import Description
 from gateway.channels.crossing import read_description
+from gateway.channels.verification import ChannelRefused
 from gateway.cli.plugin_files import BadPlugin, Given
 from gateway.config.values import GatewayConfig
-from gateway.domain.adapters import Description
 from gateway.domain.channels import ChannelDef
-from gateway.domain.errors import ChannelRefused, PluginRefused
 from gateway.domain.plugins import PluginAccount, PluginDef
 from gateway.host.clock import SystemClock
 from gateway.host.logs import logging_to
 from gateway.sandbox.compiling import Uncompiled
-from gateway.sandbox.grants import missing, needed
+from gateway.sandbox.grants import PluginRefused, missing, needed
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.opening import open_sandbox
 from gateway.sandbox.plugins import Plugins, Sandbox, info

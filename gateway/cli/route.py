@@ -6,7 +6,7 @@ import click
 
 from gateway.cli.context import CliContext
 from gateway.cli.link import linked
-from gateway.domain.terminal import one_line
+from gateway.host.terminal import one_line
 
 
 @click.group()

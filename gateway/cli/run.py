@@ -11,11 +11,11 @@ from gateway.cli.context import CliContext, config_or_exit
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
-from gateway.domain.terminal import one_line
 from gateway.domain.version import VERSION
 from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
 from gateway.host.streams import detach_streams, hold_hangup
+from gateway.host.terminal import one_line
 
 
 @click.command()

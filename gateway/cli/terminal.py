@@ -9,7 +9,7 @@ from typing import IO, Any, TextIO
 import click
 
 from gateway.config.environment import NO_COLOR, read_environment, value_of
-from gateway.domain.terminal import visible
+from gateway.host.terminal import visible
 
 ESCAPED = "exogate.escaped"  # what an encoding lacks is written as JSON escapes it
 

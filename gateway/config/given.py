@@ -7,21 +7,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, time
 
+from gateway.config.capabilities import FORMS, BadCapability, parse_capability
 from gateway.config.kinds import PluginSecretSection
 from gateway.config.masking import looks_secret
 from gateway.config.problems import Code, KeyPath, Report, quoted
 from gateway.config.secrets import REFERENCE, SecretSource
-from gateway.domain.errors import BadCapability
 from gateway.domain.ids import Secret
 from gateway.domain.model import is_loopback
-from gateway.domain.plugins import (
-    FORMS,
-    HttpGrant,
-    Origin,
-    PluginDef,
-    PluginSecret,
-    parse_capability,
-)
+from gateway.domain.plugins import HttpGrant, Origin, PluginDef, PluginSecret
 
 LARGEST_CONFIG = 65_536  # bytes: it travels with every call
 DEEPEST_CONFIG = 16

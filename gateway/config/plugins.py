@@ -5,13 +5,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.given import Given, said
 from gateway.config.problems import Code, KeyPath, Report, choose, quoted
 from gateway.config.schema import PluginSection
 from gateway.config.values import Surroundings
 from gateway.domain.agents import OWN_TOOLS
-from gateway.domain.errors import BadCapability
-from gateway.domain.plugins import Capability, PluginDef, PluginLimits, parse_capability
+from gateway.domain.plugins import Capability, PluginDef, PluginLimits
 
 BUNDLED = "bundled:"
 

@@ -14,9 +14,8 @@ from gateway.config.kinds import (
     Text,
     key,
 )
-from gateway.domain.adapters import TransportKind
 from gateway.domain.agents import SubagentDef
-from gateway.domain.channels import ChannelDef, DmPolicy, OnUnknown
+from gateway.domain.channels import ChannelDef, DmPolicy, OnUnknown, TransportKind
 
 _CHANNEL = ChannelDef("", "")
 _SUBAGENT = SubagentDef("", "")

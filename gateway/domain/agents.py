@@ -274,24 +274,6 @@ class Binding:
     team_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Route:
-    """Who answers, under which session key, and which binding decided it (None: no binding)."""
-
-    agent_id: AgentId
-    session_key: SessionKey
-    matched_by: MatchedBy
-    binding_index: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why a binding was not the one."""
-
-    index: int
-    why: str
-
-
 def peer_of(room: str, thread: str | None = None, *, is_foreign: bool = False) -> str:
     """As it stands in a session key: `room/thread`. In a foreign one `~1` is a slash, and `~0` a
     tilde, or a room could be read as another one's thread."""
@@ -351,9 +333,9 @@ def address_in(channel: str, account: str, peer: str, *, is_raw: bool = True) ->
 def of_person(key: SessionKey, sender: str | None) -> str:
     """An agent and whom it talks with, for all that is kept of a person: in a room the sender, else
     the peer. Facts, plugin stores and notes have the person in common."""
-    return str(
-        key if not sender or sender == key.peer else key._replace(peer=person_in(key, sender))
-    )
+    if not sender or sender == key.peer:
+        return str(key)
+    return str(key._replace(peer=person_in(key, sender)))
 
 
 def person_key(key: SessionKey, sender: str | None = None) -> str:
@@ -366,6 +348,13 @@ def speaker(channel: str, account: str, person: str) -> str:
     if channel in OWN_CHANNELS:
         return encode_part(account)
     return ":".join(map(encode_part, (channel, account, person)))
+
+
+def speaker_in(key: SessionKey, sender: str | None) -> str:
+    """Who speaks in a session, as `speaker` names them."""
+    if key.channel in OWN_CHANNELS:
+        return encode_part(key.account)
+    return speaker(key.channel, key.account, person_in(key, sender))
 
 
 def share_of(key: SessionKey, sender: str | None) -> Share:

@@ -1,13 +1,13 @@
 """Channels: how one is configured, what comes in by it, who may talk, and how it fares."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, Protocol
 
-from gateway.domain.adapters import Description, Incoming, Table, TransportKind
-from gateway.domain.plugins import PluginDef, PluginSecret
+from gateway.domain.plugins import PluginSecret
 
+TransportKind = Literal["webhook", "poll", "socket"]
 PairingState = Literal["asked", "paired", "denied"]
 MOST_WAITING = 3  # of an account
 
@@ -98,7 +98,6 @@ class Approvals(Protocol):
 
 DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
 OnUnknown = Literal["resend", "hold"]
-Scrub = Callable[[bytes], Awaitable[bytes]]  # puts names in place of a channel's secrets
 ChannelState = Literal["starting", "connected", "failing", "refused", "stopped"]
 Direction = Literal["in", "out"]
 DIRECTIONS: tuple[Direction, ...] = ("in", "out")
@@ -131,18 +130,6 @@ class ChannelDef:
 
 
 @dataclass(frozen=True, slots=True)
-class Whence:
-    """Where an answer goes besides its address: kept with the message, handed back to the adapter."""
-
-    peer: str
-    thread: str | None = None
-    reply_to: str | None = None  # the platform's id of the message that is answered
-    is_group: bool = False
-    do: Literal["send", "join"] = "send"
-    answer: Table = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class ChannelMemo:
     """What a channel hands on to its next call or connection; `slot` is `adapter` or `socket`."""
 
@@ -159,57 +146,6 @@ class ChannelMemos(Protocol):
 
     async def write(self, *memos: ChannelMemo) -> None:
         """ONE durable commit. Raises StoreUnavailable."""
-        ...
-
-
-# ---------------------------------------------------------------------------------- who may talk
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """The message is for the agent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ignored:
-    """Nothing is written and nobody is told; `why` is counted."""
-
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """The peer is answered with a text, once; no model is asked. Who `asked` to talk waits from that
-    commit on."""
-
-    text: str
-    asked: Pairing | None = None
-    do: Literal["send", "join"] = "send"
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """The peer gave a command and may: `name` without its slash."""
-
-    name: str
-    argument: str
-
-
-Verdict = Turn | Ignored | Told | Command
-
-
-class Doorkeeper(Protocol):
-    async def judge(self, channel: ChannelDef, message: Incoming) -> Verdict:
-        """Costs no token. Raises StoreUnavailable: then the message is refused, not let in."""
-        ...
-
-    def asked(self, asked: Pairing) -> None:
-        """It is committed, with what the person is told."""
-        ...
-
-
-class Commands(Protocol):
-    async def run(self, command: Command, channel: ChannelDef, message: Incoming) -> str:
-        """Carries it out and gives the answer. Run again after a crash before its answer was
-        committed. Raises StoreUnavailable."""
         ...
 
 
@@ -242,24 +178,6 @@ class Webhooks(Protocol):
 
     async def receive(self, call: WebhookCall) -> WebhookAnswer:
         """Answers after the commit, never after a model. Raises nothing."""
-        ...
-
-
-class Adapter(Protocol):
-    """A channel plugin in its sandbox; JSON text in, JSON text out."""
-
-    @property
-    def plugin(self) -> PluginDef: ...
-
-    @property
-    def description(self) -> Description: ...
-
-    async def parse(self, event: str) -> str:
-        """Raises AdapterFailed with a sentence for the operator."""
-        ...
-
-    async def format(self, reply: str) -> str:
-        """Raises AdapterFailed."""
         ...
 
 

@@ -78,10 +78,7 @@ class StoreUnavailable(GatewayError):
 
     code = "store_unavailable"
     retryable = True
-
-    def __init__(self, message: str, retry_after_s: float = 5.0) -> None:
-        super().__init__(message)
-        self.retry_after_s = retry_after_s
+    retry_after_s = 5.0
 
 
 class StoreLost(StoreUnavailable):
@@ -109,83 +106,16 @@ class SoulUnreadable(GatewayError):
     code = "soul_unreadable"
 
 
-class BadCapability(GatewayError):
-    code = "bad_capability"
-
-    def __init__(self, text: str, problem: str) -> None:
-        super().__init__(f"capability {text[:100]!r} {problem}")
-        self.problem = problem
-
-
-class SettingsRefused(GatewayError):
-    """More than is kept for a user."""
-
-    code = "invalid_params"
-
-    def __init__(self, most: int) -> None:
-        super().__init__(
-            f"patch: these settings would be more than {most} bytes, nothing was changed; "
-            "set some of them to null"
-        )
-
-
 class Denied(GatewayError):
     """A plugin or a model asked for what it was not granted; the text may be shown to it."""
 
     code = "denied"
 
 
-class PluginRefused(GatewayError):
-    """A plugin is not loaded; the text names it and says why and what would help."""
-
-    code = "plugin_refused"
-
-    def __init__(self, plugin: str, problem: str) -> None:
-        super().__init__(f"plugin {plugin}: {problem}")
-        self.plugin, self.problem = plugin, problem
-
-
-class ChannelRefused(GatewayError):
-    """A channel is not started; the text names it and says why and what would help."""
-
-    code = "channel_refused"
-
-    def __init__(self, channel: str, problem: str) -> None:
-        super().__init__(f"channel {channel}: {problem}")
-        self.channel, self.problem = channel, problem
-
-
 class AdapterFailed(GatewayError):
     """A channel adapter gave nothing that can be used; the text is for the operator."""
 
     code = "adapter_error"
-
-
-class RecipeUnfilled(GatewayError):
-    """A recipe of a channel adapter names something that is not there."""
-
-    code = "config_error"
-
-    def __init__(self, name: str) -> None:
-        super().__init__(f"a recipe of the adapter needs {{{name}}}, and there is none")
-        self.name = name
-
-
-class LineLost(GatewayError):
-    """A connection to a platform ended, or was refused; `is_final`: trying again cannot help."""
-
-    code = "line_lost"
-    retryable = True
-
-    def __init__(
-        self, why: str, *, retry_after_s: float | None = None, is_final: bool = False
-    ) -> None:
-        super().__init__(why)
-        self.retry_after_s, self.is_final = retry_after_s, is_final
-
-
-class LineRenewed(LineLost):
-    """The platform asked for another connection: nothing is wrong."""
 
 
 class ToolFailed(GatewayError):

@@ -5,21 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
-from gateway.domain.errors import BadCapability
 from gateway.domain.ids import Secret
 from gateway.domain.model import ToolSpec
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")
 _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_ADDRESS = re.compile(
-    r"(?:(?P<scheme>https?)://)?(?P<host>\[[^\]]*\]|[^:/]+)(?::(?P<port>[0-9]{1,5}))?"
-)
 USUAL_PORT = {"http": 80, "https": 443}
-FORMS = "http:HOST, http:SCHEME://HOST:PORT, store:NAME[:shared][:ro] or host_function:NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,45 +73,6 @@ class FunctionGrant:
 Capability = HttpGrant | StoreGrant | FunctionGrant
 
 
-def parse_capability(text: str) -> Capability:
-    """Raises BadCapability with what is wrong and how to write it."""
-    kind, colon, value = text.partition(":")
-    if not colon:
-        raise BadCapability(text, f"is not of the form type:value; write {FORMS}")
-    match kind:
-        case "http":
-            return HttpGrant(_origin(text, value))
-        case "store":
-            return _store(text, value)
-        case "host_function":
-            if not _NAME.fullmatch(value):
-                raise BadCapability(text, "names no host function; write host_function:NAME")
-            return FunctionGrant(value)
-    raise BadCapability(text, f"has no known type; write {FORMS}")
-
-
-def _store(text: str, value: str) -> StoreGrant:
-    namespace, *marks = value.split(":")
-    if not _NAME.fullmatch(namespace) or marks not in ([], ["ro"], ["shared"], ["shared", "ro"]):
-        raise BadCapability(text, "is not store:NAME, store:NAME:ro, store:NAME:shared[:ro]")
-    return StoreGrant(namespace, is_shared="shared" in marks, is_read_only="ro" in marks)
-
-
-def _origin(text: str, value: str) -> Origin:
-    parts = _ADDRESS.fullmatch(value.lower()) if value.isascii() else None
-    if parts is None:
-        raise BadCapability(text, "names no host; write http:HOST or http:SCHEME://HOST:PORT")
-    if parts["scheme"] is None and parts["port"] is not None:
-        raise BadCapability(text, f"needs its scheme: write http:https://{value}")
-    scheme = parts["scheme"] or "https"
-    host, port = canonical_host(parts["host"]), int(parts["port"] or USUAL_PORT[scheme])
-    if host is None:
-        raise BadCapability(text, "names no host exactly; wildcards and short addresses are none")
-    if not 0 < port < 65_536:
-        raise BadCapability(text, "has a port that is none")
-    return Origin(scheme, host, port)
-
-
 def canonical_host(text: str) -> str | None:
     """A host as it is compared: lower case, an address in its one usual form; None if it is none.
 
@@ -137,6 +92,19 @@ def _address(text: str, kind: type[IPv4Address | IPv6Address]) -> str | None:
     except ValueError:
         return None
     return str(address) if isinstance(address, kind) and "%" not in text else None
+
+
+class AdapterSaid(Protocol):
+    """What the sandbox has to know of what a channel adapter describes."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def largest_call(self) -> int: ...
 
 
 PluginKind = Literal["tool", "channel"]

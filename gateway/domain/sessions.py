@@ -303,9 +303,9 @@ class UserSettings:
 
 def as_wished(agent: AgentDef, settings: UserSettings, asked: Mapping[str, int]) -> AgentDef:
     """The agent for one query of this user, with the request's own limits."""
-    valid = settings.valid
-    if not valid and not asked:
+    if not settings.kept and not asked:
         return agent
+    valid = settings.valid
     chosen = _starting_with(agent, valid.get("oracle_model"))
     return replace(
         chosen,

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 from typing import Literal, TextIO
 
-from gateway.domain.terminal import one_line, visible
+from gateway.host.terminal import one_line, visible
 
 Format = Literal["auto", "json", "console"]
 

@@ -6,9 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gateway.domain.adapters import Description
 from gateway.domain.model import ToolSpec
-from gateway.domain.plugins import PluginDef, PluginKind
+from gateway.domain.plugins import AdapterSaid, PluginDef, PluginKind
 from gateway.domain.ports import Encode
 
 LARGEST = 256 * 1024  # characters of all that it describes
@@ -53,7 +52,7 @@ class Described:
     description: str
     tools: tuple[ToolSpec, ...]
     names: dict[str, str]
-    adapter: Description | None = None  # of a channel adapter
+    adapter: Any = None  # of a channel adapter: what `read_adapter` gave
 
 
 def described(
@@ -61,7 +60,7 @@ def described(
     kind: PluginKind,
     answer: str,
     encode: Encode,
-    read_adapter: Callable[[str], Description],
+    read_adapter: Callable[[str], AdapterSaid],
 ) -> Described:
     """Raises ValueError with what is wrong, on one line."""
     if len(answer) > LARGEST:

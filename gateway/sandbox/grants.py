@@ -1,6 +1,6 @@
 """What a guest imports against what its plugin was granted: refused at load, by name."""
 
-from gateway.domain.errors import PluginRefused
+from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginDef
 from gateway.sandbox.programs import Inspection
 from gateway.sandbox.worlds import interface_of
@@ -18,6 +18,16 @@ _INTERFACES = {
     "random": "host_function:random",
     "host": "host_function:NAME",
 }
+
+
+class PluginRefused(GatewayError):
+    """A plugin is not loaded; the text names it and says why and what would help."""
+
+    code = "plugin_refused"
+
+    def __init__(self, plugin: str, problem: str) -> None:
+        super().__init__(f"plugin {plugin}: {problem}")
+        self.plugin, self.problem = plugin, problem
 
 
 def needed(inspection: Inspection) -> dict[str, str]:

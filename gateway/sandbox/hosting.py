@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
-from gateway.domain.adapters import Description
 from gateway.domain.errors import Denied, GatewayError
-from gateway.domain.plugins import PluginDef
+from gateway.domain.plugins import AdapterSaid, PluginDef
 from gateway.domain.ports import (
     Ask,
     Clock,
@@ -51,7 +50,7 @@ class Means:
     clock: Clock
     encode: Encode
     decode: Decode
-    read_adapter: Callable[[str], Description]  # raises ValueError
+    read_adapter: Callable[[str], AdapterSaid]  # raises ValueError
     functions: Mapping[str, HostFunction] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
 

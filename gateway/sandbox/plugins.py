@@ -6,21 +6,20 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.domain.adapters import Description, Webhook
-from gateway.domain.channels import Adapter
-from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
+from gateway.domain.errors import AdapterFailed, ToolFailed
 from gateway.domain.model import ToolSpec
-from gateway.domain.plugins import PluginAccount, PluginDef, PluginInfo
+from gateway.domain.plugins import AdapterSaid, PluginAccount, PluginDef, PluginInfo
 from gateway.domain.ports import Tool, ToolScope
 from gateway.domain.supervision import contained
 from gateway.sandbox.compiling import Compiled, Compiling, Uncompiled
 from gateway.sandbox.describing import Described, described, plain
-from gateway.sandbox.grants import missing, needed, require_granted
+from gateway.sandbox.grants import PluginRefused, missing, needed, require_granted
 from gateway.sandbox.hosting import Host, Means
 from gateway.sandbox.ledger import Ledger
 from gateway.sandbox.links import Outcome
@@ -86,10 +85,10 @@ class PluginTool:
 
 @dataclass(frozen=True, slots=True)
 class PluginAdapter:
-    """Implements the Adapter port."""
+    """Implements the Adapter of the channels."""
 
     plugin: PluginDef
-    description: Description
+    description: Any  # what `read_adapter` gave
     loaded: Loaded
     sandbox: "Sandbox"
 
@@ -186,7 +185,7 @@ class Plugins:
 
     infos: tuple[PluginInfo, ...] = ()
     tools: tuple[Tool, ...] = ()
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[PluginAdapter, ...] = ()
     settled: Settled | None = None
     _configured: tuple[PluginDef, ...] = ()
     _found: dict[str, Loaded | str] = field(default_factory=dict)
@@ -332,11 +331,9 @@ def _program(plugin: PluginDef, compiled: Compiled) -> Program:
     return Program(str(compiled.path), guest, bounds, texts, limits.concurrency)
 
 
-def _with_room(program: Program, adapter: Description | None) -> Program:
+def _with_room(program: Program, adapter: AdapterSaid | None) -> Program:
     """What an adapter makes of a call is about as large as the call, and it is read as a whole."""
-    transports = () if adapter is None else adapter.transports
-    calls = [one.max_body_bytes for one in transports if isinstance(one, Webhook)]
-    more_bytes = min(max(calls, default=0), MOST_EVENT_BYTES)
+    more_bytes = min(adapter.largest_call if adapter else 0, MOST_EVENT_BYTES)
     bounds = replace(program.bounds, output_bytes=program.bounds.output_bytes + more_bytes)
     return replace(program, bounds=bounds)
 

@@ -11,7 +11,7 @@ import anyio
 
 from gateway.agent.effects import Gate
 from gateway.agent.leaves import Plans
-from gateway.domain.agents import Address, AgentDef, Route, Share, share_of, speaker
+from gateway.domain.agents import Address, AgentDef, Share, share_of, speaker
 from gateway.domain.errors import Busy, Conflict, NoRoute, NotFound, NotOfProject, StoreUnavailable
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Entry, EntryState, Inbound, NewEntry, RunRecord
@@ -33,7 +33,7 @@ from gateway.domain.sessions import Conversations, Erased, Erasures, TakenIn
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
-from gateway.routing import Router
+from gateway.routing import Route, Router
 from gateway.sessions.lanes import Lanes, Lines, Manner, Waiting, WorkOn
 from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
 from gateway.tools.gate import new_boundary

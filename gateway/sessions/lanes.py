@@ -11,7 +11,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.agent.effects import Said
-from gateway.domain.agents import AgentDef, Share, person_in, speaker
+from gateway.domain.agents import AgentDef, Share, speaker_in
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry, QueueMode
 from gateway.domain.messages import DoneReason
@@ -233,8 +233,7 @@ class Waiting:
 
 def person_of(new: NewEntry) -> str:
     """Whose settings apply, and whom a tool is told of."""
-    key = new.session_key
-    return speaker(key.channel, key.account, person_in(key, new.sender))
+    return speaker_in(new.session_key, new.sender)
 
 
 class Batch:

@@ -17,12 +17,12 @@ from gateway.domain.errors import (
     NoRoute,
     NotFound,
     NotOfProject,
-    SettingsRefused,
     StoreUnavailable,
     UnknownAgent,
 )
 from gateway.domain.facts import ClaimRefused
 from gateway.domain.sessions import ImportRefused
+from gateway.sessions.settings import SettingsRefused
 from gateway.web.published.errors import ErrorAnswer, ErrorObject
 from gateway.web.refusals import (
     AnswerTooLarge,

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from gateway.app.channels import ChannelRoom
+from gateway.channels.adapters import CallRecipe, Poll, Verify
 from gateway.channels.intake import Intake
 from gateway.channels.webhooks import WebhookDoor
-from gateway.domain.adapters import CallRecipe, Poll, Verify
 from gateway.domain.channels import ChannelDef, ChannelMemo
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginInfo, PluginSecret

@@ -6,17 +6,17 @@ import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.app.channels import ChannelRoom, OpenChannel, delivering
+from gateway.channels.adapters import CallRecipe, Outbound, Poll, Whence
 from gateway.channels.crossing import write_whence
 from gateway.channels.intake import Intake
 from gateway.channels.progress import Health
 from gateway.channels.translating import WayIn
 from gateway.channels.webhooks import WebhookDoor
+from gateway.config.capabilities import parse_capability
 from gateway.control.notices import Bus
-from gateway.domain.adapters import CallRecipe, Outbound, Poll
 from gateway.domain.agents import Address
-from gateway.domain.channels import ChannelDef, Whence
+from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import Inbound
-from gateway.domain.plugins import parse_capability
 from gateway.domain.ports import Leave
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import anyio
 
+from gateway.channels.adapters import Description, Incoming
+from gateway.channels.doorkeeping import Turn, Verdict
 from gateway.channels.intake import Intake
 from gateway.channels.live import LiveChannel
 from gateway.channels.progress import Health
 from gateway.channels.translating import WayIn
-from gateway.domain.adapters import Description, Incoming
-from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing, Turn, Verdict
+from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery
 from gateway.domain.plugins import PluginDef

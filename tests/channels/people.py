@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from gateway.channels.doorkeeping import Doorman
+from gateway.channels.adapters import Incoming, Sender
+from gateway.channels.doorkeeping import Doorman, Told, Verdict
 from gateway.channels.pairing import PairingBook
-from gateway.domain.adapters import Incoming, Sender
-from gateway.domain.channels import ChannelDef, Pairing, Told, Verdict
+from gateway.domain.channels import ChannelDef, Pairing
 from gateway.domain.inbox import Heard
 from gateway.domain.ports import Clock, Stores
 from tests.fakes.clock import CountingIds

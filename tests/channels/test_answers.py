@@ -2,8 +2,8 @@
 
 import pytest
 
+from gateway.channels.adapters import Outbound
 from gateway.channels.answers import Answer, Arrived, Declined, Moved, TryAgain, read_answer
-from gateway.domain.adapters import Outbound
 from gateway.domain.ports import Fetched
 
 TELEGRAM = Outbound(

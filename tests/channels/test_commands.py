@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import anyio
 import pytest
 
+from gateway.channels.adapters import Incoming, Parsed, Sender
 from gateway.channels.commands import HELP, UNROUTED, ChatCommands
 from gateway.channels.doorkeeping import NAMES, Doorman, command_in
 from gateway.channels.intake import Intake, address_of
-from gateway.domain.adapters import Incoming, Parsed, Sender
 from gateway.domain.agents import AgentDef, key_peer
 from gateway.domain.budgets import Budgets, Limit
 from gateway.domain.channels import ChannelDef

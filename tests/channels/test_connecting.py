@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from gateway.channels.adapters import Socket
 from gateway.channels.connecting import MOST_SENT, READY_S, Conversation
-from gateway.domain.adapters import Socket
+from gateway.channels.live import LineLost, LineRenewed
 from gateway.domain.dialling import Dial
-from gateway.domain.errors import Denied, LineLost, LineRenewed, StoreUnavailable
+from gateway.domain.errors import Denied, StoreUnavailable
 from gateway.domain.ports import HttpFailed
 from tests.channels.described import discord, slack, way
 from tests.channels.living import World, answer

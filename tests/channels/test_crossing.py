@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.channels.adapters import Heartbeat, Socket, Verify, Webhook, Whence
 from gateway.channels.crossing import (
     LARGEST_ANSWER,
     LARGEST_STATE,
@@ -17,8 +18,6 @@ from gateway.channels.crossing import (
     read_whence,
     write_whence,
 )
-from gateway.domain.adapters import Heartbeat, Socket, Verify, Webhook
-from gateway.domain.channels import Whence
 from gateway.domain.errors import AdapterFailed
 
 VERIFY: dict[str, Any] = {"type": "hmac_sha256", "secret": "signing_secret", "header": "x-sig"}

@@ -6,12 +6,12 @@ from dataclasses import replace
 import anyio
 import pytest
 
+from gateway.channels.adapters import Outbound, Rate, TextLimits, Whence
 from gateway.channels.crossing import write_whence
 from gateway.channels.delivery import NOTHING_TO_SAY, Courier, Draft, Post, key_of
 from gateway.channels.progress import Health
 from gateway.channels.splitting import Piece
-from gateway.domain.adapters import Outbound, Rate, TextLimits
-from gateway.domain.channels import ChannelDef, OnUnknown, Whence
+from gateway.domain.channels import ChannelDef, OnUnknown
 from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId, Secret
 from gateway.domain.inbox import NewDelivery

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.doorkeeping import NAMES, Doorman, command_in
-from gateway.domain.channels import (
-    ChannelDef,
+from gateway.channels.doorkeeping import (
+    NAMES,
     Command,
-    DmPolicy,
-    GroupRule,
+    Doorman,
     Ignored,
     Told,
     Turn,
     Verdict,
+    command_in,
 )
+from gateway.domain.channels import ChannelDef, DmPolicy, GroupRule
 from gateway.domain.ports import Stores
 from tests.channels.people import CHANNEL, a_book, code_in, in_room, judged, said
 from tests.fakes.clock import FakeClock

@@ -9,11 +9,12 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gateway.channels.adapters import Attachment, Incoming, Parsed, Sender, Whence
 from gateway.channels.crossing import read_whence
+from gateway.channels.doorkeeping import Command, Ignored, Told
 from gateway.channels.intake import TOO_LATE, Intake, address_of
-from gateway.domain.adapters import Attachment, Incoming, Parsed, Sender
 from gateway.domain.agents import Address
-from gateway.domain.channels import ChannelDef, ChannelMemo, Command, Ignored, Told, Whence
+from gateway.domain.channels import ChannelDef, ChannelMemo
 from gateway.domain.errors import (
     Busy,
     Conflict,

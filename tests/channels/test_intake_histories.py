@@ -14,9 +14,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.channels.adapters import Parsed
 from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
-from gateway.domain.adapters import Parsed
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery

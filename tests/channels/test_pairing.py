@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from gateway.channels.adapters import Sender
 from gateway.channels.pairing import ALPHABET, PairingBook, Place
-from gateway.domain.adapters import Sender
 from gateway.domain.channels import MOST_WAITING, Pairing
 from gateway.domain.errors import Busy, NotFound
 from gateway.domain.ports import Stores

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import anyio
 
+from gateway.channels.adapters import Socket
 from gateway.channels.supervision import supervise
-from gateway.domain.adapters import Socket
 from gateway.domain.ports import Leave
 from gateway.outbound.dialling import open_dialler
 from tests.channels.described import discord, slack, way

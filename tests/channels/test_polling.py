@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from gateway.channels.adapters import Poll
 from gateway.channels.polling import poll
 from gateway.channels.supervision import supervise
-from gateway.domain.adapters import Poll
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Ask, Fetched
 from tests.channels.described import telegram, way

@@ -5,8 +5,7 @@ from datetime import timedelta
 import pytest
 
 from gateway.channels.progress import LONGEST_WHY, Health
-from gateway.domain.adapters import TransportKind
-from gateway.domain.channels import ChannelDef
+from gateway.domain.channels import ChannelDef, TransportKind
 from tests.fakes.clock import FakeClock
 
 

@@ -3,10 +3,11 @@
 import json
 from collections.abc import Callable
 
+from gateway.channels.adapters import Whence
 from gateway.channels.delivery import Post, Reply
 from gateway.channels.published import schemas
 from gateway.channels.translating import Said
-from gateway.domain.channels import ChannelDef, Whence
+from gateway.domain.channels import ChannelDef
 from gateway.schemas import SchemaChecks
 from tests.channels.test_crossing import SOCKET, WEBHOOK
 from tests.fakes.adapter import FakeAdapter, Taken, a_way_in

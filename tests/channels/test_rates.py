@@ -4,8 +4,8 @@ import anyio
 import pytest
 from anyio.abc import TaskGroup
 
+from gateway.channels.adapters import Rate
 from gateway.channels.rates import _KNOWN, Rates
-from gateway.domain.adapters import Rate
 from tests.fakes.clock import FakeClock
 
 A_SECOND = Rate("peer", 1, 1.0)

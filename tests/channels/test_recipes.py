@@ -7,9 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.recipes import Values, at, fill_call, fill_frame, fill_url, fits
-from gateway.domain.adapters import CallRecipe
-from gateway.domain.errors import Denied, RecipeUnfilled
+from gateway.channels.adapters import CallRecipe
+from gateway.channels.recipes import (
+    RecipeUnfilled,
+    Values,
+    at,
+    fill_call,
+    fill_frame,
+    fill_url,
+    fits,
+)
+from gateway.domain.errors import Denied
 
 FRAME = {"op": 0, "d": {"id": "x", "list": [{"n": 1}, None]}, "ok": True, "s": None}
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.channels.recipes import Values
+from gateway.channels.adapters import Socket
+from gateway.channels.recipes import RecipeUnfilled, Values
 from gateway.channels.sockets import (
     Alive,
     Beat,
@@ -19,8 +20,6 @@ from gateway.channels.sockets import (
     Take,
     Wish,
 )
-from gateway.domain.adapters import Socket
-from gateway.domain.errors import RecipeUnfilled
 from tests.channels.described import described, discord, slack, way
 
 HELLO = {"op": 10, "d": {"heartbeat_interval": 41_250}, "s": None, "t": None}

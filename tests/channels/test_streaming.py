@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import anyio
 
+from gateway.channels.adapters import Outbound, TextLimits, Whence
 from gateway.channels.crossing import write_whence
 from gateway.channels.delivery import Draft, Post
 from gateway.channels.streaming import QUIET_S, Streaming
-from gateway.domain.adapters import Outbound, TextLimits
-from gateway.domain.channels import ChannelDef, Whence
+from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Chunk
 from gateway.domain.ports import Ask, Fetched, HttpFailed

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
+from gateway.channels.adapters import CallRecipe, Webhook
 from gateway.channels.supervision import Transport, supervise
-from gateway.domain.adapters import CallRecipe, Webhook
 from gateway.domain.dialling import Dial
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Ask, Fetched, HttpFailed

@@ -8,8 +8,8 @@ from urllib.parse import quote
 import anyio
 import pytest
 
+from gateway.channels.adapters import HttpReply
 from gateway.channels.translating import MOST_FAILURES, Said
-from gateway.domain.adapters import HttpReply
 from gateway.domain.errors import AdapterFailed, Busy, Conflict
 from tests.fakes.adapter import KEY, MESSAGE, FakeAdapter, KeptEvents, Taken, a_way_in
 from tests.fakes.store import open_memory

@@ -11,16 +11,16 @@ from functools import partial
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from gateway.channels.adapters import Challenge, Description, Verify, Webhook
 from gateway.channels.verification import (
     MOST_SIGNATURES,
     Challenger,
+    ChannelRefused,
     NotGenuine,
     Verifier,
     verifier,
 )
-from gateway.domain.adapters import Challenge, Description, Verify, Webhook
 from gateway.domain.channels import ChannelDef, WebhookCall
-from gateway.domain.errors import ChannelRefused
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
 from tests.fakes.clock import FakeClock

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from gateway.channels.adapters import Challenge, Webhook
+from gateway.channels.doorkeeping import Command, Told, Verdict
 from gateway.channels.webhooks import LARGEST_BODY, NOT_HERE, WebhookDoor, address
-from gateway.domain.adapters import Challenge, Webhook
-from gateway.domain.channels import Command, Told, Verdict, WebhookAnswer, WebhookCall
+from gateway.domain.channels import WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
 from gateway.domain.ports import Stores
 from tests.fakes.adapter import HOOK, KEY, MESSAGE, VERIFY, FakeAdapter, Taken, a_way_in, health_of

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gateway.cli.known import USUAL, known
-from gateway.domain.plugins import HttpGrant, parse_capability
+from gateway.config.capabilities import parse_capability
+from gateway.domain.plugins import HttpGrant
 from gateway.providers.prices import DEFAULT_MODELS, PRESETS
 
 

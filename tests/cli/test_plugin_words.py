@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.cli.plugin_words import in_words, shown, tool_line
+from gateway.config.capabilities import parse_capability
 from gateway.domain.model import ToolSpec
-from gateway.domain.plugins import parse_capability
 
 
 @given(st.text())

@@ -10,7 +10,7 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.domain.terminal import one_line, visible
+from gateway.host.terminal import one_line, visible
 from tests.cli.conftest import Ran, Shell
 from tests.cli.test_chat import ROOT, SLOW
 from tests.fakes.gateway import command

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.config.capabilities import parse_capability
 from gateway.config.editing import (
     CannotEdit,
     current,
@@ -24,7 +25,6 @@ from gateway.config.editing import (
 )
 from gateway.config.problems import ConfigInvalid
 from gateway.config.values import Surroundings
-from gateway.domain.plugins import parse_capability
 from tests.config.arena import KNOWN, Arena
 
 STORE = parse_capability("store:x")

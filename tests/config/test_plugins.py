@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.capabilities import parse_capability
 from gateway.config.given import LARGEST_CONFIG
 from gateway.config.problems import Problem
-from gateway.domain.plugins import Origin, PluginDef, PluginLimits, parse_capability
+from gateway.domain.plugins import Origin, PluginDef, PluginLimits
 from tests.config.arena import Arena
 
 SECRET = "hunter2-hunter2"

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import anyio
 
+from gateway.channels.adapters import Outbound, TextLimits
 from gateway.channels.delivery import Courier, Post
 from gateway.channels.progress import Health
-from gateway.domain.adapters import Outbound, TextLimits
+from gateway.config.capabilities import parse_capability
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import NewDelivery
-from gateway.domain.plugins import parse_capability
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
 from gateway.outbound.guard import open_guarded

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.capabilities import parse_capability
 from gateway.domain.ids import Secret
-from gateway.domain.plugins import Origin, PluginDef, PluginSecret, StoreGrant, parse_capability
+from gateway.domain.plugins import Origin, PluginDef, PluginSecret, StoreGrant
 
 
 def plugin(*capabilities: str) -> PluginDef:

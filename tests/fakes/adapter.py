@@ -10,10 +10,10 @@ from typing import Any
 
 from anyio.lowlevel import checkpoint
 
+from gateway.channels.adapters import Description, Verify, Webhook
 from gateway.channels.intake import Intake
 from gateway.channels.progress import Health
 from gateway.channels.translating import WayIn
-from gateway.domain.adapters import Description, Verify, Webhook
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import AdapterFailed
 from gateway.domain.ids import MessageId, RunId, Secret

@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 from anyio.lowlevel import checkpoint
 
-from gateway.domain.adapters import Incoming, Sender
-from gateway.domain.channels import ChannelDef, Command, Pairing, Turn, Verdict
+from gateway.channels.adapters import Incoming, Sender
+from gateway.channels.doorkeeping import Command, Turn, Verdict
+from gateway.domain.channels import ChannelDef, Pairing
 
 
 def incoming(text: str = "hi", platform_id: str = "1", *, sender: str = "ann") -> Incoming:

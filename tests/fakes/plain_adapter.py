@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.domain.adapters import Description, Verify, Webhook
+from gateway.channels.adapters import Description, Verify, Webhook
 from gateway.domain.plugins import PluginDef
 
 SIGNED = Description(

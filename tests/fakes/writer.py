@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gateway.domain.adapters import CallRecipe, Description, Outbound, Poll
+from gateway.channels.adapters import CallRecipe, Description, Outbound, Poll
+from gateway.config.capabilities import parse_capability
 from gateway.domain.errors import AdapterFailed
-from gateway.domain.plugins import Capability, PluginDef, parse_capability
+from gateway.domain.plugins import Capability, PluginDef
 
 ORIGIN = "https://api.example"
 Reply = dict[str, Any]

@@ -1,7 +1,8 @@
 """Short ways to ask through the guard."""
 
+from gateway.config.capabilities import parse_capability
 from gateway.domain.ids import Secret
-from gateway.domain.plugins import HttpGrant, Origin, PluginSecret, parse_capability
+from gateway.domain.plugins import HttpGrant, Origin, PluginSecret
 from gateway.domain.ports import Ask, Leave
 from tests.fakes.model_server import ModelServer
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
+from gateway.config.capabilities import parse_capability
 from gateway.domain.ids import Secret
-from gateway.domain.plugins import HttpGrant, PluginSecret, parse_capability
+from gateway.domain.plugins import HttpGrant, PluginSecret
 from gateway.outbound.guard import open_guarded
 from gateway.sandbox.links import Outcome
 from tests.fakes.model_server import Asked, Reply, scripted_server

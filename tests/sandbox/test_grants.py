@@ -5,9 +5,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.errors import PluginRefused
-from gateway.domain.plugins import PluginDef, parse_capability
-from gateway.sandbox.grants import missing, needed, require_granted
+from gateway.config.capabilities import parse_capability
+from gateway.domain.plugins import PluginDef
+from gateway.sandbox.grants import PluginRefused, missing, needed, require_granted
 from gateway.sandbox.plugins import Loaded
 from gateway.sandbox.programs import Guest, Inspection
 from gateway.sandbox.worlds import INTERFACES, import_name

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic_core import to_json
 
+from gateway.config.capabilities import parse_capability
 from gateway.domain.errors import Denied, StoreUnavailable
 from gateway.domain.ids import Secret
-from gateway.domain.plugins import PluginDef, PluginSecret, parse_capability
+from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import Fetched, HostFunction, HttpFailed, PluginSpace
 from gateway.sandbox.hosting import Host, Means
 from tests.fakes.clock import FakeClock

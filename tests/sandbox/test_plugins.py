@@ -10,10 +10,12 @@ import anyio
 import pytest
 from wasmtime import wat2wasm
 
-from gateway.domain.errors import AdapterFailed, PluginRefused, ToolFailed
+from gateway.config.capabilities import parse_capability
+from gateway.domain.errors import AdapterFailed, ToolFailed
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.plugins import PluginDef, PluginLimits, parse_capability
+from gateway.domain.plugins import PluginDef, PluginLimits
 from gateway.domain.ports import ToolScope
+from gateway.sandbox.grants import PluginRefused
 from gateway.sandbox.plugins import MOST_INPUT_BYTES, Plugins, PluginTool
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.sandbox import Stage, a_stage, means

@@ -13,7 +13,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.channels import ChannelDef, Doorkeeper, Told
+from gateway.channels.doorkeeping import Told
+from gateway.channels.intake import Doorkeeper
+from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import PluginSecret
 from tests.fakes.client import HttpAnswer, connected, http

@@ -7,8 +7,8 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gateway.config.capabilities import parse_capability
 from gateway.config.values import GatewayConfig
-from gateway.domain.plugins import parse_capability
 from gateway.domain.ports import PluginSpace
 from gateway.host.shipped import shipped_folder
 from tests.fakes.boundaries import inside

@@ -5,10 +5,10 @@ import json
 import anyio
 import pytest
 
-from gateway.domain.errors import SettingsRefused, StoreUnavailable
+from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import SettingsStore
 from gateway.domain.sessions import RECORD_BYTES
-from gateway.sessions.settings import MOST_KNOWN, SettingsBook
+from gateway.sessions.settings import MOST_KNOWN, SettingsBook, SettingsRefused
 from tests.fakes.store import open_memory
 from tests.sessions.stage import encode
 

@@ -7,13 +7,14 @@ from typing import Annotated, Literal
 from anyio.lowlevel import checkpoint
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from gateway.domain.agents import Route, address_in
+from gateway.domain.agents import address_in
 from gateway.domain.errors import BadSessionKey, NotFound
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbox import Inbound, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.ports import Encode
 from gateway.domain.sessions import Path
+from gateway.routing import Route
 from gateway.sessions.intake import Front
 from gateway.sessions.runs import LiveRun
 from gateway.web.given import WHOLE, Whole

@@ -4,8 +4,7 @@ from typing import Literal
 
 from typing_extensions import TypedDict
 
-from gateway.domain.adapters import TransportKind
-from gateway.domain.channels import ChannelState, PairingState
+from gateway.domain.channels import ChannelState, PairingState, TransportKind
 from gateway.domain.outbox import DeliveryState
 from gateway.web.published.values import Time
 

@@ -7,9 +7,10 @@ from pathlib import Path
 import anyio
 import pytest
 
+from gateway.config.capabilities import parse_capability
 from gateway.domain.errors import ToolFailed
 from gateway.domain.ids import AgentId, RunId, Secret, SessionKey
-from gateway.domain.plugins import HttpGrant, PluginSecret, parse_capability
+from gateway.domain.plugins import HttpGrant, PluginSecret
 from gateway.domain.ports import PluginSpace, ToolScope
 from gateway.outbound.guard import open_guarded
 from gateway.sandbox.plugins import Loaded

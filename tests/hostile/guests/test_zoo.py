@@ -8,8 +8,8 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.domain.errors import PluginRefused
 from gateway.domain.plugins import PluginDef, PluginLimits
+from gateway.sandbox.grants import PluginRefused
 from gateway.sandbox.links import Outcome
 from gateway.sandbox.plugins import Loaded
 from tests.fakes.fetch import FakeFetch

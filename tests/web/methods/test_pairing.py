@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from gateway.channels.adapters import Sender
 from gateway.channels.pairing import PairingBook
-from gateway.domain.adapters import Sender
 from gateway.domain.errors import Busy, Conflict, NotFound
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal

@@ -1,21 +1,34 @@
 """What crosses between host and channel adapter: recipes as data, messages in, requests out.
 
-Read from JSON as it stands here (channels/crossing.py); what is checked beyond types is checked in
+Read from JSON as it stands here (crossing.py); what is checked beyond types is checked in
 `__post_init__`, with a ValueError that names the field.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Protocol
 
-TransportKind = Literal["webhook", "poll", "socket"]
+from gateway.domain.plugins import PluginDef
+
 Table = Mapping[str, object]
-STRICT: Table = {
-    "extra": "forbid",
-    "strict": True,
-    "allow_inf_nan": False,
-}  # for whoever reads these from JSON
-TOLERANT: Table = {"extra": "ignore", "strict": True}
+
+
+class Strict:
+    """What has more keys than these cannot be read."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Table] = {
+        "extra": "forbid",
+        "strict": True,
+        "allow_inf_nan": False,
+    }
+
+
+class Tolerant:
+    """More keys may be there; they are not looked at."""
+
+    __slots__ = ()
+    __pydantic_config__: ClassVar[Table] = {"extra": "ignore", "strict": True}
 
 
 def _check_between(name: str, value: float | None, least: float, most: float) -> None:
@@ -33,7 +46,6 @@ def _check_between(name: str, value: float | None, least: float, most: float) ->
 class CallRecipe:
     """A request that the host makes."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     url: str
     method: str = "GET"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -41,7 +53,7 @@ class CallRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Verify:
+class Verify(Strict):
     """How the host proves that a webhook call is genuine, over the raw bytes.
 
     hmac and ed25519 sign the text that `signs` makes of `{timestamp}`, `{id}` and `{body}`; a token
@@ -51,7 +63,6 @@ class Verify:
     platforms that sign the body alone and give the id in a header, where anybody can change it.
     """
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     type: Literal["hmac_sha256", "ed25519", "token"]
     header: str
     secret: str | None = None
@@ -84,10 +95,9 @@ class Verify:
 
 
 @dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(Strict):
     """A question in the query that the host answers itself: `secret` has to stand in `given`."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     secret: str
     given: str
     answer: str
@@ -96,10 +106,9 @@ class Challenge:
 
 
 @dataclass(frozen=True, slots=True)
-class Webhook:
+class Webhook(Strict):
     """The platform calls us. `setup` is made at each start, if all that it names is there."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     type: Literal["webhook"]
     methods: tuple[str, ...] = ("POST",)
     paths: tuple[str, ...] = ("",)  # below /webhooks/NAME; `*` is one segment
@@ -109,11 +118,10 @@ class Webhook:
 
 
 @dataclass(frozen=True, slots=True)
-class Poll:
+class Poll(Strict):
     """The host asks again and again; `{state}` is what the adapter returned last. An answer that it
     fails at again and again comes once more with `skip`: then the state after it is all that counts."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     type: Literal["poll"]
     request: CallRecipe
     interval_s: float = 0.0  # between an answer and the next question
@@ -125,21 +133,19 @@ Act = Literal["event", "identify", "beat", "alive", "ready", "reconnect", "renew
 
 
 @dataclass(frozen=True, slots=True)
-class FrameRule:
+class FrameRule(Strict):
     """What the host does with a frame that has these values at these paths; the first rule that
     fits counts. `keep` puts values of the frame aside by name."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     when: Table
     do: tuple[Act, ...] = ()
     keep: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(Strict):
     """`frame` is sent every `every_s`, or as often as the kept value says."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     frame: Table
     every_s: float | None = None
     kept_ms: str | None = None
@@ -147,7 +153,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Socket:
+class Socket(Strict):
     """A connection that the host opens and keeps; a machine of states, described.
 
     Where it leads: `url`, or what `open` answers at `url_at`, or when resuming the kept value
@@ -156,7 +162,6 @@ class Socket:
     commit on. `renew`: open another connection first, then close this one.
     """
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     type: Literal["socket"]
     frames: tuple[FrameRule, ...]
     url: str | None = None
@@ -178,10 +183,9 @@ class Socket:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(Strict):
     """So many requests in so much time: to one peer, to one room, or by the account."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     scope: Literal["peer", "group", "account"]
     count: int
     per_s: float
@@ -192,10 +196,9 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class TextLimits:
+class TextLimits(Strict):
     """What one message of the platform holds, and how often one may be sent."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     text: int = 4_000
     unit: Literal["utf16", "characters", "bytes"] = "characters"
     rates: tuple[Rate, ...] = ()
@@ -205,14 +208,13 @@ class TextLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outbound:
+class Outbound(Strict):
     """How the host reads what the platform answers.
 
     `retry_after` lists where a wait in seconds may stand: a path, or `header:NAME`. `error` leads
     to the platform's word for what went wrong; a 200 is an error where `ok` leads to false.
     """
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     secrets: tuple[str, ...] = ()
     message_id: str | None = None
     ok: str | None = None
@@ -235,10 +237,9 @@ class Outbound:
 
 
 @dataclass(frozen=True, slots=True)
-class Description:
+class Description(Tolerant):
     """What `describe` of an adapter answers. More keys may be there; they are not looked at."""
 
-    __pydantic_config__: ClassVar[Table] = TOLERANT
     channel: str
     transports: tuple[Webhook | Poll | Socket, ...]
     name: str = ""
@@ -263,14 +264,35 @@ class Description:
             raise ValueError("outbound.secrets: what proves who calls is no adapter's to send")
 
     @property
+    def largest_call(self) -> int:
+        """Bytes of the largest call of a webhook."""
+        calls = [one.max_body_bytes for one in self.transports if isinstance(one, Webhook)]
+        return max(calls, default=0)
+
+    @property
     def recipes(self) -> tuple[Verify, ...]:
         return (self.verify,) if isinstance(self.verify, Verify) else self.verify
 
 
+class Adapter(Protocol):
+    """A channel plugin in its sandbox; JSON text in, JSON text out."""
+
+    @property
+    def plugin(self) -> PluginDef: ...
+
+    @property
+    def description(self) -> Description: ...
+
+    async def parse(self, event: str) -> str:
+        """Raises AdapterFailed with a sentence for the operator."""
+
+    async def format(self, reply: str) -> str:
+        """Raises AdapterFailed."""
+
+
 # ------------------------------------------------------------------------------ messages in
 @dataclass(frozen=True, slots=True)
-class Sender:
-    __pydantic_config__: ClassVar[Table] = TOLERANT
+class Sender(Tolerant):
     id: str
     name: str | None = None
     is_bot: bool = False
@@ -278,8 +300,7 @@ class Sender:
 
 
 @dataclass(frozen=True, slots=True)
-class Attachment:
-    __pydantic_config__: ClassVar[Table] = TOLERANT
+class Attachment(Tolerant):
     url: str | None = None
     name: str | None = None
     mime: str | None = None
@@ -287,13 +308,12 @@ class Attachment:
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class Incoming(Tolerant):
     """A message as an adapter read it. Account, agent and channel are the host's to say: `account`
     is not looked at. `answer` comes back with everything that is sent in reply to this message. `key`
     tells a message from others where `platform_id` does not; the host sets it for calls whose recipe
     has `dedupe = "body"`."""
 
-    __pydantic_config__: ClassVar[Table] = TOLERANT
     peer: str
     sender: Sender
     text: str
@@ -319,11 +339,10 @@ class Incoming:
 
 
 @dataclass(frozen=True, slots=True)
-class HttpReply:
+class HttpReply(Strict):
     """What the platform is answered at once, after the commit. One that `promises` an answer is not
     given for messages that nobody will answer: then it is an empty 200."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     status: int = 200
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = ""
@@ -331,17 +350,16 @@ class HttpReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Parsed:
+class Parsed(Tolerant):
     """What `parse-incoming` answers."""
 
-    __pydantic_config__: ClassVar[Table] = TOLERANT
     messages: tuple[Incoming, ...] = ()
     reply: HttpReply | None = None
     state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Unusable:
+class Unusable(Strict):
     """A message of a batch that cannot be taken as it came. `text` is its JSON; with a `message` an
     operator can have it taken so, and without `is_certain` it is not certain who says it, or where."""
 
@@ -356,14 +374,12 @@ class Unusable:
 class Idempotency:
     """`header`: the host puts the key there; None: it stands in the request already."""
 
-    __pydantic_config__: ClassVar[Table] = STRICT
     key: str
     header: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    __pydantic_config__: ClassVar[Table] = STRICT
+class Request(Strict):
     url: str
     method: str = "POST"
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -372,10 +388,21 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
-class Formatted:
+class Formatted(Tolerant):
     """What `format-outgoing` answers. `too_long`: cut the text smaller and ask again."""
 
-    __pydantic_config__: ClassVar[Table] = TOLERANT
     requests: tuple[Request, ...] = ()
     edit: bool = False  # a message of these can be edited later
     too_long: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Whence:
+    """Where an answer goes besides its address: kept with the message, handed back to the adapter."""
+
+    peer: str
+    thread: str | None = None
+    reply_to: str | None = None  # the platform's id of the message that is answered
+    is_group: bool = False
+    do: Literal["send", "join"] = "send"
+    answer: Table = field(default_factory=dict)

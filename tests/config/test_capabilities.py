@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.errors import BadCapability
+from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.domain.plugins import (
     Capability,
     FunctionGrant,
@@ -14,7 +14,6 @@ from gateway.domain.plugins import (
     Origin,
     StoreGrant,
     canonical_host,
-    parse_capability,
 )
 
 NAMES = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,63}", fullmatch=True)
