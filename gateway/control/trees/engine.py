@@ -15,15 +15,15 @@ from gateway.control.trees.nodes import (
     RUNNING,
     SKIPPED,
     SUCCESS,
-    Builder,
     Call,
     Emit,
     Frame,
     Ground,
+    Make,
     Node,
     Status,
     defaults,
-    reset,
+    reset_all,
 )
 from gateway.control.trees.plan import Act, NodePlan, TreePlan
 from gateway.control.words import meant, short
@@ -31,7 +31,7 @@ from gateway.domain.errors import GatewayError
 
 log = logging.getLogger(__name__)
 
-_KINDS = {**FLOW, **DECORATORS, **LEAVES}
+_KINDS: Mapping[str, Make] = {**FLOW, **DECORATORS, **LEAVES}
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
@@ -58,11 +58,10 @@ class Host:
     now: Callable[[], float]
     roots: Mapping[str, object] = field(default_factory=dict)
     emit: Emit = lambda event, payload: None
-    find_act: Callable[[NodePlan], Act | None] = lambda plan: (
-        plan.offered.act if plan.offered else None
-    )
+    find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
     woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
-    watched: Callable[[Node], Node] | None = None  # what is put around each leaf
+    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
+    kinds: Mapping[str, Make] = field(default_factory=lambda: _KINDS)
 
 
 class Run:
@@ -73,7 +72,18 @@ class Run:
         self, plan: TreePlan, host: Host, inputs: Mapping[str, object] | None = None
     ) -> None:
         self.plan, self.host = plan, host
-        self.ground = Ground(plan.file, host.now, host.emit, host.woken, host.roots, plan.watched)
+        self.ground = Ground(
+            plan.file,
+            host.now,
+            host.emit,
+            host.woken,
+            host.roots,
+            plan.watched,
+            host.kinds,
+            plan.subtrees,
+            host.find_act,
+            host.given,
+        )
         self.ticks = 0
         self.outcome: Outcome | None = None
         self._body_ended: Outcome | None = None
@@ -81,9 +91,7 @@ class Run:
         self._stop: str | None = None  # why it was interrupted in mid-tick
         self.frame = Frame(self.ground, defaults(plan.schema), plan.types)
         self._give(inputs or {})
-        trees = {plan.name: plan, **plan.subtrees}
-        self._builder = Builder(_KINDS, trees, host.find_act, host.watched)
-        self._root = self._builder.build(plan.root, self.frame)
+        self._root = host.kinds[plan.root.shape](plan.root, self.frame)
         self._node: Node = self._root
 
     def _give(self, inputs: Mapping[str, object]) -> None:
@@ -155,7 +163,7 @@ class Run:
         return status
 
     def halt_root(self) -> None:
-        reset(self._root)
+        reset_all((self._root,))
 
     def interrupt(self, reason: str) -> None:
         """Halts what runs; `:finally` is what is left to do."""
@@ -179,7 +187,7 @@ class Run:
 
     def _halt(self) -> None:
         try:
-            reset(self._node)
+            reset_all((self._node,))
         except Exception:
             log.exception("tree.halt_broke", extra={"tree": self.plan.name})
         self.ground.timers.clear()
@@ -190,7 +198,7 @@ class Run:
         if self._body_ended is None:
             self._body_ended = outcome
             if self.plan.final is not None:
-                self._node = self._builder.build(self.plan.final, self.frame)
+                self._node = self.host.kinds[self.plan.final.shape](self.plan.final, self.frame)
                 self.ground.is_awake = True
                 return
         elif outcome.status is not SUCCESS:
@@ -251,18 +259,19 @@ class _Watched(Node):
     """A leaf, and who writes down what it does."""
 
     def __init__(self, leaf: Node, stage: "_Stage") -> None:
-        self.leaf, self.stage, self.status = leaf, stage, IDLE
+        super().__init__(leaf.plan, leaf.frame)
+        self.leaf, self.stage = leaf, stage
 
     def tick(self) -> Status:
         status = self.leaf.tick()
-        self.stage.current.ticked.append([self.leaf.plan.label, status.value])
+        self.stage.current.ticked.append([self.plan.label, status.value])
         if status is not SKIPPED:
             self.status = status
         return status
 
     def halt(self) -> None:
         self.leaf.halt()
-        self.stage.current.halted.append(self.leaf.plan.label)
+        self.stage.current.halted.append(self.plan.label)
         self.status = IDLE
 
 
@@ -286,6 +295,9 @@ class _Stage:
 
         return act
 
+    def watched(self, make: Make) -> Make:
+        return lambda plan, frame: _Watched(make(plan, frame), self)
+
 
 def trace(plan: TreePlan, script: Script) -> Trace:
     """Ticks the tree itself, without `:finally`; when it is done it begins again.
@@ -293,11 +305,8 @@ def trace(plan: TreePlan, script: Script) -> Trace:
     Raises BadScript if a leaf is not in the script.
     """
     stage = _Stage(script)
-    host = Host(
-        now=lambda: stage.now,
-        find_act=stage.find_act,
-        watched=lambda leaf: _Watched(leaf, stage),
-    )
+    watched = {shape: stage.watched(make) for shape, make in LEAVES.items()}
+    host = Host(now=lambda: stage.now, find_act=stage.find_act, kinds={**_KINDS, **watched})
     run = Run(replace(plan, final=None), host)
     ticks: list[TickTrace] = []
     for _ in range(script.ticks):

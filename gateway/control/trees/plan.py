@@ -339,6 +339,17 @@ class NodePlan:
     offered: Offered | None = None
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
     writes: frozenset[str] = frozenset()
+    shape: str = field(init=False)  # by which its node is made
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", self.bare if self.when is None else "when")
+
+    @property
+    def bare(self) -> str:
+        """Its shape without its `:when`."""
+        if self.kind == "condition" and "expr" in self.options:
+            return "check"
+        return "part" if self.kind == "subtree" and self.children else self.kind
 
     @property
     def label(self) -> str:
