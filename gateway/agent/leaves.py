@@ -61,7 +61,7 @@ def emit_query_start(turn: Turn, _: Call) -> None:
     told = {
         "query": job.context.question.text[:QUERY_SHOWN],
         "user": job.scope.principal,
-        "project": turn.course.state.project_id,
+        "project": turn.course.project_id,
         "context_id": job.context_id,
     }
     turn.voice.event("query.start", told)
@@ -123,7 +123,7 @@ def get_tool_schemas(turn: Turn, _: Call) -> None:
 @_leaf("decision.should_continue")
 def should_continue(turn: Turn, _: Call) -> bool:
     turn.exchange.close_round()
-    return turn.course.reason is None and turn.judge.may_continue()
+    return turn.course.reason is None and turn.course.may_continue()
 
 
 @_leaf("decision.alive")
@@ -133,7 +133,7 @@ def alive(turn: Turn, _: Call) -> bool:
 
 @_leaf("decision.on_turn_start")
 def on_turn_start(turn: Turn, _: Call) -> None:
-    turn.judge.start_turn()
+    turn.course.start_turn()
 
 
 @_leaf("notify.drain", options=("point",))
@@ -153,11 +153,11 @@ def llm_call(turn: Turn, call: Call) -> object:
 def detect_loop(turn: Turn, call: Call) -> bool:
     """Takes the calls out that were fruitless before; fails once the run does not take the hint."""
     calls = turn.round.calls
-    refused = turn.judge.refused(calls)
+    refused = turn.course.refused(calls)
     if turn.course.reason is not None:
         return False
     for wanted in calls:
-        if wanted.id in refused and turn.round.result(wanted.id) is None:
+        if wanted.id in refused and wanted.id not in turn.round.results:
             turn.round.refuse(wanted, FRUITLESS)
     call.write("tool_calls", turn.round.as_data())
     return True
@@ -196,8 +196,7 @@ def yield_sources(turn: Turn, _: Call) -> None:
 @_leaf("oracle.emit_termination")
 def emit_termination(turn: Turn, _: Call) -> None:
     turn.exchange.close_round()
-    is_over = turn.exchange.is_answered or turn.failure is not None
-    turn.judge.find_reason(turn.run.ground.failure, is_over=is_over)
+    turn.find_reason()
     turn.course.tell_stop()
 
 
@@ -257,7 +256,7 @@ def drain_after_tool(turn: Turn, _: Call) -> bool:
     """Fails while the round is not closed: older trees leave that to the next question, and repeat
     until success, which only an answer is."""
     turn.exchange.drain("after_tool")
-    return not turn.round.is_open
+    return not turn.round.calls
 
 
 def _draining(point: Point) -> Leaf:

@@ -44,6 +44,11 @@ class Bus:
 
         return stop
 
+    def hears(self, event_type: str) -> bool:
+        """Whether anybody listens to events of this type."""
+        types = [its for _, its in self._listeners.values()] if self._listeners else ()
+        return any(its is None or event_type in its for its in types)
+
     def publish(self, event: Event) -> None:
         if not self._listeners:
             return

@@ -193,12 +193,14 @@ class DefaultDecisionTree:
             "cancelled": state.is_cancelled,
             "max_iterations": state.turn >= limits.max_iterations,
             "token_budget": state.tokens_used >= limits.token_budget,
-            "timeout": state.elapsed_seconds >= limits.timeout_seconds,
+            "timeout": state.now - state.started >= limits.timeout_seconds,
             "no_progress": state.circles.is_stuck,
             "error_limit": state.consecutive_errors >= limits.error_limit,
         }
-        reason = next((reason for reason, holds in reasons.items() if holds), "")
-        return not reason, reason
+        for reason, holds in reasons.items():
+            if holds:
+                return False, reason
+        return True, ""
 
     def on_turn_start(self, state: AgentState) -> AgentState:
         limits, warned = self.config, set[str]()

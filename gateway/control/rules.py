@@ -396,6 +396,19 @@ class Faults:
         return self.count >= QUARANTINE_AT
 
 
+class _Hearing(dict[str, tuple[Rule, ...]]):
+    """The rules that hear a type of event, found once for each type."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = tuple(rules)
+
+    def __missing__(self, event_type: str) -> tuple[Rule, ...]:
+        found = tuple(rule for rule in self._rules if rule.hears(event_type))
+        if len(self) < MOST_REMEMBERED:
+            self[event_type] = found
+        return found
+
+
 class RuleSet:
     """Every rule in the order of firing, and how each of them fares in all runs together."""
 
@@ -403,21 +416,13 @@ class RuleSet:
         self.rules = tuple(sorted(rules, key=lambda rule: -rule.definition.priority))
         self.refused = refused
         self.faults = {rule.definition.id: Faults() for rule in self.rules}
-        self._hearing: dict[str, tuple[Rule, ...]] = {}
+        self.hearing = _Hearing(self.rules)
         self.keeps_state = any(rule.definition.keeps_state for rule in self.rules)
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
         """Of each rule by its id: another one for every other rule."""
         return {rule.definition.id: _digest(rule.definition) for rule in self.rules}
-
-    def hearing(self, event_type: str) -> tuple[Rule, ...]:
-        found = self._hearing.get(event_type)
-        if found is None:
-            found = tuple(rule for rule in self.rules if rule.hears(event_type))
-            if len(self._hearing) < MOST_REMEMBERED:
-                self._hearing[event_type] = found
-        return found
 
     def failed(self, rule: Rule, error: ExpressionFailed) -> Emit:
         rule_id = rule.definition.id
@@ -500,7 +505,7 @@ class RunRules:
         only: Collection[str] = (),
         kept: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        self._rules, self._only = rules, frozenset(only)
+        self._rules, self._only, self.hearing = rules, frozenset(only), rules.hearing
         self._kept = dict(kept)
         self._changes: dict[str, object] = {}
         self._fired: set[str] = set()
@@ -516,7 +521,7 @@ class RunRules:
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
         """What the rules want done, in order of their priority."""
-        hearing = [one for one in self._rules.hearing(event.type) if self._may_fire(one, event)]
+        hearing = [one for one in self.hearing[event.type] if self._may_fire(one, event)]
         if not hearing:
             return ()
         seen = view(event, scope, self._kept)

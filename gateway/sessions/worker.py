@@ -553,6 +553,7 @@ class Work:
             scope=_scope_of(new, person),
             rules=RunRules(rules, only=agent.rules, kept=await self._kept(rules, key)),
             publish=means.bus.publish,
+            hears=means.bus.hears,
             decode=means.decode,
             decision=means.decisions.named(decision),
             context_id=new.context_id,

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
@@ -16,9 +16,9 @@ from gateway.control.trees.nodes import (
     SKIPPED,
     SUCCESS,
     Call,
-    Emit,
     Frame,
     Ground,
+    Host,
     Make,
     Node,
     Status,
@@ -51,39 +51,19 @@ class Outcome:
     failure: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
-
-    now: Callable[[], float]
-    roots: Mapping[str, object] = field(default_factory=dict)
-    emit: Emit = lambda event, payload: None
-    find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
-    woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
-    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
-    kinds: Mapping[str, Make] = field(default_factory=lambda: _KINDS)
-
-
 class Run:
     """Call `step` until it says True; in between wait for `Host.woken` or `next_deadline`,
     unless `ground.is_awake`."""
 
     def __init__(
-        self, plan: TreePlan, host: Host, inputs: Mapping[str, object] | None = None
+        self,
+        plan: TreePlan,
+        host: Host,
+        inputs: Mapping[str, object] | None = None,
+        kinds: Mapping[str, Make] = _KINDS,
     ) -> None:
         self.plan, self.host = plan, host
-        self.ground = Ground(
-            plan.file,
-            host.now,
-            host.emit,
-            host.woken,
-            host.roots,
-            plan.watched,
-            host.kinds,
-            plan.subtrees,
-            host.find_act,
-            host.given,
-        )
+        self.ground = Ground(host, kinds, plan.file, plan.watched, plan.subtrees)
         self.ticks = 0
         self.outcome: Outcome | None = None
         self._body_ended: Outcome | None = None
@@ -91,7 +71,7 @@ class Run:
         self._stop: str | None = None  # why it was interrupted in mid-tick
         self.frame = Frame(self.ground, defaults(plan.schema), plan.types)
         self._give(inputs or {})
-        self._root = host.kinds[plan.root.shape](plan.root, self.frame)
+        self._root = kinds[plan.root.shape](plan.root, self.frame)
         self._node: Node = self._root
 
     def _give(self, inputs: Mapping[str, object]) -> None:
@@ -198,7 +178,8 @@ class Run:
         if self._body_ended is None:
             self._body_ended = outcome
             if self.plan.final is not None:
-                self._node = self.host.kinds[self.plan.final.shape](self.plan.final, self.frame)
+                final = self.plan.final
+                self._node = self.ground.kinds[final.shape](final, self.frame)
                 self.ground.is_awake = True
                 return
         elif outcome.status is not SUCCESS:
@@ -306,8 +287,8 @@ def trace(plan: TreePlan, script: Script) -> Trace:
     """
     stage = _Stage(script)
     watched = {shape: stage.watched(make) for shape, make in LEAVES.items()}
-    host = Host(now=lambda: stage.now, find_act=stage.find_act, kinds={**_KINDS, **watched})
-    run = Run(replace(plan, final=None), host)
+    host = Host(now=lambda: stage.now, find_act=stage.find_act)
+    run = Run(replace(plan, final=None), host, kinds={**_KINDS, **watched})
     ticks: list[TickTrace] = []
     for _ in range(script.ticks):
         stage.now += script.tick_s

@@ -56,7 +56,7 @@ class Emit(Leaf):
         if parts_of(said) > MOST_PARTS:
             return self.failed(f"an event cannot hold more than {MOST_PARTS} parts", "emit")
         self.ground.spend()
-        self.ground.emit(str(event), cast(Mapping[str, object], said))
+        self.ground.host.emit(str(event), cast(Mapping[str, object], said))
         self.status = SUCCESS
         return SUCCESS
 
@@ -194,10 +194,10 @@ class Cooldown(Decorator):
     until = -inf
 
     def before(self) -> Status | None:
-        return SKIPPED if self.ground.now() < self.until else None
+        return SKIPPED if self.ground.host.now() < self.until else None
 
     def after(self, status: Status) -> Status:
-        self.until = self.ground.now() + self.number(self.plan.values[0])
+        self.until = self.ground.host.now() + self.number(self.plan.values[0])
         return status
 
 

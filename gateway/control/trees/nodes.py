@@ -57,20 +57,27 @@ class TreeAbort(GatewayError):
     code = "internal_error"
 
 
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
+
+    now: Callable[[], float]
+    roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
+    emit: Emit = lambda event, payload: None
+    find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
+    woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
+    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
+
+
 @dataclass(slots=True, eq=False)
 class Ground:
     """What all nodes and frames of a run share."""
 
-    file: str
-    now: Callable[[], float]
-    emit: Emit
-    woken: Callable[[], None]  # something happened outside of a tick
-    roots: Mapping[str, object]  # what the host lets trees look up
-    watched: frozenset[str] = frozenset()  # keys whose writers wake the run
+    host: Host
     kinds: Mapping[str, Make] = field(default_factory=dict)  # how nodes are made, by their shape
+    file: str = ""
+    watched: frozenset[str] = frozenset()  # keys whose writers wake the run
     subtrees: Mapping[str, TreePlan] = field(default_factory=dict)
-    find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
-    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
     timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
     is_awake: bool = True  # another tick makes sense
     is_ticking: bool = False
@@ -89,7 +96,7 @@ class Ground:
         self.is_awake = True
         if not self.is_ticking:
             self.has_heard = True
-            self.woken()
+            self.host.woken()
 
     def note(self, plan: NodePlan, kind: str, message: str) -> None:
         """A reason that says nothing does not replace one that the same node has just given."""
@@ -131,7 +138,7 @@ class Frame:
             return frame.get(key)
         if self.outer is not None:
             return self.outer.get(name)
-        return self.ground.failure if name == FAILED else self.ground.roots.get(name)
+        return self.ground.failure if name == FAILED else self.ground.host.roots.get(name)
 
     def set(self, name: str, value: object) -> None:
         """Raises BadWrite."""
@@ -263,7 +270,7 @@ class Node:
 
     def is_over(self, seconds: Value) -> bool:
         """Whether this time has passed since it was asked first."""
-        now = self.ground.now()
+        now = self.ground.host.now()
         if self.at is None:
             self.at = now + self.number(seconds)
             self.ground.timers[self] = self.at
@@ -328,7 +335,7 @@ class Call(Leaf):
     def __init__(self, plan: NodePlan, frame: Frame) -> None:
         self.plan, self.frame, self.ground = plan, frame, frame.ground
         self.children = []
-        find, offered = self.ground.find_act, plan.offered
+        find, offered = self.ground.host.find_act, plan.offered
         act = find(plan) if find else offered.act if offered else None
         if act is None:
             raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
@@ -380,7 +387,7 @@ class Call(Leaf):
             answer, self.waiting = self.waiting.outcome, None
             return self.answered(answer)
         try:
-            answer = self.act(*self.ground.given, self)
+            answer = self.act(*self.ground.host.given, self)
         except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
             return self.broke(error)
         return self.answered(answer)
@@ -433,9 +440,11 @@ class InOrder(Node):
             if child is None:
                 plan = self.plan.children[index]
                 child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
-            if type(child) is Call and child.waiting is None:  # as it would tick itself, but cheaper
+            if (
+                type(child) is Call and child.waiting is None
+            ):  # as it would tick itself, but cheaper
                 try:
-                    answer = child.act(*self.ground.given, child)
+                    answer = child.act(*self.ground.host.given, child)
                 except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                     status = child.broke(error)
                 else:
