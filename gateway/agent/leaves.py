@@ -9,7 +9,7 @@ from typing import cast
 import anyio
 
 from gateway.agent.effects import Gate, Reins, Stop
-from gateway.agent.turn import EXECUTE, ROOTS, Leaves, Turn
+from gateway.agent.turn import EXECUTE, ROOTS, Turn
 from gateway.control.notices import Moment as Point
 from gateway.control.policy import DecisionTrees
 from gateway.control.trees.loading import load
@@ -22,25 +22,22 @@ from gateway.domain.ids import AgentId
 from gateway.domain.mcp import Lacking
 from gateway.domain.ports import Texts
 
-Leaf = Callable[[Turn, Call], object]
-
 FRUITLESS = "Not executed: this call gave the same result before. Do something else, or answer."
 QUERY_SHOWN = 200  # characters of a question that an event tells
 POINTS = ("immediate", "turn_start", "after_tool")
+CALLS = {"tool_calls": "list"}  # the key that holds those of the last reply
 
-_LEAVES: dict[str, Leaf] = {}
-_REGISTRY = Registry(roots={**ROOTS, "flags": ()})
+Plain = Callable[[Turn], object]
+REGISTRY = Registry(roots={**ROOTS, "flags": ()})  # older trees know some under other names
 
 
-def _leaf(
-    name: str, *, writes: Mapping[str, str] | None = None, options: tuple[str, ...] = ()
-) -> Callable[[Leaf], Leaf]:
-    """Offers the decorated function under this name."""
+def _plain(*names: str) -> Callable[[Plain], Plain]:
+    """Offers a function under these names; it answers at once, and is given no call."""
 
-    def offer(leaf: Leaf) -> Leaf:
-        _LEAVES[name] = leaf
-        _REGISTRY.action(name, writes=writes, options=options)(leaf)
-        return leaf
+    def offer(act: Plain) -> Plain:
+        for name in names:
+            REGISTRY.action(name, is_plain=True)(act)
+        return act
 
     return offer
 
@@ -48,15 +45,15 @@ def _leaf(
 # -- before the first question
 
 
-@_leaf("oracle.reset_state")
-def reset_state(turn: Turn, _: Call) -> None:
+@_plain("oracle.reset_state")
+def reset_state(turn: Turn) -> None:
     """A run starts clean by itself; this makes it so again in the middle of one."""
     turn.exchange.messages.clear()
     turn.course.context_tokens = 0
 
 
-@_leaf("oracle.emit_query_start")
-def emit_query_start(turn: Turn, _: Call) -> None:
+@_plain("oracle.emit_query_start")
+def emit_query_start(turn: Turn) -> None:
     job = turn.job
     told = {
         "query": job.context.question.text[:QUERY_SHOWN],
@@ -67,34 +64,34 @@ def emit_query_start(turn: Turn, _: Call) -> None:
     turn.voice.event("query.start", told)
 
 
-@_leaf("oracle.load_tree_node")
-def load_tree_node(turn: Turn, _: Call) -> bool:
+@_plain("oracle.load_tree_node", "has-context-id?")
+def load_tree_node(turn: Turn) -> bool:
     """The conversation goes on from the node that the message names."""
     return turn.job.context_id is not None
 
 
-@_leaf("oracle.get_or_create_tree")
-def get_or_create_tree(turn: Turn, _: Call) -> bool:
+@_plain("oracle.get_or_create_tree")
+def get_or_create_tree(turn: Turn) -> bool:
     """The conversation goes on from where it is, or begins."""
     return turn.job.context_id is None
 
 
-@_leaf("oracle.load_cross_session")
-def load_cross_session(turn: Turn, _: Call) -> None:
+@_plain("oracle.load_cross_session")
+def load_cross_session(turn: Turn) -> None:
     """What other sessions of this person have left for it; told at the start of the turn."""
     for notice in turn.job.waiting:
         turn.voice.notices.push(notice, turn.moment.wall)
 
 
-@_leaf("oracle.build_system_prompt")
-def build_system_prompt(turn: Turn, _: Call) -> None:
+@_plain("oracle.build_system_prompt")
+def build_system_prompt(turn: Turn) -> None:
     context = turn.job.context
     turn.exchange.system = context.system
     turn.course.context_tokens += context.system_tokens
 
 
-@_leaf("oracle.add_tree_history")
-def add_tree_history(turn: Turn, _: Call) -> None:
+@_plain("oracle.add_tree_history")
+def add_tree_history(turn: Turn) -> None:
     context = turn.job.context
     if not context.history:
         return
@@ -103,16 +100,16 @@ def add_tree_history(turn: Turn, _: Call) -> None:
     turn.voice.event("session.resumed", {"messages": len(context.history)})
 
 
-@_leaf("oracle.add_user_question")
-def add_user_question(turn: Turn, _: Call) -> None:
+@_plain("oracle.add_user_question")
+def add_user_question(turn: Turn) -> None:
     context = turn.job.context
     if context.memory is not None:
         turn.exchange.tell(context.memory, is_kept=False)
     turn.exchange.tell(context.question, is_kept=False)  # its node is there already
 
 
-@_leaf("oracle.get_tool_schemas")
-def get_tool_schemas(turn: Turn, _: Call) -> None:
+@_plain("oracle.get_tool_schemas")
+def get_tool_schemas(turn: Turn) -> None:
     turn.course.context_tokens += turn.job.context.tools_tokens
     turn.course.show_context()
 
@@ -120,36 +117,37 @@ def get_tool_schemas(turn: Turn, _: Call) -> None:
 # -- in each turn
 
 
-@_leaf("decision.should_continue")
-def should_continue(turn: Turn, _: Call) -> bool:
+@_plain("decision.should_continue")
+def should_continue(turn: Turn) -> bool:
     turn.exchange.close_round()
     return turn.course.reason is None and turn.course.may_continue()
 
 
-@_leaf("decision.alive")
-def alive(turn: Turn, _: Call) -> bool:
+@_plain("decision.alive", "not-cancelled?", "budget-check")
+def alive(turn: Turn) -> bool:
     return turn.course.reason is None
 
 
-@_leaf("decision.on_turn_start")
-def on_turn_start(turn: Turn, _: Call) -> None:
+@_plain("decision.on_turn_start", "oracle.check_iteration_budget")
+def on_turn_start(turn: Turn) -> None:
     turn.course.start_turn()
 
 
-@_leaf("notify.drain", options=("point",))
+@REGISTRY.action("notify.drain", options=("point",))
 def drain(turn: Turn, call: Call) -> None:
-    point = call.options.get("point", "turn_start")
+    point = call.option("point") or "turn_start"
     if point not in POINTS:
         raise ValueError(f"notices are told at {', '.join(POINTS)}, not at {point!r}")
     turn.exchange.drain(cast(Point, point))
 
 
-@_leaf("llm-call", writes={"tool_calls": "list"})
+@REGISTRY.action("llm-call", writes=CALLS)
 def llm_call(turn: Turn, call: Call) -> object:
     return turn.ask(call)
 
 
-@_leaf("decision.detect_loop", writes={"tool_calls": "list"})
+@REGISTRY.action("decision.detect_loop", writes=CALLS)
+@REGISTRY.action("oracle.detect_loop", writes=CALLS)
 def detect_loop(turn: Turn, call: Call) -> bool:
     """Takes the calls out that were fruitless before; fails once the run does not take the hint."""
     calls = turn.round.calls
@@ -163,7 +161,7 @@ def detect_loop(turn: Turn, call: Call) -> bool:
     return True
 
 
-@_leaf("tool-call")
+@REGISTRY.action("tool-call")
 def tool_call(turn: Turn, call: Call) -> object:
     [wanted] = call.values
     id_ = wanted.get("id") if isinstance(wanted, Mapping) else None
@@ -173,77 +171,60 @@ def tool_call(turn: Turn, call: Call) -> object:
     return turn.call_tool(call, found)
 
 
-@_leaf("oracle.append_tool_results")
-def append_tool_results(turn: Turn, _: Call) -> None:
+@_plain("oracle.append_tool_results")
+def append_tool_results(turn: Turn) -> None:
     turn.exchange.close_round()
 
 
 # -- the end
 
 
-@_leaf("oracle.save_exchange")
-def save_exchange(turn: Turn, _: Call) -> bool:
+@_plain("oracle.save_exchange")
+def save_exchange(turn: Turn) -> bool:
     """Question and answer are kept: in one commit, once the tree is over."""
     turn.saved = "exchange"
     return turn.exchange.is_answered
 
 
-@_leaf("oracle.yield_sources")
-def yield_sources(turn: Turn, _: Call) -> None:
+@_plain("oracle.yield_sources", "oracle.emit_session_end")
+def yield_sources(turn: Turn) -> None:
+    """`session.end` itself is told once the end is durable, also by a tree that does not ask for it."""
     turn.round.tell_sources()
 
 
-@_leaf("oracle.emit_termination")
-def emit_termination(turn: Turn, _: Call) -> None:
+@_plain("oracle.emit_termination", "oracle.emit_iteration_exceeded", "oracle.emit_done_warning")
+def emit_termination(turn: Turn) -> None:
     turn.exchange.close_round()
     turn.find_reason()
     turn.course.tell_stop()
 
 
-@_leaf("oracle.save_partial")
-def save_partial(turn: Turn, _: Call) -> None:
+@_plain("oracle.save_partial", "oracle.save_partial_cleanup")
+def save_partial(turn: Turn) -> None:
     """What there is, is kept: in one commit, once the tree is over."""
     turn.saved = turn.saved or "partial"
 
 
-@_leaf("oracle.save_partial_cleanup")
-def save_partial_cleanup(turn: Turn, call: Call) -> None:
-    save_partial(turn, call)
+# -- for older trees
 
 
-@_leaf("oracle.emit_session_end")
-def emit_session_end(turn: Turn, _: Call) -> None:
-    """Told once the end is durable, also by a tree that does not ask for it."""
-    turn.round.tell_sources()
-
-
-# -- other names, under which older trees know the same
-
-
-@_leaf("oracle.load_legacy_context")
-@_leaf("oracle.extract_xml_tools")
-@_leaf("oracle.emit_done")
-def nothing(_turn: Turn, _: Call) -> None:
+@_plain("oracle.load_legacy_context", "oracle.extract_xml_tools", "oracle.emit_done")
+def nothing(_turn: Turn) -> None:
     """There is one history, so no flat one to load; calls that were written as text are found while
     the reply is read; and the end is told once it is durable."""
 
 
-@_leaf("has-context-id?")
-def has_context_id(turn: Turn, _: Call) -> bool:
-    return turn.job.context_id is not None
-
-
-@_leaf("has-tool-calls?")
-def has_tool_calls(turn: Turn, _: Call) -> bool:
+@_plain("has-tool-calls?")
+def has_tool_calls(turn: Turn) -> bool:
     return bool(turn.round.as_data())
 
 
-@_leaf("has-xml-tools?")
-def has_xml_tools(_turn: Turn, _: Call) -> bool:
+@_plain("has-xml-tools?")
+def has_xml_tools(_turn: Turn) -> bool:
     return False
 
 
-@_leaf(EXECUTE)
+@REGISTRY.action(EXECUTE)
 def execute_item(turn: Turn, call: Call) -> object:
     """The call that the loop around is at. An error is a result too, and the next call is made."""
     item = call.read("item")
@@ -251,33 +232,25 @@ def execute_item(turn: Turn, call: Call) -> object:
     return turn.call_tool(call, found) if found else call.failed("there is no such call")
 
 
-@_leaf("oracle.drain_after_tool")
-def drain_after_tool(turn: Turn, _: Call) -> bool:
+@_plain("oracle.drain_after_tool")
+def drain_after_tool(turn: Turn) -> bool:
     """Fails while the round is not closed: older trees leave that to the next question, and repeat
     until success, which only an answer is."""
     turn.exchange.drain("after_tool")
     return not turn.round.calls
 
 
-def _draining(point: Point) -> Leaf:
-    return lambda turn, _: turn.exchange.drain(point)
+@_plain("oracle.inject_notifications", "oracle.drain_turn_start")
+def drain_turn_start(turn: Turn) -> None:
+    turn.exchange.drain("turn_start")
 
 
-for _name, _same in {
-    "not-cancelled?": alive,
-    "budget-check": alive,
-    "oracle.check_iteration_budget": on_turn_start,
-    "oracle.emit_iteration_exceeded": emit_termination,
-    "oracle.emit_done_warning": emit_termination,
-    "oracle.inject_notifications": _draining("turn_start"),
-    "oracle.drain_turn_start": _draining("turn_start"),
-    "oracle.drain_immediate": _draining("immediate"),
-}.items():
-    _leaf(_name)(_same)
-_leaf("oracle.detect_loop", writes={"tool_calls": "list"})(detect_loop)
+@_plain("oracle.drain_immediate")
+def drain_immediate(turn: Turn) -> None:
+    turn.exchange.drain("immediate")
 
-LEAVES: Leaves = _LEAVES
-REGISTRY = _REGISTRY
+
+LEAVES = REGISTRY.offered
 
 log = logging.getLogger(__name__)
 
@@ -377,6 +350,7 @@ async def prepared(gate: Gate, agent: AgentDef, reins: Reins) -> Sequence[Lackin
                 scope.cancel()
 
         reins.wake = wake
-        wake()
+        if reins.pulled:
+            wake()
         return await gate.prepare(agent)
     return ()

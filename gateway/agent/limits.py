@@ -223,7 +223,8 @@ class Course:
 
     def may_continue(self) -> bool:
         """Of what it asks for to stop, a cancelling comes first; of what it does not, the limits."""
-        answer = asked(self._policy, "should_continue", tuple, self._seen)
+        seen = self.state if self._is_foreign else self
+        answer = asked(self._policy, "should_continue", tuple, seen)
         match answer:
             case (bool() as may, str() as reason):
                 pass
@@ -245,11 +246,6 @@ class Course:
             return "max_iterations"
         return "token_budget" if self.tokens_used >= self.limits.token_budget else None
 
-    @property
-    def _seen(self) -> object:
-        """What the policy is shown."""
-        return self.state if self._is_foreign else self
-
     def _stop(self, reason: str) -> None:
         """A reason that only this policy has is told in its own words."""
         if reason in STOPS:
@@ -259,7 +255,7 @@ class Course:
 
     def _ask(self, method: str, *given: object) -> None:
         """Lets the policy change what is its own."""
-        before = self._seen
+        before = self.state if self._is_foreign else self
         after = asked(self._policy, method, object, before, *given)
         if after is before:
             return
@@ -273,14 +269,6 @@ class Course:
             self._tell_warning(kind)
         if after.termination_reason is not None:
             self._stop(after.termination_reason)
-
-    def find_reason(self, failure: Mapping[str, object] | None, *, is_over: bool) -> None:
-        """A loop that ended without an answer may have come to a limit: of the run, or one that the
-        tree counts itself. `failure` is what failed last in the tree."""
-        if is_over or self.reason is not None:
-            return
-        if self.may_continue() and failure is not None and failure["type"] == "limit":
-            self.terminate("max_iterations")
 
     def start_turn(self) -> None:
         self._ask("on_turn_start")

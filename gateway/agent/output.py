@@ -286,9 +286,9 @@ class Voice:
 
     # -- to the model
 
-    def drain(self, point: Point, *, turn: int, tools: frozenset[str]) -> str:
+    def drain(self, point: Point, tools: frozenset[str]) -> str:
         """Tells the client what is due, and gives what the model is to be told."""
-        now = self.moment.wall
+        now, turn = self.moment.wall, self.notices.turn
         due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
         for notice in due:
             if notice.to != "model":

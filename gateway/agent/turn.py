@@ -10,7 +10,7 @@ from functools import partial
 from math import ceil
 from operator import attrgetter
 from types import MappingProxyType
-from typing import assert_never
+from typing import Any, assert_never
 
 from gateway.agent.effects import (
     AskModel,
@@ -80,7 +80,10 @@ MOST_CITED = 500  # of a run
 UNMETERED_S = 5.0  # after which the ledger may be written again
 
 EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
-Leaves = Mapping[str, Callable[["Turn", Call], object]]
+_name_of = attrgetter("name")
+# Options of `llm-call`.
+_NUMBERS = ("budget", "timeout", "idle-timeout")
+_OPTIONS = ("model", "tools", *_NUMBERS)
 
 
 class Round:
@@ -93,8 +96,8 @@ class Round:
         self.done: set[str] = set()  # tools whose calls ended since notices were told last
         self._executed: set[str] = set()
         self._failures: dict[str, int] = {}  # in a row, by tool
-        self._sources: dict[tuple[str, str | None], tuple[Source, str]] = {}
-        self._told_sources = 0
+        self._cited: set[tuple[str, str | None]] = set()
+        self.uncited: list[tuple[Source, str]] = []  # sources of results, which nobody was told of
 
     def open(self, calls: Sequence[ToolCall], most: int) -> None:
         """Tells every call as pending; those beyond the limit are answered at once."""
@@ -139,8 +142,10 @@ class Round:
         result = self.results[call.id] = told.result
         self.done.add(call.name)
         self._show(result)
-        for source in told.sources[: MOST_CITED - len(self._sources)]:
-            self._sources.setdefault((source.id, source.url), (source, call.id))
+        for source in told.sources[: MOST_CITED - len(self._cited)]:
+            if (source.id, source.url) not in self._cited:
+                self._cited.add((source.id, source.url))
+                self.uncited.append((source, call.id))
         facts: dict[str, object] = {"tool": call.name, "call_id": call.id}
         if result.is_error:
             self._failures[call.name] = count = self._failures.get(call.name, 0) + 1
@@ -166,12 +171,10 @@ class Round:
 
     def tell_sources(self) -> None:
         """What the results so far drew on, each once a run, whichever tool names it."""
-        if self._told_sources == len(self._sources):
-            return
-        for source, call_id in list(self._sources.values())[self._told_sources :]:
+        for source, call_id in self.uncited:
             shown = {"id": source.id, "title": source.title, "url": source.url}
             self._voice.emit(Chunk("source", {"source": {**shown, "tool_call_id": call_id}}))
-        self._told_sources = len(self._sources)
+        self.uncited.clear()
 
     def _show(self, result: ToolResult) -> None:
         shown = {
@@ -201,7 +204,7 @@ class Exchange:
         self.taken: list[Said] = []  # and these are among the messages now
         self.noticed: list[int] = []  # tokens of what it was told beside it
         self.pieces: list[str] = []  # of a reply that did not come to its end
-        self.tools = [tool.name for tool in job.tools]
+        self.tools = list(map(_name_of, job.tools))
 
     def tell(self, message: Message, *, is_kept: bool = True) -> None:
         """Shows a message to the model; `is_kept` makes it part of the conversation."""
@@ -212,7 +215,10 @@ class Exchange:
 
     def asking(self, leaf: Call, ticket: int) -> AskModel:
         """Asks for the next reply, as a leaf says."""
-        taken, options = tuple(self.queued), leaf.options
+        taken, options = tuple(self.queued), dict[str, Any].fromkeys(_OPTIONS)
+        for name in leaf.plan.options.keys() & options.keys():
+            value = leaf.option(name)
+            options[name] = number(value) if name in _NUMBERS else value
         if taken:
             self.queued = []
             for said in taken:
@@ -222,7 +228,7 @@ class Exchange:
         self._course.send()
         self.pieces.clear()
         self.has_begun = False
-        model = options.get("model")
+        model = options["model"]
         if not isinstance(model, str) or model in {"", self._job.agent.model}:
             model = None
         return AskModel(
@@ -230,11 +236,11 @@ class Exchange:
             self.replies,
             self.system,
             paired(tuple(self.messages)),  # whatever the tree put between them
-            self._tools(options.get("tools")),
+            self._tools(options["tools"]),
             self._voice.model or model,
-            int(number(options.get("budget")) or 0) or None,
-            number(options.get("timeout")),
-            number(options.get("idle-timeout")),
+            int(options["budget"] or 0) or None,
+            options["timeout"],
+            options["idle-timeout"],
             taken,
         )
 
@@ -316,9 +322,11 @@ class Exchange:
 
     def drain(self, point: Point) -> None:
         """Tells the notices that are due; the model sees them, the conversation does not keep them."""
+        notices, turn = self._voice.notices, self._course.turn
         tools = frozenset(self.round.done)
         self.round.done.clear()
-        told = self._voice.drain(point, turn=self._course.turn, tools=tools)
+        notices.turn = turn
+        told = self._voice.drain(point, tools) if notices.waiting else ""
         if told:
             notice = Message("user", told)
             self.noticed.append(message_tokens(notice))
@@ -454,7 +462,7 @@ class Open(Pending):
     def __init__(
         self, leaf: Call, halted: Callable[["Open"], None], ticket: int, wanted: ToolCall | None
     ) -> None:
-        super().__init__(leaf.ground)
+        self._ground = leaf.ground
         self.leaf, self.ticket, self.wanted, self._halted = leaf, ticket, wanted, halted
 
     def halt(self) -> None:
@@ -482,7 +490,7 @@ class Turn:
     job: Job
     course: Course
 
-    def __init__(self, job: Job, emit: Emit, moment: Moment, _leaves: Leaves | None = None) -> None:
+    def __init__(self, job: Job, emit: Emit, moment: Moment, _leaves: object = None) -> None:
         """Raises PolicyBroke."""
         self.job, self.moment = job, moment
         variables = Variables(self)
@@ -547,7 +555,7 @@ class Turn:
         course.live += size / BYTES_A_TOKEN
         if course.live < course.calm or course.watch_tokens():
             return
-        if found.leaf.options.get("interruptible", True) is not False:
+        if found.leaf.option("interruptible") is not False:
             self._stopped(Stopped("token_budget"))
             self._advance()
 
@@ -562,8 +570,9 @@ class Turn:
         """A wish for a reply, unless the turn may not ask any more."""
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
-        self.exchange.close_round()
         course = self.course
+        if self.round.calls:
+            self.exchange.close_round()
         reason = course.stop_after or course.exhausted
         if reason is None and not self.exchange.has_room:
             reason = "token_budget"
@@ -588,7 +597,7 @@ class Turn:
         if known is not None:
             return _given(leaf, known)
         self.round.begin(wanted)
-        open_, timeout = self._open(leaf, wanted), number(leaf.options.get("timeout"))
+        open_, timeout = self._open(leaf, wanted), number(leaf.option("timeout"))
         self.tickets.new.append(CallTool(open_.ticket, step, wanted, timeout))
         return open_
 
@@ -701,16 +710,21 @@ class Turn:
         return None
 
     def find_reason(self) -> None:
-        """Looks why a tree ends that has no answer, if it is a limit."""
-        is_over = self.failure is not None or self.exchange.is_answered
-        self.course.find_reason(self.run.ground.failure, is_over=is_over)
+        """A loop that ended without an answer may have come to a limit: of the run, or one that the
+        tree counts itself."""
+        course = self.course
+        if course.reason is None and self.failure is None and not self.exchange.is_answered:
+            failed = self.run.ground.failure
+            if course.may_continue() and failed is not None and failed["type"] == "limit":
+                course.terminate("max_iterations")
 
     # -- the end
 
     def _ended(self, outcome: Outcome) -> None:
         exchange, course = self.exchange, self.course
         try:
-            exchange.close_round()
+            if self.round.calls:
+                exchange.close_round()
             if course.stop_after is not None:
                 course.terminate(course.stop_after)
             self.find_reason()
@@ -718,7 +732,8 @@ class Turn:
             outcome = Outcome(outcome.status, "internal_error", str(error))
         self.end = end = self._end(outcome)
         course.tell_stop()
-        self.round.tell_sources()
+        if self.round.uncited:
+            self.round.tell_sources()
         exchange.said[:] = with_last_word(exchange.said, end.text, tuple(self.voice.shown))
         reason = end.reason if isinstance(end, Finish) else end.error_type
         told = {

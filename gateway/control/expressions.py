@@ -253,6 +253,9 @@ class _Compiler:
             raise self.refusal(node, f"{name}() is given {len(parts)} arguments") from None
         if node.keywords:
             raise self.refusal(node, f"{name}() takes no names of arguments")
+        if len(parts) == 1:
+            [only] = parts
+            return lambda scope: function(only(scope))
         return lambda scope: function(*[part(scope) for part in parts])
 
 

@@ -46,8 +46,10 @@ class Bus:
 
     def hears(self, event_type: str) -> bool:
         """Whether anybody listens to events of this type."""
-        types = [its for _, its in self._listeners.values()] if self._listeners else ()
-        return any(its is None or event_type in its for its in types)
+        listeners = self._listeners.values()
+        return bool(listeners) and any(
+            types is None or event_type in types for _, types in listeners
+        )
 
     def publish(self, event: Event) -> None:
         if not self._listeners:
@@ -139,21 +141,21 @@ class Notices:
     """The notices of one run. Each that is taken comes out once, unless it expires first."""
 
     def __init__(self) -> None:
-        self._waiting: list[_Waiting] = []
-        self._turn = 0
+        self.waiting: list[_Waiting] = []
+        self.turn = 0  # of the run, when something was told last
         self._known_until: dict[tuple[str, str], datetime] = {}  # by source and key
         self._batches: dict[str, _Batch] = {}  # the newest of each source
         self._numbers = 0
 
     def push(self, notice: Notice, now: datetime) -> bool:
         """False: it has expired, is a repetition, or too many wait already."""
-        if len(self._waiting) >= MOST_NOTICES:
+        if len(self.waiting) >= MOST_NOTICES:
             log.warning("a notice is one too many", extra={"source": notice.source})
             return False
         if not self.is_news(notice, now):
             return False
         numbered = replace(notice, batch=self._batch_of(notice, now))
-        self._waiting.append(_Waiting(numbered, self._turn, notice.after_tool is None))
+        self.waiting.append(_Waiting(numbered, self.turn, notice.after_tool is None))
         return True
 
     def is_news(self, notice: Notice, now: datetime) -> bool:
@@ -191,16 +193,16 @@ class Notices:
         tools: frozenset[str] = frozenset(),
     ) -> tuple[Notice, ...]:
         """What is to be told now, the most urgent first. `tools` have run since the last time."""
-        self._turn = turn
+        self.turn = turn
         due: list[_Waiting] = []
         rest: list[_Waiting] = []
-        for one in self._waiting:
+        for one in self.waiting:
             one.tool_came = one.tool_came or one.notice.after_tool in tools
             if _has_expired(one.notice, now):
                 continue
             is_due = one.notice.inject_at in _TOLD_AT[point] and _has_come(one, turn, holds)
             (due if is_due else rest).append(one)
-        self._waiting = rest
+        self.waiting = rest
         due.sort(key=lambda one: _RANK[one.notice.priority])
         return tuple(one.notice for one in due)
 

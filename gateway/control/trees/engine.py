@@ -70,7 +70,8 @@ class Run:
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
         self.frame = Frame(self.ground, defaults(plan.schema), plan.types)
-        self._give(inputs or {})
+        if inputs:
+            self._give(inputs)
         self._root = kinds[plan.root.shape](plan.root, self.frame)
         self._node: Node = self._root
 
@@ -151,7 +152,8 @@ class Run:
             self._stop = self._stop or reason
         elif self._body_ended is None and self.outcome is None:
             self._abort("interrupted", reason)
-            self.host.woken()
+            if self.host.woken is not None:
+                self.host.woken()
 
     def give_up(self) -> None:
         """Halts even `:finally`, which has had its time."""

@@ -39,10 +39,12 @@ class Assign(Leaf):
     """All values are those from before it."""
 
     def tick(self) -> Status:
-        found = [(key, value.of(self.frame)) for key, value in self.plan.options.items()]
+        found: dict[str, object] = {}
+        for key, value in self.plan.options.items():
+            found[key] = value.constant if value.run is None else value.run(self.frame)
         try:
-            for key, value in found:
-                self.frame.set(key, value)
+            for key, new in found.items():
+                self.frame.set(key, new)
         except BadWrite as error:
             return self.broke(error)
         self.status = SUCCESS
@@ -217,12 +219,13 @@ class UntilFail(Node):
 
 
 class Loop(Node):
-    """Again while the child succeeds, or with `retry` and `:until-success` while it fails.
+    """Again while the child succeeds.
 
     A child that is done in the tick in which it began gives way before it begins again, so that
     a run can be stopped between any two rounds.
     """
 
+    goes_on: Status = SUCCESS
     count = 0
     fresh = {"count": 0}
 
@@ -237,22 +240,18 @@ class Loop(Node):
             if status is RUNNING:
                 return RUNNING
             reset_all(self.children)
-            if status is not (FAILURE if self.is_retry else SUCCESS):
+            if status is not self.goes_on:
                 return SKIPPED if status is SKIPPED else self.done(status)  # which keeps the count
             self.count += 1
             if until and self.holds(until):
                 return self.done(SUCCESS)
             if self._gives_way(was):
                 return RUNNING
-        if not self.is_retry and until is None:
+        if self.goes_on is SUCCESS and until is None:
             return self.done(SUCCESS)
         if self.plan.kind == "repeat":
             self.ground.note(self.plan, "limit", f"not done after {self.count} rounds")
         return self.done(FAILURE)
-
-    @property
-    def is_retry(self) -> bool:
-        return self.plan.kind == "retry" or "until-success" in self.plan.options
 
     def _is_at_limit(self) -> bool:
         """Asked before each round."""
@@ -273,6 +272,12 @@ class Loop(Node):
         if is_over:
             self.at = None
         return is_over
+
+
+class Retry(Loop):
+    """Again while the child fails; also `repeat` with `:until-success`."""
+
+    goes_on = FAILURE
 
 
 class Subtree(Decorator):
@@ -403,7 +408,7 @@ DECORATORS: Mapping[str, Make] = {
     "cooldown": Cooldown,
     "until-fail": UntilFail,
     "repeat": Loop,
-    "retry": Loop,
+    "retry": Retry,
     "subtree": Subtree,
     "for-each": ForEach,
 }

@@ -65,7 +65,7 @@ class Host:
     roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
     emit: Emit = lambda event, payload: None
     find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
-    woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
+    woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
     given: tuple[object, ...] = ()  # what functions of leaves are given before their call
 
 
@@ -96,7 +96,8 @@ class Ground:
         self.is_awake = True
         if not self.is_ticking:
             self.has_heard = True
-            self.host.woken()
+            if self.host.woken is not None:
+                self.host.woken()
 
     def note(self, plan: NodePlan, kind: str, message: str) -> None:
         """A reason that says nothing does not replace one that the same node has just given."""
@@ -259,7 +260,11 @@ class Node:
 
     def done(self, status: Status) -> Status:
         """Ends, with its children, and forgets how far it was."""
-        reset_all(self.children)
+        for child in self.children:
+            if child is not None:
+                if child.status is RUNNING:
+                    child.halt()
+                child.status = IDLE
         if self.at is not None:
             self.at = None
             self.ground.timers.pop(self, None)
@@ -282,7 +287,7 @@ class Node:
     def holds(self, test: Value) -> bool:
         """False too where it has no value; why is kept either way."""
         try:
-            if test.of(self.frame):
+            if test.run is not None and test.run(self.frame):
                 return True
             self.ground.note(self.plan, "condition", str(test.constant))
         except CANNOT as error:
@@ -290,7 +295,7 @@ class Node:
         return False
 
     def number(self, value: Value) -> float:
-        number = value.of(self.frame)
+        number = value.constant if value.run is None else value.run(self.frame)
         if type(number) not in {int, float}:
             what = f"{type(number).__name__} where a number belongs"
             raise TreeAbort(f"{self.plan.path}: {what}")
@@ -303,9 +308,9 @@ class Node:
         return FAILURE
 
 
-def reset_all(nodes: Sequence[Node | None]) -> None:
+def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
     for node in nodes:
-        if node is not None:
+        if node is not None and node is not but:
             if node.status is RUNNING:
                 node.halt()
             node.status = IDLE
@@ -339,7 +344,7 @@ class Call(Leaf):
         act = find(plan) if find else offered.act if offered else None
         if act is None:
             raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
-        self.act, self.asks = act, plan.kind == "condition"
+        self.act, self.is_plain = act, plan.plain is not None and find is None
 
     # -- for its function
 
@@ -350,8 +355,14 @@ class Call(Leaf):
     @property
     def options(self) -> dict[str, object]:
         """Those of the node as they are now."""
-        found = self.plan.options.items()
-        return {name: value.of(self.frame) for name, value in found if name != "fn"}
+        return {name: self.option(name) for name in self.plan.options if name != "fn"}
+
+    def option(self, name: str) -> object:
+        """As it is now; None if it is not there."""
+        value = self.plan.options.get(name)
+        if value is None or value.run is None:
+            return value and value.constant
+        return value.run(self.frame)
 
     @property
     def values(self) -> list[object]:
@@ -380,24 +391,24 @@ class Call(Leaf):
     # -- for its parent
 
     def tick(self) -> Status:
-        if self.waiting is not None and not self.waiting.is_over:
-            self.status = RUNNING
-            return RUNNING
-        if self.waiting is not None:
-            answer, self.waiting = self.waiting.outcome, None
-            return self.answered(answer)
-        try:
-            answer = self.act(*self.ground.host.given, self)
-        except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-            return self.broke(error)
+        answer: object = self.waiting
+        if answer is None:
+            try:
+                given = self.ground.host.given
+                answer = self.act(*given) if self.is_plain else self.act(*given, self)
+            except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+                return self.broke(error)
+        if answer is True:
+            self.status = SUCCESS
+            return SUCCESS
         return self.answered(answer)
 
     def answered(self, answer: object) -> Status:
-        if isinstance(answer, Pending) and self.waiting is None:
-            self.waiting = answer
-            return self.tick()
+        if isinstance(answer, Pending):
+            self.waiting = None if answer.is_over else answer
+            answer = answer.outcome if answer.is_over else RUNNING
         if answer is None:
-            answer = not self.asks
+            answer = self.plan.kind != "condition"
         status = _MEANING.get(answer) if isinstance(answer, bool | Status) else None
         if status is FAILURE:
             return self.failed("")
@@ -422,8 +433,11 @@ _MEANING: Mapping[object, Status] = {
 }
 
 
+_CALLING = frozenset({"action", "condition"})
+
+
 class InOrder(Node):
-    """Goes on where it was, and stops at a FAILURE."""
+    """Goes on where it was, and stops at a FAILURE. It asks plain functions itself: they need no node."""
 
     ends_with: Status = FAILURE
     otherwise: Status = SUCCESS
@@ -433,24 +447,19 @@ class InOrder(Node):
 
     def tick(self) -> Status:
         self.status = RUNNING
-        body, index = self.children, self.index
-        count = len(body) - self.beside
+        body, plans, index = self.children, self.plan.children, self.index
+        count, host = len(body) - self.beside, self.ground.host
         while index < count:
-            child = body[index]
-            if child is None:
-                plan = self.plan.children[index]
-                child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
-            if (
-                type(child) is Call and child.waiting is None
-            ):  # as it would tick itself, but cheaper
+            child, plan = body[index], plans[index]
+            if plan.plain is not None and plan.shape in _CALLING and host.find_act is None:
                 try:
-                    answer = child.act(*self.ground.host.given, child)
+                    answer = plan.plain(*host.given)
                 except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-                    status = child.broke(error)
-                else:
-                    is_well = answer is True or (answer is None and not child.asks)
-                    status = child.status = SUCCESS if is_well else child.answered(answer)
+                    answer = error
+                is_well = answer is True or (answer is None and plan.kind == "action")
+                status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
             else:
+                child = child or self.child(index)
                 status = child.tick()
             if status is RUNNING:
                 self.index = index
@@ -509,7 +518,7 @@ class Reactive(InOrder):
             child = self.children[place] or self.child(place)
             status = child.tick()
             if status is RUNNING:
-                reset_all([other for other in self.children if other is not child])
+                reset_all(self.children, but=child)
                 return RUNNING
             if status is self.ends_with:
                 return self.done(status)
@@ -575,13 +584,15 @@ class If(Node):
     def tick(self) -> Status:
         self.status = RUNNING
         if self.branch == 0:
-            status = self.child(0).tick()
+            test = self.children[0] or self.child(0)
+            status = test.tick()
             if status is RUNNING or status is SKIPPED:
                 return status
             if status is FAILURE and len(self.children) == 2:
                 return self.done(FAILURE)
             self.branch = 1 if status is SUCCESS else 2
-        status = self.child(self.branch).tick()
+        chosen = self.children[self.branch] or self.child(self.branch)
+        status = chosen.tick()
         return RUNNING if status is RUNNING else self.done(status)
 
 
@@ -609,7 +620,7 @@ class Switch(Node):
         word = str(now).lower() if isinstance(now, bool) else "nil" if now is None else str(now)
         word = word if word in cases or "else" not in cases else "else"
         chosen = self.child(cases.index(word)) if word in cases else None
-        reset_all([child for child in self.children if child is not chosen])
+        reset_all(self.children, but=chosen)
         if chosen is None:
             self.ground.note(self.plan, "switch", f"no case for {word[:80]}")
             return self.done(FAILURE)

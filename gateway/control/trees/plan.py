@@ -110,6 +110,7 @@ class Offered:
     reads: Mapping[str, KeyType]
     writes: Mapping[str, KeyType]
     options: frozenset[str]
+    is_plain: bool = False  # it is not given its call, and answers at once
 
 
 @dataclass(slots=True)
@@ -130,6 +131,7 @@ class Registry:
         reads: Keys | None = None,
         writes: Keys | None = None,
         options: Collection[str] = (),
+        is_plain: bool = False,
     ) -> Callable[[Act], Act]:
         """Offers the decorated function to `:fn "name"` and to nodes called so."""
 
@@ -140,6 +142,7 @@ class Registry:
                 {key: read_type(text, self.models) for key, text in (reads or {}).items()},
                 {key: read_type(text, self.models) for key, text in (writes or {}).items()},
                 frozenset(options),
+                is_plain,
             )
             return act
 
@@ -340,15 +343,20 @@ class NodePlan:
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
     writes: frozenset[str] = frozenset()
     shape: str = field(init=False)  # by which its node is made
+    plain: Act | None = field(init=False)  # its function, if that is a plain one
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", self.bare if self.when is None else "when")
+        is_plain = self.offered is not None and self.offered.is_plain
+        object.__setattr__(self, "plain", self.offered.act if self.offered and is_plain else None)
 
     @property
     def bare(self) -> str:
         """Its shape without its `:when`."""
         if self.kind == "condition" and "expr" in self.options:
             return "check"
+        if self.kind == "repeat" and "until-success" in self.options:
+            return "retry"
         return "part" if self.kind == "subtree" and self.children else self.kind
 
     @property
