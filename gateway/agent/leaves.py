@@ -119,7 +119,8 @@ def get_tool_schemas(turn: Turn) -> None:
 
 @_plain("decision.should_continue")
 def should_continue(turn: Turn) -> bool:
-    turn.exchange.close_round()
+    if turn.round.calls:
+        turn.exchange.close_round()
     return turn.course.reason is None and turn.course.may_continue()
 
 

@@ -81,7 +81,7 @@ class Course:
     sent = 0  # tokens that went in, of the call that is made right now, about
     live = 0.0  # tokens of the reply that is being heard, about
     calm = 0.0  # so many of them change nothing
-    _shown: int | None = None
+    shown: int | None = None  # of the context, to the user
     _has_told_stop = False
 
     def __init__(self, job: Job, voice: Voice, moment: Moment) -> None:
@@ -159,9 +159,9 @@ class Course:
     def show_context(self) -> None:
         """Tells how full the window is, if that is another number than before."""
         tokens, agent = self.context_tokens, self._agent
-        if tokens == self._shown:
+        if tokens == self.shown:
             return
-        self._shown = tokens
+        self.shown = tokens
         told = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
         self._voice.emit(Chunk("context_update", told))
         if tokens < context_line(agent):

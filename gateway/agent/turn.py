@@ -193,6 +193,8 @@ class Exchange:
     last: ModelReply | None = None
     replies = 0
     has_begun = False  # the reply that is asked for
+    is_answered = False  # the last that was said is a reply without calls
+    last_text = ""  # of a reply that had one
     system = ""
 
     def __init__(self, job: Job, voice: Voice, course: Course) -> None:
@@ -212,6 +214,9 @@ class Exchange:
         self._course.context_tokens += message_tokens(message)
         if is_kept:
             self.said.append(message)
+            self.is_answered = message.role == "assistant" and not message.tool_calls
+            if message.role == "assistant" and message.text:
+                self.last_text = message.text
 
     def asking(self, leaf: Call, ticket: int) -> AskModel:
         """Asks for the next reply, as a leaf says."""
@@ -224,7 +229,8 @@ class Exchange:
             for said in taken:
                 self.tell(Message("user", said.text))
             self.taken.extend(taken)
-        self._course.show_context()
+        if self._course.context_tokens != self._course.shown:
+            self._course.show_context()
         self._course.send()
         self.pieces.clear()
         self.has_begun = False
@@ -243,14 +249,6 @@ class Exchange:
             options["idle-timeout"],
             taken,
         )
-
-    @property
-    def has_room(self) -> bool:
-        """Whether the run's tokens are enough for what the next call sends."""
-        used = self._course.tokens_used + self._course.context_tokens
-        for said in self.queued:
-            used += message_tokens(Message("user", said.text))
-        return used < self._course.limits.token_budget
 
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
         """Of the agent's, those that the leaf names and no rule has taken away; and the one that reads
@@ -337,18 +335,6 @@ class Exchange:
         """Of a reply that did not come to its end."""
         return "".join(self.pieces)
 
-    @property
-    def is_answered(self) -> bool:
-        last = self.said[-1] if self.said else None
-        return last is not None and last.role == "assistant" and not last.tool_calls
-
-    @property
-    def last_text(self) -> str:
-        for message in reversed(self.said):
-            if message.role == "assistant" and message.text:
-                return message.text
-        return ""
-
 
 def number(value: object) -> float | None:
     """The value of a leaf's option, if it is one."""
@@ -411,7 +397,7 @@ def _limits(its: "Turn") -> dict[str, object]:
 def _config(its: "Turn") -> Mapping[str, object]:
     agent, tree = its.job.agent, its.job.plan.name
     said = {"agent": agent.id, "model": agent.model, "provider": agent.provider, "tree": tree}
-    return {**_limits(its), **said}
+    return {**dict(zip(LIMITS, _limits_of(its.course.limits), strict=True)), **said}
 
 
 def _usage(its: "Turn") -> Mapping[str, object]:
@@ -459,16 +445,16 @@ _VIEWS: Mapping[str, Callable[["Turn"], Mapping[str, object]]] = {
 class Open(Pending):
     """A wish that is not granted yet: its leaf waits for the answer. `wanted` is the call of a tool."""
 
-    def __init__(
-        self, leaf: Call, halted: Callable[["Open"], None], ticket: int, wanted: ToolCall | None
-    ) -> None:
-        self._ground = leaf.ground
-        self.leaf, self.ticket, self.wanted, self._halted = leaf, ticket, wanted, halted
+    def __init__(self, turn: "Turn", leaf: Call, wanted: ToolCall | None = None) -> None:
+        tickets = turn.tickets
+        tickets.last = self.ticket = tickets.last + 1
+        tickets.open[self.ticket] = self
+        self._ground, self.turn, self.leaf, self.wanted = leaf.ground, turn, leaf, wanted
 
     def halt(self) -> None:
         if not self.is_over:
             self.is_over = True
-            self._halted(self)
+            self.turn.halted(self)
 
 
 @dataclass(slots=True)
@@ -574,14 +560,17 @@ class Turn:
         if self.round.calls:
             self.exchange.close_round()
         reason = course.stop_after or course.exhausted
-        if reason is None and not self.exchange.has_room:
+        room = course.limits.token_budget - course.tokens_used - course.context_tokens
+        for said in self.exchange.queued:
+            room -= message_tokens(Message("user", said.text))
+        if reason is None and room <= 0:
             reason = "token_budget"
         if reason is not None:
             course.terminate(reason)
         if course.reason is not None:
             return leaf.failed(f"the run ends: {course.reason}", "stopped")
         self.failure = None
-        open_ = self._open(leaf)
+        open_ = Open(self, leaf)
         self.tickets.new.append(self.exchange.asking(leaf, open_.ticket))
         return open_
 
@@ -597,7 +586,7 @@ class Turn:
         if known is not None:
             return _given(leaf, known)
         self.round.begin(wanted)
-        open_, timeout = self._open(leaf, wanted), number(leaf.option("timeout"))
+        open_, timeout = Open(self, leaf, wanted), number(leaf.option("timeout"))
         self.tickets.new.append(CallTool(open_.ticket, step, wanted, timeout))
         return open_
 
@@ -619,11 +608,6 @@ class Turn:
             if key in given and plan.schema[key].type.accepts(given[key]):
                 self.run.frame.values[key] = given[key]  # one of another type is the tree's own
 
-    def _open(self, leaf: Call, wanted: ToolCall | None = None) -> Open:
-        self.tickets.last = ticket = self.tickets.last + 1
-        open_ = self.tickets.open[ticket] = Open(leaf, self._halted, ticket, wanted)
-        return open_
-
     def _advance(self) -> None:
         """Ticks until the tree waits or is over. One that goes on although the run is to end is
         interrupted."""
@@ -636,7 +620,7 @@ class Turn:
                     return
                 self.run.interrupt(self.course.reason)
 
-    def _halted(self, open_: Open) -> None:
+    def halted(self, open_: Open) -> None:
         """The tree no longer waits for it."""
         del self.tickets.open[open_.ticket]
         self.tickets.new.append(Cancel(open_.ticket))
@@ -731,7 +715,8 @@ class Turn:
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
         self.end = end = self._end(outcome)
-        course.tell_stop()
+        if course.reason is not None:
+            course.tell_stop()
         if self.round.uncited:
             self.round.tell_sources()
         exchange.said[:] = with_last_word(exchange.said, end.text, tuple(self.voice.shown))

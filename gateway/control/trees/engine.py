@@ -119,15 +119,14 @@ class Run:
         if self._stop is not None and not self.is_ending:
             self._abort("interrupted", self._stop)
         elif status is RUNNING:
-            self._go_on(has_heard=has_heard)
+            self._yields = 0 if has_heard or not self.ground.is_awake else self._yields + 1
+            self._check_ticks()
         else:
             failure = self.ground.failure if status is FAILURE else None
             self._ended(Outcome(status, "done", "", failure))
         return self.outcome is not None
 
-    def _go_on(self, *, has_heard: bool) -> None:
-        is_alone = self.ground.is_awake and not has_heard
-        self._yields = self._yields + 1 if is_alone else 0
+    def _check_ticks(self) -> None:
         if self._yields >= STUCK:
             self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
             return

@@ -459,7 +459,8 @@ class InOrder(Node):
                 is_well = answer is True or (answer is None and plan.kind == "action")
                 status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
             else:
-                child = child or self.child(index)
+                if child is None:
+                    child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
                 status = child.tick()
             if status is RUNNING:
                 self.index = index
