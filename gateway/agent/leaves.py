@@ -49,7 +49,7 @@ def _plain(*names: str) -> Callable[[Plain], Plain]:
 def reset_state(turn: Turn) -> None:
     """A run starts clean by itself; this makes it so again in the middle of one."""
     turn.exchange.messages.clear()
-    turn.course.context_tokens = 0
+    turn.state.context_tokens = 0
 
 
 @_plain("oracle.emit_query_start")
@@ -58,10 +58,10 @@ def emit_query_start(turn: Turn) -> None:
     told = {
         "query": job.context.question.text[:QUERY_SHOWN],
         "user": job.scope.principal,
-        "project": turn.course.project_id,
+        "project": turn.state.project_id,
         "context_id": job.context_id,
     }
-    turn.voice.event("query.start", told)
+    turn.output.event("query.start", told)
 
 
 @_plain("oracle.load_tree_node", "has-context-id?")
@@ -80,14 +80,14 @@ def get_or_create_tree(turn: Turn) -> bool:
 def load_cross_session(turn: Turn) -> None:
     """What other sessions of this person have left for it; told at the start of the turn."""
     for notice in turn.job.waiting:
-        turn.voice.notices.push(notice, turn.moment.wall)
+        turn.output.notices.push(notice, turn.moment.wall)
 
 
 @_plain("oracle.build_system_prompt")
 def build_system_prompt(turn: Turn) -> None:
     context = turn.job.context
     turn.exchange.system = context.system
-    turn.course.context_tokens += context.system_tokens
+    turn.state.context_tokens += context.system_tokens
 
 
 @_plain("oracle.add_tree_history")
@@ -96,8 +96,8 @@ def add_tree_history(turn: Turn) -> None:
     if not context.history:
         return
     turn.exchange.messages.extend(context.history)
-    turn.course.context_tokens += context.history_tokens
-    turn.voice.event("session.resumed", {"messages": len(context.history)})
+    turn.state.context_tokens += context.history_tokens
+    turn.output.event("session.resumed", {"messages": len(context.history)})
 
 
 @_plain("oracle.add_user_question")
@@ -110,8 +110,8 @@ def add_user_question(turn: Turn) -> None:
 
 @_plain("oracle.get_tool_schemas")
 def get_tool_schemas(turn: Turn) -> None:
-    turn.course.context_tokens += turn.job.context.tools_tokens
-    turn.course.show_context()
+    turn.state.context_tokens += turn.job.context.tools_tokens
+    turn.state.show_context()
 
 
 # -- in each turn
@@ -121,17 +121,17 @@ def get_tool_schemas(turn: Turn) -> None:
 def should_continue(turn: Turn) -> bool:
     if turn.round.calls:
         turn.exchange.close_round()
-    return turn.course.reason is None and turn.course.may_continue()
+    return turn.state.reason is None and turn.state.may_continue()
 
 
 @_plain("decision.alive", "not-cancelled?", "budget-check")
 def alive(turn: Turn) -> bool:
-    return turn.course.reason is None
+    return turn.state.reason is None
 
 
 @_plain("decision.on_turn_start", "oracle.check_iteration_budget")
 def on_turn_start(turn: Turn) -> None:
-    turn.course.start_turn()
+    turn.state.start_turn()
 
 
 @REGISTRY.action("notify.drain", options=("point",))
@@ -152,8 +152,8 @@ def llm_call(turn: Turn, call: Call) -> object:
 def detect_loop(turn: Turn, call: Call) -> bool:
     """Takes the calls out that were fruitless before; fails once the run does not take the hint."""
     calls = turn.round.calls
-    refused = turn.course.refused(calls)
-    if turn.course.reason is not None:
+    refused = turn.state.refused(calls)
+    if turn.state.reason is not None:
         return False
     for wanted in calls:
         if wanted.id in refused and wanted.id not in turn.round.results:
@@ -183,36 +183,31 @@ def append_tool_results(turn: Turn) -> None:
 @_plain("oracle.save_exchange")
 def save_exchange(turn: Turn) -> bool:
     """Question and answer are kept: in one commit, once the tree is over."""
-    turn.saved = "exchange"
     return turn.exchange.is_answered
 
 
 @_plain("oracle.yield_sources", "oracle.emit_session_end")
 def yield_sources(turn: Turn) -> None:
     """`session.end` itself is told once the end is durable, also by a tree that does not ask for it."""
-    turn.round.tell_sources()
+    if turn.round.uncited:
+        turn.round.tell_sources()
 
 
 @_plain("oracle.emit_termination", "oracle.emit_iteration_exceeded", "oracle.emit_done_warning")
 def emit_termination(turn: Turn) -> None:
     turn.exchange.close_round()
     turn.find_reason()
-    turn.course.tell_stop()
-
-
-@_plain("oracle.save_partial", "oracle.save_partial_cleanup")
-def save_partial(turn: Turn) -> None:
-    """What there is, is kept: in one commit, once the tree is over."""
-    turn.saved = turn.saved or "partial"
+    turn.state.tell_stop()
 
 
 # -- for older trees
 
 
-@_plain("oracle.load_legacy_context", "oracle.extract_xml_tools", "oracle.emit_done")
+@_plain("oracle.save_partial", "oracle.save_partial_cleanup", "oracle.emit_done")
+@_plain("oracle.load_legacy_context", "oracle.extract_xml_tools")
 def nothing(_turn: Turn) -> None:
-    """There is one history, so no flat one to load; calls that were written as text are found while
-    the reply is read; and the end is told once it is durable."""
+    """What there is, is kept in one commit once the tree is over, and then the end is told. There is one
+    history, so no flat one to load. Calls that were written as text are found while the reply is read."""
 
 
 @_plain("has-tool-calls?")

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
 from gateway.agent.effects import Job, Moment, add_usage
-from gateway.agent.output import STOPS, WARNINGS, Reading, Voice, spent_reading, stop_text
+from gateway.agent.output import STOPS, WARNINGS, Output, Reading, spent_reading, stop_text
 from gateway.control.policy import (
     AgentState,
     Asked,
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 CONTEXT = "context_window"  # among the warnings of a run: it came near the window's end
 # Of a state, what is a policy's to change; the rest is what really happened.
 OWN = ("recent_actions", "consecutive_errors", "judged", "circles", "extensions")
+SHOWN = (*OWN, "turn", "tokens_used", "start_time", "started", "now", "is_cancelled", "warnings")
 
 Answer = TypeVar("Answer")
 
@@ -54,8 +55,8 @@ def context_line(agent: AgentDef) -> int:
     return max(1, agent.context_window * agent.context.warning_percent // 100)
 
 
-class Course:
-    """Usage and limits of one run. What a tree does not stop, this does.
+class RunState:
+    """Usage and limits of one run, and why it stops. What a tree does not stop, this does.
 
     It has the fields of an AgentState, which change as it goes. The default policy reads them here; any other one
     gets a state that nobody changes any more."""
@@ -84,9 +85,9 @@ class Course:
     shown: int | None = None  # of the context, to the user
     _has_told_stop = False
 
-    def __init__(self, job: Job, voice: Voice, moment: Moment) -> None:
+    def __init__(self, job: Job, output: Output, moment: Moment) -> None:
         """Raises PolicyBroke."""
-        self._job, self._voice, self._agent = job, voice, job.agent
+        self._job, self._output, self._agent = job, output, job.agent
         self._policy, self.limits = job.decision(job.agent.limits), job.agent.limits
         self._is_foreign = type(self._policy) is not DefaultDecisionTree
         if self._is_foreign:
@@ -95,29 +96,15 @@ class Course:
         self._warns_at = warning_at(self.limits.token_budget, self.limits.token_warning_percent)
 
     @property
-    def state(self) -> AgentState:
+    def snapshot(self) -> AgentState:
         """As it is now, for a policy of somebody's own."""
-        return AgentState(
-            user_id=self._job.scope.principal,
-            config=self.limits,
-            turn=self.turn,
-            tokens_used=self.tokens_used,
-            start_time=self.start_time,
-            started=self.started,
-            now=self.now,
-            recent_actions=self.recent_actions,
-            termination_reason=self.reason,
-            is_cancelled=self.is_cancelled,
-            warnings=self.warnings,
-            consecutive_errors=self.consecutive_errors,
-            judged=self.judged,
-            circles=self.circles,
-            extensions=self.extensions,
-        )
+        shown = {name: getattr(self, name) for name in SHOWN}
+        user, reason = self._job.scope.principal, self.reason
+        return AgentState(user_id=user, config=self.limits, termination_reason=reason, **shown)
 
     def evolve(self, **changes: object) -> AgentState:
         """The state that follows, as of an AgentState."""
-        return self.state.evolve(**changes)
+        return self.snapshot.evolve(**changes)
 
     def view(self) -> Mapping[str, object]:
         """As rules, trees and whoever inspects the run see it."""
@@ -141,12 +128,6 @@ class Course:
         self.tokens_used = self.usage.total
         self.watch_tokens()
 
-    def send(self) -> None:
-        """A call is made, with what the model is shown now."""
-        self.asked += 1
-        self.sent = self.context_tokens
-        self.watch_tokens()
-
     def watch_tokens(self) -> bool:
         """Warns once they come near the budget; False if they are beyond it."""
         most, used = self.limits.token_budget, self.tokens_used + self.sent
@@ -163,7 +144,7 @@ class Course:
             return
         self.shown = tokens
         told = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
-        self._voice.emit(Chunk("context_update", told))
+        self._output.emit(Chunk("context_update", told))
         if tokens < context_line(agent):
             return
         if self._job.was_near:  # it was told when the line was crossed
@@ -194,18 +175,18 @@ class Course:
 
     def _tell_warning(self, kind: str) -> None:
         if kind not in WARNINGS:
-            self._voice.system("notice", kind)  # of a policy of somebody's own: its own words
+            self._output.system("notice", kind)  # of a policy of somebody's own: its own words
             return
         event, text = WARNINGS[kind]
         reading = self.reading(kind)
         told = text.format(current=reading.current, limit=reading.limit)
-        self._voice.warn(event, self.turn, told, reading)
+        self._output.warn(event, self.turn, told, reading)
 
     def terminate(self, reason: DoneReason, why: str | None = None) -> None:
         """The first reason counts; `why` is what is said of it, if that is not the usual."""
         if self.reason is None:
             self.reason, self.why = reason, why or stop_text(reason, self.limits)
-            self._voice.verdict("stop", self.turn, reason=reason)
+            self._output.verdict("stop", self.turn, reason=reason)
 
     def tell_stop(self) -> None:
         """Why it is stopped, once."""
@@ -215,15 +196,15 @@ class Course:
         self._has_told_stop = True
         said, told = STOPS[reason], self.why
         reading = self.reading(reason) if said.limit else None
-        self._voice.system(said.system_type, told, reading)
+        self._output.system(said.system_type, told, reading)
         if said.event is not None and reading is not None:
-            self._voice.event(said.event, reading.payload(told))
+            self._output.event(said.event, reading.payload(told))
 
     # -- the policy
 
     def may_continue(self) -> bool:
         """Of what it asks for to stop, a cancelling comes first; of what it does not, the limits."""
-        seen = self.state if self._is_foreign else self
+        seen = self.snapshot if self._is_foreign else self
         answer = asked(self._policy, "should_continue", tuple, seen)
         match answer:
             case (bool() as may, str() as reason):
@@ -255,7 +236,7 @@ class Course:
 
     def _ask(self, method: str, *given: object) -> None:
         """Lets the policy change what is its own."""
-        before = self.state if self._is_foreign else self
+        before = self.snapshot if self._is_foreign else self
         after = asked(self._policy, method, object, before, *given)
         if after is before:
             return
@@ -272,7 +253,7 @@ class Course:
 
     def start_turn(self) -> None:
         self._ask("on_turn_start")
-        self._voice.event("agent.turn.started", {"turn": self.turn})
+        self._output.event("agent.turn.started", {"turn": self.turn})
 
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """`results` of the calls that were executed, in order."""
@@ -288,7 +269,7 @@ class Course:
             if self.reason is None:
                 self._ask("on_tool_result", told)
                 self._tell_repeat(mark, call.name)
-        self._voice.event("agent.turn.ended", {"turn": self.turn})
+        self._output.event("agent.turn.ended", {"turn": self.turn})
         self.turn += 1
 
     # -- circles
@@ -314,9 +295,9 @@ class Course:
             count = self.circles.turns.count(finding.loop)
             told = f"Loop detected: {names} with the same arguments, {count} times."
             facts = {"signature": finding.loop, "message": told, "tools": names, "count": count}
-            self._voice.verdict("agent.loop.detected", self.turn, message=told)
-            self._voice.system("notice", told)
-            self._voice.event("agent.loop.detected", facts)
+            self._output.verdict("agent.loop.detected", self.turn, message=told)
+            self._output.system("notice", told)
+            self._output.event("agent.loop.detected", facts)
         if self.circles.is_stuck:
             self.terminate("no_progress")
         return finding.refused
@@ -328,6 +309,6 @@ class Course:
             return
         told = f"{tool} gave the same result {most} times. It is not executed again unchanged."
         facts = {"signature": mark, "tool": tool, "count": most, "message": told}
-        self._voice.event("agent.no_progress", facts)
+        self._output.event("agent.no_progress", facts)
         if not any(mark in turn.split("|") for turn in self.circles.reported):
-            self._voice.system("notice", told)
+            self._output.system("notice", told)

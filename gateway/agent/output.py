@@ -68,24 +68,13 @@ class Reading:
 
     def payload(self, message: str) -> Mapping[str, object]:
         """As an event tells it."""
-        return {
-            "current": self.current,
-            "max": self.limit,
-            "percent": self.percent,
-            "message": message,
-            "limit_type": self.limit_type,
-            **self.facts,
-        }
+        told = {"current": self.current, "max": self.limit, "percent": self.percent}
+        return {**told, "message": message, "limit_type": self.limit_type, **self.facts}
 
     def metadata(self) -> Mapping[str, object]:
         """As a chunk tells it."""
-        return {
-            "current_value": self.current,
-            "limit_value": self.limit,
-            "percent": self.percent,
-            "limit_type": self.limit_type,
-            **self.facts,
-        }
+        told = {"current_value": self.current, "limit_value": self.limit, "percent": self.percent}
+        return {**told, "limit_type": self.limit_type, **self.facts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +160,7 @@ _compiled = lru_cache(maxsize=256)(partial(compile_expression, roots=ROOTS))
 LEVELS = logging.getLevelNamesMapping()
 
 
-class Voice:
+class Output:
     """The output of one turn. `moment` is the time of everything that is sent now."""
 
     def __init__(

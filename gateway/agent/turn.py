@@ -34,7 +34,7 @@ from gateway.agent.effects import (
     with_distinct_ids,
     with_last_word,
 )
-from gateway.agent.limits import Course, PolicyBroke
+from gateway.agent.limits import PolicyBroke, RunState
 from gateway.agent.output import (
     BROKEN,
     DEFECT,
@@ -45,7 +45,7 @@ from gateway.agent.output import (
     OVERRUN,
     SKIPPED,
     TAKEN_AWAY,
-    Voice,
+    Output,
     nearly_spent,
     spent_reading,
 )
@@ -89,8 +89,8 @@ _OPTIONS = ("model", "tools", *_NUMBERS)
 class Round:
     """The tool calls of the last reply and their results; opened anew by each reply with calls."""
 
-    def __init__(self, voice: Voice) -> None:
-        self._voice = voice
+    def __init__(self, output: Output) -> None:
+        self._output = output
         self.calls: tuple[ToolCall, ...] = ()
         self.results: dict[str, ToolResult] = {}
         self.done: set[str] = set()  # tools whose calls ended since notices were told last
@@ -105,7 +105,7 @@ class Round:
         for call in calls:
             arguments = call.arguments[:SHOWN_ARGUMENTS]
             shown = {"id": call.id, "name": call.name, "arguments": arguments}
-            self._voice.emit(Chunk("tool_call", {"tool_call": {**shown, "status": "pending"}}))
+            self._output.emit(Chunk("tool_call", {"tool_call": {**shown, "status": "pending"}}))
         for call in calls[most:]:
             why = f"Not executed: at most {most} tool calls a turn. Call it again in the next turn."
             self.refuse(call, why)
@@ -125,7 +125,7 @@ class Round:
         self._executed.add(call.id)
         arguments = call.arguments[:SHOWN_ARGUMENTS]
         facts = {"tool": call.name, "call_id": call.id, "arguments": arguments}
-        self._voice.event("tool.call.started", facts, source="tools")
+        self._output.event("tool.call.started", facts, source="tools")
 
     def refuse(self, call: ToolCall, why: str) -> ToolResult:
         """It is not executed; the result says so."""
@@ -150,12 +150,12 @@ class Round:
         if result.is_error:
             self._failures[call.name] = count = self._failures.get(call.name, 0) + 1
             facts |= {"error": result.content[:SHOWN_RESULT], "failures": count}
-            self._voice.event("tool.call.failure", facts, source="tools")
+            self._output.event("tool.call.failure", facts, source="tools")
             return
         self._failures.pop(call.name, None)
         size = len(result.content)
         facts |= {"duration_ms": result.duration_ms, "items": told.items, "size": size}
-        self._voice.event("tool.call.success", facts, source="tools")
+        self._output.event("tool.call.success", facts, source="tools")
 
     def close(self) -> list[tuple[ToolCall, ToolResult, bool]]:
         """Each call with its result, and whether it was executed."""
@@ -173,7 +173,7 @@ class Round:
         """What the results so far drew on, each once a run, whichever tool names it."""
         for source, call_id in self.uncited:
             shown = {"id": source.id, "title": source.title, "url": source.url}
-            self._voice.emit(Chunk("source", {"source": {**shown, "tool_call_id": call_id}}))
+            self._output.emit(Chunk("source", {"source": {**shown, "tool_call_id": call_id}}))
         self.uncited.clear()
 
     def _show(self, result: ToolResult) -> None:
@@ -184,7 +184,7 @@ class Round:
             "result": result.content[:SHOWN_RESULT],
             "duration_ms": result.duration_ms,
         }
-        self._voice.emit(Chunk("tool_result", {"tool_call": shown}))
+        self._output.emit(Chunk("tool_result", {"tool_call": shown}))
 
 
 class Exchange:
@@ -197,9 +197,9 @@ class Exchange:
     last_text = ""  # of a reply that had one
     system = ""
 
-    def __init__(self, job: Job, voice: Voice, course: Course) -> None:
-        self._job, self._voice, self._course = job, voice, course
-        self.round = Round(voice)
+    def __init__(self, job: Job, output: Output, state: RunState) -> None:
+        self._job, self._output, self._state = job, output, state
+        self.round = Round(output)
         self.messages: list[Message] = []
         self.said: list[Message] = []
         self.queued: list[Said] = []  # people said it meanwhile
@@ -211,7 +211,7 @@ class Exchange:
     def tell(self, message: Message, *, is_kept: bool = True) -> None:
         """Shows a message to the model; `is_kept` makes it part of the conversation."""
         self.messages.append(message)
-        self._course.context_tokens += message_tokens(message)
+        self._state.context_tokens += message_tokens(message)
         if is_kept:
             self.said.append(message)
             self.is_answered = message.role == "assistant" and not message.tool_calls
@@ -229,9 +229,11 @@ class Exchange:
             for said in taken:
                 self.tell(Message("user", said.text))
             self.taken.extend(taken)
-        if self._course.context_tokens != self._course.shown:
-            self._course.show_context()
-        self._course.send()
+        if self._state.context_tokens != self._state.shown:
+            self._state.show_context()
+        self._state.asked += 1
+        self._state.sent = self._state.context_tokens
+        self._state.watch_tokens()
         self.pieces.clear()
         self.has_begun = False
         model = options["model"]
@@ -243,7 +245,7 @@ class Exchange:
             self.system,
             paired(tuple(self.messages)),  # whatever the tree put between them
             self._tools(options["tools"]),
-            self._voice.model or model,
+            self._output.model or model,
             int(options["budget"] or 0) or None,
             options["timeout"],
             options["idle-timeout"],
@@ -253,7 +255,7 @@ class Exchange:
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
         """Of the agent's, those that the leaf names and no rule has taken away; and the one that reads
         on where a result is shown in part."""
-        tools, without = self._job.tools, self._voice.without
+        tools, without = self._job.tools, self._output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
         for message in self.messages:
@@ -265,43 +267,43 @@ class Exchange:
 
     def take(self, told: ModelReplied) -> None:
         """A complete reply; then its calls are open."""
-        voice, course = self._voice, self._course
+        output, state = self._output, self._state
         self.last = reply = with_distinct_ids(told.reply, self.said)
         if not told.was_heard:
             if reply.thinking:
-                voice.emit(Chunk("thinking", {"content": reply.thinking}))
+                output.emit(Chunk("thinking", {"content": reply.thinking}))
             if reply.text:
-                voice.emit(Chunk("content", {"content": reply.text}))
+                output.emit(Chunk("content", {"content": reply.text}))
         self.replies += 1
         self.pieces.clear()
         self.has_begun = False
         calls, thinking, extras = reply.tool_calls, reply.thinking, reply.extras
         self.tell(Message("assistant", reply.text, calls, thinking=thinking, extras=extras))
-        voice.emit(usage_chunk(reply))
-        course.spend(reply.usage)
+        output.emit(usage_chunk(reply))
+        state.spend(reply.usage)
         if reply.finish == "overrun":
-            voice.system("notice", OVERRUN.format(provider=reply.provider))
+            output.system("notice", OVERRUN.format(provider=reply.provider))
         for warning in reply.warnings:
-            voice.warn("budget.token.warning", course.turn, *nearly_spent(warning))
+            output.warn("budget.token.warning", state.turn, *nearly_spent(warning))
         if calls:
-            self.round.open(calls, course.limits.max_tool_calls_per_turn)
+            self.round.open(calls, state.limits.max_tool_calls_per_turn)
         else:
-            voice.event("agent.turn.ended", {"turn": course.turn})
+            output.event("agent.turn.ended", {"turn": state.turn})
 
     def take_spent(self, spent: Sequence[Spent]) -> None:
         """What models used that worked for a tool, also if nobody waits for its result any more."""
         for one in spent:
-            self._voice.emit(usage_chunk(one))
-            self._course.spend(one.usage)
+            self._output.emit(usage_chunk(one))
+            self._state.spend(one.usage)
 
     def cut(self, *, was_sent: bool = True) -> None:
         """No reply will come. The prompt was sent and some may have been heard: an estimate is
         nearer than nothing."""
-        self._course.sent = 0
+        self._state.sent = 0
         if was_sent or self.has_begun:
-            agent, heard = self._job.agent, ceil(self._course.live)
-            usage = Usage(self._course.context_tokens, heard, estimated=True)
-            model = self._voice.model or agent.model
+            agent, heard = self._job.agent, ceil(self._state.live)
+            usage = Usage(self._state.context_tokens, heard, estimated=True)
+            model = self._output.model or agent.model
             usage = replace(usage, cost_usd=self._job.price(agent.provider, model, usage))
             self.take_spent([Spent(usage, agent.provider, model)])
         self.has_begun = False
@@ -313,18 +315,18 @@ class Exchange:
         executed = []
         for call, result, was_executed in self.round.close():
             self.tell(Message("tool", result=result))
-            self._course.show_context()
+            self._state.show_context()
             if was_executed:
                 executed.append((call, result))
-        self._course.end_turn(executed)
+        self._state.end_turn(executed)
 
     def drain(self, point: Point) -> None:
         """Tells the notices that are due; the model sees them, the conversation does not keep them."""
-        notices, turn = self._voice.notices, self._course.turn
+        notices, turn = self._output.notices, self._state.turn
         tools = frozenset(self.round.done)
         self.round.done.clear()
         notices.turn = turn
-        told = self._voice.drain(point, tools) if notices.waiting else ""
+        told = self._output.drain(point, tools) if notices.waiting else ""
         if told:
             notice = Message("user", told)
             self.noticed.append(message_tokens(notice))
@@ -348,15 +350,8 @@ _limits_of = attrgetter(*LIMITS)
 ROOTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "state": (
-            "turn",
-            "tokens_used",
-            "iteration_percent",
-            "token_percent",
-            "elapsed_seconds",
-            "consecutive_errors",
-            "warned",
-            "recent_actions",
-            "reason",
+            *("turn", "tokens_used", "iteration_percent", "token_percent", "elapsed_seconds"),
+            *("consecutive_errors", "warned", "recent_actions", "reason"),
         ),
         "limits": LIMITS,
         "usage": ("input_tokens", "output_tokens", "total_tokens", "cost_usd"),
@@ -391,17 +386,17 @@ class Variables(Mapping[str, object]):
 
 
 def _limits(its: "Turn") -> dict[str, object]:
-    return dict(zip(LIMITS, _limits_of(its.course.limits), strict=True))
+    return dict(zip(LIMITS, _limits_of(its.state.limits), strict=True))
 
 
 def _config(its: "Turn") -> Mapping[str, object]:
     agent, tree = its.job.agent, its.job.plan.name
     said = {"agent": agent.id, "model": agent.model, "provider": agent.provider, "tree": tree}
-    return {**dict(zip(LIMITS, _limits_of(its.course.limits), strict=True)), **said}
+    return {**dict(zip(LIMITS, _limits_of(its.state.limits), strict=True)), **said}
 
 
 def _usage(its: "Turn") -> Mapping[str, object]:
-    used = its.course.usage
+    used = its.state.usage
     return {
         "input_tokens": used.input_tokens,
         "output_tokens": used.output_tokens,
@@ -411,14 +406,14 @@ def _usage(its: "Turn") -> Mapping[str, object]:
 
 
 def _context(its: "Turn") -> Mapping[str, object]:
-    tokens, most = its.course.context_tokens, its.job.agent.context_window
+    tokens, most = its.state.context_tokens, its.job.agent.context_window
     return {"tokens": tokens, "max_tokens": most, "percent": 100 * tokens / most}
 
 
 def _turn(its: "Turn") -> Mapping[str, object]:
     calls, results = its.round.calls, its.round.results
     return {
-        "number": its.course.turn + 1,
+        "number": its.state.turn + 1,
         "tool_calls": [call.name for call in calls],
         "tools_done": [call.name for call in calls if call.id in results],
     }
@@ -430,14 +425,14 @@ def _user(its: "Turn") -> Mapping[str, object]:
 
 
 _VIEWS: Mapping[str, Callable[["Turn"], Mapping[str, object]]] = {
-    "state": lambda its: its.course.view(),
+    "state": lambda its: its.state.view(),
     "limits": _limits,
     "usage": _usage,
     "context": _context,
     "turn": _turn,
     "history": lambda its: {"messages": len(its.job.context.history)},
     "user": _user,
-    "project": lambda its: {"id": its.course.project_id},
+    "project": lambda its: {"id": its.state.project_id},
     "config": _config,
 }
 
@@ -474,25 +469,24 @@ class Turn:
     """`end` is set once the tree is over; then `exchange.said` is what stays of the turn."""
 
     job: Job
-    course: Course
+    state: RunState
 
     def __init__(self, job: Job, emit: Emit, moment: Moment, _leaves: object = None) -> None:
         """Raises PolicyBroke."""
         self.job, self.moment = job, moment
         variables = Variables(self)
-        self.voice = voice = Voice(job, emit, variables, self._stop_by_rule, moment)
-        self.course = Course(job, voice, moment)
-        self.exchange = Exchange(job, voice, self.course)
+        self.output = self.voice = output = Output(job, emit, variables, self._stop_by_rule, moment)
+        self.state = self.course = RunState(job, output, moment)
+        self.exchange = Exchange(job, output, self.state)
         self.round = self.exchange.round
         self.tickets = Tickets()
-        self.saved: str | None = None  # what the tree wants to be kept: "exchange" or "partial"
         self.end: End | None = None
         self.farewell: Event | None = None  # to be told once the end is durable
         self.failure: ModelBroke | None = None
         host = Host(
             now=lambda: self.moment.at,
             roots=variables,
-            emit=partial(voice.event, source=f"tree:{job.plan.name}"),
+            emit=partial(output.event, source=f"tree:{job.plan.name}"),
             given=(self,),
         )
         self.run = Run(job.plan, host)
@@ -505,10 +499,10 @@ class Turn:
 
     def on(self, told: Told, moment: Moment) -> None:
         """What happened; then there may be new wishes, or the end."""
-        self.moment = self.voice.moment = moment
+        self.moment = self.output.moment = moment
         if self.end is not None:
             return
-        self.course.now = max(moment.at, self.course.now)
+        self.state.now = max(moment.at, self.state.now)
         match told:
             case ModelReplied():
                 self._replied(told)
@@ -531,15 +525,15 @@ class Turn:
         found = self.tickets.open.get(ticket)
         if found is None:
             return
-        text, exchange, course = delta.text, self.exchange, self.course
+        text, exchange, state = delta.text, self.exchange, self.state
         exchange.has_begun = True
         if isinstance(delta, TextDelta):
             exchange.pieces.append(text)
         kind: ChunkType = "content" if isinstance(delta, TextDelta) else "thinking"
-        self.voice.emit(Chunk(kind, {"content": text}))
+        self.output.emit(Chunk(kind, {"content": text}))
         size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-        course.live += size / BYTES_A_TOKEN
-        if course.live < course.calm or course.watch_tokens():
+        state.live += size / BYTES_A_TOKEN
+        if state.live < state.calm or state.watch_tokens():
             return
         if found.leaf.option("interruptible") is not False:
             self._stopped(Stopped("token_budget"))
@@ -556,19 +550,19 @@ class Turn:
         """A wish for a reply, unless the turn may not ask any more."""
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
-        course = self.course
+        state = self.state
         if self.round.calls:
             self.exchange.close_round()
-        reason = course.stop_after or course.exhausted
-        room = course.limits.token_budget - course.tokens_used - course.context_tokens
+        reason = state.stop_after or state.exhausted
+        room = state.limits.token_budget - state.tokens_used - state.context_tokens
         for said in self.exchange.queued:
             room -= message_tokens(Message("user", said.text))
         if reason is None and room <= 0:
             reason = "token_budget"
         if reason is not None:
-            course.terminate(reason)
-        if course.reason is not None:
-            return leaf.failed(f"the run ends: {course.reason}", "stopped")
+            state.terminate(reason)
+        if state.reason is not None:
+            return leaf.failed(f"the run ends: {state.reason}", "stopped")
         self.failure = None
         open_ = Open(self, leaf)
         self.tickets.new.append(self.exchange.asking(leaf, open_.ticket))
@@ -577,8 +571,8 @@ class Turn:
     def call_tool(self, leaf: Call, wanted: ToolCall) -> object:
         """A wish for a result, or the one that is there already."""
         known = self.round.results.get(wanted.id)
-        if known is None and self.course.reason is not None:
-            return leaf.failed(f"the run ends: {self.course.reason}", "stopped")
+        if known is None and self.state.reason is not None:
+            return leaf.failed(f"the run ends: {self.state.reason}", "stopped")
         if known is None and any(one.wanted == wanted for one in self.tickets.open.values()):
             return leaf.failed("this call is at work already", "busy")
         step = self.exchange.replies - 1
@@ -616,9 +610,9 @@ class Turn:
                 assert self.run.outcome is not None
                 self._ended(self.run.outcome)
             elif not self.run.ground.is_awake:
-                if self.course.reason is None or self.run.is_ending:
+                if self.state.reason is None or self.run.is_ending:
                     return
-                self.run.interrupt(self.course.reason)
+                self.run.interrupt(self.state.reason)
 
     def halted(self, open_: Open) -> None:
         """The tree no longer waits for it."""
@@ -648,21 +642,21 @@ class Turn:
         found = self.tickets.open.pop(told.ticket, None)
         if found is None:
             return
-        self.failure, course = told, self.course
+        self.failure, state = told, self.state
         match told.failure:
             case BudgetExceeded() as refusal:
                 self.exchange.cut(was_sent=False)
-                is_first = course.refusal is None
-                course.refusal = refusal
+                is_first = state.refusal is None
+                state.refusal = refusal
                 if self.exchange.replies:  # what was done so far is kept
-                    course.terminate("token_budget", str(refusal))
+                    state.terminate("token_budget", str(refusal))
                 elif is_first:
                     facts = spent_reading(refusal).payload(str(refusal))
-                    self.voice.event("budget.token.exceeded", facts)
+                    self.output.event("budget.token.exceeded", facts)
             case failure:
                 self.exchange.cut(was_sent=failure.started)
                 facts = {"kind": failure.kind, "provider": failure.provider}
-                self.voice.event("model.failed", facts)
+                self.output.event("model.failed", facts)
         found.complete(outcome=False)
 
     def _returned(self, told: ToolReturned) -> None:
@@ -674,52 +668,52 @@ class Turn:
 
     def _stopped(self, told: Stopped) -> None:
         if told.at_once:
-            self.course.terminate(told.reason)
+            self.state.terminate(told.reason)
             self.run.ground.wake()
         else:
-            self.course.stop_after = self.course.stop_after or told.reason
-            self.course.is_cancelled = True
+            self.state.stop_after = self.state.stop_after or told.reason
+            self.state.is_cancelled = True
 
     def _stop_by_rule(self, why: str) -> None:
         if self.end is None:
-            self.course.terminate("cancelled", why)
+            self.state.terminate("cancelled", why)
             self.run.ground.wake()
 
     def _refused(self, step: int, wanted: ToolCall) -> ToolResult | None:
         """Why a call is not begun; one that has run in an attempt before keeps its result."""
         if self.exchange.queued and self.job.known(step, wanted) is None:
             return self.round.refuse(wanted, SKIPPED)
-        if wanted.name in self.voice.without:
+        if wanted.name in self.output.without:
             return self.round.refuse(wanted, TAKEN_AWAY)
         return None
 
     def find_reason(self) -> None:
         """A loop that ended without an answer may have come to a limit: of the run, or one that the
         tree counts itself."""
-        course = self.course
-        if course.reason is None and self.failure is None and not self.exchange.is_answered:
+        state = self.state
+        if state.reason is None and self.failure is None and not self.exchange.is_answered:
             failed = self.run.ground.failure
-            if course.may_continue() and failed is not None and failed["type"] == "limit":
-                course.terminate("max_iterations")
+            if state.may_continue() and failed is not None and failed["type"] == "limit":
+                state.terminate("max_iterations")
 
     # -- the end
 
     def _ended(self, outcome: Outcome) -> None:
-        exchange, course = self.exchange, self.course
+        exchange, state = self.exchange, self.state
         try:
             if self.round.calls:
                 exchange.close_round()
-            if course.stop_after is not None:
-                course.terminate(course.stop_after)
+            if state.stop_after is not None:
+                state.terminate(state.stop_after)
             self.find_reason()
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
         self.end = end = self._end(outcome)
-        if course.reason is not None:
-            course.tell_stop()
+        if state.reason is not None:
+            state.tell_stop()
         if self.round.uncited:
             self.round.tell_sources()
-        exchange.said[:] = with_last_word(exchange.said, end.text, tuple(self.voice.shown))
+        exchange.said[:] = with_last_word(exchange.said, end.text, tuple(self.output.shown))
         reason = end.reason if isinstance(end, Finish) else end.error_type
         told = {
             "reason": reason,
@@ -727,14 +721,14 @@ class Turn:
             "cancelled": reason == "cancelled",
             "partial": end.partial if isinstance(end, Finish) else True,
         }
-        self.farewell = self.voice.farewell(told)
+        self.farewell = self.output.farewell(told)
 
     def _end(self, outcome: Outcome) -> End:
         """A reason to stop comes before the answer, and that before a failure."""
-        exchange, course = self.exchange, self.course
-        if course.reason is not None:
-            said = exchange.heard or exchange.last_text or course.why
-            return Finish(course.reason, said, partial=True)
+        exchange, state = self.exchange, self.state
+        if state.reason is not None:
+            said = exchange.heard or exchange.last_text or state.why
+            return Finish(state.reason, said, partial=True)
         if self.failure is not None:
             return _failed(exchange, self.failure.failure)
         if outcome.reason == "done" and exchange.is_answered:

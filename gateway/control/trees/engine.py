@@ -120,7 +120,8 @@ class Run:
             self._abort("interrupted", self._stop)
         elif status is RUNNING:
             self._yields = 0 if has_heard or not self.ground.is_awake else self._yields + 1
-            self._check_ticks()
+            if self._yields >= STUCK or self.plan.max_ticks is not None:
+                self._check_ticks()
         else:
             failure = self.ground.failure if status is FAILURE else None
             self._ended(Outcome(status, "done", "", failure))

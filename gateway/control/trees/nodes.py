@@ -392,13 +392,15 @@ class Call(Leaf):
 
     def tick(self) -> Status:
         answer: object = self.waiting
-        if answer is None:
+        if self.waiting is None:
             try:
                 given = self.ground.host.given
                 answer = self.act(*given) if self.is_plain else self.act(*given, self)
             except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                 return self.broke(error)
-        if answer is True:
+        elif self.waiting.is_over:
+            answer, self.waiting = self.waiting.outcome, None
+        if answer is True or answer is SUCCESS:
             self.status = SUCCESS
             return SUCCESS
         return self.answered(answer)
