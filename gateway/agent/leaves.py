@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from operator import methodcaller
 from pathlib import Path, PurePath
 from typing import cast
 
@@ -19,7 +20,7 @@ from gateway.control.trees.reader import Source, TreeInvalid
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
-from gateway.domain.mcp import Lacking
+from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.ports import Texts
 
 FRUITLESS = "Not executed: this call gave the same result before. Do something else, or answer."
@@ -337,8 +338,14 @@ class Plans:
         raise TreeInvalid(source.problems())
 
 
+_comes_and_goes = methodcaller("startswith", FAMILY)
+
+
 async def prepared(gate: Gate, agent: AgentDef, reins: Reins) -> Sequence[Lacking]:
-    """What the agent has and cannot have now. Whoever stops the run waits for no server."""
+    """Connects the servers that the agent has tools of; gives those that are not there now. A stop of
+    the run ends the waiting."""
+    if not any(map(_comes_and_goes, agent.tools)):
+        return ()
     with anyio.CancelScope() as scope:
 
         def wake() -> None:
@@ -346,7 +353,6 @@ async def prepared(gate: Gate, agent: AgentDef, reins: Reins) -> Sequence[Lackin
                 scope.cancel()
 
         reins.wake = wake
-        if reins.pulled:
-            wake()
+        wake()
         return await gate.prepare(agent)
     return ()

@@ -15,7 +15,7 @@ from gateway.domain.model import ToolSpec
 from gateway.domain.ports import ToolScope
 from gateway.tools.sources import NOTHING, Listed
 
-AGENT = AgentDef(AgentId("main"), "fake", "m")
+AGENT = AgentDef(AgentId("main"), "fake", "m", tools=("mcp:slow",))
 
 
 class SlowGate:
