@@ -276,8 +276,7 @@ class Plans:
     ) -> None:
         self._texts, self._paths, self._tell = texts, dict(paths), tell
         self._decisions = decisions
-        self._plans: dict[str, TreePlan] = {}
-        self._digests: dict[str, str] = {}
+        self._plans: dict[str, tuple[TreePlan, str]] = {}  # and the digest of its text
         self._problems: dict[str, str] = {}
 
     async def load(self) -> None:
@@ -286,11 +285,11 @@ class Plans:
             self._plans[path] = await self._read(path)
 
     def of(self, agent: AgentId) -> TreePlan:
-        return self._plans[self._paths[agent]]
+        return self._plans[self._paths[agent]][0]
 
     def digest(self, agent: AgentId) -> str:
         """Another one for every other text."""
-        return self._digests[self._paths[agent]]
+        return self._plans[self._paths[agent]][1]
 
     @property
     def problems(self) -> tuple[str, ...]:
@@ -304,14 +303,14 @@ class Plans:
     async def refresh(self, path: str) -> None:
         """Takes the new version; runs that are at work end under the one before."""
         try:
-            plan = await self._read(path)
+            plan, digest = await self._read(path)
         except (SoulUnreadable, TreeInvalid) as error:
             self._problems[path] = f"{error}; the version before stays in use"
             log.warning("tree not reloaded", extra={"path": path, "why": str(error)})
             self._tell("tree.refused", {"path": path, "why": str(error)})
             return
         self._problems.pop(path, None)
-        self._plans[path] = plan
+        self._plans[path] = (plan, digest)
         log.info("tree reloaded", extra={"path": path, "tree": plan.name})
         self._tell("tree.reloaded", {"path": path, "tree": plan.name})
 
@@ -319,14 +318,13 @@ class Plans:
     def _files(self) -> list[str]:
         return sorted(set(self._paths.values()))
 
-    async def _read(self, path: str) -> TreePlan:
+    async def _read(self, path: str) -> tuple[TreePlan, str]:
         text = await self._texts.read(path)
         plan = load(text, PurePath(path).name, REGISTRY)
         self._check_decision(plan, text)
-        self._digests[path] = blake2b(text.encode(), digest_size=8).hexdigest()
         for warning in plan.warnings:
             log.warning("tree", extra={"why": warning.render()})
-        return plan
+        return plan, blake2b(text.encode(), digest_size=8).hexdigest()
 
     def _check_decision(self, plan: TreePlan, text: str) -> None:
         names = self._decisions.names

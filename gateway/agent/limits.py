@@ -56,10 +56,9 @@ def context_line(agent: AgentDef) -> int:
 
 
 class RunState:
-    """Usage and limits of one run, and why it stops. What a tree does not stop, this does.
+    """Usage and limits of one run, and why it stops. A tree cannot lift these limits.
 
-    It has the fields of an AgentState, which change as it goes. The default policy reads them here; any other one
-    gets a state that nobody changes any more."""
+    It has the fields of an AgentState. The default policy reads them here; every other policy gets a snapshot."""
 
     project_id = "default"
     turn = 0  # turns that are over
@@ -97,17 +96,17 @@ class RunState:
 
     @property
     def snapshot(self) -> AgentState:
-        """As it is now, for a policy of somebody's own."""
+        """The state as it is now, for a policy that is not the default one."""
         shown = {name: getattr(self, name) for name in SHOWN}
         user, reason = self._job.scope.principal, self.reason
         return AgentState(user_id=user, config=self.limits, termination_reason=reason, **shown)
 
     def evolve(self, **changes: object) -> AgentState:
-        """The state that follows, as of an AgentState."""
+        """The next state, like AgentState.evolve."""
         return self.snapshot.evolve(**changes)
 
     def view(self) -> Mapping[str, object]:
-        """As rules, trees and whoever inspects the run see it."""
+        """The root `state` of rules and trees, and what an inspection shows."""
         limits = self.limits
         return {
             "turn": self.turn,
@@ -129,7 +128,7 @@ class RunState:
         self.watch_tokens()
 
     def watch_tokens(self) -> bool:
-        """Warns once they come near the budget; False if they are beyond it."""
+        """Warns when tokens come near the budget; False if they are beyond it."""
         most, used = self.limits.token_budget, self.tokens_used + self.sent
         tokens = used + int(self.live)
         if tokens >= self._warns_at and not self._has_told_stop:
@@ -138,7 +137,7 @@ class RunState:
         return tokens < most
 
     def show_context(self) -> None:
-        """Tells how full the window is, if that is another number than before."""
+        """Tells how full the window is, if that has changed."""
         tokens, agent = self.context_tokens, self._agent
         if tokens == self.shown:
             return
@@ -168,7 +167,7 @@ class RunState:
         return Reading(kind, current, limit)
 
     def warn(self, kind: str) -> None:
-        """Once a run."""
+        """Warns once a run."""
         if kind not in self.warnings:
             self.warnings |= {kind}
             self._tell_warning(kind)
@@ -183,13 +182,13 @@ class RunState:
         self._output.warn(event, self.turn, told, reading)
 
     def terminate(self, reason: DoneReason, why: str | None = None) -> None:
-        """The first reason counts; `why` is what is said of it, if that is not the usual."""
+        """Stops the run. The first reason counts; `why` replaces its usual text."""
         if self.reason is None:
             self.reason, self.why = reason, why or stop_text(reason, self.limits)
             self._output.verdict("stop", self.turn, reason=reason)
 
     def tell_stop(self) -> None:
-        """Why it is stopped, once."""
+        """Tells once why the run is stopped."""
         reason = self.reason
         if reason is None or self._has_told_stop:
             return
@@ -203,7 +202,7 @@ class RunState:
     # -- the policy
 
     def may_continue(self) -> bool:
-        """Of what it asks for to stop, a cancelling comes first; of what it does not, the limits."""
+        """Asks the policy whether another turn may begin. A cancel comes before its answer, limits after it."""
         seen = self.snapshot if self._is_foreign else self
         answer = asked(self._policy, "should_continue", tuple, seen)
         match answer:
@@ -228,14 +227,14 @@ class RunState:
         return "token_budget" if self.tokens_used >= self.limits.token_budget else None
 
     def _stop(self, reason: str) -> None:
-        """A reason that only this policy has is told in its own words."""
+        """A reason that is not one of ours is told in the words of the policy."""
         if reason in STOPS:
             self.terminate(cast(DoneReason, reason))
         else:
             self.terminate("cancelled", reason)
 
     def _ask(self, method: str, *given: object) -> None:
-        """Lets the policy change what is its own."""
+        """Lets the policy change the fields that are its own."""
         before = self.snapshot if self._is_foreign else self
         after = asked(self._policy, method, object, before, *given)
         if after is before:
@@ -303,7 +302,7 @@ class RunState:
         return finding.refused
 
     def _tell_repeat(self, mark: str, tool: str) -> None:
-        """Once it has come so far that the next call would be refused."""
+        """Tells that the next call of this kind will be refused, once that is so."""
         most = self.limits.no_progress_repeats
         if not any(one.signature == mark and one.count == most for one in self.circles.repeats):
             return

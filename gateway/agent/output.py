@@ -140,7 +140,7 @@ def stop_text(reason: DoneReason, limits: Limits) -> str:
 
 
 def spent_reading(refusal: BudgetExceeded) -> Reading:
-    """Of a budget that is for more than one run."""
+    """The reading of a budget that is for more than one run."""
     return Reading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
 
 
@@ -202,7 +202,7 @@ class Output:
         self.verdicts.append({"kind": kind, "turn": turn, **facts})
 
     def warn(self, event: str, turn: int, told: str, reading: Reading) -> None:
-        """Tells everybody what comes near its limit."""
+        """Warns user, rules and listeners of what comes near its limit."""
         self.verdict(event, turn, message=told)
         self.system("limit_warning", told, reading)
         self.event(event, reading.payload(told))
@@ -231,7 +231,7 @@ class Output:
         publish(event)
 
     def farewell(self, payload: Mapping[str, object]) -> Event:
-        """The end, as the rules hear it now and everybody else once it is durable."""
+        """The event of the end: rules hear it now, listeners once the end is durable."""
         event = self._event("session.end", payload, None, "agent")
         if self._job.rules.hearing[event.type]:
             self._ask_rules(event)
@@ -246,7 +246,7 @@ class Output:
         return Event(type_, severity, source, at, key, scope.run_id, payload)
 
     def let_go(self) -> None:
-        """Forgets everybody whom it tells something."""
+        """Drops its references, so that the turn is freed at once."""
         self._is_over = True
         self._bus, self._variables, self._interrupt = None, {}, lambda why: None
 
@@ -276,7 +276,7 @@ class Output:
     # -- to the model
 
     def drain(self, point: Point, tools: frozenset[str]) -> str:
-        """Tells the client what is due, and gives what the model is to be told."""
+        """Shows the client the notices that are due; returns the text for the model."""
         now, turn = self.moment.wall, self.notices.turn
         due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
         for notice in due:
@@ -292,7 +292,7 @@ class Output:
             return True
 
     def _notify(self, notice: Notice) -> None:
-        """What is for the client alone, and waits for nothing, is told at once."""
+        """Queues a notice; one for the client alone that waits for nothing is shown at once."""
         now = self.moment.wall
         if notice.inject_at == "cross_session":
             if len(self.posts) < MOST_WAITING and self.notices.is_news(notice, now):

@@ -1,7 +1,7 @@
-"""One turn of an agent: a behaviour tree that is told what happened and answers with wishes.
+"""One turn of an agent as a pure machine: events go in, wishes come out. The loop is a behaviour tree.
 
-A turn never waits and has no time of its own: whoever drives it grants its wishes and tells it so.
-A turn that was cut short is resumed by telling a new one the same story again."""
+A turn never waits and reads no clock: the driver grants the wishes and passes the time with each event.
+A turn that was cut short is resumed by giving the same events to a new one."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,17 +128,17 @@ class Round:
         self._output.event("tool.call.started", facts, source="tools")
 
     def refuse(self, call: ToolCall, why: str) -> ToolResult:
-        """It is not executed; the result says so."""
+        """Answers a call that is not executed."""
         result = self.results[call.id] = ToolResult(call.id, call.name, why, is_error=True)
         return result
 
     def interrupt(self, call: ToolCall, known: ToolResult | None) -> None:
-        """It was at work and nobody waits for it any more: what is known of it counts."""
+        """Answers a call that was running when it was halted, with its result if one is known."""
         self._executed.discard(call.id)
         self.results[call.id] = known or self.refuse(call, INTERRUPTED)
 
     def take(self, call: ToolCall, told: ToolReturned) -> None:
-        """A result that came."""
+        """Takes the result of a call."""
         result = self.results[call.id] = told.result
         self.done.add(call.name)
         self._show(result)
@@ -158,7 +158,7 @@ class Round:
         self._output.event("tool.call.success", facts, source="tools")
 
     def close(self) -> list[tuple[ToolCall, ToolResult, bool]]:
-        """Each call with its result, and whether it was executed."""
+        """Ends the round: each call with its result, and whether it was executed."""
         closed = []
         for call in self.calls:
             result = self.results.get(call.id) or self.refuse(call, NOT_EXECUTED)
@@ -170,7 +170,7 @@ class Round:
         return closed
 
     def tell_sources(self) -> None:
-        """What the results so far drew on, each once a run, whichever tool names it."""
+        """Sends the sources of the results so far, each once a run."""
         for source, call_id in self.uncited:
             shown = {"id": source.id, "title": source.title, "url": source.url}
             self._output.emit(Chunk("source", {"source": {**shown, "tool_call_id": call_id}}))
@@ -188,7 +188,7 @@ class Round:
 
 
 class Exchange:
-    """What is said in a turn. `messages` is what the model is shown; `said` is what stays of it."""
+    """The messages of a turn: `messages` are shown to the model, `said` become part of the conversation."""
 
     last: ModelReply | None = None
     replies = 0
@@ -219,7 +219,7 @@ class Exchange:
                 self.last_text = message.text
 
     def asking(self, leaf: Call, ticket: int) -> AskModel:
-        """Asks for the next reply, as a leaf says."""
+        """The request for the next reply, with the options of its leaf."""
         taken, options = tuple(self.queued), dict[str, Any].fromkeys(_OPTIONS)
         for name in leaf.plan.options.keys() & options.keys():
             value = leaf.option(name)
@@ -253,8 +253,8 @@ class Exchange:
         )
 
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
-        """Of the agent's, those that the leaf names and no rule has taken away; and the one that reads
-        on where a result is shown in part."""
+        """The agent's tools that the leaf names and no rule has taken away; and the tool that reads on,
+        where a result is shown in part."""
         tools, without = self._job.tools, self._output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
@@ -266,7 +266,7 @@ class Exchange:
         return tuple([tool for tool in tools if tool.name not in without]) if without else tools
 
     def take(self, told: ModelReplied) -> None:
-        """A complete reply; then its calls are open."""
+        """Takes a complete reply and opens its calls."""
         output, state = self._output, self._state
         self.last = reply = with_distinct_ids(told.reply, self.said)
         if not told.was_heard:
@@ -291,14 +291,14 @@ class Exchange:
             output.event("agent.turn.ended", {"turn": state.turn})
 
     def take_spent(self, spent: Sequence[Spent]) -> None:
-        """What models used that worked for a tool, also if nobody waits for its result any more."""
+        """Counts what models used on behalf of a tool, also if the tool was halted."""
         for one in spent:
             self._output.emit(usage_chunk(one))
             self._state.spend(one.usage)
 
     def cut(self, *, was_sent: bool = True) -> None:
-        """No reply will come. The prompt was sent and some may have been heard: an estimate is
-        nearer than nothing."""
+        """Counts a reply that will not come, by an estimate: the prompt was sent, and a part of the reply
+        may have arrived."""
         self._state.sent = 0
         if was_sent or self.has_begun:
             agent, heard = self._job.agent, ceil(self._state.live)
@@ -309,7 +309,7 @@ class Exchange:
         self.has_begun = False
 
     def close_round(self) -> None:
-        """Every call of the last reply has its result among the messages, in order."""
+        """Adds the results of the last reply's calls to the messages, in the order of the calls."""
         if not self.round.calls:
             return
         executed = []
@@ -321,7 +321,7 @@ class Exchange:
         self._state.end_turn(executed)
 
     def drain(self, point: Point) -> None:
-        """Tells the notices that are due; the model sees them, the conversation does not keep them."""
+        """Tells the notices that are due. The model sees them; the conversation does not keep them."""
         notices, turn = self._output.notices, self._state.turn
         tools = frozenset(self.round.done)
         self.round.done.clear()
@@ -334,12 +334,12 @@ class Exchange:
 
     @property
     def heard(self) -> str:
-        """Of a reply that did not come to its end."""
+        """The text so far of a reply that is not complete."""
         return "".join(self.pieces)
 
 
 def number(value: object) -> float | None:
-    """The value of a leaf's option, if it is one."""
+    """The value as a number, if it is one."""
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return float(value) if is_number else None  # type: ignore[arg-type]  # it is one
 
@@ -438,7 +438,7 @@ _VIEWS: Mapping[str, Callable[["Turn"], Mapping[str, object]]] = {
 
 
 class Open(Pending):
-    """A wish that is not granted yet: its leaf waits for the answer. `wanted` is the call of a tool."""
+    """A wish that is not granted yet; its leaf waits for it. `wanted` is the call of a tool."""
 
     def __init__(self, turn: "Turn", leaf: Call, wanted: ToolCall | None = None) -> None:
         tickets = turn.tickets
@@ -454,7 +454,7 @@ class Open(Pending):
 
 @dataclass(slots=True)
 class Tickets:
-    """The wishes of a turn: each has a number, under which it is granted or no longer wanted."""
+    """The wishes of a turn by their numbers."""
 
     new: list[Wish] = field(default_factory=list)
     open: dict[int, Open] = field(default_factory=dict)
@@ -492,13 +492,13 @@ class Turn:
         self.run = Run(job.plan, host)
         self._give_inputs()
 
-    # -- for whoever drives it
+    # -- for the driver
 
     def begin(self) -> None:
         self._advance()
 
     def on(self, told: Told, moment: Moment) -> None:
-        """What happened; then there may be new wishes, or the end."""
+        """Takes an event; then there may be new wishes, or the end."""
         self.moment = self.output.moment = moment
         if self.end is not None:
             return
@@ -521,7 +521,7 @@ class Turn:
         self._advance()
 
     def hear(self, ticket: int, delta: Delta) -> None:
-        """A piece of a reply goes to the user. It may stop the turn."""
+        """Passes a piece of a reply to the user, and stops the turn if it is beyond the token budget."""
         found = self.tickets.open.get(ticket)
         if found is None:
             return
@@ -540,14 +540,14 @@ class Turn:
             self._advance()
 
     def give_up(self) -> None:
-        """Its ending has had its time."""
+        """Ends it although the `:finally` of its tree is not done."""
         self.run.give_up()
         self._advance()
 
     # -- for leaves
 
     def ask(self, leaf: Call) -> object:
-        """A wish for a reply, unless the turn may not ask any more."""
+        """Wishes for a reply, unless the turn may not ask any more."""
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
         state = self.state
@@ -569,7 +569,7 @@ class Turn:
         return open_
 
     def call_tool(self, leaf: Call, wanted: ToolCall) -> object:
-        """A wish for a result, or the one that is there already."""
+        """Wishes for a result, or takes the one that is there already."""
         known = self.round.results.get(wanted.id)
         if known is None and self.state.reason is not None:
             return leaf.failed(f"the run ends: {self.state.reason}", "stopped")
@@ -587,7 +587,7 @@ class Turn:
     # -- what happened
 
     def _give_inputs(self) -> None:
-        """What the tree is given, of that which it declares."""
+        """Sets the keys that the tree declares as inputs."""
         job, plan = self.job, self.job.plan
         given = {
             "query": job.context.question.text,
@@ -603,8 +603,8 @@ class Turn:
                 self.run.frame.values[key] = given[key]  # one of another type is the tree's own
 
     def _advance(self) -> None:
-        """Ticks until the tree waits or is over. One that goes on although the run is to end is
-        interrupted."""
+        """Ticks until the tree waits or is over. Interrupts a tree that waits although the run is to
+        end."""
         while self.end is None:
             if self.run.step():
                 assert self.run.outcome is not None
@@ -615,7 +615,7 @@ class Turn:
                 self.run.interrupt(self.state.reason)
 
     def halted(self, open_: Open) -> None:
-        """The tree no longer waits for it."""
+        """Takes back a wish that the tree no longer waits for."""
         del self.tickets.open[open_.ticket]
         self.tickets.new.append(Cancel(open_.ticket))
         if open_.wanted is None:
@@ -680,7 +680,7 @@ class Turn:
             self.run.ground.wake()
 
     def _refused(self, step: int, wanted: ToolCall) -> ToolResult | None:
-        """Why a call is not begun; one that has run in an attempt before keeps its result."""
+        """Answers a call that must not begin. One that has a result of an earlier attempt begins, and gets it."""
         if self.exchange.queued and self.job.known(step, wanted) is None:
             return self.round.refuse(wanted, SKIPPED)
         if wanted.name in self.output.without:
@@ -741,7 +741,7 @@ class Turn:
 
 
 def _empty(last: ModelReply | None) -> str:
-    """What stands for an answer without a word."""
+    """The text that replaces an empty answer."""
     if last is not None and last.finish == "overrun":
         return OVERRUN.format(provider=last.provider)
     return EMPTY
@@ -768,7 +768,7 @@ def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
 
 
 def _given(leaf: Call, result: ToolResult) -> bool:
-    """The answer of a leaf that has a result."""
+    """Gives the result to the loop around the leaf; whether the leaf succeeds."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
     offered = leaf.plan.offered
     return not result.is_error or (offered is not None and offered.name == EXECUTE)

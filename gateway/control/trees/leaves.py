@@ -95,7 +95,7 @@ LEAVES: Mapping[str, type[Node]] = {
 
 
 class Decorator(Node):
-    """May answer before its child is ticked, and differently when it is done."""
+    """May answer before it ticks its child, and may change the answer of the child."""
 
     def tick(self) -> Status:
         answer = self.before()
@@ -135,7 +135,7 @@ class RunOnce(Decorator):
 
 
 class Guard(Decorator):
-    """Asks at each tick, an expression or as `decorator` a function: if not, the child is halted."""
+    """Asks an expression, or as `decorator` a function, at each tick; halts the child if it says no."""
 
     asked: Call | None = None
 

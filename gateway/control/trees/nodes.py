@@ -40,7 +40,7 @@ PARTS_A_WORK = 100  # to look at so many is as much work as an event
 
 
 class TooMuch(GatewayError):
-    """A tree that goes on by itself for too long: nothing else would have its turn."""
+    """A tree works for too long without waiting for anything outside."""
 
     code = "internal_error"
 
@@ -100,7 +100,7 @@ class Ground:
                 self.host.woken()
 
     def note(self, plan: NodePlan, kind: str, message: str) -> None:
-        """A reason that says nothing does not replace one that the same node has just given."""
+        """Keeps why a node failed. An empty reason does not replace one that the same node has just given."""
         if message or self._note is None or self._note[0] is not plan:
             self._note = (plan, kind, message)
 
@@ -122,7 +122,7 @@ class Ground:
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """Keys with their values; what is not here is in the frame outside, and then among the roots."""
+    """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
 
     ground: Ground
     values: dict[str, object]
@@ -197,8 +197,8 @@ def _copied(value: object) -> object:
 
 
 def parts_of(value: object) -> int:
-    """How much there is to compare or to write: what it holds twice counts twice. Beyond MOST_PARTS
-    nobody counts on."""
+    """Counts the parts of a value, those inside of it too; a part that is there twice counts twice.
+    It stops beyond MOST_PARTS."""
     waiting, count = [value], 0
     while waiting and count <= MOST_PARTS:
         one = waiting.pop()
@@ -219,7 +219,7 @@ class Pending:
         self._ground, self._on_halt = ground, on_halt
 
     def complete(self, outcome: object = SUCCESS) -> None:
-        """As a function would have answered; what comes after an end or a halt changes nothing."""
+        """Takes the answer, as a function gives it. After an end or a halt it changes nothing."""
         if not self.is_over:
             self.outcome, self.is_over = outcome, True
             self._ground.wake()
@@ -259,7 +259,7 @@ class Node:
         self.done(IDLE)
 
     def done(self, status: Status) -> Status:
-        """Ends, with its children, and forgets how far it was."""
+        """Ends with this status: resets the children and its own progress."""
         for child in self.children:
             if child is not None:
                 if child.status is RUNNING:
@@ -285,7 +285,7 @@ class Node:
         return True
 
     def holds(self, test: Value) -> bool:
-        """False too where it has no value; why is kept either way."""
+        """Whether the expression is true. If it is not, or has no value, the reason is kept."""
         try:
             if test.run is not None and test.run(self.frame):
                 return True
@@ -332,8 +332,8 @@ class Leaf(Node):
 
 
 class Call(Leaf):
-    """A leaf that calls a function once, and waits for its answer if that is a Pending. It is what
-    the function is given."""
+    """A leaf that calls a function once, and waits for the answer if that is a Pending. The function
+    is given this node."""
 
     waiting: Pending | None = None
 

@@ -3,6 +3,7 @@
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import methodcaller
 
 from gateway.control.expressions import ExpressionInvalid, Scope, compile_expression
 from gateway.control.trees.reader import MAX_SECONDS, Form, FormKind, Problem, Source
@@ -598,7 +599,7 @@ class Values:
 def _looking(path: tuple[str, ...]) -> Callable[[Scope], object]:
     key, *rest = path
     if not rest:
-        return lambda scope: scope.get(key)
+        return methodcaller("get", key)
 
     def walk(scope: Scope) -> object:
         value = scope.get(key)
