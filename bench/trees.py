@@ -18,9 +18,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gateway.control.trees.engine import Host, Run
+from gateway.control.trees.engine import Run
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Call, Status
+from gateway.control.trees.nodes import Call, Host, Status
 from gateway.control.trees.plan import NodePlan
 
 Shape = tuple[Any, ...]  # kind and children; a leaf is a name

@@ -234,6 +234,11 @@ class Gate(Protocol):
 class Rules(Protocol):
     """Those that apply to a run."""
 
+    @property
+    def hearing(self) -> Mapping[str, Sequence[object]]:
+        """Those that hear a type of event; every type has an entry."""
+        ...
+
     def on(self, event: Event, scope: Mapping[str, object], /) -> Sequence[Act]: ...
 
     @property
@@ -260,6 +265,7 @@ class Job:
     waiting: tuple[Notice, ...] = ()  # from other sessions
     price: Price = unpriced
     was_near: bool = False  # the window's end, when the run before ended, and is still
+    hears: Callable[[str], bool] = lambda type_: True  # does anybody listen to events of this type?
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,195 +2,33 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 from gateway.agent.effects import Job, Moment, add_usage
-from gateway.agent.output import STOPS, WARNINGS, Reading, Voice, spent_reading, stop_text, warn
+from gateway.agent.output import STOPS, WARNINGS, Output, Reading, spent_reading, stop_text
 from gateway.control.policy import (
     AgentState,
     Asked,
+    Circles,
     DecisionTree,
+    DefaultDecisionTree,
     digest,
     looked_at,
     signature,
+    tightened,
     warning_at,
 )
 from gateway.control.trees.nodes import TreeAbort
 from gateway.domain.agents import AgentDef, Limits
 from gateway.domain.budgets import BudgetExceeded
-from gateway.domain.messages import BYTES_A_TOKEN, DoneReason, ToolCall, ToolResult, Usage
-
-CONTEXT = "context_window"  # among the warnings of a run: it came near the window's end
-
-
-def context_line(agent: AgentDef) -> int:
-    """Tokens from which on the window counts as nearly full."""
-    return max(1, agent.context_window * agent.context.warning_percent // 100)
-
-
-class Course:
-    """Of one turn. What a tree does not stop, this does."""
-
-    def __init__(self, job: Job, voice: Voice, limits: Limits, moment: Moment) -> None:
-        self._job, self._voice, self.limits = job, voice, limits
-        self._state = AgentState(
-            user_id=job.scope.principal,
-            config=self.limits,
-            start_time=moment.wall.timestamp(),
-            started=moment.at,
-            now=moment.at,
-        )
-        self._changes: dict[str, Any] = {}  # since then
-        self.usage = Usage()
-        self.context_tokens = 0
-        self.refusal: BudgetExceeded | None = None  # nothing more may be spent
-        self.asked = 0  # how often a model was asked
-        self.stop_after: DoneReason | None = None  # once the turn that is at work is over
-        self.sent = 0  # tokens that went in, of the call that is made right now, about
-        self.live = 0.0  # tokens of the reply that is being heard, about
-        self._calm = 0.0  # so many of them change nothing
-        self._shown: int | None = None
-        self._has_told_stop = False
-        self.why = ""  # it is stopped, in words
-
-    def at(self, moment: Moment) -> None:
-        self.change(now=max(moment.at, self._changes.get("now", self._state.now)))
-
-    # -- what is used
-
-    def spend(self, usage: Usage) -> None:
-        self.usage, self.sent, self.live = add_usage(self.usage, usage), 0, 0.0
-        self.change(tokens_used=self.usage.total)
-        self._watch_tokens()
-
-    def hear(self, text: str) -> bool:
-        """More of a reply; False if it is more than the budget allows."""
-        size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
-        self.live += size / BYTES_A_TOKEN
-        return self.live < self._calm or self._watch_tokens()
-
-    @property
-    def used_by_now(self) -> int:
-        """With what the call in flight has taken so far."""
-        return self.usage.total + self.sent + int(self.live)
-
-    def send(self) -> None:
-        """A call is made, with what the model is shown now."""
-        self.sent = self.context_tokens
-        self._watch_tokens()
-
-    def _watch_tokens(self) -> bool:
-        most, used = self.limits.token_budget, self.usage.total + self.sent
-        warns_at = warning_at(most, self.limits.token_warning_percent)
-        tokens = used + int(self.live)
-        if tokens >= warns_at and not self._has_told_stop:
-            self.warn("token_budget")
-        self._calm = (warns_at if tokens < warns_at else most) - used
-        return tokens < most
-
-    def show_context(self) -> None:
-        """Tells how full the window is, if that is another number than before."""
-        most = self._job.agent.context_window
-        if self.context_tokens == self._shown:
-            return
-        self._shown = self.context_tokens
-        told = {"context_tokens": self.context_tokens, "max_context_tokens": most}
-        self._voice.chunk("context_update", told)
-        if self.context_tokens < context_line(self._job.agent):
-            return
-        if self._job.was_near:  # it was told when the line was crossed
-            self.change(warnings=self.state.warnings | {CONTEXT})
-        self.warn(CONTEXT)
-
-    # -- warnings and the stop
-
-    def reading(self, kind: str) -> Reading:
-        limits, state = self.limits, self.state
-        if kind == "max_iterations":
-            return Reading(kind, min(state.turn + 1, limits.max_iterations), limits.max_iterations)
-        if kind == "token_budget":
-            run = Reading(kind, self.used_by_now, limits.token_budget)
-            return run if self.refusal is None else spent_reading(self.refusal)
-        if kind == "context_window":
-            return Reading(kind, self.context_tokens, self._job.agent.context_window)
-        if kind == "timeout":
-            return Reading(kind, round(state.elapsed_seconds, 3), limits.timeout_seconds)
-        if kind == "error_limit":
-            return Reading(kind, state.consecutive_errors, limits.error_limit)
-        return Reading(kind, limits.no_progress_repeats, limits.no_progress_repeats)
-
-    def warn(self, kind: str) -> None:
-        """Once a run."""
-        if kind not in self.state.warnings:
-            self.change(warnings=self.state.warnings | {kind})
-            self.tell_warning(kind)
-
-    def tell_warning(self, kind: str) -> None:
-        if kind not in WARNINGS:
-            self._voice.system("notice", kind)  # of a policy of somebody's own: its own words
-            return
-        event, text = WARNINGS[kind]
-        reading = self.reading(kind)
-        told = text.format(current=reading.current, limit=reading.limit)
-        warn(self._voice, event, self.state.turn, told, reading)
-
-    def terminate(self, reason: DoneReason, why: str | None = None) -> None:
-        """The first reason counts; `why` is what is said of it, if that is not the usual."""
-        if not self.state.is_terminal:
-            self.change(termination_reason=reason)
-            self.why = why or stop_text(reason, self.limits)
-            self._voice.verdict("stop", self.state.turn, reason=reason)
-
-    @property
-    def reason(self) -> DoneReason | None:
-        return self.state.termination_reason  # type: ignore[return-value]  # set by `terminate`
-
-    def tell_stop(self) -> None:
-        """Why it is stopped, once."""
-        reason = self.reason
-        if reason is None or self._has_told_stop:
-            return
-        self._has_told_stop = True
-        said, told = STOPS[reason], self.why
-        reading = self.reading(reason) if said.limit else None
-        self._voice.system(said.system_type, told, reading)
-        if said.event is not None and reading is not None:
-            self._voice.event(said.event, reading.payload(told))
-
-    # -- as others see it
-
-    def view(self) -> Mapping[str, object]:
-        state = self.state
-        return {
-            "turn": state.turn,
-            "tokens_used": self.usage.total,
-            "iteration_percent": round(state.iteration_percent, 1),
-            "token_percent": round(100 * self.usage.total / self.limits.token_budget, 1),
-            "elapsed_seconds": state.elapsed_seconds,
-            "consecutive_errors": state.consecutive_errors,
-            "warned": sorted(state.warnings),
-            "recent_actions": list(state.recent_actions),
-            "reason": state.termination_reason,
-        }
-
-    @property
-    def state(self) -> AgentState:
-        """As it is now: made when somebody asks, for all that has changed meanwhile."""
-        if self._changes:
-            self._state, self._changes = replace(self._state, **self._changes), {}
-        return self._state
-
-    def change(self, **changes: Any) -> None:
-        """Also of a run that is about to end: what it has used goes on counting."""
-        self._changes |= changes
-
+from gateway.domain.messages import Chunk, DoneReason, ToolCall, ToolResult, Usage
 
 log = logging.getLogger(__name__)
 
-
+CONTEXT = "context_window"  # among the warnings of a run: it came near the window's end
 # Of a state, what is a policy's to change; the rest is what really happened.
 OWN = ("recent_actions", "consecutive_errors", "judged", "circles", "extensions")
+SHOWN = (*OWN, "turn", "tokens_used", "start_time", "started", "now", "is_cancelled", "warnings")
 
 Answer = TypeVar("Answer")
 
@@ -212,85 +50,230 @@ def asked(policy: DecisionTree, method: str, kind: type[Answer], *given: object)
     return answer
 
 
-class Judge:
-    """Of one turn."""
+def context_line(agent: AgentDef) -> int:
+    """Tokens from which on the window counts as nearly full."""
+    return max(1, agent.context_window * agent.context.warning_percent // 100)
 
-    def __init__(self, job: Job, policy: DecisionTree, course: Course, voice: Voice) -> None:
-        self._job, self._policy, self._course, self._voice = job, policy, course, voice
+
+class RunState:
+    """Usage and limits of one run, and why it stops. A tree cannot lift these limits.
+
+    It has the fields of an AgentState. The default policy reads them here; every other policy gets a snapshot."""
+
+    project_id = "default"
+    turn = 0  # turns that are over
+    tokens_used = 0
+    is_cancelled = False
+    recent_actions: tuple[str, ...] = ()
+    warnings: frozenset[str] = frozenset()
+    consecutive_errors = 0
+    judged = (-1, False)
+    circles = Circles()
+    extensions: Mapping[str, object] = {}
+
+    reason: DoneReason | None = None  # it is stopped
+    why = ""  # in words
+    stop_after: DoneReason | None = None  # once the turn that is at work is over
+    refusal: BudgetExceeded | None = None  # nothing more may be spent
+    usage = Usage()
+    context_tokens = 0
+    asked = 0  # how often a model was asked
+    sent = 0  # tokens that went in, of the call that is made right now, about
+    live = 0.0  # tokens of the reply that is being heard, about
+    calm = 0.0  # so many of them change nothing
+    shown: int | None = None  # of the context, to the user
+    _has_told_stop = False
+
+    def __init__(self, job: Job, output: Output, moment: Moment) -> None:
+        """Raises PolicyBroke."""
+        self._job, self._output, self._agent = job, output, job.agent
+        self._policy, self.limits = job.decision(job.agent.limits), job.agent.limits
+        self._is_foreign = type(self._policy) is not DefaultDecisionTree
+        if self._is_foreign:
+            self.limits = tightened(self.limits, asked(self._policy, "get_config", Limits))
+        self.start_time, self.started, self.now = moment.wall.timestamp(), moment.at, moment.at
+        self._warns_at = warning_at(self.limits.token_budget, self.limits.token_warning_percent)
+
+    @property
+    def snapshot(self) -> AgentState:
+        """The state as it is now, for a policy that is not the default one."""
+        shown = {name: getattr(self, name) for name in SHOWN}
+        user, reason = self._job.scope.principal, self.reason
+        return AgentState(user_id=user, config=self.limits, termination_reason=reason, **shown)
+
+    def evolve(self, **changes: object) -> AgentState:
+        """The next state, like AgentState.evolve."""
+        return self.snapshot.evolve(**changes)
+
+    def view(self) -> Mapping[str, object]:
+        """The root `state` of rules and trees, and what an inspection shows."""
+        limits = self.limits
+        return {
+            "turn": self.turn,
+            "tokens_used": self.tokens_used,
+            "iteration_percent": round(100 * self.turn / limits.max_iterations, 1),
+            "token_percent": round(100 * self.tokens_used / limits.token_budget, 1),
+            "elapsed_seconds": self.now - self.started,
+            "consecutive_errors": self.consecutive_errors,
+            "warned": sorted(self.warnings),
+            "recent_actions": list(self.recent_actions),
+            "reason": self.reason,
+        }
+
+    # -- what is used
+
+    def spend(self, usage: Usage) -> None:
+        self.usage, self.sent, self.live = add_usage(self.usage, usage), 0, 0.0
+        self.tokens_used = self.usage.total
+        self.watch_tokens()
+
+    def watch_tokens(self) -> bool:
+        """Warns when tokens come near the budget; False if they are beyond it."""
+        most, used = self.limits.token_budget, self.tokens_used + self.sent
+        tokens = used + int(self.live)
+        if tokens >= self._warns_at and not self._has_told_stop:
+            self.warn("token_budget")
+        self.calm = (self._warns_at if tokens < self._warns_at else most) - used
+        return tokens < most
+
+    def show_context(self) -> None:
+        """Tells how full the window is, if that has changed."""
+        tokens, agent = self.context_tokens, self._agent
+        if tokens == self.shown:
+            return
+        self.shown = tokens
+        told = {"context_tokens": tokens, "max_context_tokens": agent.context_window}
+        self._output.emit(Chunk("context_update", told))
+        if tokens < context_line(agent):
+            return
+        if self._job.was_near:  # it was told when the line was crossed
+            self.warnings |= {CONTEXT}
+        self.warn(CONTEXT)
+
+    # -- warnings and the stop
+
+    def reading(self, kind: str) -> Reading:
+        limits, run = self.limits, self.tokens_used + self.sent + int(self.live)
+        if kind == "token_budget" and self.refusal is not None:
+            return spent_reading(self.refusal)
+        current, limit = {
+            "max_iterations": (min(self.turn + 1, limits.max_iterations), limits.max_iterations),
+            "token_budget": (run, limits.token_budget),
+            "context_window": (self.context_tokens, self._agent.context_window),
+            "timeout": (round(self.now - self.started, 3), limits.timeout_seconds),
+            "error_limit": (self.consecutive_errors, limits.error_limit),
+            "no_progress": (limits.no_progress_repeats, limits.no_progress_repeats),
+        }[kind]
+        return Reading(kind, current, limit)
+
+    def warn(self, kind: str) -> None:
+        """Warns once a run."""
+        if kind not in self.warnings:
+            self.warnings |= {kind}
+            self._tell_warning(kind)
+
+    def _tell_warning(self, kind: str) -> None:
+        if kind not in WARNINGS:
+            self._output.system("notice", kind)  # of a policy of somebody's own: its own words
+            return
+        event, text = WARNINGS[kind]
+        reading = self.reading(kind)
+        told = text.format(current=reading.current, limit=reading.limit)
+        self._output.warn(event, self.turn, told, reading)
+
+    def terminate(self, reason: DoneReason, why: str | None = None) -> None:
+        """Stops the run. The first reason counts; `why` replaces its usual text."""
+        if self.reason is None:
+            self.reason, self.why = reason, why or stop_text(reason, self.limits)
+            self._output.verdict("stop", self.turn, reason=reason)
+
+    def tell_stop(self) -> None:
+        """Tells once why the run is stopped."""
+        reason = self.reason
+        if reason is None or self._has_told_stop:
+            return
+        self._has_told_stop = True
+        said, told = STOPS[reason], self.why
+        reading = self.reading(reason) if said.limit else None
+        self._output.system(said.system_type, told, reading)
+        if said.event is not None and reading is not None:
+            self._output.event(said.event, reading.payload(told))
+
+    # -- the policy
 
     def may_continue(self) -> bool:
-        """Of what it asks for to stop, a cancelling comes first; of what it does not, the limits."""
-        course = self._course
-        answer = asked(self._policy, "should_continue", tuple, course.state)
+        """Asks the policy whether another turn may begin. A cancel comes before its answer, limits after it."""
+        seen = self.snapshot if self._is_foreign else self
+        answer = asked(self._policy, "should_continue", tuple, seen)
         match answer:
             case (bool() as may, str() as reason):
                 pass
             case _:
                 raise PolicyBroke(f"the decision tree gave {answer!r:.100} in should_continue")
-        if course.stop_after is not None:
-            course.terminate(course.stop_after)
+        limit = self.exhausted
+        if self.stop_after is not None:
+            self.terminate(self.stop_after)
         elif not may:
             self._stop(reason)
-        elif self.exhausted is not None:
-            course.terminate(self.exhausted)
-        return course.reason is None
+        elif limit is not None:
+            self.terminate(limit)
+        return self.reason is None
 
     @property
     def exhausted(self) -> DoneReason | None:
         """The limit that no policy and no tree goes beyond."""
-        course = self._course
-        if course.asked >= course.limits.max_iterations:
+        if self.asked >= self.limits.max_iterations:
             return "max_iterations"
-        return "token_budget" if course.usage.total >= course.limits.token_budget else None
+        return "token_budget" if self.tokens_used >= self.limits.token_budget else None
 
     def _stop(self, reason: str) -> None:
-        """A reason that only this policy has is told in its own words."""
+        """A reason that is not one of ours is told in the words of the policy."""
         if reason in STOPS:
-            self._course.terminate(cast(DoneReason, reason))
+            self.terminate(cast(DoneReason, reason))
         else:
-            self._course.terminate("cancelled", reason)
+            self.terminate("cancelled", reason)
 
-    def _judged(self, method: str, *given: object) -> None:
-        before = self._course.state
-        after = asked(self._policy, method, AgentState, before, *given)
+    def _ask(self, method: str, *given: object) -> None:
+        """Lets the policy change the fields that are its own."""
+        before = self.snapshot if self._is_foreign else self
+        after = asked(self._policy, method, object, before, *given)
         if after is before:
             return
-        changes = {name: getattr(after, name) for name in OWN}
-        self._course.change(**changes, warnings=before.warnings | after.warnings)
-        for kind in sorted(after.warnings - before.warnings):
-            self._course.tell_warning(kind)
+        if not isinstance(after, AgentState):
+            name = type(after).__name__
+            raise PolicyBroke(f"the decision tree gave a {name} in {method}, not a AgentState")
+        for name in OWN:
+            setattr(self, name, getattr(after, name))
+        new, self.warnings = after.warnings - self.warnings, self.warnings | after.warnings
+        for kind in sorted(new):
+            self._tell_warning(kind)
         if after.termination_reason is not None:
             self._stop(after.termination_reason)
 
-    def find_reason(self, failure: Mapping[str, object] | None, *, is_over: bool) -> None:
-        """A loop that ended without an answer may have come to a limit: of the run, or one that the
-        tree counts itself. `failure` is what failed last in the tree."""
-        if is_over or self._course.reason is not None:
-            return
-        if self.may_continue() and failure is not None and failure["type"] == "limit":
-            self._course.terminate("max_iterations")
-
     def start_turn(self) -> None:
-        self._judged("on_turn_start")
-        self._voice.event("agent.turn.started", {"turn": self._course.state.turn})
+        self._ask("on_turn_start")
+        self._output.event("agent.turn.started", {"turn": self.turn})
 
     def end_turn(self, results: Sequence[tuple[ToolCall, ToolResult]]) -> None:
         """`results` of the calls that were executed, in order."""
         for call, result in results:
+            mark = self._signature(call)
             told = {
                 "tool": call.name,
                 "call_id": call.id,
-                "signature": self.signature(call),
+                "signature": mark,
                 "digest": digest(f"{result.is_error}{result.content}"),
                 "is_error": result.is_error,
             }
-            if not self._course.state.is_terminal:
-                self._judged("on_tool_result", told)
-                self._tell_repeat(str(told["signature"]), call.name)
-        self._voice.event("agent.turn.ended", {"turn": self._course.state.turn})
-        self._course.change(turn=self._course.state.turn + 1)
+            if self.reason is None:
+                self._ask("on_tool_result", told)
+                self._tell_repeat(mark, call.name)
+        self._output.event("agent.turn.ended", {"turn": self.turn})
+        self.turn += 1
 
-    def signature(self, call: ToolCall) -> str:
+    # -- circles
+
+    def _signature(self, call: ToolCall) -> str:
         return signature(call.name, call.arguments, self._job.decode)
 
     def refused(self, calls: Sequence[ToolCall]) -> frozenset[str]:
@@ -298,40 +281,33 @@ class Judge:
         to be executed again. Stops a run that does not take the hint."""
         if not calls:
             return frozenset()
-        limits = self._course.limits
-        calls_asked = [Asked(call.id, self.signature(call)) for call in calls]
-        circles, finding = looked_at(
-            self._course.state.circles,
-            calls_asked,
+        limits = self.limits
+        self.circles, finding = looked_at(
+            self.circles,
+            [Asked(call.id, self._signature(call)) for call in calls],
             window=limits.loop_window,
             threshold=limits.loop_threshold,
             repeats=limits.no_progress_repeats,
         )
-        self._course.change(circles=circles)
         if finding.loop is not None:
             names = ", ".join(dict.fromkeys(call.name for call in calls))
-            count = circles.turns.count(finding.loop)
+            count = self.circles.turns.count(finding.loop)
             told = f"Loop detected: {names} with the same arguments, {count} times."
-            self._tell_circle("agent.loop.detected", finding.loop, told, tools=names, count=count)
-        if circles.is_stuck:
-            self._course.terminate("no_progress")
+            facts = {"signature": finding.loop, "message": told, "tools": names, "count": count}
+            self._output.verdict("agent.loop.detected", self.turn, message=told)
+            self._output.system("notice", told)
+            self._output.event("agent.loop.detected", facts)
+        if self.circles.is_stuck:
+            self.terminate("no_progress")
         return finding.refused
 
     def _tell_repeat(self, mark: str, tool: str) -> None:
-        """Once it has come so far that the next call would be refused."""
-        most = self._course.limits.no_progress_repeats
-        repeat = next(
-            (one for one in self._course.state.circles.repeats if one.signature == mark), None
-        )
-        if repeat is None or repeat.count != most:
+        """Tells that the next call of this kind will be refused, once that is so."""
+        most = self.limits.no_progress_repeats
+        if not any(one.signature == mark and one.count == most for one in self.circles.repeats):
             return
         told = f"{tool} gave the same result {most} times. It is not executed again unchanged."
         facts = {"signature": mark, "tool": tool, "count": most, "message": told}
-        self._voice.event("agent.no_progress", facts)
-        if not any(mark in turn.split("|") for turn in self._course.state.circles.reported):
-            self._voice.system("notice", told)
-
-    def _tell_circle(self, event: str, mark: str, told: str, **facts: object) -> None:
-        self._voice.verdict(event, self._course.state.turn, message=told)
-        self._voice.system("notice", told)
-        self._voice.event(event, {"signature": mark, "message": told, **facts})
+        self._output.event("agent.no_progress", facts)
+        if not any(mark in turn.split("|") for turn in self.circles.reported):
+            self._output.system("notice", told)

@@ -1,9 +1,10 @@
-"""What a turn sends: chunks to its user, events to rules and listeners, notices to its model, and the words of all of them."""
+"""What a turn sends: chunks to its user, events to rules and listeners, notices to its model; and the words of them.
+
+Nothing is built that nobody reads: an event only if a rule of the run or a listener hears its type."""
 
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from functools import lru_cache, partial
 
 from gateway.agent.effects import Emit, Job, Moment
@@ -67,24 +68,13 @@ class Reading:
 
     def payload(self, message: str) -> Mapping[str, object]:
         """As an event tells it."""
-        return {
-            "current": self.current,
-            "max": self.limit,
-            "percent": self.percent,
-            "message": message,
-            "limit_type": self.limit_type,
-            **self.facts,
-        }
+        told = {"current": self.current, "max": self.limit, "percent": self.percent}
+        return {**told, "message": message, "limit_type": self.limit_type, **self.facts}
 
     def metadata(self) -> Mapping[str, object]:
         """As a chunk tells it."""
-        return {
-            "current_value": self.current,
-            "limit_value": self.limit,
-            "percent": self.percent,
-            "limit_type": self.limit_type,
-            **self.facts,
-        }
+        told = {"current_value": self.current, "limit_value": self.limit, "percent": self.percent}
+        return {**told, "limit_type": self.limit_type, **self.facts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +140,7 @@ def stop_text(reason: DoneReason, limits: Limits) -> str:
 
 
 def spent_reading(refusal: BudgetExceeded) -> Reading:
-    """Of a budget that is for more than one run."""
+    """The reading of a budget that is for more than one run."""
     return Reading(f"budget.{refusal.scope}", refusal.taken, refusal.limit, refusal.facts)
 
 
@@ -163,23 +153,6 @@ def nearly_spent(warning: BudgetWarning) -> tuple[str, Reading]:
     return f"{told} ({warning.used}/{warning.limit} {unit}).", reading
 
 
-def system_chunk(
-    system_type: SystemType,
-    message: str,
-    at: datetime,
-    metadata: Mapping[str, object] | None = None,
-) -> Chunk:
-    return Chunk(
-        "system",
-        {
-            "system_type": system_type,
-            "system_message": message,
-            "metadata": metadata or {},
-            "timestamp": at,
-        },
-    )
-
-
 log = logging.getLogger(__name__)
 
 _compiled = lru_cache(maxsize=256)(partial(compile_expression, roots=ROOTS))
@@ -187,43 +160,54 @@ _compiled = lru_cache(maxsize=256)(partial(compile_expression, roots=ROOTS))
 LEVELS = logging.getLevelNamesMapping()
 
 
-class Voice:
-    """Of one turn. `moment` is the time that everything said now is said at."""
+class Output:
+    """The output of one turn. `moment` is the time of everything that is sent now."""
 
     def __init__(
         self,
         job: Job,
         emit: Emit,
-        scope: Mapping[str, object],
+        variables: Mapping[str, object],
         interrupt: Callable[[str], None],
         moment: Moment,
     ) -> None:
-        self._job, self._emit, self._scope, self._interrupt = job, emit, scope, interrupt
+        self._job, self.emit, self._variables, self._interrupt = job, emit, variables, interrupt
         self.moment = moment
         self.notices = Notices()
         self.posts: list[Notice] = []  # for other sessions
         self.shown: list[tuple[SystemType, str]] = []  # what the user was told beside the answer
         self.verdicts: list[Mapping[str, object]] = []
         self.model: str | None = None  # another one, if a rule wants it
-        self._without: set[str] = set()  # tools that a rule has taken away
-        self._bus = Bus()
-        self._bus.subscribe(self._ask_rules)
-        self._bus.subscribe(job.publish)
+        self.without: set[str] = set()  # tools that a rule has taken away
+        self._bus: Bus | None = None  # from the first event on that a rule hears
+        self._is_over = False
 
-    def chunk(self, type_: str, data: Mapping[str, object]) -> None:
-        self._emit(Chunk(type_, data))  # type: ignore[arg-type]  # callers write a literal
+    # -- to the user
 
     def system(self, system_type: SystemType, message: str, reading: Reading | None = None) -> None:
-        metadata = reading.metadata() if reading else None
-        self._show(system_type, system_chunk(system_type, message, self.moment.wall, metadata))
+        data = {
+            "system_type": system_type,
+            "system_message": message,
+            "metadata": reading.metadata() if reading else {},
+            "timestamp": self.moment.wall,
+        }
+        self._show(system_type, Chunk("system", data))
 
     def _show(self, system_type: SystemType, chunk: Chunk) -> None:
-        self._emit(chunk)
+        self.emit(chunk)
         self.shown.append((system_type, str(chunk.data["system_message"])))
 
     def verdict(self, kind: str, turn: int, **facts: object) -> None:
-        """What was decided about the run, for whoever inspects it."""
+        """Keeps what was decided about the run, for whoever inspects it."""
         self.verdicts.append({"kind": kind, "turn": turn, **facts})
+
+    def warn(self, event: str, turn: int, told: str, reading: Reading) -> None:
+        """Warns user, rules and listeners of what comes near its limit."""
+        self.verdict(event, turn, message=told)
+        self.system("limit_warning", told, reading)
+        self.event(event, reading.payload(told))
+
+    # -- to rules and listeners
 
     def event(
         self,
@@ -233,12 +217,24 @@ class Voice:
         severity: Severity | None = None,
         source: str = "agent",
     ) -> None:
-        self._bus.publish(self._event(type_, payload, severity, source))
+        """Publishes it. Rules may cause further events: those come after it, for everybody."""
+        job, bus = self._job, self._bus
+        is_ruled = bool(job.rules.hearing[type_])
+        if self._is_over or not (is_ruled or bus or job.hears(type_)):
+            return
+        event = self._event(type_, payload, severity, source)
+        if bus is None and is_ruled:
+            bus = self._bus = Bus()
+            bus.subscribe(self._ask_rules)
+            bus.subscribe(job.publish)
+        publish = job.publish if bus is None else bus.publish
+        publish(event)
 
     def farewell(self, payload: Mapping[str, object]) -> Event:
-        """The end, as the rules hear it now and everybody else once it is durable."""
+        """The event of the end: rules hear it now, listeners once the end is durable."""
         event = self._event("session.end", payload, None, "agent")
-        self._ask_rules(event)
+        if self._job.rules.hearing[event.type]:
+            self._ask_rules(event)
         return event
 
     def _event(
@@ -250,30 +246,12 @@ class Voice:
         return Event(type_, severity, source, at, key, scope.run_id, payload)
 
     def let_go(self) -> None:
-        """Of everybody whom it tells something."""
-        self._bus, self._scope, self._interrupt = Bus(), {}, lambda why: None
-
-    def drain(self, point: Point, *, turn: int, tools: frozenset[str]) -> str:
-        """Tells the client what is due, and gives what the model is to be told."""
-        now = self.moment.wall
-        due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
-        for notice in due:
-            if notice.to != "model":
-                self._show("notice", notice_chunk(notice, now))
-        return told_to_model(due)
-
-    def allows(self, tool: str) -> bool:
-        return tool not in self._without
-
-    def _holds(self, text: str) -> bool:
-        try:
-            return _compiled(text).holds(self._scope)
-        except (ExpressionInvalid, ExpressionFailed) as error:
-            log.warning("a notice waits for nothing", extra={"why": str(error)})
-            return True
+        """Drops its references, so that the turn is freed at once."""
+        self._is_over = True
+        self._bus, self._variables, self._interrupt = None, {}, lambda why: None
 
     def _ask_rules(self, event: Event) -> None:
-        for act in self._job.rules.on(event, self._scope):
+        for act in self._job.rules.on(event, self._variables):
             self._carry_out(act)
 
     def _carry_out(self, act: acts.Act) -> None:
@@ -289,14 +267,32 @@ class Voice:
             case acts.SetModel(model):
                 self.model = model
             case acts.AddTool(name):
-                self._without.discard(name)
+                self.without.discard(name)
             case acts.RemoveTool(name):
-                self._without.add(name)
+                self.without.add(name)
             case _:
                 assert isinstance(act, acts.SetState)  # which the rules of the run keep themselves
 
+    # -- to the model
+
+    def drain(self, point: Point, tools: frozenset[str]) -> str:
+        """Shows the client the notices that are due; returns the text for the model."""
+        now, turn = self.moment.wall, self.notices.turn
+        due = self.notices.drain(point, turn=turn, tools=tools, now=now, holds=self._holds)
+        for notice in due:
+            if notice.to != "model":
+                self._show("notice", notice_chunk(notice, now))
+        return told_to_model(due)
+
+    def _holds(self, text: str) -> bool:
+        try:
+            return _compiled(text).holds(self._variables)
+        except (ExpressionInvalid, ExpressionFailed) as error:
+            log.warning("a notice waits for nothing", extra={"why": str(error)})
+            return True
+
     def _notify(self, notice: Notice) -> None:
-        """What is for the client alone, and waits for nothing, is told at once."""
+        """Queues a notice; one for the client alone that waits for nothing is shown at once."""
         now = self.moment.wall
         if notice.inject_at == "cross_session":
             if len(self.posts) < MOST_WAITING and self.notices.is_news(notice, now):
@@ -305,10 +301,3 @@ class Voice:
             self.notices.push(notice, now)
         elif self.notices.is_news(notice, now):
             self._show("notice", notice_chunk(notice, now))
-
-
-def warn(voice: Voice, event: str, turn: int, told: str, reading: Reading) -> None:
-    """Tells everybody what comes near its limit."""
-    voice.verdict(event, turn, message=told)
-    voice.system("limit_warning", told, reading)
-    voice.event(event, reading.payload(told))

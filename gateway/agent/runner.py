@@ -50,6 +50,7 @@ class Runner:
     rules: Callable[[], RuleSet]
     decode: Decode
     publish: Callable[[Event], None] = field(default=lambda event: None)
+    hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
     price: Price = unpriced
 
     async def answer(
@@ -104,6 +105,7 @@ class Runner:
             scope=assignment.scope,
             rules=RunRules(rules, only=agent.rules, kept=assignment.kept),
             publish=self.publish,
+            hears=self.hears,
             decode=self.decode,
             decision=self.decisions.named(decision),
             context_id=assignment.context_id,

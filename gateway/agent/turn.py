@@ -1,15 +1,16 @@
-"""One turn of an agent: a behaviour tree that is told what happened and answers with wishes.
+"""One turn of an agent as a pure machine: events go in, wishes come out. The loop is a behaviour tree.
 
-A turn never waits and has no time of its own: whoever drives it grants its wishes and tells it so.
-A turn that was cut short is resumed by telling a new one the same story again."""
+A turn never waits and reads no clock: the driver grants the wishes and passes the time with each event.
+A turn that was cut short is resumed by giving the same events to a new one."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from math import ceil
+from operator import attrgetter
 from types import MappingProxyType
-from typing import assert_never
+from typing import Any, assert_never
 
 from gateway.agent.effects import (
     AskModel,
@@ -33,7 +34,7 @@ from gateway.agent.effects import (
     with_distinct_ids,
     with_last_word,
 )
-from gateway.agent.limits import Course, Judge, PolicyBroke, asked
+from gateway.agent.limits import PolicyBroke, RunState
 from gateway.agent.output import (
     BROKEN,
     DEFECT,
@@ -44,139 +45,136 @@ from gateway.agent.output import (
     OVERRUN,
     SKIPPED,
     TAKEN_AWAY,
-    Voice,
+    Output,
     nearly_spent,
     spent_reading,
-    warn,
 )
 from gateway.control.notices import Moment as Point
-from gateway.control.policy import tightened
-from gateway.control.trees.engine import Host, Outcome, Run
-from gateway.control.trees.nodes import BadWrite, Call, Pending
-from gateway.control.trees.plan import Act, NodePlan
+from gateway.control.trees.engine import Outcome, Run
+from gateway.control.trees.nodes import BadWrite, Call, Host, Pending
 from gateway.domain.agents import Limits, peer_in
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed, TooLarge
 from gateway.domain.events import Event
-from gateway.domain.messages import Message, Spent, ToolCall, ToolResult, Usage
+from gateway.domain.messages import (
+    BYTES_A_TOKEN,
+    Chunk,
+    ChunkType,
+    Message,
+    Spent,
+    ToolCall,
+    ToolResult,
+    Usage,
+)
 from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec
 from gateway.memory.window import message_tokens, paired
 from gateway.tools.originals import SPEC
 from gateway.tools.sources import Source
 
+log = logging.getLogger(__name__)
+
 # Characters in a chunk; the model, the tool and the history get all of it.
 SHOWN_RESULT = 2_000
 SHOWN_ARGUMENTS = 20_000
 MOST_CITED = 500  # of a run
+UNMETERED_S = 5.0  # after which the ledger may be written again
+
+EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
+_name_of = attrgetter("name")
+# Options of `llm-call`.
+_NUMBERS = ("budget", "timeout", "idle-timeout")
+_OPTIONS = ("model", "tools", *_NUMBERS)
 
 
 class Round:
-    """Of one turn; opened anew by each reply."""
+    """The tool calls of the last reply and their results; opened anew by each reply with calls."""
 
-    def __init__(self, voice: Voice) -> None:
-        self._voice = voice
-        self._calls: tuple[ToolCall, ...] = ()
-        self._results: dict[str, ToolResult] = {}
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self.calls: tuple[ToolCall, ...] = ()
+        self.results: dict[str, ToolResult] = {}
+        self.done: set[str] = set()  # tools whose calls ended since notices were told last
         self._executed: set[str] = set()
-        self._done: set[str] = set()  # tools whose calls ended since somebody asked
         self._failures: dict[str, int] = {}  # in a row, by tool
-        self._sources: dict[tuple[str, str | None], tuple[Source, str]] = {}
-        self._told_sources = 0
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._calls)
-
-    @property
-    def calls(self) -> Sequence[ToolCall]:
-        return self._calls
+        self._cited: set[tuple[str, str | None]] = set()
+        self.uncited: list[tuple[Source, str]] = []  # sources of results, which nobody was told of
 
     def open(self, calls: Sequence[ToolCall], most: int) -> None:
         """Tells every call as pending; those beyond the limit are answered at once."""
-        self._calls, self._results, self._executed = tuple(calls), {}, set()
+        self.calls, self.results, self._executed = tuple(calls), {}, set()
         for call in calls:
             arguments = call.arguments[:SHOWN_ARGUMENTS]
             shown = {"id": call.id, "name": call.name, "arguments": arguments}
-            self._voice.chunk("tool_call", {"tool_call": {**shown, "status": "pending"}})
-        why = f"Not executed: at most {most} tool calls a turn. Call it again in the next turn."
+            self._output.emit(Chunk("tool_call", {"tool_call": {**shown, "status": "pending"}}))
         for call in calls[most:]:
-            self._results[call.id] = ToolResult(call.id, call.name, why, is_error=True)
+            why = f"Not executed: at most {most} tool calls a turn. Call it again in the next turn."
+            self.refuse(call, why)
 
     def as_data(self) -> list[dict[str, str]]:
         """The calls that are still to be executed, as a tree sees them."""
         return [
             {"id": call.id, "name": call.name, "arguments": call.arguments}
-            for call in self._calls
-            if call.id not in self._results
+            for call in self.calls
+            if call.id not in self.results
         ]
 
     def named(self, call_id: object) -> ToolCall | None:
-        return next((call for call in self._calls if call.id == call_id), None)
-
-    def result(self, call_id: str) -> ToolResult | None:
-        return self._results.get(call_id)
+        return next((call for call in self.calls if call.id == call_id), None)
 
     def begin(self, call: ToolCall) -> None:
         self._executed.add(call.id)
         arguments = call.arguments[:SHOWN_ARGUMENTS]
         facts = {"tool": call.name, "call_id": call.id, "arguments": arguments}
-        self._voice.event("tool.call.started", facts, source="tools")
+        self._output.event("tool.call.started", facts, source="tools")
 
     def refuse(self, call: ToolCall, why: str) -> ToolResult:
-        """It is not executed; the result says so."""
-        result = self._results[call.id] = ToolResult(call.id, call.name, why, is_error=True)
+        """Answers a call that is not executed."""
+        result = self.results[call.id] = ToolResult(call.id, call.name, why, is_error=True)
         return result
 
     def interrupt(self, call: ToolCall, known: ToolResult | None) -> None:
-        """It was at work and nobody waits for it any more: what is known of it counts."""
+        """Answers a call that was running when it was halted, with its result if one is known."""
         self._executed.discard(call.id)
-        if known is None:
-            self.refuse(call, INTERRUPTED)
-        else:
-            self._results[call.id] = known
+        self.results[call.id] = known or self.refuse(call, INTERRUPTED)
 
     def take(self, call: ToolCall, told: ToolReturned) -> None:
-        """A result that came."""
-        result = self._results[call.id] = told.result
-        self._done.add(call.name)
+        """Takes the result of a call."""
+        result = self.results[call.id] = told.result
+        self.done.add(call.name)
         self._show(result)
-        for source in told.sources[: MOST_CITED - len(self._sources)]:
-            self._sources.setdefault((source.id, source.url), (source, call.id))
+        for source in told.sources[: MOST_CITED - len(self._cited)]:
+            if (source.id, source.url) not in self._cited:
+                self._cited.add((source.id, source.url))
+                self.uncited.append((source, call.id))
         facts: dict[str, object] = {"tool": call.name, "call_id": call.id}
         if result.is_error:
             self._failures[call.name] = count = self._failures.get(call.name, 0) + 1
             facts |= {"error": result.content[:SHOWN_RESULT], "failures": count}
-            self._voice.event("tool.call.failure", facts, source="tools")
+            self._output.event("tool.call.failure", facts, source="tools")
             return
         self._failures.pop(call.name, None)
         size = len(result.content)
         facts |= {"duration_ms": result.duration_ms, "items": told.items, "size": size}
-        self._voice.event("tool.call.success", facts, source="tools")
+        self._output.event("tool.call.success", facts, source="tools")
 
     def close(self) -> list[tuple[ToolCall, ToolResult, bool]]:
-        """Each call with its result, and whether it was executed."""
+        """Ends the round: each call with its result, and whether it was executed."""
         closed = []
-        for call in self._calls:
-            result = self._results.get(call.id) or self.refuse(call, NOT_EXECUTED)
+        for call in self.calls:
+            result = self.results.get(call.id) or self.refuse(call, NOT_EXECUTED)
             was_executed = call.id in self._executed
             if not was_executed:
                 self._show(result)
             closed.append((call, result, was_executed))
-        self._calls = ()
+        self.calls = ()
         return closed
 
-    def take_done(self) -> frozenset[str]:
-        """The tools whose calls ended since this was asked last."""
-        done, self._done = frozenset(self._done), set()
-        return done
-
     def tell_sources(self) -> None:
-        """What the results so far drew on, each once a run, whichever tool names it."""
-        sources = list(self._sources.values())[self._told_sources :]
-        self._told_sources = len(self._sources)
-        for source, call_id in sources:
+        """Sends the sources of the results so far, each once a run."""
+        for source, call_id in self.uncited:
             shown = {"id": source.id, "title": source.title, "url": source.url}
-            self._voice.chunk("source", {"source": {**shown, "tool_call_id": call_id}})
+            self._output.emit(Chunk("source", {"source": {**shown, "tool_call_id": call_id}}))
+        self.uncited.clear()
 
     def _show(self, result: ToolResult) -> None:
         shown = {
@@ -186,161 +184,149 @@ class Round:
             "result": result.content[:SHOWN_RESULT],
             "duration_ms": result.duration_ms,
         }
-        self._voice.chunk("tool_result", {"tool_call": shown})
+        self._output.emit(Chunk("tool_result", {"tool_call": shown}))
 
 
-@dataclass(slots=True)
 class Exchange:
-    """`messages` is what the model is shown; `said` is what stays of it."""
+    """The messages of a turn: `messages` are shown to the model, `said` become part of the conversation."""
 
-    job: Job
-    voice: Voice
-    course: Course
-    judge: Judge
-    round: Round
-    system: str = ""
-    messages: list[Message] = field(default_factory=list)
-    said: list[Message] = field(default_factory=list)
-    queued: list[Said] = field(default_factory=list)  # people said it meanwhile
-    taken: list[Said] = field(default_factory=list)  # and these are among the messages now
     last: ModelReply | None = None
-    noticed: list[int] = field(default_factory=list)  # tokens of what it was told beside it
-    replies: int = 0
-    _heard: list[str] = field(default_factory=list)
-    _has_begun: bool = False  # the reply that is asked for
+    replies = 0
+    has_begun = False  # the reply that is asked for
+    is_answered = False  # the last that was said is a reply without calls
+    last_text = ""  # of a reply that had one
+    system = ""
+
+    def __init__(self, job: Job, output: Output, state: RunState) -> None:
+        self._job, self._output, self._state = job, output, state
+        self.round = Round(output)
+        self.messages: list[Message] = []
+        self.said: list[Message] = []
+        self.queued: list[Said] = []  # people said it meanwhile
+        self.taken: list[Said] = []  # and these are among the messages now
+        self.noticed: list[int] = []  # tokens of what it was told beside it
+        self.pieces: list[str] = []  # of a reply that did not come to its end
+        self.tools = list(map(_name_of, job.tools))
 
     def tell(self, message: Message, *, is_kept: bool = True) -> None:
         """Shows a message to the model; `is_kept` makes it part of the conversation."""
         self.messages.append(message)
-        self.course.context_tokens += message_tokens(message)
+        self._state.context_tokens += message_tokens(message)
         if is_kept:
             self.said.append(message)
+            self.is_answered = message.role == "assistant" and not message.tool_calls
+            if message.role == "assistant" and message.text:
+                self.last_text = message.text
 
-    def asking(self, call: Call, ticket: int) -> AskModel:
-        """Asks for the next reply, as a leaf says."""
-        taken, self.queued = tuple(self.queued), []
-        for said in taken:
-            self.tell(Message("user", said.text))
-        self.taken.extend(taken)
-        self.course.show_context()
-        self.course.asked += 1
-        self.course.send()
-        self._heard.clear()
-        self._has_begun = False
-        options = call.options
-        model = self.voice.model or text(options, "model", self.job.agent.model)
-        budget = int(number(options, "budget") or 0) or None
+    def asking(self, leaf: Call, ticket: int) -> AskModel:
+        """The request for the next reply, with the options of its leaf."""
+        taken, options = tuple(self.queued), dict[str, Any].fromkeys(_OPTIONS)
+        for name in leaf.plan.options.keys() & options.keys():
+            value = leaf.option(name)
+            options[name] = number(value) if name in _NUMBERS else value
+        if taken:
+            self.queued = []
+            for said in taken:
+                self.tell(Message("user", said.text))
+            self.taken.extend(taken)
+        if self._state.context_tokens != self._state.shown:
+            self._state.show_context()
+        self._state.asked += 1
+        self._state.sent = self._state.context_tokens
+        self._state.watch_tokens()
+        self.pieces.clear()
+        self.has_begun = False
+        model = options["model"]
+        if not isinstance(model, str) or model in {"", self._job.agent.model}:
+            model = None
         return AskModel(
             ticket,
             self.replies,
             self.system,
             paired(tuple(self.messages)),  # whatever the tree put between them
-            self._tools(options.get("tools")),
-            model,
-            budget,
-            number(options, "timeout"),
-            number(options, "idle-timeout"),
+            self._tools(options["tools"]),
+            self._output.model or model,
+            int(options["budget"] or 0) or None,
+            options["timeout"],
+            options["idle-timeout"],
             taken,
         )
 
-    @property
-    def has_room(self) -> bool:
-        """Whether the run's tokens are enough for what the next call sends."""
-        queued = sum(message_tokens(Message("user", said.text)) for said in self.queued)
-        used = self.course.usage.total + self.course.context_tokens + queued
-        return used < self.course.limits.token_budget
-
     def _tools(self, named: object) -> tuple[ToolSpec, ...]:
-        """Of the agent's, those that the leaf names and no rule has taken away; and the one that reads
-        on where a result is shown in part."""
-        wanted = named if isinstance(named, list) else [tool.name for tool in self.job.tools]
-        tools = [tool for tool in self.job.tools if tool.name in wanted]
+        """The agent's tools that the leaf names and no rule has taken away; and the tool that reads on,
+        where a result is shown in part."""
+        tools, without = self._job.tools, self._output.without
+        if isinstance(named, list) and named is not self.tools:
+            tools = tuple([tool for tool in tools if tool.name in named])
         for message in self.messages:
             excerpt = message.result.excerpt if message.result is not None else None
             if excerpt is not None and excerpt.reference:
-                tools = [*(tool for tool in tools if tool.name != SPEC.name), SPEC]
+                tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
                 break
-        return tuple([tool for tool in tools if self.voice.allows(tool.name)])
-
-    def hear(self, delta: Delta) -> bool:
-        """A piece of a reply; False if that is more than the budget allows."""
-        self._has_begun = True
-        if isinstance(delta, TextDelta):
-            self._heard.append(delta.text)
-            self.voice.chunk("content", {"content": delta.text})
-        else:
-            self.voice.chunk("thinking", {"content": delta.text})
-        return self.course.hear(delta.text)
+        return tuple([tool for tool in tools if tool.name not in without]) if without else tools
 
     def take(self, told: ModelReplied) -> None:
-        """A complete reply; then its calls are open."""
+        """Takes a complete reply and opens its calls."""
+        output, state = self._output, self._state
         self.last = reply = with_distinct_ids(told.reply, self.said)
-        for kind, said in (("thinking", reply.thinking), ("content", reply.text)):
-            if said and not told.was_heard:
-                self.voice.chunk(kind, {"content": said})
+        if not told.was_heard:
+            if reply.thinking:
+                output.emit(Chunk("thinking", {"content": reply.thinking}))
+            if reply.text:
+                output.emit(Chunk("content", {"content": reply.text}))
         self.replies += 1
-        self._heard.clear()
-        self._has_begun = False
-        self.tell(
-            Message(
-                "assistant",
-                reply.text,
-                reply.tool_calls,
-                thinking=reply.thinking,
-                extras=reply.extras,
-            )
-        )
-        self.voice.chunk("usage", usage_chunk(reply).data)
-        self.course.spend(reply.usage)
+        self.pieces.clear()
+        self.has_begun = False
+        calls, thinking, extras = reply.tool_calls, reply.thinking, reply.extras
+        self.tell(Message("assistant", reply.text, calls, thinking=thinking, extras=extras))
+        output.emit(usage_chunk(reply))
+        state.spend(reply.usage)
         if reply.finish == "overrun":
-            self.voice.system("notice", OVERRUN.format(provider=reply.provider))
+            output.system("notice", OVERRUN.format(provider=reply.provider))
         for warning in reply.warnings:
-            turn = self.course.state.turn
-            warn(self.voice, "budget.token.warning", turn, *nearly_spent(warning))
-        self.round.open(reply.tool_calls, self.course.limits.max_tool_calls_per_turn)
-        if not reply.tool_calls:
-            self.voice.event("agent.turn.ended", {"turn": self.course.state.turn})
-
-    def take_result(self, call: ToolCall, told: ToolReturned) -> None:
-        self.round.take(call, told)
-        self.take_spent(told.result.spent)
+            output.warn("budget.token.warning", state.turn, *nearly_spent(warning))
+        if calls:
+            self.round.open(calls, state.limits.max_tool_calls_per_turn)
+        else:
+            output.event("agent.turn.ended", {"turn": state.turn})
 
     def take_spent(self, spent: Sequence[Spent]) -> None:
-        """What models used that worked for a tool, also if nobody waits for its result any more."""
+        """Counts what models used on behalf of a tool, also if the tool was halted."""
         for one in spent:
-            self.voice.chunk("usage", usage_chunk(one).data)
-            self.course.spend(one.usage)
+            self._output.emit(usage_chunk(one))
+            self._state.spend(one.usage)
 
     def cut(self, *, was_sent: bool = True) -> None:
-        """No reply will come. The prompt was sent and some may have been heard: an estimate is
-        nearer than nothing."""
-        self.course.sent = 0
-        if was_sent or self._has_begun:
-            agent, heard = self.job.agent, ceil(self.course.live)
-            usage = Usage(self.course.context_tokens, heard, estimated=True)
-            model = self.voice.model or agent.model
-            usage = replace(usage, cost_usd=self.job.price(agent.provider, model, usage))
-            spent = Spent(usage, agent.provider, model)
-            self.voice.chunk("usage", usage_chunk(spent).data)
-            self.course.spend(usage)
-        self._has_begun = False
+        """Counts a reply that will not come, by an estimate: the prompt was sent, and a part of the reply
+        may have arrived."""
+        self._state.sent = 0
+        if was_sent or self.has_begun:
+            agent, heard = self._job.agent, ceil(self._state.live)
+            usage = Usage(self._state.context_tokens, heard, estimated=True)
+            model = self._output.model or agent.model
+            usage = replace(usage, cost_usd=self._job.price(agent.provider, model, usage))
+            self.take_spent([Spent(usage, agent.provider, model)])
+        self.has_begun = False
 
     def close_round(self) -> None:
-        """Every call of the last reply has its result among the messages, in order."""
-        if not self.round.is_open:
+        """Adds the results of the last reply's calls to the messages, in the order of the calls."""
+        if not self.round.calls:
             return
         executed = []
         for call, result, was_executed in self.round.close():
             self.tell(Message("tool", result=result))
-            self.course.show_context()
+            self._state.show_context()
             if was_executed:
                 executed.append((call, result))
-        self.judge.end_turn(executed)
+        self._state.end_turn(executed)
 
     def drain(self, point: Point) -> None:
-        """Tells the notices that are due; the model sees them, the conversation does not keep them."""
-        turn, tools = self.course.state.turn, self.round.take_done()
-        told = self.voice.drain(point, turn=turn, tools=tools)
+        """Tells the notices that are due. The model sees them; the conversation does not keep them."""
+        notices, turn = self._output.notices, self._state.turn
+        tools = frozenset(self.round.done)
+        self.round.done.clear()
+        notices.turn = turn
+        told = self._output.drain(point, tools) if notices.waiting else ""
         if told:
             notice = Message("user", told)
             self.noticed.append(message_tokens(notice))
@@ -348,50 +334,24 @@ class Exchange:
 
     @property
     def heard(self) -> str:
-        """Of a reply that did not come to its end."""
-        return "".join(self._heard)
-
-    @property
-    def is_answered(self) -> bool:
-        last = self.said[-1] if self.said else None
-        return last is not None and last.role == "assistant" and not last.tool_calls
-
-    @property
-    def last_text(self) -> str:
-        texts = (m.text for m in reversed(self.said) if m.role == "assistant" and m.text)
-        return next(texts, "")
+        """The text so far of a reply that is not complete."""
+        return "".join(self.pieces)
 
 
-def number(options: Mapping[str, object], option: str) -> float | None:
-    """An option of a leaf, if it is one."""
-    value = options.get(option)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
+def number(value: object) -> float | None:
+    """The value as a number, if it is one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]  # it is one
 
-
-def text(options: Mapping[str, object], option: str, usual: str) -> str | None:
-    """An option of a leaf, if it says something else than what is usual."""
-    value = options.get(option)
-    return value if isinstance(value, str) and value not in {"", usual} else None
-
-
-View = Callable[[], Mapping[str, object]]
 
 LIMITS = tuple(limit.name for limit in fields(Limits))
+_limits_of = attrgetter(*LIMITS)
 # Each root with its keys: what trees and rules are checked against before they run.
 ROOTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "state": (
-            "turn",
-            "tokens_used",
-            "iteration_percent",
-            "token_percent",
-            "elapsed_seconds",
-            "consecutive_errors",
-            "warned",
-            "recent_actions",
-            "reason",
+            *("turn", "tokens_used", "iteration_percent", "token_percent", "elapsed_seconds"),
+            *("consecutive_errors", "warned", "recent_actions", "reason"),
         ),
         "limits": LIMITS,
         "usage": ("input_tokens", "output_tokens", "total_tokens", "cost_usd"),
@@ -405,14 +365,18 @@ ROOTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-class Sight(Mapping[str, object]):
-    """Names to look up; each view is made anew, so that it shows what is true now."""
+class Variables(Mapping[str, object]):
+    """What rules, trees and notices can look up; each root is made when it is asked for, so that it
+    shows what is true now."""
 
-    def __init__(self) -> None:
-        self.views: Mapping[str, View] = {}
+    def __init__(self, turn: "Turn") -> None:
+        self._turn = turn
+
+    def get(self, name: str, default: object = None) -> object:
+        return _VIEWS[name](self._turn) if name in _VIEWS else default
 
     def __getitem__(self, name: str) -> object:
-        return self.views[name]()
+        return _VIEWS[name](self._turn)
 
     def __iter__(self) -> Iterator[str]:
         return iter(ROOTS)
@@ -421,77 +385,80 @@ class Sight(Mapping[str, object]):
         return len(ROOTS)
 
 
-def views(job: Job, course: Course, calls: Round) -> Mapping[str, View]:
-    """Under each of ROOTS, what is true now."""
-    key, agent = job.scope.session_key, job.agent
-    limits = {name: getattr(course.limits, name) for name in LIMITS}
-    said = {"agent": agent.id, "model": agent.model, "provider": agent.provider}
-    config = {**limits, **said, "tree": job.plan.name}
+def _limits(its: "Turn") -> dict[str, object]:
+    return dict(zip(LIMITS, _limits_of(its.state.limits), strict=True))
 
-    def usage() -> dict[str, object]:
-        used = course.usage
-        return {
-            "input_tokens": used.input_tokens,
-            "output_tokens": used.output_tokens,
-            "total_tokens": used.total,
-            "cost_usd": used.cost_usd,
-        }
 
-    def context() -> dict[str, object]:
-        tokens, most = course.context_tokens, agent.context_window
-        return {"tokens": tokens, "max_tokens": most, "percent": 100 * tokens / most}
+def _config(its: "Turn") -> Mapping[str, object]:
+    agent, tree = its.job.agent, its.job.plan.name
+    said = {"agent": agent.id, "model": agent.model, "provider": agent.provider, "tree": tree}
+    return {**dict(zip(LIMITS, _limits_of(its.state.limits), strict=True)), **said}
 
-    def turn() -> dict[str, object]:
-        return {
-            "number": course.state.turn + 1,
-            "tool_calls": [call.name for call in calls.calls],
-            "tools_done": [call.name for call in calls.calls if calls.result(call.id)],
-        }
 
+def _usage(its: "Turn") -> Mapping[str, object]:
+    used = its.state.usage
     return {
-        "state": course.view,
-        "limits": lambda: limits,
-        "usage": usage,
-        "context": context,
-        "turn": turn,
-        "history": lambda: {"messages": len(job.context.history)},
-        "user": lambda: {"id": job.scope.principal, "channel": key.channel, "peer": peer_in(key)},
-        "project": lambda: {"id": course.state.project_id},
-        "config": lambda: config,
+        "input_tokens": used.input_tokens,
+        "output_tokens": used.output_tokens,
+        "total_tokens": used.total,
+        "cost_usd": used.cost_usd,
     }
 
 
-log = logging.getLogger(__name__)
-
-UNMETERED_S = 5.0  # after which the ledger may be written again
-
-EXECUTE = "tools.execute"  # a leaf of older trees, which fails for no result
-Leaves = Mapping[str, Callable[["Turn", Call], object]]
+def _context(its: "Turn") -> Mapping[str, object]:
+    tokens, most = its.state.context_tokens, its.job.agent.context_window
+    return {"tokens": tokens, "max_tokens": most, "percent": 100 * tokens / most}
 
 
-@dataclass(frozen=True, slots=True)
-class Open:
-    """A wish that is not granted yet, and the leaf that waits for it; `wanted` of a tool call."""
+def _turn(its: "Turn") -> Mapping[str, object]:
+    calls, results = its.round.calls, its.round.results
+    return {
+        "number": its.state.turn + 1,
+        "tool_calls": [call.name for call in calls],
+        "tools_done": [call.name for call in calls if call.id in results],
+    }
 
-    leaf: Call
-    pending: Pending
-    wanted: ToolCall | None
+
+def _user(its: "Turn") -> Mapping[str, object]:
+    key = its.job.scope.session_key
+    return {"id": its.job.scope.principal, "channel": key.channel, "peer": peer_in(key)}
+
+
+_VIEWS: Mapping[str, Callable[["Turn"], Mapping[str, object]]] = {
+    "state": lambda its: its.state.view(),
+    "limits": _limits,
+    "usage": _usage,
+    "context": _context,
+    "turn": _turn,
+    "history": lambda its: {"messages": len(its.job.context.history)},
+    "user": _user,
+    "project": lambda its: {"id": its.state.project_id},
+    "config": _config,
+}
+
+
+class Open(Pending):
+    """A wish that is not granted yet; its leaf waits for it. `wanted` is the call of a tool."""
+
+    def __init__(self, turn: "Turn", leaf: Call, wanted: ToolCall | None = None) -> None:
+        tickets = turn.tickets
+        tickets.last = self.ticket = tickets.last + 1
+        tickets.open[self.ticket] = self
+        self._ground, self.turn, self.leaf, self.wanted = leaf.ground, turn, leaf, wanted
+
+    def halt(self) -> None:
+        if not self.is_over:
+            self.is_over = True
+            self.turn.halted(self)
 
 
 @dataclass(slots=True)
 class Tickets:
-    """The wishes of a turn: each has a number, under which it is granted or no longer wanted."""
+    """The wishes of a turn by their numbers."""
 
     new: list[Wish] = field(default_factory=list)
     open: dict[int, Open] = field(default_factory=dict)
-    _last: int = 0
-
-    def draw(
-        self, leaf: Call, on_halt: Callable[[int], None], wanted: ToolCall | None = None
-    ) -> int:
-        self._last = ticket = self._last + 1
-        self.open[ticket] = Open(leaf, leaf.pending(lambda: on_halt(ticket)), wanted)
-        return ticket
+    last: int = 0
 
     def take_new(self) -> Sequence[Wish]:
         new, self.new = self.new, []
@@ -501,41 +468,41 @@ class Tickets:
 class Turn:
     """`end` is set once the tree is over; then `exchange.said` is what stays of the turn."""
 
-    def __init__(self, job: Job, emit: Emit, moment: Moment, leaves: Leaves) -> None:
+    job: Job
+    state: RunState
+
+    def __init__(self, job: Job, emit: Emit, moment: Moment, _leaves: object = None) -> None:
+        """Raises PolicyBroke."""
         self.job, self.moment = job, moment
-        policy = job.decision(job.agent.limits)
-        limits = tightened(job.agent.limits, asked(policy, "get_config", Limits))
-        sight = Sight()
-        self.voice = Voice(job, emit, sight, self._stop_by_rule, moment)
-        self.course = Course(job, self.voice, limits, moment)
-        self.judge = Judge(job, policy, self.course, self.voice)
-        self.round = Round(self.voice)
-        self.exchange = Exchange(job, self.voice, self.course, self.judge, self.round)
-        sight.views = views(job, self.course, self.round)
+        variables = Variables(self)
+        self.output = self.voice = output = Output(job, emit, variables, self._stop_by_rule, moment)
+        self.state = self.course = RunState(job, output, moment)
+        self.exchange = Exchange(job, output, self.state)
+        self.round = self.exchange.round
         self.tickets = Tickets()
-        self.saved: str | None = None  # what the tree wants to be kept: "exchange" or "partial"
         self.end: End | None = None
         self.farewell: Event | None = None  # to be told once the end is durable
         self.failure: ModelBroke | None = None
         host = Host(
             now=lambda: self.moment.at,
-            roots=sight,
-            emit=partial(self.voice.event, source=f"tree:{job.plan.name}"),
-            find_act=partial(_bound, leaves, self),
+            roots=variables,
+            emit=partial(output.event, source=f"tree:{job.plan.name}"),
+            given=(self,),
         )
-        self.run = Run(job.plan, host, _inputs(job, self.exchange))
+        self.run = Run(job.plan, host)
+        self._give_inputs()
 
-    # -- for whoever drives it
+    # -- for the driver
 
     def begin(self) -> None:
         self._advance()
 
     def on(self, told: Told, moment: Moment) -> None:
-        """What happened; then there may be new wishes, or the end."""
-        self.moment = self.voice.moment = moment
+        """Takes an event; then there may be new wishes, or the end."""
+        self.moment = self.output.moment = moment
         if self.end is not None:
             return
-        self.course.at(moment)
+        self.state.now = max(moment.at, self.state.now)
         match told:
             case ModelReplied():
                 self._replied(told)
@@ -554,175 +521,227 @@ class Turn:
         self._advance()
 
     def hear(self, ticket: int, delta: Delta) -> None:
-        """A piece of a reply. It may stop the turn."""
+        """Passes a piece of a reply to the user, and stops the turn if it is beyond the token budget."""
         found = self.tickets.open.get(ticket)
-        if found is None or self.exchange.hear(delta):
+        if found is None:
             return
-        if found.leaf.options.get("interruptible", True) is not False:
+        text, exchange, state = delta.text, self.exchange, self.state
+        exchange.has_begun = True
+        if isinstance(delta, TextDelta):
+            exchange.pieces.append(text)
+        kind: ChunkType = "content" if isinstance(delta, TextDelta) else "thinking"
+        self.output.emit(Chunk(kind, {"content": text}))
+        size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+        state.live += size / BYTES_A_TOKEN
+        if state.live < state.calm or state.watch_tokens():
+            return
+        if found.leaf.option("interruptible") is not False:
             self._stopped(Stopped("token_budget"))
             self._advance()
 
     def give_up(self) -> None:
-        """Its ending has had its time."""
+        """Ends it although the `:finally` of its tree is not done."""
         self.run.give_up()
         self._advance()
 
     # -- for leaves
 
     def ask(self, leaf: Call) -> object:
-        """A wish for a reply, unless the turn may not ask any more."""
+        """Wishes for a reply, unless the turn may not ask any more."""
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
-        self.exchange.close_round()
-        course = self.course
-        reason = course.stop_after or self.judge.exhausted
-        if reason is None and not self.exchange.has_room:
+        state = self.state
+        if self.round.calls:
+            self.exchange.close_round()
+        reason = state.stop_after or state.exhausted
+        room = state.limits.token_budget - state.tokens_used - state.context_tokens
+        for said in self.exchange.queued:
+            room -= message_tokens(Message("user", said.text))
+        if reason is None and room <= 0:
             reason = "token_budget"
         if reason is not None:
-            course.terminate(reason)
-        if course.reason is not None:
-            return leaf.failed(f"the run ends: {course.reason}", "stopped")
+            state.terminate(reason)
+        if state.reason is not None:
+            return leaf.failed(f"the run ends: {state.reason}", "stopped")
         self.failure = None
-        ticket = self.tickets.draw(leaf, self._halted)
-        self.tickets.new.append(self.exchange.asking(leaf, ticket))
-        return self.tickets.open[ticket].pending
+        open_ = Open(self, leaf)
+        self.tickets.new.append(self.exchange.asking(leaf, open_.ticket))
+        return open_
 
     def call_tool(self, leaf: Call, wanted: ToolCall) -> object:
-        """A wish for a result, or the one that is there already."""
-        known = self.round.result(wanted.id)
-        if known is None and self.course.reason is not None:
-            return leaf.failed(f"the run ends: {self.course.reason}", "stopped")
+        """Wishes for a result, or takes the one that is there already."""
+        known = self.round.results.get(wanted.id)
+        if known is None and self.state.reason is not None:
+            return leaf.failed(f"the run ends: {self.state.reason}", "stopped")
         if known is None and any(one.wanted == wanted for one in self.tickets.open.values()):
             return leaf.failed("this call is at work already", "busy")
         step = self.exchange.replies - 1
-        known = known or _refused(self, step, wanted)
+        known = known or self._refused(step, wanted)
         if known is not None:
             return _given(leaf, known)
         self.round.begin(wanted)
-        ticket = self.tickets.draw(leaf, self._halted, wanted)
-        self.tickets.new.append(CallTool(ticket, step, wanted, number(leaf.options, "timeout")))
-        return self.tickets.open[ticket].pending
+        open_, timeout = Open(self, leaf, wanted), number(leaf.option("timeout"))
+        self.tickets.new.append(CallTool(open_.ticket, step, wanted, timeout))
+        return open_
 
     # -- what happened
 
+    def _give_inputs(self) -> None:
+        """Sets the keys that the tree declares as inputs."""
+        job, plan = self.job, self.job.plan
+        given = {
+            "query": job.context.question.text,
+            "user_id": job.scope.principal,
+            "context_id": job.context_id,
+            "model": job.agent.model,
+            "max_tokens": job.agent.max_tokens,
+            "messages": self.exchange.messages,
+            "tools": self.exchange.tools,
+        }
+        for key in plan.inputs or plan.schema:
+            if key in given and plan.schema[key].type.accepts(given[key]):
+                self.run.frame.values[key] = given[key]  # one of another type is the tree's own
+
     def _advance(self) -> None:
-        """Ticks until the tree waits or is over. One that goes on although the run is to end is
-        interrupted."""
+        """Ticks until the tree waits or is over. Interrupts a tree that waits although the run is to
+        end."""
         while self.end is None:
             if self.run.step():
                 assert self.run.outcome is not None
                 self._ended(self.run.outcome)
             elif not self.run.ground.is_awake:
-                if self.course.reason is None or self.run.is_ending:
+                if self.state.reason is None or self.run.is_ending:
                     return
-                self.run.interrupt(self.course.reason)
+                self.run.interrupt(self.state.reason)
 
-    def _halted(self, ticket: int) -> None:
-        """The tree no longer waits for it."""
-        found = self.tickets.open.pop(ticket)
-        self.tickets.new.append(Cancel(ticket))
-        if found.wanted is not None:
-            known = self.job.known(self.exchange.replies - 1, found.wanted)
-            self.round.interrupt(found.wanted, known)
-        else:
+    def halted(self, open_: Open) -> None:
+        """Takes back a wish that the tree no longer waits for."""
+        del self.tickets.open[open_.ticket]
+        self.tickets.new.append(Cancel(open_.ticket))
+        if open_.wanted is None:
             self.exchange.cut()
+        else:
+            known = self.job.known(self.exchange.replies - 1, open_.wanted)
+            self.round.interrupt(open_.wanted, known)
 
     def _replied(self, told: ModelReplied) -> None:
         found = self.tickets.open.pop(told.ticket, None)
         if found is None:
             return
         self.exchange.take(told)
-        keys = found.leaf.options.get("stream-to")
+        leaf, keys = found.leaf, found.leaf.plan.options.get("stream-to")
         try:
-            found.leaf.write("tool_calls", self.round.as_data())
-            for key in keys if isinstance(keys, list) else ():
-                found.leaf.write(key, told.reply.text)
+            leaf.write("tool_calls", self.round.as_data() if told.reply.tool_calls else [])
+            for key in keys.constant if keys and isinstance(keys.constant, list) else ():
+                leaf.write(key, told.reply.text)
         except BadWrite as error:  # a text where the tree keeps a number
-            found.pending.complete(error)
-        found.pending.complete()
+            found.complete(error)
+        found.complete()
 
     def _broke(self, told: ModelBroke) -> None:
         found = self.tickets.open.pop(told.ticket, None)
         if found is None:
             return
-        self.failure = told
+        self.failure, state = told, self.state
         match told.failure:
             case BudgetExceeded() as refusal:
                 self.exchange.cut(was_sent=False)
-                is_first = self.course.refusal is None
-                self.course.refusal = refusal
+                is_first = state.refusal is None
+                state.refusal = refusal
                 if self.exchange.replies:  # what was done so far is kept
-                    self.course.terminate("token_budget", str(refusal))
+                    state.terminate("token_budget", str(refusal))
                 elif is_first:
                     facts = spent_reading(refusal).payload(str(refusal))
-                    self.voice.event("budget.token.exceeded", facts)
+                    self.output.event("budget.token.exceeded", facts)
             case failure:
                 self.exchange.cut(was_sent=failure.started)
                 facts = {"kind": failure.kind, "provider": failure.provider}
-                self.voice.event("model.failed", facts)
-        found.pending.complete(False)  # noqa: FBT003  # a leaf's answer
+                self.output.event("model.failed", facts)
+        found.complete(outcome=False)
 
     def _returned(self, told: ToolReturned) -> None:
         found = self.tickets.open.pop(told.ticket, None)
         if found is not None and found.wanted is not None:
-            self.exchange.take_result(found.wanted, told)
-            found.pending.complete(_given(found.leaf, told.result))
+            self.round.take(found.wanted, told)
+            self.exchange.take_spent(told.result.spent)
+            found.complete(_given(found.leaf, told.result))
 
     def _stopped(self, told: Stopped) -> None:
         if told.at_once:
-            self.course.terminate(told.reason)
+            self.state.terminate(told.reason)
             self.run.ground.wake()
         else:
-            self.course.stop_after = self.course.stop_after or told.reason
-            self.course.change(is_cancelled=True)
+            self.state.stop_after = self.state.stop_after or told.reason
+            self.state.is_cancelled = True
 
     def _stop_by_rule(self, why: str) -> None:
         if self.end is None:
-            self.course.terminate("cancelled", why)
+            self.state.terminate("cancelled", why)
             self.run.ground.wake()
 
+    def _refused(self, step: int, wanted: ToolCall) -> ToolResult | None:
+        """Answers a call that must not begin. One that has a result of an earlier attempt begins, and gets it."""
+        if self.exchange.queued and self.job.known(step, wanted) is None:
+            return self.round.refuse(wanted, SKIPPED)
+        if wanted.name in self.output.without:
+            return self.round.refuse(wanted, TAKEN_AWAY)
+        return None
+
+    def find_reason(self) -> None:
+        """A loop that ended without an answer may have come to a limit: of the run, or one that the
+        tree counts itself."""
+        state = self.state
+        if state.reason is None and self.failure is None and not self.exchange.is_answered:
+            failed = self.run.ground.failure
+            if state.may_continue() and failed is not None and failed["type"] == "limit":
+                state.terminate("max_iterations")
+
+    # -- the end
+
     def _ended(self, outcome: Outcome) -> None:
+        exchange, state = self.exchange, self.state
         try:
-            self.exchange.close_round()
-            if self.course.stop_after is not None:
-                self.course.terminate(self.course.stop_after)
-            is_over = self.exchange.is_answered or self.failure is not None
-            self.judge.find_reason(self.run.ground.failure, is_over=is_over)
+            if self.round.calls:
+                exchange.close_round()
+            if state.stop_after is not None:
+                state.terminate(state.stop_after)
+            self.find_reason()
         except PolicyBroke as error:
             outcome = Outcome(outcome.status, "internal_error", str(error))
-        self.end = _end(self.exchange, self.failure, outcome)
-        self.course.tell_stop()
-        self.round.tell_sources()
-        shown = tuple(self.voice.shown)
-        self.exchange.said[:] = with_last_word(self.exchange.said, self.end.text, shown)
-        self.farewell = self.voice.farewell(farewell(self.end))
+        self.end = end = self._end(outcome)
+        if state.reason is not None:
+            state.tell_stop()
+        if self.round.uncited:
+            self.round.tell_sources()
+        exchange.said[:] = with_last_word(exchange.said, end.text, tuple(self.output.shown))
+        reason = end.reason if isinstance(end, Finish) else end.error_type
+        told = {
+            "reason": reason,
+            "exchange_saved": True,
+            "cancelled": reason == "cancelled",
+            "partial": end.partial if isinstance(end, Finish) else True,
+        }
+        self.farewell = self.output.farewell(told)
+
+    def _end(self, outcome: Outcome) -> End:
+        """A reason to stop comes before the answer, and that before a failure."""
+        exchange, state = self.exchange, self.state
+        if state.reason is not None:
+            said = exchange.heard or exchange.last_text or state.why
+            return Finish(state.reason, said, partial=True)
+        if self.failure is not None:
+            return _failed(exchange, self.failure.failure)
+        if outcome.reason == "done" and exchange.is_answered:
+            said = exchange.last_text
+            return Finish("answered", said if said.strip() else _empty(exchange.last))
+        facts = {"tree": self.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
+        log.error("a tree ended without an answer", extra=facts)
+        told = DEFECT if outcome.reason == "internal_error" else NO_END
+        return Fail(told, exchange.heard or exchange.last_text or told, "internal_error")
 
 
-def farewell(end: End) -> Mapping[str, object]:
-    """What `session.end` tells."""
-    reason = end.reason if isinstance(end, Finish) else end.error_type
-    partial = end.partial if isinstance(end, Finish) else True
-    cancelled = reason == "cancelled"
-    return {"reason": reason, "exchange_saved": True, "cancelled": cancelled, "partial": partial}
-
-
-def _end(exchange: Exchange, broke: ModelBroke | None, outcome: Outcome) -> End:
-    """A reason to stop comes before the answer, and that before a failure."""
-    course = exchange.course
-    if course.reason is not None:
-        said = exchange.heard or exchange.last_text or course.why
-        return Finish(course.reason, said, partial=True)
-    if broke is not None:
-        return _failed(exchange, broke.failure)
-    if exchange.is_answered and outcome.reason == "done":
-        said = exchange.last_text
-        return Finish("answered", said if said.strip() else _empty(exchange))
-    return _without_end(exchange, outcome)
-
-
-def _empty(exchange: Exchange) -> str:
-    """What stands for an answer without a word."""
-    last = exchange.last
+def _empty(last: ModelReply | None) -> str:
+    """The text that replaces an empty answer."""
     if last is not None and last.finish == "overrun":
         return OVERRUN.format(provider=last.provider)
     return EMPTY
@@ -748,48 +767,8 @@ def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
     )
 
 
-def _without_end(exchange: Exchange, outcome: Outcome) -> Fail:
-    facts = {"tree": exchange.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
-    log.error("a tree ended without an answer", extra=facts)
-    told = DEFECT if outcome.reason == "internal_error" else NO_END
-    return Fail(told, exchange.heard or exchange.last_text or told, "internal_error")
-
-
-def _bound(leaves: Leaves, turn: Turn, plan: NodePlan) -> Act | None:
-    return partial(leaves[plan.offered.name], turn) if plan.offered else None
-
-
-def _inputs(job: Job, exchange: Exchange) -> Mapping[str, object]:
-    """What a tree is given, of that which it declares."""
-    given = {
-        "query": job.context.question.text,
-        "user_id": job.scope.principal,
-        "context_id": job.context_id,
-        "model": job.agent.model,
-        "max_tokens": job.agent.max_tokens,
-        "messages": exchange.messages,
-        "tools": [tool.name for tool in job.tools],
-    }
-    schema = job.plan.schema
-    allowed = set(job.plan.inputs or schema) & schema.keys()  # one of another type is its own
-    return {
-        key: value
-        for key, value in given.items()
-        if key in allowed and schema[key].type.accepts(value)
-    }
-
-
 def _given(leaf: Call, result: ToolResult) -> bool:
-    """The answer of a leaf that has a result."""
+    """Gives the result to the loop around the leaf; whether the leaf succeeds."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
     offered = leaf.plan.offered
     return not result.is_error or (offered is not None and offered.name == EXECUTE)
-
-
-def _refused(turn: Turn, step: int, wanted: ToolCall) -> ToolResult | None:
-    """Why a call is not begun; one that has run in an attempt before keeps its result."""
-    if turn.exchange.queued and turn.job.known(step, wanted) is None:
-        return turn.round.refuse(wanted, SKIPPED)
-    if not turn.voice.allows(wanted.name):
-        return turn.round.refuse(wanted, TAKEN_AWAY)
-    return None

@@ -194,5 +194,6 @@ class Parts:
             lambda: self.rules.current,
             from_json,
             self.bus.publish,
+            self.bus.hears,
             self.meter.cost_usd,
         )

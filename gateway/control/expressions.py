@@ -32,7 +32,7 @@ Function = Callable[..., object]
 
 
 class ExpressionInvalid(GatewayError):
-    """It cannot be used. `column` counts from 0 into the text."""
+    """The text is no valid expression. `column` counts from 0 into the text."""
 
     code = "expression_invalid"
 
@@ -42,7 +42,7 @@ class ExpressionInvalid(GatewayError):
 
 
 class ExpressionFailed(GatewayError):
-    """It has no value for this data."""
+    """The expression has no value for this data."""
 
     code = "expression_failed"
 
@@ -154,7 +154,7 @@ class _Compiler:
             choices = (*self.roots, "True", "False", "None")
             raise self.refusal(node, f'unknown name "{short(name)}"{meant(name, choices)}')
         self.seen.add(name)
-        return lambda scope: scope.get(name)
+        return operator.methodcaller("get", name)
 
     def base(self, node: ast.expr, depth: int) -> Evaluate:
         if isinstance(node, ast.Name):
@@ -216,7 +216,10 @@ class _Compiler:
         compares = [_COMPARISONS[type(operation)] for operation in node.ops]
         rest = [self.build(right, depth) for right in node.comparators]
         if len(rest) == 1:
-            [compare], [second] = compares, rest
+            [compare], [second], [right] = compares, rest, node.comparators
+            if isinstance(right, ast.Constant):
+                value = right.value
+                return lambda scope: compare(first(scope), value)
             return lambda scope: compare(first(scope), second(scope))
 
         def chain(scope: Scope) -> object:
@@ -253,6 +256,9 @@ class _Compiler:
             raise self.refusal(node, f"{name}() is given {len(parts)} arguments") from None
         if node.keywords:
             raise self.refusal(node, f"{name}() takes no names of arguments")
+        if len(parts) == 1:
+            [only] = parts
+            return lambda scope: function(only(scope))
         return lambda scope: function(*[part(scope) for part in parts])
 
 

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from decimal import Decimal
+from math import isfinite
 from typing import Literal, get_args
 
-from gateway.control.tables import Cell, table
 from gateway.domain.events import CLOSING, OPENING, Event, Notice, Point, Priority
 from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.messages import Chunk
@@ -22,7 +23,8 @@ MOST_WAITING = 1_000  # events that listeners caused and that nobody has heard y
 
 
 class Bus:
-    """For one thread. What a listener publishes is told after what it has just heard, to everybody."""
+    """Delivers events to listeners, in one thread. An event that a listener publishes is delivered after
+    the one that caused it."""
 
     def __init__(self) -> None:
         self._listeners: dict[object, tuple[Listener, frozenset[str] | None]] = {}
@@ -35,7 +37,7 @@ class Bus:
     def subscribe(
         self, listener: Listener, *, types: frozenset[str] | None = None
     ) -> Callable[[], None]:
-        """Hears events of these types, or of all, until what this gives back is called."""
+        """Calls the listener for events of these types, or of all, until the returned function is called."""
         mine = object()
         self._listeners[mine] = (listener, types)
 
@@ -43,6 +45,13 @@ class Bus:
             self._listeners.pop(mine, None)
 
         return stop
+
+    def hears(self, event_type: str) -> bool:
+        """Whether anybody listens to events of this type."""
+        listeners = self._listeners.values()
+        return bool(listeners) and any(
+            types is None or event_type in types for _, types in listeners
+        )
 
     def publish(self, event: Event) -> None:
         if not self._listeners:
@@ -69,7 +78,7 @@ class Bus:
             self._has_refused = False
 
     def _refuse(self, event: Event) -> None:
-        """Said once of all that come of one event."""
+        """Logs once for all events that one event caused."""
         if not self._has_refused:
             log.error("events cause each other without end", extra=_facts(event))
         self._has_refused = True
@@ -84,7 +93,7 @@ class Bus:
                 log.exception("a listener of events failed", extra=_facts(event))
 
     def _make_room(self) -> None:
-        """What must be heard stays, even beyond the bound: the depth ends it."""
+        """Drops the oldest event that nobody needs. Warnings, errors and ends stay, even beyond the bound."""
         for place, (event, _) in enumerate(self._waiting):
             if event.severity in {"debug", "info"} and event.type != "session.end":
                 del self._waiting[place]
@@ -106,6 +115,7 @@ Moment = Literal["immediate", "turn_start", "after_tool"]
 MOST_NOTICES = 256
 MOST_CONTENT = 2_000  # characters that a model is told of one notice
 MOST_CELL = 200
+Cell = str | int | float | bool | None
 
 _RANK: Mapping[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
 _TOLD_AT: Mapping[Moment, frozenset[Point]] = {
@@ -131,28 +141,28 @@ class _Batch:
 
 
 class Notices:
-    """The notices of one run. Each that is taken comes out once, unless it expires first."""
+    """The notices of one run. Each is told once, unless it expires first."""
 
     def __init__(self) -> None:
-        self._waiting: list[_Waiting] = []
-        self._turn = 0
+        self.waiting: list[_Waiting] = []
+        self.turn = 0  # of the run, when something was told last
         self._known_until: dict[tuple[str, str], datetime] = {}  # by source and key
         self._batches: dict[str, _Batch] = {}  # the newest of each source
         self._numbers = 0
 
     def push(self, notice: Notice, now: datetime) -> bool:
         """False: it has expired, is a repetition, or too many wait already."""
-        if len(self._waiting) >= MOST_NOTICES:
-            log.warning("a notice is one too many", extra={"source": notice.source})
+        if len(self.waiting) >= MOST_NOTICES:
+            log.warning("notice_queue_full", extra={"source": notice.source})
             return False
         if not self.is_news(notice, now):
             return False
         numbered = replace(notice, batch=self._batch_of(notice, now))
-        self._waiting.append(_Waiting(numbered, self._turn, notice.after_tool is None))
+        self.waiting.append(_Waiting(numbered, self.turn, notice.after_tool is None))
         return True
 
     def is_news(self, notice: Notice, now: datetime) -> bool:
-        """False: it has expired or is a repetition; of one that is news, the next will be one."""
+        """False if it has expired or repeats another. From now on a repetition of this one is known."""
         if _has_expired(notice, now) or self._is_known(notice, now):
             return False
         if notice.dedupe_key is not None:
@@ -186,16 +196,16 @@ class Notices:
         tools: frozenset[str] = frozenset(),
     ) -> tuple[Notice, ...]:
         """What is to be told now, the most urgent first. `tools` have run since the last time."""
-        self._turn = turn
+        self.turn = turn
         due: list[_Waiting] = []
         rest: list[_Waiting] = []
-        for one in self._waiting:
+        for one in self.waiting:
             one.tool_came = one.tool_came or one.notice.after_tool in tools
             if _has_expired(one.notice, now):
                 continue
             is_due = one.notice.inject_at in _TOLD_AT[point] and _has_come(one, turn, holds)
             (due if is_due else rest).append(one)
-        self._waiting = rest
+        self.waiting = rest
         due.sort(key=lambda one: _RANK[one.notice.priority])
         return tuple(one.notice for one in due)
 
@@ -212,8 +222,8 @@ def _has_come(one: _Waiting, turn: int, holds: Callable[[str], bool]) -> bool:
 
 
 def told_to_model(notices: Iterable[Notice]) -> str:
-    """One block; no text at all if none is for the model. No content gets out of it: a line stays
-    a line, and no tag is opened or closed."""
+    """One block of text, or none if no notice is for the model. A notice cannot break out of the
+    block: its line breaks and tags are escaped."""
     groups: dict[object, list[Notice]] = {}
     for notice in notices:
         if notice.to != "client":
@@ -224,7 +234,7 @@ def told_to_model(notices: Iterable[Notice]) -> str:
 
 
 def _lines(group: Sequence[Notice]) -> Iterable[str]:
-    """Of a batch the first one in its words, then all of them by what they are about."""
+    """The first notice of a batch in its own words, then a table of all of them."""
     first = group[0]
     columns = tuple(_cells(first))
     if len(group) == 1 or not columns:
@@ -235,7 +245,7 @@ def _lines(group: Sequence[Notice]) -> Iterable[str]:
 
 
 def _cells(notice: Notice) -> dict[str, Cell]:
-    """What of its data fits into a table."""
+    """The parts of its data that fit into a table."""
     return {
         _line(key, MOST_CELL): _line(value, MOST_CELL) if isinstance(value, str) else value
         for key, value in notice.data.items()
@@ -250,12 +260,12 @@ def _line(text: str, most: int) -> str:
 
 
 def notice_of(lacking: Lacking) -> Notice:
-    """What everybody is told of a server that is not there."""
+    """The notice about a server that is not available."""
     return Notice(lacking.why, "high", source=f"{FAMILY}{lacking.server}")
 
 
 def notice_chunk(notice: Notice, at: datetime) -> Chunk:
-    """What the client is told."""
+    """The chunk that tells a client of a notice."""
     metadata = {"source": notice.source, "priority": notice.priority}
     if notice.source.startswith(FAMILY):
         server = notice.source.removeprefix(FAMILY)
@@ -269,3 +279,51 @@ def notice_chunk(notice: Notice, at: datetime) -> Chunk:
             "timestamp": at,
         },
     )
+
+
+# Rows as a compact table that models read well: the tabular form of TOON, with its quoting.
+_PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_LIKE_A_NUMBER = re.compile(r"[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_STRUCTURE = re.compile(r'[,:"\\\[\]{}\x00-\x1f]')
+_ESCAPED = re.compile(r'["\\\x00-\x1f]')
+_SHORT_ESCAPES = {"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
+def table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """`name[n]{columns}:` and a line for each row."""
+    head = f"{_key(name)}[{len(rows)}]{{{','.join(map(_key, columns))}}}:"
+    return "\n".join((head, *("  " + ",".join(map(_cell, row)) for row in rows)))
+
+
+def _cell(value: Cell) -> str:
+    if isinstance(value, str):
+        return value if _is_plain(value) else _quoted(value)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return "null"
+    return str(int(value)) if value == int(value) else f"{Decimal(repr(value)):f}"
+
+
+def _is_plain(text: str) -> bool:
+    return not (
+        not text
+        or text[0] in " -#"
+        or text[-1] == " "
+        or text in {"true", "false", "null"}
+        or _STRUCTURE.search(text)
+        or _LIKE_A_NUMBER.fullmatch(text)
+    )
+
+
+def _key(text: str) -> str:
+    return text if _PLAIN_KEY.fullmatch(text) else _quoted(text)
+
+
+def _quoted(text: str) -> str:
+    return f'"{_ESCAPED.sub(_escape, text)}"'
+
+
+def _escape(match: re.Match[str]) -> str:
+    character = match.group()
+    return _SHORT_ESCAPES.get(character) or f"\\u{ord(character):04x}"

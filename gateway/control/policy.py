@@ -45,7 +45,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True)
 class Circles:
-    """What of a run's turns and calls has to be remembered to notice that it goes in circles."""
+    """The turns and calls of a run by which it is noticed that the run repeats itself."""
 
     repeats: tuple[Repeat, ...] = ()
     turns: tuple[str, ...] = ()  # signatures, the last ones
@@ -53,14 +53,14 @@ class Circles:
     is_stuck: bool = False  # it asked once more for what was refused
 
     def noted(self, signature: str, result: str) -> "Circles":
-        """After a result."""
+        """The circles after one more result."""
         others = tuple(one for one in self.repeats if one.signature != signature)
         same = (one for one in self.repeats if (one.signature, one.result) == (signature, result))
         count = 1 + next((one.count for one in same), 0)
         return replace(self, repeats=(*others, Repeat(signature, result, count)))
 
     def going_on(self, asked: Sequence[Asked]) -> tuple[Repeat, ...]:
-        """Those of the repeats that are asked for again; the others are over."""
+        """The repeats that are asked for again; the others are over."""
         present = {call.signature for call in asked}
         return tuple(one for one in self.repeats if one.signature in present)
 
@@ -76,7 +76,8 @@ class Finding:
 def looked_at(
     circles: Circles, asked: Sequence[Asked], *, window: int, threshold: int, repeats: int
 ) -> tuple[Circles, Finding]:
-    """Before the calls of a turn are executed. A call that is not among them starts anew later."""
+    """Looks for repetitions before the calls of a turn are executed. A call that is left out once is
+    counted from the start when it comes again."""
     turn = "|".join(sorted(call.signature for call in asked))
     turns = (*circles.turns, turn)[-window:]
     is_loop = turns.count(turn) >= threshold and turn not in circles.reported
@@ -149,7 +150,7 @@ class AgentState:
 
 
 def _is_whole(state: AgentState) -> bool:
-    """A policy may be anybody's code: what it gives is shown, sorted and reckoned with later."""
+    """Checks the types of a state that a policy gave: its values are sorted and shown later."""
     return (
         isinstance(state.config, AgentConfig)
         and isinstance(state.recent_actions, tuple)
@@ -162,8 +163,8 @@ def _is_whole(state: AgentState) -> bool:
 
 
 class DecisionTree(Protocol):
-    """Judges; keeps nothing of its own between two questions. It may tighten limits, never lift
-    them: what it does not stop, the driver does."""
+    """Decides whether a run goes on. It keeps no state between two calls. It may tighten limits,
+    never lift them: what it does not stop, the turn stops."""
 
     def should_continue(self, state: AgentState) -> tuple[bool, str]:
         """Whether another turn may begin, and if not, why not."""
@@ -193,12 +194,14 @@ class DefaultDecisionTree:
             "cancelled": state.is_cancelled,
             "max_iterations": state.turn >= limits.max_iterations,
             "token_budget": state.tokens_used >= limits.token_budget,
-            "timeout": state.elapsed_seconds >= limits.timeout_seconds,
+            "timeout": state.now - state.started >= limits.timeout_seconds,
             "no_progress": state.circles.is_stuck,
             "error_limit": state.consecutive_errors >= limits.error_limit,
         }
-        reason = next((reason for reason, holds in reasons.items() if holds), "")
-        return not reason, reason
+        for reason, holds in reasons.items():
+            if holds:
+                return False, reason
+        return True, ""
 
     def on_turn_start(self, state: AgentState) -> AgentState:
         limits, warned = self.config, set[str]()
@@ -222,7 +225,7 @@ class DefaultDecisionTree:
 
 
 def _errors(state: AgentState, *, is_error: bool) -> dict[str, Any]:
-    """Calls of one turn count as one: an error only if none of them worked."""
+    """The calls of one turn count as one error, and only if none of them worked."""
     turn, has_worked = state.judged
     is_first = turn != state.turn
     if not is_error:
@@ -239,7 +242,8 @@ BEARABLE = 2  # or what can be set, if that is less: a run gets nowhere with lim
 
 
 def tightened(limits: Limits, wanted: Limits) -> Limits:
-    """No looser than the limits, whatever a policy wants, and no tighter than any run can bear.
+    """The limits that a policy wants, but none looser than the agent's, and none so tight that no
+    run could answer.
 
     Raises ValueError for what is no limit at all."""
     if wanted is limits:
@@ -276,7 +280,7 @@ class DecisionTrees:
         return ("default", *sorted(self.others.keys() - {"default"}))
 
     def chosen(self, by_agent: str, by_tree: str | None) -> str:
-        """What the tree says holds for an agent that says nothing else."""
+        """The name that the agent says; the tree's, if the agent says nothing."""
         return by_tree or by_agent if by_agent == "default" else by_agent
 
     def named(self, name: str) -> MakeDecisionTree:

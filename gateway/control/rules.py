@@ -52,7 +52,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class SetState:
-    """Done already for the rules of this run; it is told so that it can be shown."""
+    """A value that the rules of this run keep already; it is returned so that it can be shown."""
 
     key: str
     value: object
@@ -156,7 +156,7 @@ def shown(path: Expression, spec: str | None = None) -> Callable[[Scope], str]:
 
 
 def _said(value: object) -> str:
-    """As people write it; nothing for what is not there."""
+    """A value as people write it; an empty text for None."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     elif isinstance(value, list | tuple):
@@ -189,7 +189,7 @@ class Rule:
     makers: tuple[Make, ...]
 
     def hears(self, event_type: str) -> bool:
-        """By any of the names that it has."""
+        """Whether it hears events of this type, by any of the names of the type."""
         kind = kind_named(event_type)
         names = (kind.type, kind.constant, kind.hook or "") if kind else (event_type,)
         return any(fnmatchcase(name, one) for one in self.definition.on for name in names)
@@ -360,7 +360,7 @@ _NAMED: dict[str, Callable[[str], Act]] = {
 
 
 def _kept(key: str, value: object) -> object:
-    """Plain and small: it is stored with the session."""
+    """Refuses what is not plain or not small: the value is stored with the session."""
     is_fine = isinstance(value, str | None)
     if isinstance(value, int | float):
         is_fine = -LARGEST <= value <= LARGEST
@@ -396,28 +396,33 @@ class Faults:
         return self.count >= QUARANTINE_AT
 
 
+class _Hearing(dict[str, tuple[Rule, ...]]):
+    """The rules that hear a type of event, found once for each type."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = tuple(rules)
+
+    def __missing__(self, event_type: str) -> tuple[Rule, ...]:
+        found = tuple(rule for rule in self._rules if rule.hears(event_type))
+        if len(self) < MOST_REMEMBERED:
+            self[event_type] = found
+        return found
+
+
 class RuleSet:
-    """Every rule in the order of firing, and how each of them fares in all runs together."""
+    """Every rule in the order of firing, with its failures in all runs."""
 
     def __init__(self, rules: Iterable[Rule], refused: tuple[RefusedRules, ...] = ()) -> None:
         self.rules = tuple(sorted(rules, key=lambda rule: -rule.definition.priority))
         self.refused = refused
         self.faults = {rule.definition.id: Faults() for rule in self.rules}
-        self._hearing: dict[str, tuple[Rule, ...]] = {}
+        self.hearing = _Hearing(self.rules)
         self.keeps_state = any(rule.definition.keeps_state for rule in self.rules)
 
     @cached_property
     def digests(self) -> Mapping[str, str]:
         """Of each rule by its id: another one for every other rule."""
         return {rule.definition.id: _digest(rule.definition) for rule in self.rules}
-
-    def hearing(self, event_type: str) -> tuple[Rule, ...]:
-        found = self._hearing.get(event_type)
-        if found is None:
-            found = tuple(rule for rule in self.rules if rule.hears(event_type))
-            if len(self._hearing) < MOST_REMEMBERED:
-                self._hearing[event_type] = found
-        return found
 
     def failed(self, rule: Rule, error: ExpressionFailed) -> Emit:
         rule_id = rule.definition.id
@@ -429,7 +434,7 @@ class RuleSet:
         return Emit("rule.error", {**told, "quarantined": faults.is_quarantined}, "error")
 
     def follow(self, before: "RuleSet") -> None:
-        """Takes over how the rules fare that have not changed."""
+        """Takes over the failures of rules that have not changed."""
         old = {rule.definition.id: rule.definition for rule in before.rules}
         for rule in self.rules:
             one = rule.definition
@@ -438,7 +443,7 @@ class RuleSet:
 
 
 def _digest(definition: RuleDef) -> str:
-    """The same in every process, wherever the rule stands."""
+    """The same for the same rule in every process and every file."""
     text = json.dumps(replace(definition, source=""), default=_plain, sort_keys=True)
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -466,7 +471,7 @@ def load_rules(definitions: Iterable[RuleDef], refused: tuple[RefusedRules, ...]
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What is ours in front of what the turn knows."""
+    """The names of one event, and behind them those of the turn."""
 
     own: Mapping[str, object]
     given: Mapping[str, object]
@@ -500,7 +505,7 @@ class RunRules:
         only: Collection[str] = (),
         kept: Mapping[str, object] = MappingProxyType({}),
     ) -> None:
-        self._rules, self._only = rules, frozenset(only)
+        self._rules, self._only, self.hearing = rules, frozenset(only), rules.hearing
         self._kept = dict(kept)
         self._changes: dict[str, object] = {}
         self._fired: set[str] = set()
@@ -511,12 +516,12 @@ class RunRules:
 
     @property
     def kept(self) -> Mapping[str, object] | None:
-        """What is to be kept of the session from now on; None if nothing has changed."""
+        """What the session keeps from now on; None if nothing has changed."""
         return MappingProxyType(self._kept) if self._changes else None
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
-        """What the rules want done, in order of their priority."""
-        hearing = [one for one in self._rules.hearing(event.type) if self._may_fire(one, event)]
+        """What the rules want done about an event, in the order of their priority."""
+        hearing = [one for one in self.hearing[event.type] if self._may_fire(one, event)]
         if not hearing:
             return ()
         seen = view(event, scope, self._kept)

@@ -118,7 +118,9 @@ class Replays:
             known = runner.rules()
             return RuleSet(known.rules, known.refused)
 
-        return replace(self.means, runner=replace(runner, rules=rules, publish=Bus().publish))
+        bus = Bus()
+        alone = replace(runner, rules=rules, publish=bus.publish, hears=bus.hears)
+        return replace(self.means, runner=alone)
 
     def _with_model(self, agent: AgentDef, model: str) -> AgentDef:
         """The agent with another model: of another provider if its name stands in front of a `/`."""

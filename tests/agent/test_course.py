@@ -108,7 +108,7 @@ def test_time_never_goes_back() -> None:
 
     paper.pass_time(-3.0)
 
-    assert paper.turn.course.state.elapsed_seconds == 5.0
+    assert paper.turn.state.snapshot.elapsed_seconds == 5.0
 
 
 @pytest.mark.requirement("S-001-Config-05")

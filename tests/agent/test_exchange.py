@@ -57,7 +57,7 @@ def test_calls_that_gave_way_are_no_errors_of_tools() -> None:
 
     assert paper.results == [("0", SKIPPED, True)]
     assert paper.reason is None
-    assert paper.turn.course.state.consecutive_errors == 0
+    assert paper.turn.state.consecutive_errors == 0
 
 
 @pytest.mark.parametrize("plan", SHIPPED)

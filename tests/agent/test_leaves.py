@@ -305,7 +305,6 @@ def test_what_a_tree_does_at_the_end_it_does_after_every_end(how: str) -> None:
 
     assert paper.reason == how
     assert len(paper.told_of("house.end")) == 1
-    assert paper.turn.saved == "partial"
 
 
 def test_an_ending_that_never_ends_is_given_up() -> None:

@@ -201,7 +201,7 @@ def test_beyond_the_bound_a_notice_is_refused_and_logged(caplog: pytest.LogCaptu
     queue = filled(*(Notice(str(n)) for n in range(MOST_WAITING)))
 
     assert not queue.push(Notice("more"), NOW)
-    assert "one too many" in caplog.text
+    assert "notice_queue_full" in caplog.text
     assert len(drained(queue)) == MOST_WAITING
     assert queue.push(Notice("more"), NOW)
 

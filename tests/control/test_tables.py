@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.tables import Cell, table
+from gateway.control.notices import Cell, table
 
 TRICKY = st.sampled_from(list('ab,:"\\[]{}-#0 1.e+\n\t\x01|'))
 TEXTS = st.text(st.one_of(TRICKY, st.characters(exclude_categories=["Cs"])), max_size=8)

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
@@ -15,15 +15,15 @@ from gateway.control.trees.nodes import (
     RUNNING,
     SKIPPED,
     SUCCESS,
-    Builder,
     Call,
-    Emit,
     Frame,
     Ground,
+    Host,
+    Make,
     Node,
     Status,
     defaults,
-    reset,
+    reset_all,
 )
 from gateway.control.trees.plan import Act, NodePlan, TreePlan
 from gateway.control.words import meant, short
@@ -31,7 +31,7 @@ from gateway.domain.errors import GatewayError
 
 log = logging.getLogger(__name__)
 
-_KINDS = {**FLOW, **DECORATORS, **LEAVES}
+_KINDS: Mapping[str, Make] = {**FLOW, **DECORATORS, **LEAVES}
 STUCK = 1_000  # ticks in a row that nothing but the tree itself asked for
 
 Reason = Literal["done", "interrupted", "stuck", "max_ticks", "internal_error"]
@@ -51,39 +51,28 @@ class Outcome:
     failure: Mapping[str, object] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
-
-    now: Callable[[], float]
-    roots: Mapping[str, object] = field(default_factory=dict)
-    emit: Emit = lambda event, payload: None
-    find_act: Callable[[NodePlan], Act | None] = lambda plan: (
-        plan.offered.act if plan.offered else None
-    )
-    woken: Callable[[], None] = lambda: None  # something happened outside: step() makes sense
-    watched: Callable[[Node], Node] | None = None  # what is put around each leaf
-
-
 class Run:
     """Call `step` until it says True; in between wait for `Host.woken` or `next_deadline`,
     unless `ground.is_awake`."""
 
     def __init__(
-        self, plan: TreePlan, host: Host, inputs: Mapping[str, object] | None = None
+        self,
+        plan: TreePlan,
+        host: Host,
+        inputs: Mapping[str, object] | None = None,
+        kinds: Mapping[str, Make] = _KINDS,
     ) -> None:
         self.plan, self.host = plan, host
-        self.ground = Ground(plan.file, host.now, host.emit, host.woken, host.roots, plan.watched)
+        self.ground = Ground(host, kinds, plan.file, plan.watched, plan.subtrees)
         self.ticks = 0
         self.outcome: Outcome | None = None
         self._body_ended: Outcome | None = None
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
         self.frame = Frame(self.ground, defaults(plan.schema), plan.types)
-        self._give(inputs or {})
-        trees = {plan.name: plan, **plan.subtrees}
-        self._builder = Builder(_KINDS, trees, host.find_act, host.watched)
-        self._root = self._builder.build(plan.root, self.frame)
+        if inputs:
+            self._give(inputs)
+        self._root = kinds[plan.root.shape](plan.root, self.frame)
         self._node: Node = self._root
 
     def _give(self, inputs: Mapping[str, object]) -> None:
@@ -130,15 +119,15 @@ class Run:
         if self._stop is not None and not self.is_ending:
             self._abort("interrupted", self._stop)
         elif status is RUNNING:
-            self._go_on(has_heard=has_heard)
+            self._yields = 0 if has_heard or not self.ground.is_awake else self._yields + 1
+            if self._yields >= STUCK or self.plan.max_ticks is not None:
+                self._check_ticks()
         else:
             failure = self.ground.failure if status is FAILURE else None
             self._ended(Outcome(status, "done", "", failure))
         return self.outcome is not None
 
-    def _go_on(self, *, has_heard: bool) -> None:
-        is_alone = self.ground.is_awake and not has_heard
-        self._yields = self._yields + 1 if is_alone else 0
+    def _check_ticks(self) -> None:
         if self._yields >= STUCK:
             self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
             return
@@ -155,7 +144,7 @@ class Run:
         return status
 
     def halt_root(self) -> None:
-        reset(self._root)
+        reset_all((self._root,))
 
     def interrupt(self, reason: str) -> None:
         """Halts what runs; `:finally` is what is left to do."""
@@ -163,7 +152,8 @@ class Run:
             self._stop = self._stop or reason
         elif self._body_ended is None and self.outcome is None:
             self._abort("interrupted", reason)
-            self.host.woken()
+            if self.host.woken is not None:
+                self.host.woken()
 
     def give_up(self) -> None:
         """Halts even `:finally`, which has had its time."""
@@ -179,7 +169,7 @@ class Run:
 
     def _halt(self) -> None:
         try:
-            reset(self._node)
+            reset_all((self._node,))
         except Exception:
             log.exception("tree.halt_broke", extra={"tree": self.plan.name})
         self.ground.timers.clear()
@@ -190,7 +180,8 @@ class Run:
         if self._body_ended is None:
             self._body_ended = outcome
             if self.plan.final is not None:
-                self._node = self._builder.build(self.plan.final, self.frame)
+                final = self.plan.final
+                self._node = self.ground.kinds[final.shape](final, self.frame)
                 self.ground.is_awake = True
                 return
         elif outcome.status is not SUCCESS:
@@ -251,18 +242,19 @@ class _Watched(Node):
     """A leaf, and who writes down what it does."""
 
     def __init__(self, leaf: Node, stage: "_Stage") -> None:
-        self.leaf, self.stage, self.status = leaf, stage, IDLE
+        super().__init__(leaf.plan, leaf.frame)
+        self.leaf, self.stage = leaf, stage
 
     def tick(self) -> Status:
         status = self.leaf.tick()
-        self.stage.current.ticked.append([self.leaf.plan.label, status.value])
+        self.stage.current.ticked.append([self.plan.label, status.value])
         if status is not SKIPPED:
             self.status = status
         return status
 
     def halt(self) -> None:
         self.leaf.halt()
-        self.stage.current.halted.append(self.leaf.plan.label)
+        self.stage.current.halted.append(self.plan.label)
         self.status = IDLE
 
 
@@ -286,6 +278,9 @@ class _Stage:
 
         return act
 
+    def watched(self, make: Make) -> Make:
+        return lambda plan, frame: _Watched(make(plan, frame), self)
+
 
 def trace(plan: TreePlan, script: Script) -> Trace:
     """Ticks the tree itself, without `:finally`; when it is done it begins again.
@@ -293,12 +288,9 @@ def trace(plan: TreePlan, script: Script) -> Trace:
     Raises BadScript if a leaf is not in the script.
     """
     stage = _Stage(script)
-    host = Host(
-        now=lambda: stage.now,
-        find_act=stage.find_act,
-        watched=lambda leaf: _Watched(leaf, stage),
-    )
-    run = Run(replace(plan, final=None), host)
+    watched = {shape: stage.watched(make) for shape, make in LEAVES.items()}
+    host = Host(now=lambda: stage.now, find_act=stage.find_act)
+    run = Run(replace(plan, final=None), host, kinds={**_KINDS, **watched})
     ticks: list[TickTrace] = []
     for _ in range(script.ticks):
         stage.now += script.tick_s

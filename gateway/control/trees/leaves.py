@@ -1,6 +1,5 @@
 """The nodes that do something, and the nodes over one child."""
 
-import logging
 from collections.abc import Mapping
 from math import inf
 from typing import cast
@@ -13,121 +12,26 @@ from gateway.control.trees.nodes import (
     SKIPPED,
     SUCCESS,
     BadWrite,
-    Builder,
     Call,
     Frame,
+    Leaf,
+    Make,
     Node,
-    Pending,
     Status,
     TreeAbort,
     defaults,
     parts_of,
-    reset,
+    reset_all,
 )
 from gateway.control.trees.plan import HOSTED, NodePlan
 
-log = logging.getLogger(__name__)
-
-# What a function's answer means; a Pending may give RUNNING only to wake the tree.
-_MEANING: Mapping[object, Status] = {
-    True: SUCCESS,
-    False: FAILURE,
-    **{status: status for status in (SUCCESS, FAILURE, RUNNING, SKIPPED)},
-}
-
-
-class Leaf(Node):
-    is_leaf = True
-
-    def failed(self, kind: str, message: str) -> Status:
-        self.ground.note(self.plan, kind, message)
-        self.status = FAILURE
-        return FAILURE
-
-    def broke(self, error: Exception) -> Status:
-        """An exception is a failure with a reason, unless the tree says that it ends the run."""
-        kind, message = type(error).__name__, str(error)
-        if self.plan.raises:
-            self.ground.note(self.plan, kind, message)
-            raise TreeAbort(f"{self.plan.label}: {kind}: {message}") from error
-        log.warning("tree.leaf_failed", extra={"path": self.plan.path}, exc_info=error)
-        return self.failed(kind, message or kind)
-
-
-class Calling(Leaf):
-    """Calls a function once, and waits for its answer if it gives a Pending."""
-
-    pending: Pending | None = None
-
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        super().__init__(builder, plan, frame)
-        act = builder.act_of(plan)
-        if act is None:
-            raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
-        self.act, self.call = act, Call(plan, frame)
-
-    def tick(self) -> Status:
-        pending = self.pending
-        if pending is None:
-            try:
-                answer = self.act(self.call)
-            except TreeAbort:
-                raise
-            except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-                return self.broke(error)
-            if answer is SUCCESS or answer is RUNNING:
-                self.status = answer
-                return answer
-            if not isinstance(answer, Pending):
-                return self._answered(answer)
-            self.pending = pending = answer
-        if not pending.is_over:
-            self.status = RUNNING
-            return RUNNING
-        self.pending = None
-        return self._answered(pending.outcome)
-
-    def _answered(self, answer: object) -> Status:
-        if answer is None:
-            answer = self.plan.kind != "condition"
-        status = _MEANING.get(answer) if isinstance(answer, bool | Status) else None
-        if status is FAILURE:
-            return self.failed("failed", "")
-        if status is not None:
-            self.status = self.status if status is SKIPPED else status
-            return status
-        if isinstance(answer, TreeAbort):
-            raise answer
-        if not isinstance(answer, Exception):
-            answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
-        return self.broke(answer)
-
-    def halt(self) -> None:
-        pending, self.pending, self.status = self.pending, None, IDLE
-        if pending is not None:
-            pending.halt()
-
-
-class Condition(Calling):
-    """Asks its `:expr`, or a function."""
-
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        self.test = plan.options.get("expr")
-        if self.test is None:
-            super().__init__(builder, plan, frame)
-        else:
-            Node.__init__(self, builder, plan, frame)
-
-    def tick(self) -> Status:
-        if self.test is None:
-            return super().tick()
-        self.status = SUCCESS if self.holds(self.test) else FAILURE
-        return self.status
-
 
 class Check(Leaf):
+    """Asks an expression; also as `condition` with `:expr`."""
+
     def tick(self) -> Status:
-        self.status = SUCCESS if self.holds(self.plan.values[0]) else FAILURE
+        test = self.plan.options.get("expr") or self.plan.values[0]
+        self.status = SUCCESS if self.holds(test) else FAILURE
         return self.status
 
 
@@ -135,10 +39,12 @@ class Assign(Leaf):
     """All values are those from before it."""
 
     def tick(self) -> Status:
-        found = {key: value.of(self.frame) for key, value in self.plan.options.items()}
+        found: dict[str, object] = {}
+        for key, value in self.plan.options.items():
+            found[key] = value.constant if value.run is None else value.run(self.frame)
         try:
-            for key, value in found.items():
-                self.frame.set(key, value)
+            for key, new in found.items():
+                self.frame.set(key, new)
         except BadWrite as error:
             return self.broke(error)
         self.status = SUCCESS
@@ -150,9 +56,9 @@ class Emit(Leaf):
         event, *payload = [value.of(self.frame) for value in self.plan.values]
         said = payload[0] if payload else {}
         if parts_of(said) > MOST_PARTS:
-            return self.failed("emit", f"an event cannot hold more than {MOST_PARTS} parts")
+            return self.failed(f"an event cannot hold more than {MOST_PARTS} parts", "emit")
         self.ground.spend()
-        self.ground.emit(str(event), cast(Mapping[str, object], said))
+        self.ground.host.emit(str(event), cast(Mapping[str, object], said))
         self.status = SUCCESS
         return SUCCESS
 
@@ -163,37 +69,40 @@ class Wait(Leaf):
         return self.done(SUCCESS) if self.is_over(self.plan.values[0]) else RUNNING
 
 
-class Always(Leaf):
+class Succeed(Leaf):
     def tick(self) -> Status:
-        if self.plan.kind == "succeed":
-            self.status = SUCCESS
-            return SUCCESS
-        reason = str(self.plan.values[0].of(self.frame)) if self.plan.values else "fail"
-        return self.failed("fail", reason)
+        self.status = SUCCESS
+        return SUCCESS
+
+
+class Fail(Leaf):
+    def tick(self) -> Status:
+        values = self.plan.values
+        return self.failed(str(values[0].of(self.frame)) if values else "fail", "fail")
 
 
 LEAVES: Mapping[str, type[Node]] = {
-    "action": Calling,
-    "condition": Condition,
+    "action": Call,
+    "condition": Call,
     "check": Check,
     "set!": Assign,
     "emit": Emit,
     "wait": Wait,
-    "succeed": Always,
-    "fail": Always,
-    **dict.fromkeys(HOSTED, Calling),
+    "succeed": Succeed,
+    "fail": Fail,
+    **dict.fromkeys(HOSTED, Call),
 }
 
 
 class Decorator(Node):
-    """May answer before its child is ticked, and differently when it is done."""
+    """May answer before it ticks its child, and may change the answer of the child."""
 
     def tick(self) -> Status:
         answer = self.before()
         if answer is not None:
             return answer
         self.status = RUNNING
-        status = self.children[0].tick()
+        status = self.child(0).tick()
         return status if status is RUNNING or status is SKIPPED else self.done(self.after(status))
 
     def before(self) -> Status | None:
@@ -226,31 +135,37 @@ class RunOnce(Decorator):
 
 
 class Guard(Decorator):
-    """Asks at each tick, an expression or as `decorator` a function: if not, the child is halted."""
+    """Asks an expression, or as `decorator` a function, at each tick; halts the child if it says no."""
 
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        super().__init__(builder, plan, frame)
-        self.asked = Calling(builder, plan, frame) if plan.kind == "decorator" else None
+    asked: Call | None = None
 
     def before(self) -> Status | None:
-        asked = self.asked
-        is_open = asked.tick() is SUCCESS if asked else self.holds(self.plan.values[0])
+        if self.plan.kind == "decorator":
+            self.asked = self.asked or Call(self.plan, self.frame)
+            is_open = self.asked.tick() is SUCCESS
+        else:
+            is_open = self.holds(self.plan.values[0])
         return None if is_open else self.done(FAILURE)
 
 
 class When(Node):
     """`:when`: asked before the node begins, and no more while it is RUNNING."""
 
-    def made(self) -> list[Node]:
-        return [self.builder.build(self.plan, self.frame, is_bare=True)]
+    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(plan, frame)
+        self.children = [None]
 
     def tick(self) -> Status:
-        test, [child] = self.plan.when, self.children
+        test = self.plan.when
         if self.status is not RUNNING and test is not None and not self.holds(test):
             return SKIPPED
+        [child] = self.children
+        if child is None:
+            child = self.ground.kinds[self.plan.bare](self.plan, self.frame)
+            self.children = [child]
         status = child.tick()
         if status is SKIPPED:
-            reset(child)
+            reset_all(self.children)
             self.status = IDLE
         elif status is RUNNING:
             self.status = RUNNING
@@ -281,10 +196,10 @@ class Cooldown(Decorator):
     until = -inf
 
     def before(self) -> Status | None:
-        return SKIPPED if self.ground.now() < self.until else None
+        return SKIPPED if self.ground.host.now() < self.until else None
 
     def after(self, status: Status) -> Status:
-        self.until = self.ground.now() + self.number(self.plan.values[0])
+        self.until = self.ground.host.now() + self.number(self.plan.values[0])
         return status
 
 
@@ -293,70 +208,59 @@ class UntilFail(Node):
 
     def tick(self) -> Status:
         self.status = RUNNING
-        [child] = self.children
-        status = child.tick()
+        status = self.child(0).tick()
         if status is FAILURE:
             return self.done(FAILURE)
         if status is SUCCESS:
-            reset(child)
+            reset_all(self.children)
         if status is not RUNNING:
             self.ground.wake()
         return RUNNING
 
 
 class Loop(Node):
-    """Again while the child succeeds, or with `retry` and `:until-success` while it fails.
+    """Again while the child succeeds.
 
     A child that is done in the tick in which it began gives way before it begins again, so that
     a run can be stopped between any two rounds.
     """
 
+    goes_on: Status = SUCCESS
     count = 0
-
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        super().__init__(builder, plan, frame)
-        options = self.plan.options
-        self.max, self.until = options.get("max"), options.get("until")
-        is_retry = self.plan.kind == "retry" or "until-success" in options
-        self.goes_on: Status = FAILURE if is_retry else SUCCESS
-        self.at_limit: Status = FAILURE if is_retry or self.until else SUCCESS
-
-    def clear(self) -> None:
-        super().clear()
-        self.count = 0
+    fresh = {"count": 0}
 
     def tick(self) -> Status:
         self.status = RUNNING
-        [child] = self.children
         if self.at is not None and not self._has_rested():
             return RUNNING
-        while self.count < self._limit():
+        child, until = self.children[0] or self.child(0), self.plan.options.get("until")
+        while child.status is RUNNING or not self._is_at_limit():
             was = child.status
             status = child.tick()
             if status is RUNNING:
                 return RUNNING
-            reset(child)
+            reset_all(self.children)
             if status is not self.goes_on:
                 return SKIPPED if status is SKIPPED else self.done(status)  # which keeps the count
             self.count += 1
-            if self.until and self.holds(self.until):
+            if until and self.holds(until):
                 return self.done(SUCCESS)
             if self._gives_way(was):
                 return RUNNING
-        return self._done_at_limit()
-
-    def _done_at_limit(self) -> Status:
-        if self.at_limit is FAILURE and self.plan.kind == "repeat":
+        if self.goes_on is SUCCESS and until is None:
+            return self.done(SUCCESS)
+        if self.plan.kind == "repeat":
             self.ground.note(self.plan, "limit", f"not done after {self.count} rounds")
-        return self.done(self.at_limit)
+        return self.done(FAILURE)
 
-    def _limit(self) -> float:
-        limit = self.number(self.max) if self.max else inf
-        return inf if limit < 0 else limit
+    def _is_at_limit(self) -> bool:
+        """Asked before each round."""
+        most = self.plan.options.get("max")
+        return most is not None and 0 <= self.number(most) <= self.count
 
     def _gives_way(self, was: Status) -> bool:
         """Between two rounds."""
-        if self.count >= self._limit():
+        if self._is_at_limit():
             return False
         is_resting = "backoff" in self.plan.options and not self._has_rested()
         if was is IDLE and not is_resting:
@@ -370,27 +274,26 @@ class Loop(Node):
         return is_over
 
 
+class Retry(Loop):
+    """Again while the child fails; also `repeat` with `:until-success`."""
+
+    goes_on = FAILURE
+
+
 class Subtree(Decorator):
-    """In place, or by name: then with a frame of its own, made anew when it begins."""
+    """Another tree by its name, with a frame of its own, made anew when it begins."""
 
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        super().__init__(builder, plan, frame)
-        if not plan.children:
-            self.tree = builder.subtrees[plan.name]
-            self.own = Frame(self.ground, {}, self.tree.types, frame if self.shares else None)
-
-    def made(self) -> list[Node]:
-        if self.plan.children:
-            return super().made()
-        return [self.builder.build(self.tree.root, self.own)]
-
-    @property
-    def shares(self) -> bool:
-        return "share" in self.plan.options and self.plan.options["share"].constant is True
+    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(plan, frame)
+        self.tree = self.ground.subtrees[plan.name]
+        shared = plan.options.get("share")
+        self.shares = shared is not None and shared.constant is True
+        self.own = Frame(self.ground, {}, self.tree.types, frame if self.shares else None)
+        self.children = [self.ground.kinds[self.tree.root.shape](self.tree.root, self.own)]
 
     def before(self) -> Status | None:
         """Bound keys are the other frame's; other values are copied."""
-        if self.status is RUNNING or self.plan.children:
+        if self.status is RUNNING:
             return None
         values = defaults(self.tree.schema)
         if self.shares:
@@ -408,23 +311,24 @@ class Subtree(Decorator):
 class ForEach(Node):
     """One child an item, each with a frame of its own; at most so many at once, results in order."""
 
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        super().__init__(builder, plan, frame)
-        self.clear()
+    items: list[object] | None = None
+    failed_ones = skipped = 0
+    fresh = {"items": None, "failed_ones": 0, "skipped": 0}
 
-    def clear(self) -> None:
-        self.items: list[object] | None = None
-        self.failed = self.skipped = 0
-        self.frames: list[Frame] = []
+    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(plan, frame)
         self.children = []
+        said = plan.options.get("on-child-fail")
+        self.goes_on = said is not None and said.constant == "continue"
 
     def tick(self) -> Status:
         self.status = RUNNING
         if self.items is None:
-            self.items = self._begun()
+            self._begin()
+        assert self.items is not None
         while len(self.children) < self.parallel and len(self.frames) < len(self.items):
             self._add(self.items[len(self.frames)])
-        self.children = [node for node in self.children if self._is_running(node)]
+        self.children = [node for node in self.children if node and self._is_running(node)]
         if self._has_failed():
             return self._ended(FAILURE)
         if len(self.frames) < len(self.items):
@@ -436,26 +340,30 @@ class ForEach(Node):
         is_skipped = 0 < self.skipped == len(self.items)
         return self.done(SKIPPED) if is_skipped else self._ended(SUCCESS)
 
-    def _begun(self) -> list[object]:
+    def done(self, status: Status) -> Status:
+        super().done(status)
+        self.children = []
+        return status
+
+    def _begin(self) -> None:
         items, options = self.plan.values[0].of(self.frame), self.plan.options
         if not isinstance(items, list | tuple):
             raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
         limit = self.number(options["limit"]) if "limit" in options else len(items)
         self.parallel = max(self.number(options["parallel"]), 1) if "parallel" in options else 1
-        return list(items[: max(int(limit), 0)])
+        self.items, self.frames = list(items[: max(int(limit), 0)]), list[Frame]()
 
     def _add(self, item: object) -> None:
         self.ground.spend()
-        options = self.plan.options
+        options, [plan] = self.plan.options, self.plan.children
         name = str(options["as"].constant) if "as" in options else "item"
         values = {name: item, "index": len(self.frames), "result": None}
         frame = Frame(self.ground, values, {}, self.frame, is_item=True)
         self.frames.append(frame)
-        self.children.append(self.builder.build(self.plan.children[0], frame))
+        self.children.append(self.ground.kinds[plan.shape](plan, frame))
 
     def _has_failed(self) -> bool:
-        says = self.plan.options.get("on-child-fail")
-        return self.failed > 0 and (says is None or says.constant != "continue")
+        return self.failed_ones > 0 and not self.goes_on
 
     def _is_running(self, node: Node) -> bool:
         if self._has_failed():
@@ -463,27 +371,32 @@ class ForEach(Node):
         status = node.tick()
         if status is RUNNING:
             return True
-        self.failed += status is FAILURE
+        self.failed_ones += status is FAILURE
         self.skipped += status is SKIPPED
-        reset(node)
+        reset_all((node,))
         return False
 
     def _ended(self, status: Status) -> Status:
         target = self.plan.options.get("collect")
-        results = [frame.values["result"] for frame in self.frames]
         self.done(status)
-        if target is None:
-            return status
-        try:
-            self.frame.set(str(target.constant), results)
-        except BadWrite as error:
-            self.ground.note(self.plan, type(error).__name__, str(error))
-            self.status = FAILURE
-        return self.status
+        if target is not None:
+            try:
+                results = [frame.values["result"] for frame in self.frames]
+                self.frame.set(str(target.constant), results)
+            except BadWrite as error:
+                return self.failed(str(error), type(error).__name__)
+        return status
 
 
-DECORATORS: Mapping[str, type[Node]] = {
+def part(plan: NodePlan, frame: Frame) -> Node:
+    """`(subtree NAME child)` is a name for its child."""
+    [child] = plan.children
+    return frame.ground.kinds[child.shape](child, frame)
+
+
+DECORATORS: Mapping[str, Make] = {
     "when": When,
+    "part": part,
     "invert": Mapped,
     "force-success": Mapped,
     "force-failure": Mapped,
@@ -495,7 +408,7 @@ DECORATORS: Mapping[str, type[Node]] = {
     "cooldown": Cooldown,
     "until-fail": UntilFail,
     "repeat": Loop,
-    "retry": Loop,
+    "retry": Retry,
     "subtree": Subtree,
     "for-each": ForEach,
 }

@@ -1,9 +1,10 @@
 """What every node is and does when a run ticks it, and the blackboard that nodes share."""
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, cast
+from typing import ClassVar, Final, cast
 
 from gateway.control.expressions import CANNOT
 from gateway.control.trees.plan import ANY, FAILED, Act, Key, KeyType, NodePlan, TreePlan, Value
@@ -27,7 +28,10 @@ SUCCESS: Final = Status.SUCCESS
 FAILURE: Final = Status.FAILURE
 SKIPPED: Final = Status.SKIPPED
 
+log = logging.getLogger(__name__)
+
 Emit = Callable[[str, Mapping[str, object]], None]
+Make = Callable[[NodePlan, "Frame"], "Node"]
 
 
 MOST_WORK = 1_000  # items of loops, and events, before something happens outside
@@ -36,7 +40,7 @@ PARTS_A_WORK = 100  # to look at so many is as much work as an event
 
 
 class TooMuch(GatewayError):
-    """A tree that goes on by itself for too long: nothing else would have its turn."""
+    """A tree works for too long without waiting for anything outside."""
 
     code = "internal_error"
 
@@ -47,16 +51,33 @@ class BadWrite(GatewayError):
     code = "bad_write"
 
 
+class TreeAbort(GatewayError):
+    """Ends the run at once: nothing in the tree may catch it."""
+
+    code = "internal_error"
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
+
+    now: Callable[[], float]
+    roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
+    emit: Emit = lambda event, payload: None
+    find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
+    woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
+    given: tuple[object, ...] = ()  # what functions of leaves are given before their call
+
+
 @dataclass(slots=True, eq=False)
 class Ground:
     """What all nodes and frames of a run share."""
 
-    file: str
-    now: Callable[[], float]
-    emit: Emit
-    woken: Callable[[], None]  # something happened outside of a tick
-    roots: Mapping[str, object]  # what the host lets trees look up
+    host: Host
+    kinds: Mapping[str, Make] = field(default_factory=dict)  # how nodes are made, by their shape
+    file: str = ""
     watched: frozenset[str] = frozenset()  # keys whose writers wake the run
+    subtrees: Mapping[str, TreePlan] = field(default_factory=dict)
     timers: dict[object, float] = field(default_factory=dict)  # who waits -> until when
     is_awake: bool = True  # another tick makes sense
     is_ticking: bool = False
@@ -75,10 +96,11 @@ class Ground:
         self.is_awake = True
         if not self.is_ticking:
             self.has_heard = True
-            self.woken()
+            if self.host.woken is not None:
+                self.host.woken()
 
     def note(self, plan: NodePlan, kind: str, message: str) -> None:
-        """A reason that says nothing does not replace one that the same node has just given."""
+        """Keeps why a node failed. An empty reason does not replace one that the same node has just given."""
         if message or self._note is None or self._note[0] is not plan:
             self._note = (plan, kind, message)
 
@@ -100,7 +122,7 @@ class Ground:
 
 @dataclass(slots=True, eq=False)
 class Frame:
-    """Keys with their values; what is not here is in the frame outside, and then among the roots."""
+    """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
 
     ground: Ground
     values: dict[str, object]
@@ -110,15 +132,14 @@ class Frame:
     is_item: bool = False  # of a `for-each`: its node gives a "result"
 
     def get(self, name: str, /) -> object:
-        values = self.values
-        if name in values:
-            return values[name]
+        if name in self.values:
+            return self.values[name]
         if name in self.links:
             frame, key = self.links[name]
             return frame.get(key)
         if self.outer is not None:
             return self.outer.get(name)
-        return self.ground.failure if name == FAILED else self.ground.roots.get(name)
+        return self.ground.failure if name == FAILED else self.ground.host.roots.get(name)
 
     def set(self, name: str, value: object) -> None:
         """Raises BadWrite."""
@@ -126,7 +147,14 @@ class Frame:
             frame, key = self.links[name]
             frame.set(key, value)
         elif name in self.values:
-            self._put(name, value)
+            if not self.types.get(name, ANY).accepts(value):
+                raise BadWrite(f"{name} is {self.types[name]}, and not {type(value).__name__}")
+            if isinstance(value, list | dict) and value:
+                self._check_size(name, value)
+            if self.values[name] is not value:
+                self.values[name] = value
+                if name in self.ground.watched:
+                    self.ground.wake()
         elif self.outer is not None:
             self.outer.set(name, value)
         else:
@@ -142,24 +170,22 @@ class Frame:
             return self if self.is_item else None
         return self.outer.item()
 
-    def _put(self, name: str, value: object) -> None:
-        wanted = self.types.get(name, ANY)
-        if not wanted.accepts(value):
-            raise BadWrite(f"{name} is {wanted}, and not {type(value).__name__}")
-        if isinstance(value, list | dict):
-            parts = parts_of(value)
-            self.ground.spend(parts // PARTS_A_WORK)
-            if parts > MOST_PARTS:
-                raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
-        if self.values[name] is not value:
-            self.values[name] = value
-            if name in self.ground.watched:
-                self.ground.wake()
+    def _check_size(self, name: str, value: object) -> None:
+        parts = parts_of(value)
+        self.ground.spend(parts // PARTS_A_WORK)
+        if parts > MOST_PARTS:
+            raise BadWrite(f"{name} cannot hold more than {MOST_PARTS} parts")
 
 
 def defaults(schema: Mapping[str, Key]) -> dict[str, object]:
     """A copy: runs share a plan and not its lists."""
-    return {name: _copied(key.default) for name, key in schema.items()}
+    found: dict[str, object] = {}
+    for name, key in schema.items():
+        value = key.default
+        if isinstance(value, list | dict):
+            value = _copied(value) if value else type(value)()
+        found[name] = value
+    return found
 
 
 def _copied(value: object) -> object:
@@ -171,8 +197,8 @@ def _copied(value: object) -> object:
 
 
 def parts_of(value: object) -> int:
-    """How much there is to compare or to write: what it holds twice counts twice. Beyond MOST_PARTS
-    nobody counts on."""
+    """Counts the parts of a value, those inside of it too; a part that is there twice counts twice.
+    It stops beyond MOST_PARTS."""
     waiting, count = [value], 0
     while waiting and count <= MOST_PARTS:
         one = waiting.pop()
@@ -183,26 +209,20 @@ def parts_of(value: object) -> int:
     return count
 
 
-class TreeAbort(GatewayError):
-    """Ends the run at once: nothing in the tree may catch it."""
-
-    code = "internal_error"
-
-
-@dataclass(slots=True, eq=False)
 class Pending:
     """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
 
-    _wake: Callable[[], None]
-    _on_halt: Callable[[], None] | None = None
     outcome: object = None  # as a function gives it, or the exception that it ended with
-    is_over: bool = False
+    is_over = False
+
+    def __init__(self, ground: Ground, on_halt: Callable[[], None] | None = None) -> None:
+        self._ground, self._on_halt = ground, on_halt
 
     def complete(self, outcome: object = SUCCESS) -> None:
-        """As a function would have answered; what comes after an end or a halt changes nothing."""
+        """Takes the answer, as a function gives it. After an end or a halt it changes nothing."""
         if not self.is_over:
             self.outcome, self.is_over = outcome, True
-            self._wake()
+            self._ground.wake()
 
     def halt(self) -> None:
         if not self.is_over:
@@ -211,12 +231,122 @@ class Pending:
                 self._on_halt()
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """One leaf as its function sees it; the same for all of its ticks."""
+class Node:
+    """Light: a run makes its own, each when it is ticked first. `tick` sets `status` to what it
+    gives, unless that is SKIPPED."""
 
-    plan: NodePlan
-    frame: Frame = field(repr=False)
+    status: Status = IDLE
+    at: float | None = None  # when what it waits for is over
+    fresh: ClassVar[Mapping[str, object]] = {}  # attributes of a node that has not begun
+
+    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+        self.plan, self.frame, self.ground = plan, frame, frame.ground
+        self.children: list[Node | None] = [None] * len(plan.children)
+
+    def child(self, place: int) -> "Node":
+        """Makes it if it was never asked for: no run gets to every node of its tree."""
+        node = self.children[place]
+        if node is None:
+            plan = self.plan.children[place]
+            node = self.children[place] = self.ground.kinds[plan.shape](plan, self.frame)
+        return node
+
+    def tick(self) -> Status:
+        raise NotImplementedError
+
+    def halt(self) -> None:
+        """Only called while RUNNING."""
+        self.done(IDLE)
+
+    def done(self, status: Status) -> Status:
+        """Ends with this status: resets the children and its own progress."""
+        for child in self.children:
+            if child is not None:
+                if child.status is RUNNING:
+                    child.halt()
+                child.status = IDLE
+        if self.at is not None:
+            self.at = None
+            self.ground.timers.pop(self, None)
+        self.__dict__.update(self.fresh)
+        if status is not SKIPPED:
+            self.status = status
+        return status
+
+    def is_over(self, seconds: Value) -> bool:
+        """Whether this time has passed since it was asked first."""
+        now = self.ground.host.now()
+        if self.at is None:
+            self.at = now + self.number(seconds)
+            self.ground.timers[self] = self.at
+        if now < self.at:
+            return False
+        self.ground.timers.pop(self, None)
+        return True
+
+    def holds(self, test: Value) -> bool:
+        """Whether the expression is true. If it is not, or has no value, the reason is kept."""
+        try:
+            if test.run is not None and test.run(self.frame):
+                return True
+            self.ground.note(self.plan, "condition", str(test.constant))
+        except CANNOT as error:
+            self.ground.note(self.plan, type(error).__name__, f"{test.constant}: {error}")
+        return False
+
+    def number(self, value: Value) -> float:
+        number = value.constant if value.run is None else value.run(self.frame)
+        if type(number) not in {int, float}:
+            what = f"{type(number).__name__} where a number belongs"
+            raise TreeAbort(f"{self.plan.path}: {what}")
+        return cast(float, number)
+
+    def failed(self, reason: str, kind: str = "failed") -> Status:
+        """Ends with a FAILURE that has a reason."""
+        self.ground.note(self.plan, kind, reason)
+        self.status = FAILURE
+        return FAILURE
+
+
+def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
+    for node in nodes:
+        if node is not None and node is not but:
+            if node.status is RUNNING:
+                node.halt()
+            node.status = IDLE
+
+
+class Leaf(Node):
+    """Has no children."""
+
+    def broke(self, error: Exception) -> Status:
+        """An exception is a failure with a reason, unless the tree says that it ends the run."""
+        if isinstance(error, TreeAbort):
+            raise error
+        kind, message = type(error).__name__, str(error)
+        if self.plan.raises:
+            self.ground.note(self.plan, kind, message)
+            raise TreeAbort(f"{self.plan.label}: {kind}: {message}") from error
+        log.warning("tree.leaf_failed", extra={"path": self.plan.path}, exc_info=error)
+        return self.failed(message or kind, kind)
+
+
+class Call(Leaf):
+    """A leaf that calls a function once, and waits for the answer if that is a Pending. The function
+    is given this node."""
+
+    waiting: Pending | None = None
+
+    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+        self.plan, self.frame, self.ground = plan, frame, frame.ground
+        self.children = []
+        find, offered = self.ground.host.find_act, plan.offered
+        act = find(plan) if find else offered.act if offered else None
+        if act is None:
+            raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
+        self.act, self.is_plain = act, plan.plain is not None and find is None
+
+    # -- for its function
 
     @property
     def name(self) -> str:
@@ -225,8 +355,14 @@ class Call:
     @property
     def options(self) -> dict[str, object]:
         """Those of the node as they are now."""
-        found = self.plan.options.items()
-        return {name: value.of(self.frame) for name, value in found if name != "fn"}
+        return {name: self.option(name) for name in self.plan.options if name != "fn"}
+
+    def option(self, name: str) -> object:
+        """As it is now; None if it is not there."""
+        value = self.plan.options.get(name)
+        if value is None or value.run is None:
+            return value and value.constant
+        return value.run(self.frame)
 
     @property
     def values(self) -> list[object]:
@@ -250,139 +386,88 @@ class Call:
 
     def pending(self, on_halt: Callable[[], None] | None = None) -> Pending:
         """To be returned; `on_halt` is called if the leaf is halted before it is completed."""
-        return Pending(self.frame.ground.wake, on_halt)
+        return Pending(self.ground, on_halt)
 
-    def failed(self, reason: str, kind: str = "failed") -> Status:
-        """To be returned, for a failure with a reason."""
-        self.frame.ground.note(self.plan, kind, reason)
-        return FAILURE
-
-
-@dataclass(frozen=True, slots=True)
-class Builder:
-    """Makes the nodes of one run."""
-
-    kinds: Mapping[str, type["Node"]]
-    subtrees: Mapping[str, TreePlan]
-    act_of: Callable[[NodePlan], Act | None]
-    watched: Callable[["Node"], "Node"] | None = None  # what is put around each leaf
-
-    def build(self, plan: NodePlan, frame: Frame, *, is_bare: bool = False) -> "Node":
-        """`is_bare`: without its `:when`."""
-        kind = plan.kind if is_bare or plan.when is None else "when"
-        node = self.kinds[kind](self, plan, frame)
-        return self.watched(node) if self.watched is not None and node.is_leaf else node
-
-
-class _Children:
-    """Made when their parent asks for them first: no run gets to every node of its tree."""
-
-    def __get__(self, node: "Node", _: type) -> "list[Node]":
-        node.children = node.made()
-        return node.children
-
-
-class Node:
-    """Light: a run makes its own. `tick` sets `status` to what it gives, unless that is SKIPPED."""
-
-    is_leaf = False
-    status: Status = IDLE
-    at: float | None = None  # when what it waits for is over
-    children = _Children()
-
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        self.builder, self.plan, self.frame, self.ground = builder, plan, frame, frame.ground
-
-    def made(self) -> "list[Node]":
-        """Its children."""
-        return [self.builder.build(child, self.frame) for child in self.plan.children]
+    # -- for its parent
 
     def tick(self) -> Status:
-        raise NotImplementedError
+        answer: object = self.waiting
+        if self.waiting is None:
+            try:
+                given = self.ground.host.given
+                answer = self.act(*given) if self.is_plain else self.act(*given, self)
+            except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+                return self.broke(error)
+        elif self.waiting.is_over:
+            answer, self.waiting = self.waiting.outcome, None
+        if answer is True or answer is SUCCESS:
+            self.status = SUCCESS
+            return SUCCESS
+        return self.answered(answer)
+
+    def answered(self, answer: object) -> Status:
+        if isinstance(answer, Pending):
+            self.waiting = None if answer.is_over else answer
+            answer = answer.outcome if answer.is_over else RUNNING
+        if answer is None:
+            answer = self.plan.kind != "condition"
+        status = _MEANING.get(answer) if isinstance(answer, bool | Status) else None
+        if status is FAILURE:
+            return self.failed("")
+        if status is not None:
+            self.status = self.status if status is SKIPPED else status
+            return status
+        if not isinstance(answer, Exception):
+            answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
+        return self.broke(answer)
 
     def halt(self) -> None:
-        """Only called while RUNNING."""
-        reset_all(self.children)
-        self.clear()
-        self.status = IDLE
-
-    def done(self, status: Status) -> Status:
-        reset_all(self.children)
-        self.clear()
-        if status is not SKIPPED:
-            self.status = status
-        return status
-
-    def clear(self) -> None:
-        """Forgets how far it was."""
-        if self.at is not None:
-            self.at = None
-            self.ground.timers.pop(self, None)
-
-    def is_over(self, seconds: Value) -> bool:
-        """Whether this time has passed since it was asked first."""
-        now = self.ground.now()
-        if self.at is None:
-            self.at = now + self.number(seconds)
-            self.ground.timers[self] = self.at
-        if now < self.at:
-            return False
-        self.ground.timers.pop(self, None)
-        return True
-
-    def holds(self, test: Value) -> bool:
-        """False too where it has no value; why is kept either way."""
-        text = str(test.constant)
-        try:
-            if test.of(self.frame):
-                return True
-            self.ground.note(self.plan, "condition", text)
-        except CANNOT as error:
-            self.ground.note(self.plan, type(error).__name__, f"{text}: {error}")
-        return False
-
-    def number(self, value: Value) -> float:
-        number = value.of(self.frame)
-        if type(number) not in {int, float}:
-            what = f"{type(number).__name__} where a number belongs"
-            raise TreeAbort(f"{self.plan.path}: {what}")
-        return cast(float, number)
+        waiting, self.waiting, self.status = self.waiting, None, IDLE
+        if waiting is not None:
+            waiting.halt()
 
 
-def reset(node: Node) -> None:
-    if node.status is RUNNING:
-        node.halt()
-    node.status = IDLE
+# What a function's answer means; who waits for a Pending may give RUNNING only to wake the tree.
+_MEANING: Mapping[object, Status] = {
+    True: SUCCESS,
+    False: FAILURE,
+    **{status: status for status in (SUCCESS, FAILURE, RUNNING, SKIPPED)},
+}
 
 
-def reset_all(nodes: Sequence[Node]) -> None:
-    for node in nodes:
-        if node.status is RUNNING:
-            node.halt()
-        node.status = IDLE
+_CALLING = frozenset({"action", "condition"})
 
 
 class InOrder(Node):
-    """Goes on where it was, and stops at a FAILURE."""
+    """Goes on where it was, and stops at a FAILURE. It asks plain functions itself: they need no node."""
 
     ends_with: Status = FAILURE
     otherwise: Status = SUCCESS
+    fresh = {"index": 0, "skipped": 0}
     index = skipped = 0
     beside = 0  # children at the end that are not in the order
 
-    def clear(self) -> None:
-        self.index = self.skipped = 0
-
     def tick(self) -> Status:
         self.status = RUNNING
-        body, ends_with, index = self.children, self.ends_with, self.index
-        count = len(body) - self.beside
+        body, plans, index = self.children, self.plan.children, self.index
+        count, host = len(body) - self.beside, self.ground.host
         while index < count:
-            status = body[index].tick()
+            child, plan = body[index], plans[index]
+            if plan.plain is not None and plan.shape in _CALLING and host.find_act is None:
+                try:
+                    answer = plan.plain(*host.given)
+                except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+                    answer = error
+                is_well = answer is True or (answer is None and plan.kind == "action")
+                status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
+            else:
+                if child is None:
+                    child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
+                status = child.tick()
             if status is RUNNING:
                 self.index = index
                 return RUNNING
-            if status is ends_with:
+            if status is self.ends_with:
                 return self.done(status)
             index += 1
             if status is SKIPPED:
@@ -404,7 +489,7 @@ class MemorySequence(InOrder):
             self.skipped = 0
         self.status = RUNNING
         while self.index < len(self.children):
-            child = self.children[self.index]
+            child = self.child(self.index)
             was = child.status
             status = child.tick()
             if status is RUNNING:
@@ -432,25 +517,19 @@ class Reactive(InOrder):
     def tick(self) -> Status:
         self.status = RUNNING
         is_skipped = True
-        for child in self.children:
+        for place in range(len(self.children)):
+            child = self.children[place] or self.child(place)
             status = child.tick()
             if status is RUNNING:
-                return self._alone(child)
+                reset_all(self.children, but=child)
+                return RUNNING
             if status is self.ends_with:
                 return self.done(status)
             if status is SKIPPED:
-                reset(child)
+                reset_all((child,))
             else:
                 is_skipped = False
         return self.done(SKIPPED if is_skipped else self.otherwise)
-
-    def _alone(self, child: Node) -> Status:
-        for other in self.children:
-            if other is not child:
-                if other.status is RUNNING:
-                    other.halt()
-                other.status = IDLE
-        return RUNNING
 
 
 class ReactiveSelector(Reactive):
@@ -462,10 +541,7 @@ class Try(InOrder):
 
     beside = 1
     is_catching = False
-
-    def clear(self) -> None:
-        super().clear()
-        self.is_catching = False
+    fresh = {**InOrder.fresh, "is_catching": False}
 
     def tick(self) -> Status:
         if not self.is_catching:
@@ -474,33 +550,31 @@ class Try(InOrder):
                 return status
             self.is_catching = True
         self.status = RUNNING
-        return RUNNING if self.children[-1].tick() is RUNNING else self.done(FAILURE)
+        catch = self.child(len(self.children) - 1)
+        return RUNNING if catch.tick() is RUNNING else self.done(FAILURE)
 
 
 class Ensure(Node):
     """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
 
     kept: Status | None = None
-
-    def clear(self) -> None:
-        self.kept = None
+    fresh = {"kept": None}
 
     def tick(self) -> Status:
         self.status = RUNNING
-        body, cleanup = self.children
         if self.kept is None:
+            body = self.child(0)
             status = body.tick()
             if status is RUNNING or status is SKIPPED:
                 return status
             body.status = IDLE
             self.kept = status
-        return RUNNING if cleanup.tick() is RUNNING else self.done(self.kept)
+        return RUNNING if self.child(1).tick() is RUNNING else self.done(self.kept)
 
     def halt(self) -> None:
-        body, cleanup = self.children
-        reset(body)
+        reset_all(self.children[:1])
         if self.kept is None:
-            cleanup.tick()
+            self.child(1).tick()
         super().halt()
 
 
@@ -508,20 +582,20 @@ class If(Node):
     """Asks once and stays with the branch."""
 
     branch = 0
-
-    def clear(self) -> None:
-        self.branch = 0
+    fresh = {"branch": 0}
 
     def tick(self) -> Status:
         self.status = RUNNING
         if self.branch == 0:
-            status = self.children[0].tick()
+            test = self.children[0] or self.child(0)
+            status = test.tick()
             if status is RUNNING or status is SKIPPED:
                 return status
             if status is FAILURE and len(self.children) == 2:
                 return self.done(FAILURE)
             self.branch = 1 if status is SUCCESS else 2
-        status = self.children[self.branch].tick()
+        chosen = self.children[self.branch] or self.child(self.branch)
+        status = chosen.tick()
         return RUNNING if status is RUNNING else self.done(status)
 
 
@@ -530,14 +604,13 @@ class While(Node):
 
     def tick(self) -> Status:
         self.status = RUNNING
-        test, body, *other = self.children
-        status = test.tick()
+        status = self.child(0).tick()
         if status is SUCCESS:
-            reset_all(other)
-            status = body.tick()
-        elif status is FAILURE and other:
-            reset(body)
-            status = other[0].tick()
+            reset_all(self.children[2:])
+            status = self.child(1).tick()
+        elif status is FAILURE and len(self.children) == 3:
+            reset_all(self.children[1:2])
+            status = self.child(2).tick()
         return RUNNING if status is RUNNING else self.done(status)
 
 
@@ -549,8 +622,8 @@ class Switch(Node):
         now, cases = self.plan.values[0].of(self.frame), self.plan.cases
         word = str(now).lower() if isinstance(now, bool) else "nil" if now is None else str(now)
         word = word if word in cases or "else" not in cases else "else"
-        chosen = self.children[cases.index(word)] if word in cases else None
-        reset_all([child for child in self.children if child is not chosen])
+        chosen = self.child(cases.index(word)) if word in cases else None
+        reset_all(self.children, but=chosen)
         if chosen is None:
             self.ground.note(self.plan, "switch", f"no case for {word[:80]}")
             return self.done(FAILURE)
@@ -564,9 +637,13 @@ class Parallel(Node):
     With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
     """
 
-    def __init__(self, builder: Builder, plan: NodePlan, frame: Frame) -> None:
-        super().__init__(builder, plan, frame)
-        count, said = len(self.plan.children), {k: v.constant for k, v in self.plan.options.items()}
+    completed: frozenset[int] = frozenset()  # places of children
+    failed_ones = 0
+    fresh = {"completed": frozenset(), "failed_ones": 0}
+
+    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+        super().__init__(plan, frame)
+        count, said = len(plan.children), {key: one.constant for key, one in plan.options.items()}
         is_one = said.get("policy") == "require-one" or "require-one" in said
         self.goes_on = said.get("policy") == "continue-on-failure"
         success = cast(int, said.get("success", 1 if is_one else -1))
@@ -574,43 +651,35 @@ class Parallel(Node):
         self.is_relative = success < 0
         self.success = max(count + success + 1, 0) if success < 0 else success
         self.failure = max(count + failure + 1, 0) if failure < 0 else failure
-        self.clear()
-
-    def clear(self) -> None:
-        self.completed: set[Node] = set()
-        self.failed = 0
 
     def tick(self) -> Status:
         self.status = RUNNING
-        skipped = 0
-        for child in self.children:
-            if child not in self.completed:
-                status = child.tick()
+        count, skipped = len(self.children), 0
+        for place in range(count):
+            if place not in self.completed:
+                status = self.child(place).tick()
                 if status is SKIPPED:
                     skipped += 1
                 elif status is not RUNNING:
-                    self.completed.add(child)
-                    self.failed += status is FAILURE
+                    self.completed |= {place}
+                    self.failed_ones += status is FAILURE
             ended = self._ended(skipped)
             if ended is not None:
                 return self.done(ended)
-        return SKIPPED if skipped == len(self.children) else self._at_the_end(skipped)
-
-    def _at_the_end(self, skipped: int) -> Status:
-        count = len(self.children)
+        if skipped == count:
+            return SKIPPED
         if not self.goes_on or skipped + len(self.completed) < count:
             return RUNNING
-        return self.done(FAILURE if self.failed == count else SUCCESS)
+        return self.done(FAILURE if self.failed_ones == count else SUCCESS)
 
     def _ended(self, skipped: int) -> Status | None:
         if self.goes_on:
             return None
-        succeeded = len(self.completed) - self.failed
+        succeeded = len(self.completed) - self.failed_ones
         if succeeded + (skipped if self.is_relative else 0) >= self.success:
             return SUCCESS
-        if len(self.children) - self.failed < self.success or self.failed == self.failure:
-            return FAILURE
-        return None
+        most = len(self.children) - self.failed_ones
+        return FAILURE if most < self.success or self.failed_ones == self.failure else None
 
 
 FLOW: Mapping[str, type[Node]] = {

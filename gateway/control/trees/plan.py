@@ -3,6 +3,7 @@
 from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import methodcaller
 
 from gateway.control.expressions import ExpressionInvalid, Scope, compile_expression
 from gateway.control.trees.reader import MAX_SECONDS, Form, FormKind, Problem, Source
@@ -110,6 +111,7 @@ class Offered:
     reads: Mapping[str, KeyType]
     writes: Mapping[str, KeyType]
     options: frozenset[str]
+    is_plain: bool = False  # it is not given its call, and answers at once
 
 
 @dataclass(slots=True)
@@ -130,6 +132,7 @@ class Registry:
         reads: Keys | None = None,
         writes: Keys | None = None,
         options: Collection[str] = (),
+        is_plain: bool = False,
     ) -> Callable[[Act], Act]:
         """Offers the decorated function to `:fn "name"` and to nodes called so."""
 
@@ -140,6 +143,7 @@ class Registry:
                 {key: read_type(text, self.models) for key, text in (reads or {}).items()},
                 {key: read_type(text, self.models) for key, text in (writes or {}).items()},
                 frozenset(options),
+                is_plain,
             )
             return act
 
@@ -201,84 +205,58 @@ class Kind:
         return self.options.get(option) or COMMON.get(option) or ("any" if self.is_open else None)
 
 
-def _kind(
-    children: tuple[int, int], *values: str, options: str = "", excluding: str = "", **said: bool
-) -> Kind:
-    """Values that end in `?` need not be there; options are `name:want`."""
-    return Kind(
-        *children,
-        tuple(value.rstrip("?") for value in values),
-        sum(not value.endswith("?") for value in values),
-        {name: want for name, _, want in (one.partition(":") for one in options.split())},
-        tuple(frozenset(group.split("/")) for group in excluding.split()),
-        **said,
-    )
+def _kinds(table: str) -> dict[str, Kind]:
+    """By their names."""
+    found: dict[str, Kind] = {}
+    for line in table.strip().splitlines():
+        names, [children], values, options, rules = (cell.split() for cell in line.split("|"))
+        least, dash, most = children.partition("-")
+        kind = Kind(
+            int(least),
+            int(most or (MANY if dash else least)),
+            tuple(value.rstrip("?") for value in values),
+            sum(not value.endswith("?") for value in values),
+            dict(one.split(":") for one in options),
+            tuple(frozenset(rule.split("/")) for rule in rules if "/" in rule),
+            "named" in rules,
+            "open" in rules,
+        )
+        found |= dict.fromkeys(names, kind)
+    return found
 
 
-_NONE, _ONE, _SOME = (0, 0), (1, 1), (1, MANY)  # children
-_MANY = ("sequence", "selector", "reactive-sequence", "reactive-selector", "memory-sequence")
-_OVER_ONE = ("invert", "force-success", "force-failure", "until-fail", "run-once")
-KINDS: Mapping[str, Kind] = {
-    **dict.fromkeys(_MANY, _kind(_SOME)),
-    "parallel": _kind(
-        _SOME,
-        options="success:count failure:count policy:word require-all:flag require-one:flag",
-        excluding="policy/require-all/require-one/success policy/require-all/require-one/failure",
-    ),
-    "for-each": _kind(
-        _ONE,
-        "list",
-        options="as:word parallel:int limit:int collect:target on-child-fail:word",
-    ),
-    **dict.fromkeys(("if", "while"), _kind((2, 3))),
-    "switch": _kind(_NONE, "any", "cases"),
-    "try": _kind((2, MANY)),
-    "ensure": _kind((2, 2)),
-    "repeat": _kind(
-        _ONE,
-        options="max:int until:expression until-success:flag",
-        excluding="until/until-success",
-    ),
-    "retry": _kind(_ONE, options="max:int backoff:duration"),
-    **dict.fromkeys(_OVER_ONE, _kind(_ONE)),
-    **dict.fromkeys(("timeout", "delay", "cooldown"), _kind(_ONE, "duration")),
-    "guard": _kind(_ONE, "expression"),
-    "decorator": _kind(_ONE, is_named=True, is_open=True),
-    "action": _kind(_NONE, options="fn:word", is_named=True, is_open=True),
-    "condition": _kind(
-        _NONE,
-        options="fn:word expr:expression",
-        excluding="fn/expr",
-        is_named=True,
-        is_open=True,
-    ),
-    "check": _kind(_NONE, "expression"),
-    "set!": _kind(_NONE, is_open=True),
-    "emit": _kind(_NONE, "text", "map?"),
-    "wait": _kind(_NONE, "duration"),
-    "succeed": _kind(_NONE),
-    "fail": _kind(_NONE, "text?"),
-    "llm-call": _kind(
-        _NONE,
-        options="model:any messages:any tools:any budget:int stream-to:keys timeout:duration "
-        "idle-timeout:duration interruptible:any",
-        is_open=True,
-    ),
-    "tool-call": _kind(_NONE, "any", options="timeout:duration", is_open=True),
-    "subagent": _kind(
-        _NONE,
-        "text",
-        options="input:any output:target max-turns:int timeout:duration",
-        is_open=True,
-    ),
-    "subtree": _kind((0, 1), options="bind:map share:any", is_named=True),
-}
-TREE = _kind(
-    _ONE,
-    "text",
-    options="description:text version:int decision:text blackboard-schema:schema inputs:inputs "
-    "finally:node max-ticks:int",
-)
+# names | how many children | values (with ? they need not be there) | options | rules: options of
+# which only one may be there, with / between; and `named` and `open`, as in Kind
+KINDS: Mapping[str, Kind] = _kinds("""
+sequence selector reactive-sequence reactive-selector memory-sequence | 1- | | |
+parallel | 1- | | success:count failure:count policy:word require-all:flag require-one:flag | policy/require-all/require-one/success policy/require-all/require-one/failure
+for-each | 1 | list | as:word parallel:int limit:int collect:target on-child-fail:word |
+if while | 2-3 | | |
+switch | 0 | any cases | |
+try | 2- | | |
+ensure | 2 | | |
+repeat | 1 | | max:int until:expression until-success:flag | until/until-success
+retry | 1 | | max:int backoff:duration |
+invert force-success force-failure until-fail run-once | 1 | | |
+timeout delay cooldown | 1 | duration | |
+guard | 1 | expression | |
+decorator | 1 | | | named open
+action | 0 | | fn:word | named open
+condition | 0 | | fn:word expr:expression | fn/expr named open
+check | 0 | expression | |
+set! | 0 | | | open
+emit | 0 | text map? | |
+wait | 0 | duration | |
+succeed | 0 | | |
+fail | 0 | text? | |
+llm-call | 0 | | model:any messages:any tools:any budget:int stream-to:keys timeout:duration idle-timeout:duration interruptible:any | open
+tool-call | 0 | any | timeout:duration | open
+subagent | 0 | text | input:any output:target max-turns:int timeout:duration | open
+subtree | 0-1 | | bind:map share:any | named
+""")
+[TREE] = _kinds("""
+tree | 1 | text | description:text version:int decision:text blackboard-schema:schema inputs:inputs finally:node max-ticks:int |
+""").values()
 # Other spellings that are understood.
 ALIASES: Mapping[str, str] = {
     "fallback": "selector",
@@ -339,6 +317,22 @@ class NodePlan:
     offered: Offered | None = None
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
     writes: frozenset[str] = frozenset()
+    shape: str = field(init=False)  # by which its node is made
+    plain: Act | None = field(init=False)  # its function, if that is a plain one
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", self.bare if self.when is None else "when")
+        is_plain = self.offered is not None and self.offered.is_plain
+        object.__setattr__(self, "plain", self.offered.act if self.offered and is_plain else None)
+
+    @property
+    def bare(self) -> str:
+        """Its shape without its `:when`."""
+        if self.kind == "condition" and "expr" in self.options:
+            return "check"
+        if self.kind == "repeat" and "until-success" in self.options:
+            return "retry"
+        return "part" if self.kind == "subtree" and self.children else self.kind
 
     @property
     def label(self) -> str:
@@ -605,7 +599,7 @@ class Values:
 def _looking(path: tuple[str, ...]) -> Callable[[Scope], object]:
     key, *rest = path
     if not rest:
-        return lambda scope: scope.get(key)
+        return methodcaller("get", key)
 
     def walk(scope: Scope) -> object:
         value = scope.get(key)

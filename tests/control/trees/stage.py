@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.control.trees.engine import Host, Outcome, Run, Script, TickTrace, trace
+from gateway.control.trees.engine import Outcome, Run, Script, TickTrace, trace
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Call, Pending
+from gateway.control.trees.nodes import Call, Host, Pending
 from gateway.control.trees.plan import Registry, TreePlan
 from gateway.control.trees.reader import Problem, TreeInvalid
 

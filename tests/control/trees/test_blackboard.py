@@ -2,21 +2,15 @@
 
 import pytest
 
-from gateway.control.trees.nodes import BadWrite, Frame, Ground
+from gateway.control.trees.nodes import BadWrite, Frame, Ground, Host
 from gateway.control.trees.plan import read_type
 
 
 def board(**watched: bool) -> tuple[Ground, list[str]]:
     rung: list[str] = []
     roots = {"usage": {"tokens": 1}}
-    ground = Ground(
-        file="t.bt",
-        now=lambda: 0.0,
-        emit=lambda event, payload: None,
-        woken=lambda: rung.append("changed"),
-        roots=roots,
-        watched=frozenset(watched),
-    )
+    host = Host(now=lambda: 0.0, roots=roots, woken=lambda: rung.append("changed"))
+    ground = Ground(host, watched=frozenset(watched))
     return ground, rung
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.engine import STUCK, BadInput, Host, Run
+from gateway.control.trees.engine import STUCK, BadInput, Run
 from gateway.control.trees.loading import load
 from gateway.control.trees.nodes import (
     FAILURE,
@@ -16,6 +16,7 @@ from gateway.control.trees.nodes import (
     SKIPPED,
     SUCCESS,
     Call,
+    Host,
 )
 from gateway.control.trees.reader import TreeInvalid
 from tests.control.trees.shapes import NODES
