@@ -378,7 +378,7 @@ class Keeper:
             return
         if how == "model":
             self._queue.owe(key, said[0].message_id)
-        if key in self._behind:
+        if self._behind and key in self._behind:
             self._behind[key] += 1  # it is read from the store, in its order
         elif found := [(one.sender, claim) for one in said for claim in self._claims(key, one)]:
             written = self._writing[key] = anyio.Event()
@@ -388,6 +388,8 @@ class Keeper:
 
     async def settled(self, key: SessionKey) -> None:
         """Waits, but not for long, until what was said in this session so far can be found."""
+        if not (self._writing or self._behind):  # as nearly always
+            return
         written = self._writing.get(key)
         if written is None and key not in self._behind:
             return
@@ -407,7 +409,7 @@ class Keeper:
         self._group.start_soon(contained, "facts", work)
 
     def _claims(self, key: SessionKey, one: Said) -> Sequence[Claim]:
-        last = self.last.pop(key, None)
+        last = self.last.pop(key, None) if self.last else None
         is_own = last and last.source and last.source.said_by == (one.sender or key.peer)
         claims = claims_in(one, key, last=last if is_own else None)
         if claims:

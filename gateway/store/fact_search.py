@@ -236,22 +236,20 @@ def _told_by(
 def _matching(
     whose: Whose, words: Sequence[str], limit: int, db: sqlite3.Connection
 ) -> Sequence[Fact]:
-    """Word by word, each within the places of the scope: however many facts others have, the
-    index leads there at once."""
+    """All words in one question, within the places of the scope: however many facts others have,
+    the index leads there at once."""
     group = _group_of(whose, db)
     ranges, said_there = [_range(group)], list[_Term]()
     if whose.room is not None:  # in a direct chat everything lies at the person's own places
         said_there.append(("f.session = ?", (group,)))
         ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
-    hits = []
-    for word in words:
-        found = (
-            db.execute(_HITS, (f'"{word}"', *some, max(limit, _MOST_HITS))).fetchone()
-            for some in ranges
-        )
-        hits.append([int(place) for (places,) in found if places for place in places.split(",")])
+    hits: dict[str, list[int]] = {}
+    asked, most = _HITS.format(", ".join(["(?)"] * len(words))), max(limit, _MOST_HITS)
+    for some in ranges if words else ():
+        for word, places in db.execute(asked, (*map('"{}"'.format, words), *some, most)).fetchall():
+            hits.setdefault(word, []).extend(map(int, places.split(",")) if places else ())
     facts: list[Fact] = []
-    for place in ranked(hits):
+    for place in ranked(hits.values()):
         if len(facts) >= limit:
             break
         its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
@@ -300,7 +298,9 @@ SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic IN ({}) LIMIT 1 OFFSET ?)
 _ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
 # In one piece: a row each would hand the interpreter's lock over and back for every hit.
 _HITS = """
-SELECT group_concat(place) FROM (
-    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
-    ORDER BY rowid DESC LIMIT ?)
+WITH asked (query) AS (VALUES {})
+SELECT query, (SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH query AND rowid >= ? AND rowid < ?
+    ORDER BY rowid DESC LIMIT ?))
+FROM asked
 """
