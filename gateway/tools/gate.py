@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_hex
 
 import anyio
@@ -27,8 +28,7 @@ MAY_BE_DONE = "It may have been carried out all the same: look before you call i
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
 
 
-def new_boundary() -> str:
-    return token_hex(8)
+new_boundary = partial(token_hex, 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +179,8 @@ class ToolGate:
 
     async def _attempt(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> str:
         tools = self._of(agent)
-        known = tools.get(call.name)
-        if known is None and call.name == RESULT:  # offered while something is shown in part
-            known = self._tools.get(RESULT)
+        # `result` is offered while something is shown in part.
+        known = (self._tools if call.name == RESULT else tools).get(call.name)
         if known is None:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
@@ -195,18 +194,13 @@ def _families(name: str) -> Sequence[str]:
 
 
 def _arguments(call: ToolCall, known: _Checked, decode: Decode) -> Mapping[str, object]:
+    told = f"The arguments of {call.name}"
     try:
         arguments = decode(call.arguments or "{}")
     except ValueError as error:
-        raise ToolFailed(
-            f"The arguments of {call.name} are not valid JSON ({error}). Call it again."
-        ) from error
+        raise ToolFailed(f"{told} are not valid JSON ({error}). Call it again.") from error
     if not isinstance(arguments, dict):
-        raise ToolFailed(f"The arguments of {call.name} have to be a JSON object.")
-    problem = known.problem(arguments)
-    if problem is not None:
-        raise ToolFailed(
-            f"The arguments of {call.name} are not valid: {problem}. Correct them and call it "
-            "again."
-        )
+        raise ToolFailed(f"{told} have to be a JSON object.")
+    if (problem := known.problem(arguments)) is not None:
+        raise ToolFailed(f"{told} are not valid: {problem}. Correct them and call it again.")
     return arguments

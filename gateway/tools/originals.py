@@ -21,18 +21,17 @@ AROUND = 120  # characters shown on each side of a hit
 MOST_SOUGHT = 200
 _ANY = "surrogatepass"  # a tool may say what is no text
 PIECE = 65_536  # characters that are searched at once
-_PARAMETERS: Mapping[str, object] = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string", "minLength": 1, "maxLength": 200},
-        "offset": {"type": "integer", "minimum": 0},
-        "reference": {"type": "string", "minLength": 1, "maxLength": 200},
-        "from": {"type": "integer", "minimum": 0},
-        "to": {"type": "integer", "minimum": 0},
-        "grep": {"type": "string", "minLength": 1, "maxLength": MOST_SOUGHT},
-    },
-    "additionalProperties": False,
+_NAME = {"type": "string", "minLength": 1, "maxLength": 200}
+_PLACE = {"type": "integer", "minimum": 0}
+_PROPERTIES: Mapping[str, object] = {
+    "id": _NAME,
+    "offset": _PLACE,
+    "reference": _NAME,
+    "from": _PLACE,
+    "to": _PLACE,
+    "grep": _NAME | {"maxLength": MOST_SOUGHT},
 }
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "additionalProperties": False}
 SPEC = ToolSpec(
     RESULT,
     f"Reads a tool's result that you were not shown whole, by its id (or reference, {SCHEME}…): the "

@@ -54,17 +54,11 @@ def _of_object(value: Mapping[str, object]) -> Listed:
     lists = [one for name, one in value.items() if isinstance(one, list) and name != "sources"]
     longest = max(lists, key=len, default=None)
     named = value.get("sources")
-    found = (
-        (_source(one) for one in named[:MOST_SOURCES] if isinstance(one, dict))
-        if isinstance(named, list)
-        else ()
-    )
-    return Listed(
-        tuple(dict.fromkeys(source for source in found if source is not None)),
-        None if longest is None else len(longest),
-        _spread(longest or ()),
-        bool(value.get("error")),
-    )
+    entries = named[:MOST_SOURCES] if isinstance(named, list) else []
+    found = (_source(one) for one in entries if isinstance(one, dict))
+    sources = tuple(dict.fromkeys(source for source in found if source is not None))
+    items = None if longest is None else len(longest)
+    return Listed(sources, items, _spread(longest or ()), bool(value.get("error")))
 
 
 def _spread(entries: Sequence[object]) -> float | None:
