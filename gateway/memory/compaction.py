@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gateway.domain.messages import Message, Node, estimate_tokens, within_boundary
 from gateway.domain.sessions import Summary, from_plain, to_plain
-from gateway.memory.window import Exchange, cut, exchanges_of, size_of
+from gateway.memory.window import Window, cut
 from gateway.memory.wording import files_and_symbols, missing_from
 
 log = logging.getLogger(__name__)
@@ -38,24 +38,20 @@ Write in the language of the conversation, briefly."""
 class Span:
     """What is to be summed up, and what stays to be seen."""
 
-    covered: Sequence[Exchange]
-    kept: Sequence[Exchange]
+    covered: Window
+    kept: Sequence[Node]
 
 
 def span_of(nodes: Sequence[Node], allowance: int) -> Span | None:
     """All but the newest exchanges that fit into their share, at least one; None if what is left is
     not worth it."""
-    exchanges = exchanges_of(nodes)
-    used, kept = 0, 0
-    for exchange in reversed(exchanges):
-        used += size_of((exchange,))
-        if kept and used > KEPT_SHARE * allowance:
-            break
-        kept += 1
-    covered = exchanges[: len(exchanges) - kept]
-    if size_of(covered) < LEAST_SHARE * allowance:
+    window = Window(nodes)
+    first = min(window.newest(KEPT_SHARE * allowance), len(window.begins) - 1)
+    if first < 1:
         return None
-    return Span(covered, exchanges[len(exchanges) - kept :])
+    covered = Window(window[window.begins[0].place : window.begins[first].place])
+    is_worth_it = covered.tokens >= LEAST_SHARE * allowance
+    return Span(covered, window.since(first)) if is_worth_it else None
 
 
 def request_text(earlier: Summary | None, span: Span, room: int) -> str:
@@ -63,7 +59,7 @@ def request_text(earlier: Summary | None, span: Span, room: int) -> str:
     notes = f"Notes so far:\n{_as_json(earlier)}\n\n" if earlier else ""
     lines: list[str] = []
     left = room - estimate_tokens(notes)
-    for node in reversed([node for exchange in span.covered for node in exchange]):
+    for node in reversed(span.covered):
         line = _line(node)
         left -= estimate_tokens(line) + 1
         if left < 0:
@@ -100,11 +96,11 @@ def read_reply(text: str) -> dict[str, object]:
 def summed_up(reply: dict[str, object], earlier: Summary | None, span: Span) -> Summary:
     """What the model wrote, with what must not get lost: every decision, and the identifiers that
     were spoken of."""
-    before = earlier or Summary(span.covered[-1][-1].id, made=0)
+    before = earlier or Summary(span.covered[-1].id, made=0)
     texts, later = _spoken(span.covered), "\n".join(_spoken(span.kept))
     files, symbols = files_and_symbols(texts)
     summary = Summary(
-        covers=span.covered[-1][-1].id,
+        covers=span.covered[-1].id,
         goal=_line_of(reply.get("goal")) or before.goal,
         decisions=_joined(before.decisions, _lines(reply, "decisions", "key_decisions")),
         facts=_lines(reply, "facts"),
@@ -117,14 +113,13 @@ def summed_up(reply: dict[str, object], earlier: Summary | None, span: Span) -> 
     told = _as_json(summary)
     carried = [one for one in before.identifiers if one not in told]
     named = _joined(carried, _lines(reply, "identifiers"))
-    lost = missing_from(
-        told + "\n".join(named), [before.text, *texts], later, most=MOST_IDENTIFIERS
-    )
+    told += "\n".join(named)
+    lost = missing_from(told, [before.text, *texts], later, most=MOST_IDENTIFIERS)
     return replace(summary, identifiers=_joined(named, lost)[-MOST_IDENTIFIERS:])
 
 
-def _spoken(exchanges: Sequence[Exchange]) -> Sequence[str]:
-    return [node.message.text for exchange in exchanges for node in exchange if node.message.text]
+def _spoken(nodes: Sequence[Node]) -> Sequence[str]:
+    return [node.message.text for node in nodes if node.message.text]
 
 
 def _line_of(value: object) -> str:
@@ -191,7 +186,7 @@ def shrinks(summary: Summary, earlier: Summary | None, span: Span) -> bool:
     """Whether it takes at most two thirds of what it stands for."""
     big = 1 << 40
     before = estimate_tokens(told_summary(earlier, big)) if earlier else 0
-    return 3 * estimate_tokens(told_summary(summary, big)) <= 2 * (before + size_of(span.covered))
+    return 3 * estimate_tokens(told_summary(summary, big)) <= 2 * (before + span.covered.tokens)
 
 
 def summary_message(summary: Summary) -> Message:

@@ -89,10 +89,14 @@ class Window(tuple[Node, ...]):
         """The nodes of this exchange and of those after it."""
         return self[self.begins[first].place :] if first < len(self.begins) else ()
 
+    def newest(self, room: float) -> int:
+        """The oldest exchange of those, the newest, that take no more than so many tokens."""
+        return bisect_left(self.begins, self.tokens - room, key=_BEFORE)
+
     def needed(self, rules: ContextRules) -> "Window":
         """The newest that may be shown at all: so many turns, or so many tokens."""
         newest = len(self.begins) - 1
-        over = bisect_left(self.begins, self.tokens - rules.token_budget, key=_BEFORE) - 1
+        over = self.newest(rules.token_budget) - 1
         first = min(newest, max(newest + 1 - rules.recent_turns, over))
         return Window(self.since(first)) if first >= 0 and self.begins[first].place else self
 
@@ -102,7 +106,7 @@ class Window(tuple[Node, ...]):
         least digest, which stays the same for some turns, and is the same for everybody. `follows`
         is the message after which nothing older may be shown."""
         begins = self.begins
-        first = max(first, bisect_left(begins, self.tokens - room, key=_BEFORE))
+        first = max(first, self.newest(room))
         count = len(begins) - first
         if count < LEAST_STEADY or self[begins[first].place].parent_id == follows:
             return first
@@ -121,10 +125,6 @@ def exchanges_of(nodes: Sequence[Node]) -> Sequence[Exchange]:
     """Without what stands before the first question."""
     starts = [begin.place for begin in Window(nodes).begins]
     return [tuple(nodes[start:end]) for start, end in pairwise([*starts, len(nodes)])]
-
-
-def size_of(exchanges: Sequence[Exchange]) -> int:
-    return sum(node.token_count for exchange in exchanges for node in exchange)
 
 
 def _short(node: Node) -> Node:
