@@ -1,4 +1,4 @@
-"""Sums up the older part of a conversation: which part, how a model is asked, what is kept of it. Pure."""
+"""Summarizes the older part of a conversation: selects it, asks a model, keeps the result. Pure."""
 
 import json
 import logging
@@ -36,15 +36,15 @@ Write in the language of the conversation, briefly."""
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is to be summed up, and what stays to be seen."""
+    """The part to summarize, and the part that stays visible."""
 
     covered: Window
     kept: Sequence[Node]
 
 
 def span_of(nodes: Sequence[Node], allowance: int) -> Span | None:
-    """All but the newest exchanges that fit into their share, at least one; None if what is left is
-    not worth it."""
+    """Covers all but the newest exchanges that fit into KEPT_SHARE, at least one. None if the
+    covered part is too small for a model call."""
     window = Window(nodes)
     first = min(window.newest(KEPT_SHARE * allowance), len(window.begins) - 1)
     if first < 1:
@@ -55,7 +55,7 @@ def span_of(nodes: Sequence[Node], allowance: int) -> Span | None:
 
 
 def request_text(earlier: Summary | None, span: Span, room: int) -> str:
-    """The notes so far and the conversation; of one that is too long, the begin is left out."""
+    """The notes so far and the conversation. If it is too long, its beginning is left out."""
     notes = f"Notes so far:\n{_as_json(earlier)}\n\n" if earlier else ""
     lines: list[str] = []
     left = room - estimate_tokens(notes)
@@ -86,7 +86,7 @@ def _line(node: Node) -> str:
 
 
 def read_reply(text: str) -> dict[str, object]:
-    """The object in a model's reply. Raises ValueError if there is none."""
+    """Parses the JSON object in a model's reply. Raises ValueError if there is none."""
     plain = json.loads(text[text.find("{") : text.rfind("}") + 1])
     if not isinstance(plain, dict):
         raise ValueError("it is no object")
@@ -94,8 +94,8 @@ def read_reply(text: str) -> dict[str, object]:
 
 
 def summed_up(reply: dict[str, object], earlier: Summary | None, span: Span) -> Summary:
-    """What the model wrote, with what must not get lost: every decision, and the identifiers that
-    were spoken of."""
+    """Merges the reply with what must not get lost: every earlier decision, and the identifiers
+    that were mentioned."""
     before = earlier or Summary(span.covered[-1].id, made=0)
     texts, later = _spoken(span.covered), "\n".join(_spoken(span.kept))
     files, symbols = files_and_symbols(texts)
@@ -123,7 +123,7 @@ def _spoken(nodes: Sequence[Node]) -> Sequence[str]:
 
 
 def _line_of(value: object) -> str:
-    """In a form that can be stored: JSON may hold half of a surrogate pair."""
+    """Replaces lone surrogates, which JSON may hold and the store does not take."""
     line = " ".join(value.split())[:LONGEST_LINE] if isinstance(value, str) else ""
     return line.encode(errors="replace").decode()
 
@@ -136,7 +136,8 @@ def _lines(reply: dict[str, object], *names: str) -> tuple[str, ...]:
 
 
 def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
-    """Each once, however it is written; the first form stays."""
+    """Joins lists without duplicates. Case and final punctuation do not matter; the first spelling
+    stays."""
     kept: dict[str, str] = {}
     for one in (one for some in lists for one in some):
         kept.setdefault(one.casefold().strip(" ."), one)
@@ -144,8 +145,8 @@ def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
 
 
 def told_summary(summary: Summary, most: int) -> str:
-    """How a model is shown it, within so many tokens: what matters least is left out first, and of
-    a list the oldest."""
+    """Renders the summary within `most` tokens. The least important sections are left out first, of
+    a list the oldest entries."""
     lists = {
         "Decisions": summary.decisions,
         "Open": summary.open,
@@ -166,7 +167,7 @@ def told_summary(summary: Summary, most: int) -> str:
 
 
 def _newest(title: str, entries: Sequence[str], left: int) -> tuple[Sequence[str], int]:
-    """Under their title, and what room they leave."""
+    """The lines of a section with its title, and the tokens that are left."""
     lines: list[str] = []
     for entry in reversed(entries):
         tokens = estimate_tokens(f"- {entry}\n") + (0 if lines else estimate_tokens(title) + 1)
@@ -178,24 +179,25 @@ def _newest(title: str, entries: Sequence[str], left: int) -> tuple[Sequence[str
 
 
 def _safe(line: str) -> str:
-    """Nothing that was said ends the block; as long as before in bytes, or shorter."""
+    """Escapes the end of the summary block. The result is not longer in bytes."""
     return line.replace("<summary", "(summary").replace("</summary", "(/summary")
 
 
 def shrinks(summary: Summary, earlier: Summary | None, span: Span) -> bool:
-    """Whether it takes at most two thirds of what it stands for."""
+    """Whether the summary takes at most two thirds of the tokens that it replaces."""
     big = 1 << 40
     before = estimate_tokens(told_summary(earlier, big)) if earlier else 0
     return 3 * estimate_tokens(told_summary(summary, big)) <= 2 * (before + span.covered.tokens)
 
 
 def summary_message(summary: Summary) -> Message:
-    """As it stands in the tree."""
+    """The message under which the tree stores a summary."""
     return Message("summary", json.dumps(to_plain(summary), ensure_ascii=False))
 
 
 def summary_of(node: Node | None) -> Summary | None:
-    """One that cannot be read stands for nothing: then its messages are shown themselves."""
+    """Parses a stored summary. None if it cannot be read: then its messages are shown
+    themselves."""
     try:
         return None if node is None else from_plain(json.loads(node.message.text))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The tool `result`: reads in parts what a tool gave and a model was not shown whole."""
+"""The tool `result`: reads parts of a result that the model was not shown whole."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -80,7 +80,7 @@ class ResultTool:
 
 
 def _most_bytes(scope: ToolScope) -> int:
-    """What it reads at a time is itself never shown in part."""
+    """What it returns is small enough to be shown whole."""
     if scope.agent is None:
         return 4 * MOST_PART
     return int(scope.agent.context.token_budget // RESULT_SHARE * BYTES_A_TOKEN)
@@ -113,8 +113,8 @@ def _found(content: str, sought: str) -> str:
 
 
 def _places(content: str, sought: str) -> Iterator[int]:
-    """At most one more than are shown, each beyond what the one before shows. Looked for in small
-    pieces, between which others have their turn."""
+    """Positions of the text, at most one more than are shown, none within the excerpt of the one
+    before. Searches small pieces, so that other threads run in between."""
     at, count = 0, 0
     while at < len(content) and count <= MOST_HITS:
         piece, wanted = content[at : at + PIECE + 2 * len(sought)], sought
