@@ -1,4 +1,4 @@
-"""What is known about people: claims that were made, facts that came of them, and how they are found."""
+"""Facts about people: claims, the facts that result from them, and how they are found."""
 
 import re
 from bisect import bisect_right
@@ -29,8 +29,8 @@ _SPACED = re.compile(rf"(\S{{1,{LONGEST}}})\S*")
 
 
 class _Apart(dict[int, str]):
-    """For `str.translate`: a blank for each character that belongs to no word. A character is looked
-    up in the Unicode tables once."""
+    """Table for `str.translate`: replaces characters that belong to no word by a blank. Each
+    character is looked up once."""
 
     def __missing__(self, code: int) -> str:
         one = chr(code)
@@ -42,8 +42,8 @@ _APART = _Apart()
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words in their order, in one case and Unicode form. Scripts without spaces come as pairs of
-    characters (and Han as single ones too), which is what one can find them by."""
+    """The words in order, casefolded and normalized. Text in scripts without spaces yields pairs of
+    characters, and single Han characters."""
     if text.isascii():
         return tuple(_ASCII.findall(text.lower()))
     even = normalize("NFKC", normalize("NFKC", text).casefold())
@@ -82,8 +82,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Something said, before it is settled with what is known. `functional`: one object at a time,
-    so that another one supersedes it."""
+    """A statement before it is settled with what is known. `functional`: the subject has one object
+    at a time, so a new one supersedes it."""
 
     subject: str
     predicate: str
@@ -99,8 +99,9 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`learned_at` and `superseded_at` say when we believed it, `valid_from` and `valid_to` when it
-    was true. Current: not superseded. Nothing is deleted except by an explicit erasure."""
+    """`learned_at` and `superseded_at` say when it was believed, `valid_from` and `valid_to`
+    when it was true. A fact that is not superseded is current. Only an explicit erasure deletes
+    facts."""
 
     id: str
     scope: str
@@ -125,7 +126,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class Whose:
-    """Whose facts may be looked at: all of a scope, or only what was said in one room."""
+    """Whose facts may be read: all of a scope, or only those learned in one room."""
 
     scope: str | None = None
     room: SessionKey | None = None
@@ -133,8 +134,8 @@ class Whose:
 
 @dataclass(frozen=True, slots=True)
 class FactQuery:
-    """`at` and `known_at`: true then, as believed then. Without them: what is believed now, or with
-    `with_history` all that ever was. Oldest `valid_from` first."""
+    """`at` selects what was true then, `known_at` what was believed then. Without them: what is
+    believed now, or everything with `with_history`. Oldest `valid_from` first."""
 
     whose: Whose
     subject: str | None = None
@@ -147,7 +148,7 @@ class FactQuery:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """Who asks where a fact was said: a principal, or whoever speaks in a conversation."""
+    """Who asks for sources: a principal, or the speaker in a conversation."""
 
     account: str | None = None  # of the principal: all conversations with its own peers are its own
     key: SessionKey | None = None  # the conversation in which it would be told
@@ -160,8 +161,8 @@ class Reader:
         return cls(None, key, of_person(key, sender), is_room(key, sender))
 
     def may_read(self, source: Source, scope: str) -> bool:
-        """Whether a source of a fact of that scope may be shown: one of this conversation, and
-        outside of rooms one of the reader's own. Nothing else leaves the conversation it is of."""
+        """Whether a source of a fact of that scope may be shown: a source in this conversation, or
+        outside of rooms one of the reader's own."""
         there = source.session_key
         if self.reads_all or there == self.key:
             return True
@@ -186,7 +187,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What is to be erased for good: one fact, all of a scope, or all that was learned in a session."""
+    """What to erase for good: one fact, all of a scope, or all that was learned in a session."""
 
     fact_id: str | None = None
     scope: str | None = None
@@ -201,7 +202,7 @@ class Erasure:
 
 
 def tombstone_of(what: Erasure, now: datetime) -> str:
-    """What is left of an erasure: it tells nobody what was erased."""
+    """The digest that an erasure leaves; it does not reveal what was erased."""
     target = what.fact_id or what.scope or str(what.session_key)
     return sha256(f"{what.kind} {target} {now.isoformat()}".encode()).hexdigest()[:32]
 
@@ -218,16 +219,16 @@ class Facts(Protocol):
         those that are new. What was said before it was forgotten is left out."""
 
     def knows(self, whose: Whose) -> bool:
-        """False only if nothing was ever learned there: then nobody need ask."""
+        """False only if nothing was ever learned there, so that no query is needed."""
 
     async def select(self, query: FactQuery) -> Sequence[Fact]: ...
 
     async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
-        """Current facts in which any of the words (or another form of it) occurs; those in which
-        the rarer words occur first. Costs the same whatever others have in the store."""
+        """Current facts that contain any of the words or other forms of them; facts with rarer
+        words first. The cost does not depend on the facts of others."""
 
     async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
-        """Current facts one hop away: whose subject or object is one of the names. Newest first."""
+        """Current facts whose subject or object is one of the names, newest first."""
 
     async def origin(self, fact_id: str) -> Origin | None: ...
 
@@ -237,19 +238,19 @@ class Facts(Protocol):
 
 
 def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> str:
-    """Facts belong to an agent and a person; `is_shared`: to all who talk to the agent."""
+    """Facts belong to an agent and a person, or if `is_shared` to all who talk to the agent."""
     return str(key.agent) if is_shared else of_person(key, sender)
 
 
 def whose(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> Whose:
-    """In a direct chat all that the person ever said; in a room only what was said in that room."""
+    """In a direct chat all facts of the person; in a room only those learned in it."""
     if is_shared or not is_room(key, sender):
         return Whose(scope=scope_of(key, sender, is_shared=is_shared))
     return Whose(room=key)
 
 
 def is_room(key: SessionKey, sender: str | None) -> bool:
-    """Whether others read along: in a direct chat the peer is whoever speaks."""
+    """Whether others read the conversation. In a direct chat the peer is the speaker."""
     if not sender or key.peer == sender:
         return False
     escaped = key_peer(peer_of(sender, is_foreign=True), is_room=False)
@@ -268,27 +269,27 @@ _BLANKS = re.compile(r"[\s\x00-\x1f\x7f]+")
 
 
 class ClaimRefused(GatewayError):
-    """Nothing that a fact could be made of."""
+    """The claim makes no valid fact."""
 
     code = "invalid_params"
 
 
 class QueryRefused(GatewayError):
-    """More would have to be weighed than anybody should wait for."""
+    """The query would have to weigh too many claims."""
 
     code = "invalid_params"
 
 
 def form(text: str) -> str:
-    """What two spellings of one thing have in common: neither case, blanks, a leading article nor
-    final punctuation tells things apart."""
+    """The canonical spelling: case, blanks, a leading article and final punctuation do not
+    matter."""
     even = normalize("NFKC", normalize("NFKC", text).casefold())
     spaced = _BLANKS.sub(" ", even).strip()
     return _ARTICLE.sub("", spaced).rstrip(" .,;:!?…。、！？") or spaced
 
 
 def predicate_form(text: str) -> str:
-    """`lives_in` and `lives in` are one."""
+    """Canonical spelling in which `lives_in` and `lives in` are the same."""
     return form(text.replace("_", " "))
 
 
@@ -315,7 +316,7 @@ def require_claim(claim: Claim) -> None:
 
 @dataclass(frozen=True)
 class Told:
-    """A claim as it is kept; a fact has the id of the first claim of it that was learned."""
+    """A stored claim. A fact has the id of the first claim of it that was learned."""
 
     id: str
     claim: Claim
@@ -328,12 +329,13 @@ class Told:
 
     @property
     def only_ends(self) -> bool:
-        """It says that something is over, and nothing of what is there instead."""
+        """Whether it says that something is over, and not what replaces it."""
         return self.claim.valid_to is not None and self.claim.valid_to <= self.claim.valid_from
 
     @property
     def since(self) -> datetime:
-        """Not after its end: who says only that it has ended says nothing of its beginning."""
+        """When it began, not after its end: a statement that something ended says nothing about its
+        beginning."""
         return min(self.claim.valid_from, self.claim.valid_to or self.claim.valid_from)
 
     @property
@@ -373,7 +375,7 @@ def in_order(claims: Sequence[Claim]) -> list[Claim]:
 
 
 def _later(claim: Claim, by: timedelta) -> Claim:
-    """A date of its own stays."""
+    """Shifts undated times; explicit dates stay."""
     if not by:
         return claim
     source = claim.source and replace(claim.source, at=claim.source.at + by)
@@ -387,7 +389,7 @@ def _later(claim: Claim, by: timedelta) -> Claim:
 
 @dataclass(slots=True)
 class _Period:
-    """While one object was it; `told` by their number in the order of learning."""
+    """A time during which one object held. `told` is keyed by order of learning."""
 
     object: str
     since: datetime
@@ -401,7 +403,7 @@ class _Period:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """A fact with the claims that it is made of, in the order of learning."""
+    """A fact with its claims, in the order in which they were learned."""
 
     fact: Fact
     told: tuple[Told, ...]
@@ -431,24 +433,24 @@ def settled(
 
 
 def messages_of(sources: Sequence[Source]) -> tuple[str, ...]:
-    """Those that a fact names; its origin has all."""
+    """The message ids that a fact lists; its origin has all of them."""
     return tuple(dict.fromkeys(source.message_id for source in sources[:MOST_NAMED]))
 
 
 def by_time(fact: Fact) -> tuple[datetime, bool, str]:
-    """The order in which facts are given: at equal times what is current last."""
+    """Sort key of facts: at equal times the current fact comes last."""
     return (fact.valid_from, fact.superseded_at is None, fact.id)
 
 
 def is_wanted(fact: Fact, query: FactQuery) -> bool:
-    """Whether it held at the time asked for; without one, whether it still does."""
+    """Whether the fact held at the requested time; without one, whether it still holds."""
     if query.at is None:
         return query.with_history or fact.superseded_at is None
     return fact.valid_from <= query.at and (fact.valid_to is None or query.at < fact.valid_to)
 
 
 def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
-    """One after the other, no two side by side have the same object unless one ended."""
+    """Consecutive periods. Neighbours have different objects unless the first one ended."""
     periods: list[_Period] = []
     for at, is_end, number, one in _points(told):
         last = periods[-1] if periods and periods[-1].until is None else None
@@ -470,7 +472,7 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
 def _points(
     told: Sequence[tuple[int, Told]],
 ) -> Iterator[tuple[datetime, bool, int, Told]]:
-    """What begins and what ends, one after the other."""
+    """Beginnings and ends of claims in order of time."""
     since = _sinces([one for _, one in told])
     points = [
         (since(one), False, (since(one), *one.place[1:]), number, one) for number, one in told
@@ -482,8 +484,8 @@ def _points(
 
 
 def _sinces(told: Sequence[Told]) -> Callable[[Told], datetime]:
-    """When each began. Who says that it is so since a day and still is, says that whatever was
-    claimed in between, without a date of its own, was so before that day."""
+    """Returns the beginning of each claim. A dated statement that still holds overrides undated
+    claims since its date."""
     still = {(one.object, one.since) for one in told}
     lasting = [one for one in told if one.since < one.said and one.claim.valid_to is None]
     spans = [(one.since, one.said, one.object) for one in lasting]
@@ -521,7 +523,7 @@ def _fact(
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One message of a person; `sender` differs from the session's peer in a room."""
+    """One message of a person; in a room `sender` differs from the session's peer."""
 
     message_id: NodeId
     run_id: RunId
@@ -532,16 +534,16 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A stretch of a session: what people said in it, and its last node; None: it is empty."""
+    """What people said in a part of a session, and its last node; None if it is empty."""
 
     said: tuple[Said, ...] = ()
     upto: NodeId | None = None
 
 
 class Hearing(Protocol):
-    """Two readers: patterns look at everything that is ever said, a model at what it was owed. A
-    node that is gone is passed over. Nothing here has an fsync of its own: what a crash undoes is
-    looked at again. Raises StoreUnavailable."""
+    """How far fact extraction has read: patterns read everything, a model what it is owed. Nodes
+    that are gone are skipped. Writes are not synced: what a crash undoes is read again. Raises
+    StoreUnavailable."""
 
     async def behind(self) -> Sequence[SessionKey]:
         """Sessions in which patterns have not looked at everything."""
@@ -569,7 +571,7 @@ YOU = "you"  # how a model is told of its own words
 
 @dataclass(frozen=True, slots=True)
 class Recalled:
-    """One thing that was found; `why` names the words and signals that found it."""
+    """Something that was found; `why` names the words and signals that found it."""
 
     kind: RecallKind | Literal["notes", "threads"]  # the latter: names, in one text
     id: str  # of the fact, or of the message
@@ -585,8 +587,9 @@ class Recalled:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """What may be seen of a session: spans of `seq`, oldest first, each (first, last, depth of the
-    first). A depth counts along them: neighbours in the conversation are neighbours in depth."""
+    """The visible part of a session: spans of `seq`, oldest first, each (first, last, depth of
+    the first). Depths count along the spans, so neighbours in the conversation are neighbours in
+    depth."""
 
     spans: tuple[tuple[int, int, int], ...] = ()
     length: int = 0
@@ -601,14 +604,14 @@ class Trail:
         return cls(tuple(counted), depth)
 
     def depth_of(self, seq: int) -> int | None:
-        """None for what must not be seen."""
+        """None if the message must not be seen."""
         at = bisect_right(self.spans, seq, key=itemgetter(0)) - 1
         if at < 0 or seq > self.spans[at][1]:
             return None
         return self.spans[at][2] + seq - self.spans[at][0]
 
     def count_to(self, seq: int) -> int:
-        """How many there are up to it."""
+        """Number of visible messages up to that one."""
         return sum(min(last, seq) - first + 1 for first, last, _ in self.spans if first <= seq)
 
     def seq_at(self, depth: int) -> int:
@@ -618,7 +621,7 @@ class Trail:
 
 @dataclass(frozen=True, slots=True)
 class Hits:
-    """Where a word was said, as depths; `total`: about how often, if these are only the newest."""
+    """The depths at which a word occurs; `total` estimates all if these are only the newest."""
 
     depths: frozenset[int]
     total: int
@@ -633,7 +636,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What somebody said; `text` may be cut."""
+    """A message that was found; `text` may be cut."""
 
     depth: int
     id: NodeId
@@ -644,8 +647,8 @@ class Turn:
 
 
 class Turns(Protocol):
-    """What was said in a session, by its words. Nothing of another session, of a sibling branch
-    or of a tool ever comes out. Raises StoreUnavailable."""
+    """Finds messages of a session by their words. Never returns messages of other sessions, of
+    sibling branches or of tools. Raises StoreUnavailable."""
 
     async def find(
         self,
@@ -665,13 +668,13 @@ class Turns(Protocol):
 
 
 class TurnIndex(Protocol):
-    """Brings `Turns` up to date, off everybody's path. Raises StoreUnavailable."""
+    """Indexes messages in the background. Raises StoreUnavailable."""
 
     async def behind(self, *, limit: int) -> Sequence[SessionKey]: ...
 
     async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
-        """Takes in at most `limit` messages in one commit without an fsync; gives the sessions that
-        are still behind."""
+        """Indexes at most `limit` messages in one commit without an fsync; returns the sessions
+        that are still behind."""
 
     async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
         """Takes messages out before their texts are erased; durable, and no word of them stays."""
@@ -698,8 +701,8 @@ _EDGES = re.compile(r"<(?=\s?/?\s?(?:memory|system-notice|summary)\b)", re.IGNOR
 
 
 def told_line(recalled: Recalled) -> str:
-    """One line a model reads: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
-    `- you said 2026-11-18: …`; nothing that was said can end the block or begin a line of its own."""
+    """One line of the memory block: `- user dog_name Luna (since 2026-03-01, told 2026-11-18)`, or
+    `- you said 2026-11-18: …`. No text can end the block or begin a line of its own."""
     if fact := recalled.fact:
         dates = f"since {_day(fact.valid_from)}, told {_day(fact.learned_at)}"
         dates = f"{dates}, until {_day(fact.valid_to)}" if fact.valid_to else dates
@@ -713,5 +716,5 @@ def _day(at: datetime) -> str:
 
 
 def flat(text: str) -> str:
-    """On one line, and with nothing in it that looks like the edge of a block of ours."""
+    """The text on one line, without anything that looks like a block of the gateway."""
     return _EDGES.sub("‹", " ".join(text.split()))

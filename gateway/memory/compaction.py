@@ -1,4 +1,4 @@
-"""Sums up the older part of a conversation: which part, how a model is asked, what is kept of it. Pure."""
+"""Summarizes the older part of a conversation: selects it, asks a model, keeps the result. Pure."""
 
 import json
 import logging
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from gateway.domain.messages import Message, Node, estimate_tokens, within_boundary
 from gateway.domain.sessions import Summary, from_plain, to_plain
-from gateway.memory.window import Exchange, cut, exchanges_of, size_of
+from gateway.memory.window import Window, cut
 from gateway.memory.wording import files_and_symbols, missing_from
 
 log = logging.getLogger(__name__)
@@ -36,34 +36,30 @@ Write in the language of the conversation, briefly."""
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """What is to be summed up, and what stays to be seen."""
+    """The part to summarize, and the part that stays visible."""
 
-    covered: Sequence[Exchange]
-    kept: Sequence[Exchange]
+    covered: Window
+    kept: Sequence[Node]
 
 
 def span_of(nodes: Sequence[Node], allowance: int) -> Span | None:
-    """All but the newest exchanges that fit into their share, at least one; None if what is left is
-    not worth it."""
-    exchanges = exchanges_of(nodes)
-    used, kept = 0, 0
-    for exchange in reversed(exchanges):
-        used += size_of((exchange,))
-        if kept and used > KEPT_SHARE * allowance:
-            break
-        kept += 1
-    covered = exchanges[: len(exchanges) - kept]
-    if size_of(covered) < LEAST_SHARE * allowance:
+    """Covers all but the newest exchanges that fit into KEPT_SHARE, at least one. None if the
+    covered part is too small for a model call."""
+    window = Window(nodes)
+    first = min(window.newest(KEPT_SHARE * allowance), len(window.begins) - 1)
+    if first < 1:
         return None
-    return Span(covered, exchanges[len(exchanges) - kept :])
+    covered = Window(window[window.begins[0].place : window.begins[first].place])
+    is_worth_it = covered.tokens >= LEAST_SHARE * allowance
+    return Span(covered, window.since(first)) if is_worth_it else None
 
 
 def request_text(earlier: Summary | None, span: Span, room: int) -> str:
-    """The notes so far and the conversation; of one that is too long, the begin is left out."""
+    """The notes so far and the conversation. If it is too long, its beginning is left out."""
     notes = f"Notes so far:\n{_as_json(earlier)}\n\n" if earlier else ""
     lines: list[str] = []
     left = room - estimate_tokens(notes)
-    for node in reversed([node for exchange in span.covered for node in exchange]):
+    for node in reversed(span.covered):
         line = _line(node)
         left -= estimate_tokens(line) + 1
         if left < 0:
@@ -90,7 +86,7 @@ def _line(node: Node) -> str:
 
 
 def read_reply(text: str) -> dict[str, object]:
-    """The object in a model's reply. Raises ValueError if there is none."""
+    """Parses the JSON object in a model's reply. Raises ValueError if there is none."""
     plain = json.loads(text[text.find("{") : text.rfind("}") + 1])
     if not isinstance(plain, dict):
         raise ValueError("it is no object")
@@ -98,13 +94,13 @@ def read_reply(text: str) -> dict[str, object]:
 
 
 def summed_up(reply: dict[str, object], earlier: Summary | None, span: Span) -> Summary:
-    """What the model wrote, with what must not get lost: every decision, and the identifiers that
-    were spoken of."""
-    before = earlier or Summary(span.covered[-1][-1].id, made=0)
+    """Merges the reply with what must not get lost: every earlier decision, and the identifiers
+    that were mentioned."""
+    before = earlier or Summary(span.covered[-1].id, made=0)
     texts, later = _spoken(span.covered), "\n".join(_spoken(span.kept))
     files, symbols = files_and_symbols(texts)
     summary = Summary(
-        covers=span.covered[-1][-1].id,
+        covers=span.covered[-1].id,
         goal=_line_of(reply.get("goal")) or before.goal,
         decisions=_joined(before.decisions, _lines(reply, "decisions", "key_decisions")),
         facts=_lines(reply, "facts"),
@@ -117,18 +113,17 @@ def summed_up(reply: dict[str, object], earlier: Summary | None, span: Span) -> 
     told = _as_json(summary)
     carried = [one for one in before.identifiers if one not in told]
     named = _joined(carried, _lines(reply, "identifiers"))
-    lost = missing_from(
-        told + "\n".join(named), [before.text, *texts], later, most=MOST_IDENTIFIERS
-    )
+    told += "\n".join(named)
+    lost = missing_from(told, [before.text, *texts], later, most=MOST_IDENTIFIERS)
     return replace(summary, identifiers=_joined(named, lost)[-MOST_IDENTIFIERS:])
 
 
-def _spoken(exchanges: Sequence[Exchange]) -> Sequence[str]:
-    return [node.message.text for exchange in exchanges for node in exchange if node.message.text]
+def _spoken(nodes: Sequence[Node]) -> Sequence[str]:
+    return [node.message.text for node in nodes if node.message.text]
 
 
 def _line_of(value: object) -> str:
-    """In a form that can be stored: JSON may hold half of a surrogate pair."""
+    """Replaces lone surrogates, which JSON may hold and the store does not take."""
     line = " ".join(value.split())[:LONGEST_LINE] if isinstance(value, str) else ""
     return line.encode(errors="replace").decode()
 
@@ -141,7 +136,8 @@ def _lines(reply: dict[str, object], *names: str) -> tuple[str, ...]:
 
 
 def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
-    """Each once, however it is written; the first form stays."""
+    """Joins lists without duplicates. Case and final punctuation do not matter; the first spelling
+    stays."""
     kept: dict[str, str] = {}
     for one in (one for some in lists for one in some):
         kept.setdefault(one.casefold().strip(" ."), one)
@@ -149,8 +145,8 @@ def _joined(*lists: Iterable[str]) -> tuple[str, ...]:
 
 
 def told_summary(summary: Summary, most: int) -> str:
-    """How a model is shown it, within so many tokens: what matters least is left out first, and of
-    a list the oldest."""
+    """Renders the summary within `most` tokens. The least important sections are left out first, of
+    a list the oldest entries."""
     lists = {
         "Decisions": summary.decisions,
         "Open": summary.open,
@@ -171,7 +167,7 @@ def told_summary(summary: Summary, most: int) -> str:
 
 
 def _newest(title: str, entries: Sequence[str], left: int) -> tuple[Sequence[str], int]:
-    """Under their title, and what room they leave."""
+    """The lines of a section with its title, and the tokens that are left."""
     lines: list[str] = []
     for entry in reversed(entries):
         tokens = estimate_tokens(f"- {entry}\n") + (0 if lines else estimate_tokens(title) + 1)
@@ -183,24 +179,25 @@ def _newest(title: str, entries: Sequence[str], left: int) -> tuple[Sequence[str
 
 
 def _safe(line: str) -> str:
-    """Nothing that was said ends the block; as long as before in bytes, or shorter."""
+    """Escapes the end of the summary block. The result is not longer in bytes."""
     return line.replace("<summary", "(summary").replace("</summary", "(/summary")
 
 
 def shrinks(summary: Summary, earlier: Summary | None, span: Span) -> bool:
-    """Whether it takes at most two thirds of what it stands for."""
+    """Whether the summary takes at most two thirds of the tokens that it replaces."""
     big = 1 << 40
     before = estimate_tokens(told_summary(earlier, big)) if earlier else 0
-    return 3 * estimate_tokens(told_summary(summary, big)) <= 2 * (before + size_of(span.covered))
+    return 3 * estimate_tokens(told_summary(summary, big)) <= 2 * (before + span.covered.tokens)
 
 
 def summary_message(summary: Summary) -> Message:
-    """As it stands in the tree."""
+    """The message under which the tree stores a summary."""
     return Message("summary", json.dumps(to_plain(summary), ensure_ascii=False))
 
 
 def summary_of(node: Node | None) -> Summary | None:
-    """One that cannot be read stands for nothing: then its messages are shown themselves."""
+    """Parses a stored summary. None if it cannot be read: then its messages are shown
+    themselves."""
     try:
         return None if node is None else from_plain(json.loads(node.message.text))
     except ValueError:

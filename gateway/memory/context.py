@@ -1,4 +1,5 @@
-"""Packs what a model is shown, in a stable order, within the agent's allowance, and says what it was. Pure."""
+"""Packs the model's context in a stable order within the agent's allowance, and explains it.
+Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,8 +34,8 @@ Part = tuple[PartKind, int, Sequence[Item]]
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What a model is shown, with estimated tokens. Questions that are answered together are the end
-    of `history`, and counted with the last one."""
+    """The context of a model call, with estimated tokens. Questions that are answered together end
+    `history`; `question_tokens` counts them too."""
 
     system: str
     history: tuple[Message, ...]
@@ -54,15 +55,14 @@ class Context:
 
     @property
     def tokens(self) -> int:
-        """All of it together."""
+        """The sum of all parts."""
         said = self.system_tokens + self.history_tokens + self.question_tokens
         return said + self.tools_tokens + (message_tokens(self.memory) if self.memory else 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Besides:
-    """What goes into a context besides the window and the question; `earlier` questions are answered
-    along with it."""
+    """Optional parts of a context. `earlier` questions are answered together with the question."""
 
     summary: Summary | None = None
     recalled: Sequence[Recalled] = ()
@@ -81,7 +81,7 @@ def allowance(agent: AgentDef) -> int:
 
 
 def reply_room(max_tokens: int, window: int) -> int:
-    """A reply has half of the window at most, or else nothing could be asked."""
+    """Limits a reply to half of the model's window, so that there is room for the request."""
     return min(max_tokens, max(1, window // 2))
 
 
@@ -98,10 +98,10 @@ def pack(
     *,
     besides: Besides = NOTHING,
 ) -> Context:
-    """System text, summary, recent exchanges, what is remembered, questions. Questions are never left
-    out; exchanges are shown whole or not at all, newest first until one does not fit. What changes
-    with every question stands at the end, so that the next request begins like this one, unless a
-    template wants it elsewhere."""
+    """Packs system text, summary, recent exchanges, memory and questions. Questions are never left
+    out. Exchanges are shown whole or not at all, the newest first until one does not fit. Parts
+    that change with every question stand at the end, so that the next request has the same
+    beginning, unless a template places them elsewhere."""
     template = besides.template
     fixed = _fixed(agent, soul, tools, besides)
     asked = message_tokens(question)
@@ -164,7 +164,7 @@ _TOKENS = itemgetter(1)  # of an item
 
 @dataclass(frozen=True, slots=True)
 class _Fixed:
-    """What stays the same from question to question: system text and tools."""
+    """The parts that stay the same from question to question: system text and tools."""
 
     values: dict[str, str]  # that may stand in the system text
     system: str
@@ -214,8 +214,8 @@ def _fixed(
 
 
 def _system(values: Mapping[str, str], template: Template | None) -> str:
-    """Without a template the soul comes first, always; the agent's own instructions follow. What is
-    said of results of tools stands at the end of both."""
+    """Renders the system text. Without a template the soul comes first, then the agent's
+    instructions. The note on tool results stands at the end."""
     if template is not None:
         whole = template.render(values).strip()
     else:
@@ -226,7 +226,7 @@ def _system(values: Mapping[str, str], template: Template | None) -> str:
 def _placed(
     template: Template, summary: Message | None, memory: "_Memory"
 ) -> Mapping[str, Message]:
-    """What else a template has a place for, if there is any of it."""
+    """The parts besides the fixed values for which the template has a place."""
     found = {"summary": summary, "facts": memory.placed}
     return {name: one for name, one in found.items() if one and name in template.places}
 
@@ -239,8 +239,8 @@ def _told_summary(summary: Summary, room: int) -> Message | None:
 def _shown(
     agent: AgentDef, window: Window, room: int, crowded_from: int, follows: NodeId | None
 ) -> tuple[Window, int, bool]:
-    """As many of the newest exchanges as fit: their window, the first of them, and whether there are
-    more than the rules want."""
+    """Selects the newest exchanges that fit. Returns their window, the index of the first one, and
+    whether there are more than the rules allow."""
     first = max(0, len(window.begins) - agent.context.recent_turns)
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
@@ -263,7 +263,7 @@ _Line = tuple[Recalled, str, int]  # how it is told, and the tokens of that
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """What was recalled, as far as its shares allow: the first are the ones that matter most."""
+    """Recalled facts and turns within their shares of the room, the most important first."""
 
     facts: Sequence[_Line] = ()
     turns: Sequence[_Line] = ()
@@ -278,7 +278,7 @@ class _Memory:
         return cls(facts, turns, message, _tokens(message) + _tokens(placed), placed)
 
     def without(self, nodes: Sequence[Node]) -> "_Memory":
-        """Nobody has to be told again what stands in the window."""
+        """Drops turns that the window shows already."""
         ids = {node.id for node in nodes}
         turns = [line for line in self.turns if (line[0].message_id or line[0].id) not in ids]
         return _Memory.of(self.facts, turns, is_apart=self.placed is not None)
@@ -348,8 +348,8 @@ _ITEM = ("id", "tokens", "why")
 
 
 def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict[str, object]:
-    """What it was first asked with, and the notices that it was told since; as plain as a run keeps
-    it. The parts add up to the total."""
+    """The parts of the first request and the notices since then, in the plain form that a run
+    stores. The parts add up to the total."""
     names = map("notice-{}".format, range(1, len(noticed) + 1))
     notices: Part = ("notices", sum(noticed), [*zip(names, noticed, repeat(TOLD))])
     return {
@@ -361,7 +361,7 @@ def explained(agent: AgentDef, context: Context, noticed: Sequence[int]) -> dict
 
 
 def told_in_full(run_id: str, kept: dict[str, object] | None) -> dict[str, object]:
-    """With names for everything; of a run that showed nothing to any model, without parts."""
+    """Adds field names to the stored form. A run that called no model has no parts."""
     kept = kept or {"model": None, "max_context_tokens": 0, "total_tokens": 0, "parts": []}
     parts = kept["parts"]
     assert isinstance(parts, list)

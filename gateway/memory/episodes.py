@@ -1,4 +1,4 @@
-"""The episodic window: the last whole exchanges of a session, kept warm for the sessions in use."""
+"""The episodic window: the newest whole exchanges of a session, cached for sessions in use."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ KEPT_TOKENS = 4_000_000  # over all warm sessions together, about 13 MB of text
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Nodes on the path to `head`, oldest first, beginning with a question: of what the summary does
-    not stand for, the end."""
+    """The end of the path to `head`, oldest first, beginning with a question, without what the
+    summary covers."""
 
     head: NodeId | None
     nodes: Window = field(default_factory=Window)
@@ -29,12 +29,12 @@ class Episode:
     is_all: bool = False  # that was ever said in this session, and all of it is shown
 
     def is_summed_up_after(self, node: NodeId) -> bool:
-        """Whether to go on from there is to go on from here."""
+        """Whether continuing from that node is the same as continuing from `head`."""
         return self.follows == node
 
 
 class Episodes:
-    """Costs the same in a session of any length: only the end of the path is ever read."""
+    """Reads only the end of a path, so the cost does not depend on the length of the session."""
 
     def __init__(self, transcript: Transcript, *, kept_tokens: int = KEPT_TOKENS) -> None:
         self._transcript = transcript
@@ -75,7 +75,7 @@ class Episodes:
     def append(
         self, key: SessionKey, episode: Episode, nodes: Sequence[Node], rules: ContextRules
     ) -> None:
-        """What was just committed, so that the next turn need not read it."""
+        """Adds committed nodes to the cached window, so that the next turn reads nothing."""
         grown = Window(nodes, after=episode.nodes)
         is_all = episode.is_all and _is_shown(grown, rules)
         too_long = len(grown.begins) > rules.recent_turns + SLACK_TURNS
@@ -84,7 +84,7 @@ class Episodes:
         self._keep(key, Episode(nodes[-1].id, grown, episode.summary, is_all=is_all))
 
     def forget(self, key: SessionKey) -> None:
-        """HEAD was moved: what is warm is no longer the path."""
+        """Drops the cached window after HEAD was moved."""
         gone = self._warm.pop(key, None)
         if gone is not None:
             self._weight -= gone.nodes.weight
@@ -98,12 +98,12 @@ class Episodes:
 
 
 def _is_shown(window: Window, rules: ContextRules) -> bool:
-    """Whether all of it will be, whatever else is to be shown."""
+    """Whether all of the window fits, whatever else the context holds."""
     return len(window.begins) <= rules.recent_turns and 2 * window.tokens <= rules.token_budget
 
 
 def not_covered(path: Path, summary: Summary | None) -> tuple[tuple[Node, ...], bool]:
-    """What the summary does not stand for, and whether there is more of it."""
+    """The nodes that the summary does not cover, and whether there are older ones."""
     nodes, more = path.nodes, path.more
     ids = [node.id for node in nodes]
     if summary is not None and summary.covers in ids:

@@ -1,4 +1,5 @@
-"""How claims become facts: patterns after each turn, a model in its own time."""
+"""Extracts facts from what people say: by patterns after each turn, by a model in the
+background."""
 
 import logging
 import re
@@ -81,7 +82,7 @@ def request(
     known: Sequence[Fact],
     encode: Encode,
 ) -> ModelRequest:
-    """`said` by one person. Paid for on the account of the last message."""
+    """`said` holds messages of one person. The session of the last message pays."""
     told = [(one.text[:SHOWN_CHARACTERS], f"{one.at:%A %Y-%m-%d %H:%M UTC}") for one in said]
     facts = [f"{one.subject} {one.predicate}: {one.object}"[:200] for one in known[:KNOWN_SHOWN]]
     messages = [
@@ -104,8 +105,8 @@ def request(
 def claims_of(
     reply: str, key: SessionKey, said: Sequence[Said], decode: Decode
 ) -> tuple[Claim, ...] | None:
-    """What in the reply is as it was asked for and stands in the message that it names; None if the
-    reply is not in the form that was asked for at all. Never raises."""
+    """Parses the claims in a model's reply. Claims whose quote does not occur in the named message
+    are left out. None if the reply is not in the requested form. Never raises."""
     if len(reply) > REPLY_CHARACTERS:
         return None
     try:
@@ -121,7 +122,8 @@ def claims_of(
 
 
 def _stated_at(texts: Mapping[str, tuple[int, str]], claim: Claim) -> tuple[int, int]:
-    """Which message says it and where: a model lists facts in any order."""
+    """Number of the message and position in it, to restore the order: a model lists facts in any
+    order."""
     assert claim.source is not None
     number, text = texts[claim.source.message_id]
     quote = claim.source.quote
@@ -130,7 +132,7 @@ def _stated_at(texts: Mapping[str, tuple[int, str]], claim: Claim) -> tuple[int,
 
 
 def _unfenced(reply: str) -> str:
-    """Without a pattern: what may stand around it would make one try for hours."""
+    """Removes a code fence without a regular expression: hostile text could make one very slow."""
     if not (reply.startswith("```") and reply.endswith("```")):
         return reply
     return reply.removeprefix("```").removesuffix("```").removeprefix("json")
@@ -166,7 +168,8 @@ def _named(number: object, said: Sequence[Said]) -> Said | None:
 
 
 def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime | None:
-    """As the model says; else as the quote does; else since it was said. None: it is still to come."""
+    """The date that the model gives; else that of the quote; else the time of the message. None if
+    it lies in the future."""
     given, found = dates.parse(fact.get("valid_from"), one.at), dates.named(quote, one.at)
     if found is not None:
         is_told = quote[found.start : found.end].strip() in str(fact.get("object"))
@@ -181,7 +184,8 @@ _LAST = datetime.max.replace(tzinfo=UTC)
 
 
 def _text(value: object, most: int) -> str:
-    """What was given, if it says something within its bound, in characters that can be kept."""
+    """The stripped text if it says something, is not too long, and can be stored; else an empty
+    one."""
     if not isinstance(value, str) or len(value) > most or not _SAYS_SOMETHING.search(value):
         return ""
     return "" if _LONE.search(value) else value.strip()
@@ -216,7 +220,7 @@ class Keeping:
         return self.agents[key.agent].context.fact_scope == "agent"
 
     async def keep(self, key: SessionKey, person: str | None, claims: Sequence[Claim]) -> None:
-        """Raises StoreUnavailable. A claim that no fact can be made of is left out."""
+        """Stores claims. A claim that makes no valid fact is left out. Raises StoreUnavailable."""
         scope = scope_of(key, person, is_shared=self.is_shared(key))
         if not claims:
             return
@@ -231,8 +235,7 @@ class Keeping:
 
 
 def _affirmed(claim: Claim) -> Iterator[Claim]:
-    """Who says what became so lately, or since when it is so, says that it is so now: whatever was
-    claimed in between, without a date of its own."""
+    """A statement about the recent past also holds now, and overrides undated claims in between."""
     said = claim.source
     is_past = said and claim.functional and not claim.valid_to and claim.valid_from < said.at
     if said and is_past and (said.at - claim.valid_from < LATELY or _SINCE.search(said.quote)):
@@ -258,7 +261,7 @@ class _Debt:
 
 
 class ModelQueue:
-    """Sessions in which a model has to look for facts, a task for each."""
+    """Sessions in which a model has to look for facts, one task each."""
 
     def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
         self._keeping, self._group = keeping, group
@@ -271,7 +274,7 @@ class ModelQueue:
         self._start(partial(self._pay_all, tuple(keys)))
 
     def owe(self, key: SessionKey, since: NodeId) -> None:
-        """All that was said since that node is to be looked at, once the session is quiet."""
+        """Queues everything said since that node, to be read once the session is quiet."""
         now, debt = self._keeping.clock.monotonic(), self.debts.get(key)
         if debt is None:
             debt = self.debts[key] = _Debt(now, since)
@@ -310,7 +313,7 @@ class ModelQueue:
             await clock.sleep(rest)
 
     async def _read(self, key: SessionKey, debt: _Debt) -> None:
-        """Looks at each person by themselves: whose facts they are is not for a model to decide."""
+        """Reads each person separately, because a model must not decide whose facts they are."""
         keeping, is_owed = self._keeping, True
         while is_owed:
             debt.since = None  # what was told so far is in the store, beyond what is read now
@@ -327,7 +330,7 @@ class ModelQueue:
     async def _asked(
         self, key: SessionKey, person: str | None, said: Sequence[Said]
     ) -> Sequence[Claim]:
-        """What cannot be asked is left to the patterns, which have looked already."""
+        """Returns nothing if the model cannot be asked: the patterns have looked already."""
         keeping, agent = self._keeping, self._keeping.agents[key.agent]
         theirs = whose(key, person, is_shared=keeping.is_shared(key))
         words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
@@ -346,8 +349,7 @@ class ModelQueue:
 
 
 class Keeper:
-    """Looks for facts in all that is said. Its tasks live in the task group that it is given, and end
-    with it."""
+    """Looks for facts in every message. Its tasks live in the given task group and end with it."""
 
     def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
         self._keeping, self._group = keeping, group
@@ -361,24 +363,25 @@ class Keeper:
 
     @property
     def backlog(self) -> int:
-        """Sessions in which something was said that is not looked at, or not kept, yet."""
+        """Number of sessions with messages that are not yet read or whose facts are not yet
+        stored."""
         return len(self._behind.keys() | self._writing.keys() | self._queue.debts.keys())
 
     async def resume(self) -> None:
-        """Goes on where the process before this one was. Raises StoreUnavailable."""
+        """Continues where the previous process stopped. Raises StoreUnavailable."""
         hearing, how = self._keeping.hearing, self._keeping.how
         self._behind = {key: 0 for key in await hearing.behind() if how(key) != "off"}
         self._queue.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
         self._start(partial(self._catch_up_all, tuple(self._behind), anyio.Event()))
 
     def told(self, key: SessionKey, said: Sequence[Said], upto: NodeId) -> None:
-        """What people said in a run that has ended, with that node. Never waits."""
+        """Takes what people said in a run that has ended, and its last node. Never waits."""
         how = self._keeping.how(key)
         if how == "off" or not said:
             return
         if how == "model":
             self._queue.owe(key, said[0].message_id)
-        if key in self._behind:
+        if self._behind and key in self._behind:
             self._behind[key] += 1  # it is read from the store, in its order
         elif found := [(one.sender, claim) for one in said for claim in self._claims(key, one)]:
             written = self._writing[key] = anyio.Event()
@@ -387,7 +390,9 @@ class Keeper:
             self._looked(key, upto)
 
     async def settled(self, key: SessionKey) -> None:
-        """Waits, but not for long, until what was said in this session so far can be found."""
+        """Waits a short time until the facts of this session can be found."""
+        if not (self._writing or self._behind):  # as nearly always
+            return
         written = self._writing.get(key)
         if written is None and key not in self._behind:
             return
@@ -398,8 +403,7 @@ class Keeper:
             await written.wait()
 
     def on_compacted(self, key: SessionKey, nodes: Sequence[Node]) -> None:
-        """A summary stands for these now, and a model was asked anyway: it also looks at what was
-        said in them and since."""
+        """Queues the summarized nodes and everything since for the model."""
         if nodes and self._keeping.how(key) in {"auto", "model"}:
             self._queue.owe(key, nodes[0].id)
 
@@ -407,7 +411,7 @@ class Keeper:
         self._group.start_soon(contained, "facts", work)
 
     def _claims(self, key: SessionKey, one: Said) -> Sequence[Claim]:
-        last = self.last.pop(key, None)
+        last = self.last.pop(key, None) if self.last else None
         is_own = last and last.source and last.source.said_by == (one.sender or key.peer)
         claims = claims_in(one, key, last=last if is_own else None)
         if claims:
@@ -423,7 +427,7 @@ class Keeper:
         upto: NodeId,
         written: anyio.Event,
     ) -> None:
-        """`found`: each claim with who said it."""
+        """`found` pairs each claim with its speaker."""
         try:
             for person, those in groupby(found, key=itemgetter(0)):
                 await self._keeping.keep(key, person, [claim for _, claim in those])
@@ -445,7 +449,8 @@ class Keeper:
             self._start(self._note)
 
     async def _note(self) -> None:
-        """In one commit for all, while there is something; never ahead of facts on their way."""
+        """Stores how far the patterns have looked, in one commit for all sessions. Never ahead of
+        facts that are still being written."""
         while self._places:
             await self._keeping.clock.sleep(NOTE_EVERY_S)
             due = {key: at for key, at in self._places.items() if key not in self._writing}
@@ -472,7 +477,7 @@ class Keeper:
         done.set()
 
     async def _catch_up(self, key: SessionKey, pause_s: float = 0.0) -> None:
-        """Reads what patterns have not looked at, oldest first, until there is no more."""
+        """Reads what the patterns have not looked at, oldest first, until nothing is left."""
         if pause_s:
             await self._keeping.clock.sleep(pause_s)
         if key in self._catching:

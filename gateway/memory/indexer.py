@@ -1,4 +1,4 @@
-"""Keeps what was said findable: off the path of every turn, a little at a time."""
+"""Indexes messages for recall in the background, a few at a time."""
 
 import logging
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ SESSIONS_AT_ONCE = 1000
 
 
 class Indexer:
-    """Where it stopped is kept in the store, a session each; a start goes on from there."""
+    """The store keeps the position of each session; a restart continues there."""
 
     def __init__(self, index: TurnIndex, clock: Clock) -> None:
         self._index, self._clock = index, clock
@@ -30,16 +30,16 @@ class Indexer:
 
     @property
     def backlog(self) -> int:
-        """Sessions in which something was said that is not findable yet."""
+        """Number of sessions with messages that are not yet indexed."""
         return len(self._waiting)
 
     def note(self, key: SessionKey) -> None:
-        """Something was said there."""
+        """Queues a session with new messages."""
         self._waiting[key] = None
         self._said.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Indexes until cancelled."""
         while True:
             try:
                 if self._is_behind:
@@ -55,13 +55,13 @@ class Indexer:
                 await self._clock.sleep(AGAIN_S)
 
     async def catch_up(self, key: SessionKey) -> None:
-        """Comes back once all that was said there is findable. Raises StoreUnavailable."""
+        """Returns once all messages of the session are indexed. Raises StoreUnavailable."""
         behind: Sequence[SessionKey] = (key,)
         while behind:
             behind = await self._index.advance(behind, limit=AT_ONCE)
 
     async def _take_up(self) -> None:
-        """What an earlier process left."""
+        """Queues the sessions that an earlier process left."""
         behind = await self._index.behind(limit=SESSIONS_AT_ONCE)
         self._waiting.update(dict.fromkeys(behind))
         self._is_behind = len(behind) == SESSIONS_AT_ONCE

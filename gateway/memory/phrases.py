@@ -1,4 +1,4 @@
-"""The table of phrases in which people state facts of themselves and of theirs. Data."""
+"""The table of phrases in which people state facts about themselves and their own. Data."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ _NONE = re.compile(
 
 
 def tidied(text: str, keeps: Keeps) -> str | None:
-    """The object without what only follows it; None if it is none."""
+    """The object without trailing words that are not part of it. None if nothing is left."""
     text = text.strip(" \t'’*_~-")
     for _ in range(3):  # `too, by the way`
         text = _OVER.sub("", text).strip(" .,!:;'’*_~)")
@@ -55,7 +55,7 @@ _SAYS_SOMETHING = re.compile(r"[^\W_]")
 
 
 def _name(text: str) -> str:
-    """It goes on as long as its words are capitals, or numbers."""
+    """Keeps words as long as they are capitalized or begin with a digit."""
     first, *more = _NAME_OVER.sub("", text).split() or [""]
     proper = takewhile(lambda word: word[0].isupper() or word[0].isdigit(), more)
     return " ".join((first, *proper))
@@ -81,8 +81,8 @@ class Makes(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Groups: `object`; `thing` and `of` where what it makes needs them; `was`: what it was before.
-    `is_list`: several objects may be named at once."""
+    """Groups of the pattern: `object`; `thing` and `of` as `makes` needs them; `was`: the former
+    object. `is_list`: the object may be a list."""
 
     predicate: str
     pattern: re.Pattern[str]
@@ -241,7 +241,7 @@ _FIRST_WORD = re.compile(r"i(?=['’]?m\b|['’]ve\b)|[a-z]+", re.IGNORECASE)
 
 
 def forms_for(clause: str) -> tuple[Form, ...]:
-    """Those that the clause may be of, in their order."""
+    """The forms that may match the clause, in their order."""
     word = _FIRST_WORD.match(clause)
     return _BY_OPENING.get(word[0].lower() if word else "", _ELSE)
 

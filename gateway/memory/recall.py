@@ -1,4 +1,5 @@
-"""What comes to mind at a question: facts, and turns that no window shows any more."""
+"""Recall: finds facts and earlier turns that a question is about and that the window does not
+show."""
 
 import re
 from collections import Counter, defaultdict
@@ -47,7 +48,7 @@ _OWN, _BLOCK = 0.5, 0.3  # beside 1.0 for the neighbourhood; each is 1.0 for the
 def ranked(
     found: Found, boosts: Mapping[int, float], *, limit: int, without: Collection[int] = ()
 ) -> list[tuple[int, float]]:
-    """The best depths with their scores; `boosts` by depth."""
+    """The best depths with their scores. `boosts` are initial scores by depth."""
     length = found.trail.length
     weighed = [(hits, _rarity(hits.total, length)) for hits in distinct(found.words).values()]
     scores = defaultdict(float, boosts)
@@ -70,7 +71,7 @@ Scores = defaultdict[int, float]  # by depth, or by block or cell
 
 
 def _parts(weighed: Weighed, length: int) -> tuple[Scores, Scores]:
-    """What each turn says together with those beside it, and what it says alone."""
+    """Scores of each turn together with its neighbours, and of each turn alone."""
     around, own = Scores(float), Scores(float)
     cells = _best_cells(weighed)
     for hits, rarity in weighed:
@@ -97,8 +98,8 @@ def _blocks(weighed: Weighed, many: int) -> Scores:
 
 
 def _best_cells(weighed: Weighed) -> set[int]:
-    """Where the most that counts is said side by side, and the cells next to these: only there it
-    is worth looking at every turn."""
+    """The cells in which most rare words meet, with the cells next to them. Only their turns are
+    scored one by one."""
     cells = Scores(float)
     for hits, rarity in weighed:
         for cell in {depth >> _CELL_BITS for depth in hits.depths}:
@@ -108,13 +109,14 @@ def _best_cells(weighed: Weighed) -> set[int]:
 
 
 def _count(scores: Scores, counts: Mapping[int, float] | Mapping[int, int], rarity: float) -> None:
-    """Saying a word again adds ever less."""
+    """Adds BM25 gains: each further occurrence adds less."""
     for at, count in counts.items():
         scores[at] += rarity * count * (_SATURATION + 1) / (count + _SATURATION)
 
 
 def distinct(words: Mapping[str, Hits]) -> Mapping[str, Hits]:
-    """Without further forms of a word, which are said wherever it is."""
+    """Drops words that occur in exactly the same turns and share three letters: forms of one
+    word."""
     first: dict[tuple[str, frozenset[int]], str] = {}
     for word, hits in words.items():
         first.setdefault((word[:3], hits.depths), word)
@@ -132,7 +134,7 @@ MOST_NAMES = 50  # that one hop goes on from
 async def neighbours(
     facts: Facts, whose: Whose, name: str, *, hops: int, limit: int
 ) -> Sequence[Fact]:
-    """Current facts that so many hops lead to, the nearest first."""
+    """Current facts within that many hops of a name, the nearest first."""
     found: dict[str, Fact] = {}
     seen, edge = set[str](), [name]
     for _ in range(hops):
@@ -173,14 +175,13 @@ _SPEAKER = re.compile(r"\s*([^\W\d_][\w .'’-]{0,40}):\s")
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Where the conversation goes on from, if not at HEAD, and since which message it is shown
-    anyhow."""
+    """The part of the path that the window shows, from `since` up to `upto` (HEAD if None)."""
 
     since: NodeId | None = None
     upto: NodeId | None = None
 
     def depths(self, found: Found) -> Collection[int]:
-        """Of what is shown: on the path, one message stands right after the other."""
+        """The depths that the window shows; on the path they follow each other."""
         ends = filter(None, (self.since, self.upto))
         at = [found.messages[one] for one in ends if one in found.messages]
         return range(min(at), max(at) + 1) if self.since and at else ()
@@ -233,7 +234,7 @@ class Recall:
         return (*told, *recalled[:limit])
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
-        """Facts in which the words occur, then those one hop away from the first of them."""
+        """Facts that contain the words, then facts one hop away from the first of them."""
         found = await self._facts.matching(whose, words, limit=_FACTS)
         names = {name: one for one in reversed(found[:_HOPS_FROM]) for name in _names(one)}
         known = {fact.id for fact in found}
@@ -245,7 +246,7 @@ class Recall:
 
 
 def asked_words(question: str) -> tuple[str, ...]:
-    """Those that say what it is about."""
+    """The words of a question without stop words."""
     telling = filterfalse(_STOP.__contains__, _all_words(question))
     return tuple(dict.fromkeys(telling))[:_MOST_WORDS]
 
@@ -256,7 +257,7 @@ def _all_words(question: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """Why turns were found, with their scores."""
+    """Explains and scores the turns that were found."""
 
     said: frozenset[str]
     key: SessionKey
@@ -278,7 +279,7 @@ class _Told:
         return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
 
     def _named(self, turn: Turn) -> str | None:
-        """Who speaks, if the question is about them."""
+        """The speaker, if the question is about them."""
         label = _SPEAKER.match(turn.text)
         for name in (label and label[1], turn.sender):
             if name and self.said.intersection(words_of(name)) - _STOP:
@@ -291,7 +292,7 @@ def _names(fact: Fact) -> list[str]:
 
 
 def _sources(facts: Sequence[Recalled]) -> dict[str, float]:
-    """Messages that said them, with the score of the best fact of each."""
+    """The messages in which facts were said, with the score of the best fact of each."""
     scored = [(one.fact, one.score) for one in reversed(facts) if one.fact]
     return {name: score for fact, score in scored for name in fact.source_message_ids[-_SOURCES:]}
 
@@ -302,7 +303,7 @@ def _shared(fact: Fact, words: Sequence[str]) -> str:
 
 
 def _hop(fact: Fact, names: Mapping[str, Fact]) -> str:
-    """One of the names is its subject or object, perhaps in another form."""
+    """Names the subject or object that led to the fact."""
     ends = (fact.subject, fact.object)
     near = next((name for name in names if name in ends), fact.subject)
     return f"{near} -> {fact.predicate}"
@@ -319,7 +320,7 @@ LEAST = 10
 
 @dataclass(frozen=True, slots=True)
 class Remembrance:
-    """Implements Remember over what is known and was said."""
+    """Implements Remember."""
 
     recall: Recall
     facts: Facts
@@ -370,7 +371,7 @@ _LISTS: Mapping[str, tuple[Literal["notes", "threads"], str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Vault:
-    """The store of one plugin, for an agent that has its tools."""
+    """One plugin's store, for an agent that has its reading tools."""
 
     store: PluginStore
     plugin: str
@@ -378,7 +379,7 @@ class Vault:
     tools: frozenset[str]
 
     async def named(self, person: str, key: SessionKey, at: datetime) -> tuple[Recalled, ...]:
-        """A list of each kind that the agent can read, if there is any of it."""
+        """One list for each kind that the agent can read and that is not empty."""
         space = PluginSpace(self.plugin, SPACE, None if self.is_shared else person)
         keys = await self.store.list(space, "")
         found = []
@@ -395,7 +396,7 @@ class Vault:
 def vault_of(
     offered: Iterable[ToolSpec], plugins: Mapping[str, PluginDef], store: PluginStore
 ) -> Vault | None:
-    """None for an agent that has none of the bundled tools that read."""
+    """None if the agent has none of the bundled reading tools."""
     mine = {one.name: one.family for one in offered if one.name in _LISTS}
     plugin = next((plugins.get(family) for family in mine.values()), None)
     grant = plugin.store_grant(SPACE) if plugin is not None and plugin.is_bundled else None

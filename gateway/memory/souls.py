@@ -1,5 +1,5 @@
-"""Souls and prompt templates: read at start, used from the next turn on when they change; a bad version
-changes nothing."""
+"""Souls and prompt templates: read at start, reloaded when their files change; a bad version is not
+used."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ LONG_SOUL_TOKENS = 1_500  # it is sent with every single call
 
 
 class Souls:
-    """`paths` and `templates`: the files of each agent; only some have a template."""
+    """`paths` and `templates` name the files of each agent; templates are optional."""
 
     def __init__(
         self,
@@ -48,18 +48,18 @@ class Souls:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Why a newer version of a file is not in use."""
+        """Why newer versions of files are not in use."""
         return tuple(self._problems.values())
 
     async def keep_fresh(self) -> None:
-        """Follows the files until cancelled."""
+        """Watches the files until cancelled."""
         await self._texts.watch(sorted(self._files()), self.refresh)
 
     def _files(self) -> Sequence[str]:
         return [*dict.fromkeys((*self._paths.values(), *self._template_paths.values()))]
 
     async def refresh(self, path: str) -> None:
-        """Takes the new version of a text; a bad one is told and changes nothing."""
+        """Loads the new version of a file. A bad one is logged and changes nothing."""
         before = {agent: soul.content for agent, soul in self._souls.items()}
         try:
             await self._read(path)
@@ -75,7 +75,7 @@ class Souls:
             log.info("prompt template reloaded", extra={"path": path})
 
     async def _read(self, path: str) -> None:
-        """For each agent whose soul or template it is. Raises SoulUnreadable."""
+        """Loads a file for each agent that uses it as soul or template. Raises SoulUnreadable."""
         content, now = await self._texts.read(path), self._clock.now()
         if path in self._template_paths.values():
             try:

@@ -1,4 +1,4 @@
-"""What people state of themselves, found by patterns: without a model, and in microseconds. Pure."""
+"""Finds what people state about themselves, by patterns, in microseconds. Pure."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ MOST_CLAUSES = 12  # of a sentence
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """`quote` stands in the message from `start` to `end`, letter for letter."""
+    """`quote` is the exact text of the message from `start` to `end`."""
 
     quote: str
     start: int
@@ -29,7 +29,8 @@ class Sentence:
 
 
 def sentences_of(text: str) -> Iterator[Sentence]:
-    """Those with something that is stated: no questions, nothing quoted, supposed, or told."""
+    """The sentences with statements. Questions, quotations, suppositions and reported speech are
+    left out."""
     text = text[:LOOKED_AT]
     masked = _masked(text)
     for number, match in enumerate(_SENTENCE.finditer(masked)):
@@ -49,7 +50,7 @@ def sentences_of(text: str) -> Iterator[Sentence]:
 
 
 def _masked(text: str) -> str:
-    """Of the same length: code and what others said are blanks, as are the marks around names."""
+    """The text in the same length, with blanks instead of code, quotations and quotation marks."""
     for pattern in (_CODE, _QUOTED_LINE):
         text = pattern.sub(lambda match: "\n" * len(match[0]), text)
     return _TITLE.sub("\u2024", _SPEECH.sub(_unmarked, text))
@@ -175,7 +176,8 @@ _CORRECTION = re.compile(
 
 
 def claims_in(said: Said, key: SessionKey, *, last: Claim | None = None) -> tuple[Claim, ...]:
-    """`last`: what was claimed before in this conversation, for who corrects it. Never raises."""
+    """`last` is the previous claim in this conversation, which a correction refers to. Never
+    raises."""
     claims: list[Claim] = []
     hello = HELLO.match(said.text[:200])
     for sentence in sentences_of(said.text):
@@ -244,7 +246,7 @@ def _of_form(form: Form, match: re.Match[str], source: Source, since: datetime) 
 
 
 def _about(form: Form, parts: dict[str, str | None], object_: str) -> tuple[str, str]:
-    """Subject and predicate; no predicate for what is hardly a fact."""
+    """Subject and predicate; an empty predicate if it is hardly a fact."""
     thing, of = parts.get("thing") or "", parts.get("of") or ""
     match form.makes:
         case Makes.NAME_OF | Makes.MENTIONED:
@@ -263,7 +265,7 @@ def _about(form: Form, parts: dict[str, str | None], object_: str) -> tuple[str,
 
 
 def _attribute(thing: str, object_: str) -> str:
-    """`My X is Y`: facts are about what has a name or a number, or is known to be a quality."""
+    """The predicate of `My X is Y`: X has to be a known quality, or Y a name or number."""
     name, last = predicate_of(thing), thing.lower().rpartition(" ")[2]
     has_mark = _MARK.search(object_) is not None
     is_loose = _LOOSE.fullmatch(last) is not None and not (has_mark and last != thing.lower())
@@ -297,7 +299,7 @@ _BORN = re.compile(r"\bi\s(?:was|am)\sborn\b|\bich bin .{0,40}\bgeboren\b", re.I
 
 
 def _birth(clause: str, source: Source, when: dates.When) -> Sequence[Claim]:
-    """A day, or the year or month if no more was said."""
+    """A birthday if the day is given, else a birth date."""
     if not _BORN.search(clause):
         return ()
     text = re.sub(r"^(?:since|on|in|from)\s+(?:the\s+)?", "", clause[when.start : when.end].strip())
@@ -305,7 +307,7 @@ def _birth(clause: str, source: Source, when: dates.When) -> Sequence[Claim]:
 
 
 def _corrected(clause: str, source: Source, before: Claim | None) -> Claim | None:
-    """`Actually it's Y`: another object, of the same sort, for what was claimed last, since then."""
+    """`Actually it's Y`: replaces the object of the previous claim by one of the same sort."""
     match = _CORRECTION.match(clause)
     if match is None or before is None or before.valid_to is not None:
         return None
@@ -318,7 +320,7 @@ def _corrected(clause: str, source: Source, before: Claim | None) -> Claim | Non
 
 
 def _taken_back(before: Claim | None, corrected: Claim) -> Sequence[Claim]:
-    """What stands beside others does not end by itself when another is told."""
+    """Ends the corrected claim explicitly: a new object does not end one that is not functional."""
     if before is None or before.functional:
         return ()
     return [replace(before, valid_to=before.valid_from, source=corrected.source)]

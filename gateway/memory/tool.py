@@ -1,4 +1,4 @@
-"""The model's `memory` tool: it remembers, recalls, looks back and forgets, for one person only."""
+"""The model's `memory` tool: remembers, recalls, looks back and forgets, for one person only."""
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
@@ -83,7 +83,7 @@ SPEC = ToolSpec(
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """A call, and whose memory it may see and change; the model has no say in that."""
+    """A call, and whose memory it may read and change; the model cannot choose."""
 
     arguments: Mapping[str, object]
     key: SessionKey
@@ -103,7 +103,8 @@ class _Asked:
         return fact.session_key == seen.room if seen.room else fact.scope == seen.scope
 
     def owns(self, fact: Fact) -> bool:
-        """In a room, and of what all share, only what was said here: it may be another's."""
+        """Whether the person may erase it. In a room and among shared facts, only what was said
+        here: other facts may be another person's."""
         is_near = self.whose.room or fact.scope == str(self.key.agent)
         return fact.scope == self.scope and (not is_near or fact.session_key == self.key)
 
@@ -214,8 +215,8 @@ class MemoryTool:
 
 
 async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
-    """Under the name that facts are kept under now; what was kept under the given name before names
-    were made one is found as well."""
+    """Finds facts under the given predicate and under its canonical name, which older facts may
+    lack."""
     given = query.predicate
     found = [*await facts.select(query)]
     if given is not None and (name := kept_under(given)) != given:
@@ -226,7 +227,7 @@ async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
 
 
 def told(fact: Fact) -> dict[str, object]:
-    """A fact with its dates, and no more than a model needs."""
+    """A fact as the model sees it, with its dates."""
     what = {name: getattr(fact, name) for name in ("id", "subject", "predicate", "object")}
     begun = {"since": fact.valid_from, "told": fact.learned_at}
     ended = {"until": fact.valid_to, "superseded": fact.superseded_at}
@@ -246,7 +247,7 @@ def _since(asked: _Asked, now: datetime) -> datetime | None:
 
 
 def _moment(text: str, now: datetime) -> datetime:
-    """Of a day its end."""
+    """A day means its end."""
     is_now = text.strip().lower() in dates.NOW
     return now if is_now else dates.as_asked(dates.end_of(text) or _date(text), now)
 

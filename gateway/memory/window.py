@@ -1,4 +1,4 @@
-"""The recent exchanges that a model is shown again: whole, mended, shortened, as many as fit. Pure."""
+"""The window: recent exchanges that a model is shown whole, shortened, as many as fit. Pure."""
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
@@ -29,7 +29,7 @@ NODE_WEIGHT = 100  # tokens' worth of memory that a node costs even when its tex
 
 
 def message_tokens(message: Message) -> int:
-    """Estimated tokens of one message, its tool calls and its result included."""
+    """Estimated tokens of a message, including its tool calls and its result."""
     tokens = MESSAGE_OVERHEAD + estimate_tokens(message.text)
     for call in message.tool_calls:
         tokens += estimate_tokens(call.name) + estimate_tokens(call.arguments) + MESSAGE_OVERHEAD
@@ -39,8 +39,8 @@ def message_tokens(message: Message) -> int:
 
 
 class Begin(NamedTuple):
-    """Where an exchange begins in a window: with a question right after an answer. A question after
-    another question, or after a tool's result, was answered together with what is before it."""
+    """Where an exchange begins: at a question right after an answer. Other questions belong to the
+    exchange before them."""
 
     place: int
     id: NodeId
@@ -52,8 +52,8 @@ _BEFORE, _DIGEST = attrgetter("before"), attrgetter("digest")
 
 
 class Window(tuple[Node, ...]):
-    """Nodes of a path, oldest first, with the places and sums that packing needs. A window that
-    grows from another one looks at the new nodes only."""
+    """Nodes of a path, oldest first, with the positions and sums that packing needs. A window that
+    grows from another one reads the new nodes only."""
 
     begins: tuple[Begin, ...]
     tokens: int
@@ -82,27 +82,32 @@ class Window(tuple[Node, ...]):
         return window
 
     def size(self, first: int) -> int:
-        """Tokens of this exchange and of those after it."""
+        """Tokens of this exchange and those after it."""
         return self.tokens - self.begins[first].before if first < len(self.begins) else 0
 
     def since(self, first: int) -> Sequence[Node]:
-        """The nodes of this exchange and of those after it."""
+        """Nodes of this exchange and those after it."""
         return self[self.begins[first].place :] if first < len(self.begins) else ()
 
+    def newest(self, room: float) -> int:
+        """Index of the oldest of the newest exchanges that together take at most that many
+        tokens."""
+        return bisect_left(self.begins, self.tokens - room, key=_BEFORE)
+
     def needed(self, rules: ContextRules) -> "Window":
-        """The newest that may be shown at all: so many turns, or so many tokens."""
+        """The newest part that may ever be shown: the turns or the tokens of the rules."""
         newest = len(self.begins) - 1
-        over = bisect_left(self.begins, self.tokens - rules.token_budget, key=_BEFORE) - 1
+        over = self.newest(rules.token_budget) - 1
         first = min(newest, max(newest + 1 - rules.recent_turns, over))
         return Window(self.since(first)) if first >= 0 and self.begins[first].place else self
 
     def fitting(self, first: int, room: int, follows: NodeId | None) -> int:
-        """The oldest exchange to show, of those since `first`. A window that slid with every turn
-        would begin every request anew, so of its first third it begins with the exchange of the
-        least digest, which stays the same for some turns, and is the same for everybody. `follows`
-        is the message after which nothing older may be shown."""
+        """Index of the oldest exchange to show, not before `first`. A window that slides with every
+        turn would give each request a new beginning. So it begins with the exchange of the least
+        digest in its first third, which stays the same for some turns. `follows` is the message
+        after which the visible part begins."""
         begins = self.begins
-        first = max(first, bisect_left(begins, self.tokens - room, key=_BEFORE))
+        first = max(first, self.newest(room))
         count = len(begins) - first
         if count < LEAST_STEADY or self[begins[first].place].parent_id == follows:
             return first
@@ -110,21 +115,17 @@ class Window(tuple[Node, ...]):
         return first + loose.index(min(loose, key=_DIGEST))
 
     def shortened(self, first: int, whole: int = SHOWN_WHOLE) -> "Window":
-        """Since that exchange, with the long results of all but the newest cut down; the store keeps
-        the whole."""
+        """The exchanges since `first`, with long results cut in all but the newest `whole`. The
+        store keeps the full results."""
         kept = self.since(max(first, len(self.begins) - whole)) if whole else ()
         nodes = self.since(first)
         return Window((*map(_short, nodes[: len(nodes) - len(kept)]), *kept))
 
 
 def exchanges_of(nodes: Sequence[Node]) -> Sequence[Exchange]:
-    """Without what stands before the first question."""
+    """Splits nodes into exchanges; drops nodes before the first question."""
     starts = [begin.place for begin in Window(nodes).begins]
     return [tuple(nodes[start:end]) for start, end in pairwise([*starts, len(nodes)])]
-
-
-def size_of(exchanges: Sequence[Exchange]) -> int:
-    return sum(node.token_count for exchange in exchanges for node in exchange)
 
 
 def _short(node: Node) -> Node:
@@ -140,7 +141,7 @@ def _short(node: Node) -> Node:
 
 
 def cut(content: str, head: int = HEAD, tail: int = TAIL) -> str:
-    """Its begin and its end, and how much is missing."""
+    """The beginning and the end, with the number of characters between them."""
     if len(content) <= head + tail:
         return content
     left_out = f"\n[… {len(content) - head - tail} characters left out …]\n"
@@ -148,9 +149,9 @@ def cut(content: str, head: int = HEAD, tail: int = TAIL) -> str:
 
 
 def paired(messages: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Every call is followed by its result at once, in the order of the calls: a model refuses any
-    other history. What stands between them comes behind them; a call that nobody answered gets a
-    result that says so, and a result without its call is left out."""
+    """Puts every result right after its call, in the order of the calls, as models require.
+    Messages between them come after the results. A call without a result gets one that says so; a
+    result without a call is dropped."""
     mended: list[Message] = []
     waiting: dict[str, Message] = {}  # by call, of the last message that asked for tools
     between: list[Message] = []

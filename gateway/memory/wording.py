@@ -1,4 +1,4 @@
-"""Names in texts: dates, predicates, and what must not be paraphrased. Pure."""
+"""Finds dates, predicates and identifiers in texts. Pure."""
 
 import re
 from collections import Counter
@@ -23,7 +23,7 @@ _LEAD = r"\b(?:ever since|since|seit|as of|starting|back in|in|on|from|until|til
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A date in a text: where it stands, and the begin of what it names."""
+    """A date in a text: its position, and the beginning of the period that it names."""
 
     at: datetime
     start: int
@@ -32,7 +32,7 @@ class When:
 
 
 def named(text: str, said_at: datetime) -> When | None:
-    """Also what is still to come: the most exact form decides."""
+    """The most exact date in the text, also a future one. None if there is none."""
     if ahead := _AHEAD.search(text):
         return When(datetime.max.replace(tzinfo=UTC), ahead.start(), ahead.end())
     hints = tuple(hint for hint in (_WRITTEN, _RELATIVE) if hint.search(text))
@@ -50,7 +50,7 @@ def named(text: str, said_at: datetime) -> When | None:
 
 
 def parse(text: object, said_at: datetime) -> datetime | None:
-    """A date in ISO form; None if it is none, or in the future."""
+    """Parses an ISO date. None if it is none, or lies in the future."""
     if not isinstance(text, str):
         return None
     try:
@@ -62,7 +62,7 @@ def parse(text: object, said_at: datetime) -> datetime | None:
 
 
 def end_of(day: str) -> datetime | None:
-    """Its last moment, in UTC; None if the text is no day in ISO form."""
+    """The last moment of an ISO day, in UTC. None if the text is none."""
     try:
         at = datetime.strptime(day.strip(), "%Y-%m-%d")  # noqa: DTZ007  # the time comes now
     except ValueError:
@@ -71,7 +71,7 @@ def end_of(day: str) -> datetime | None:
 
 
 def as_asked(at: datetime | str, now: datetime) -> datetime:
-    """The moment at which something is asked for: of a day its end, of the day that it is now, now."""
+    """The moment that a query means: the end of a day, or now if that day is today."""
     if isinstance(at, str) or (at.timetz() == LAST_MOMENT and at.date() == now.date()):
         return now
     return at
@@ -82,7 +82,7 @@ def _day(year: int, month: int = 1, day: int = 1) -> datetime:
 
 
 def _written(match: re.Match[str], said_at: datetime) -> datetime:
-    """Day and month with or without a year; without one it was the last such day."""
+    """A day or month with or without a year. Without one it is the last such day."""
     parts = match.groupdict()
     month = _MONTHS.index(parts["month"][:3].lower()) + 1 if parts.get("month") else 1
     day = int(parts.get("day") or 1)
@@ -97,7 +97,7 @@ def _iso(match: re.Match[str], _said_at: datetime) -> datetime:
 
 
 def _ago(match: re.Match[str], said_at: datetime) -> datetime:
-    """The same day, so many of them before; where that month has no such day, its last one."""
+    """The same day that many periods before, or the last day of a shorter month."""
     few, unit = match["few"].lower(), match["unit"].lower()
     count = _FEW.get(few) or int(few)
     if unit[0] in "dw":
@@ -108,7 +108,7 @@ def _ago(match: re.Match[str], said_at: datetime) -> datetime:
 
 
 def _last(match: re.Match[str], said_at: datetime) -> datetime:
-    """The begin of the week, month or year before this one."""
+    """The beginning of the previous week, month or year."""
     unit = match["unit"].lower()
     if unit == "day":
         return _midnight(said_at - timedelta(days=1))
@@ -135,7 +135,7 @@ def _this(match: re.Match[str], said_at: datetime) -> datetime:
 
 
 def _months_back(at: datetime, count: int) -> datetime:
-    """The first day of that month."""
+    """The first day of the month, `count` months before."""
     months = at.year * 12 + at.month - 1 - count
     return _day(months // 12, months % 12 + 1)
 
@@ -212,19 +212,20 @@ _SAME = {
 
 
 def predicate_of(words: str) -> str:
-    """In lower case with underscores; empty if nothing is left."""
+    """The canonical predicate: lower case, underscores, one word for synonyms. Empty if nothing is
+    left."""
     name = "_".join(re.findall(r"[^\W_]+", words.lower()[: 2 * LONGEST]))
     name = name.replace("favorite", "favourite").replace("colour", "color")[:LONGEST].rstrip("_")
     return _SAME.get(name, name)
 
 
 def kept_under(predicate: str) -> str:
-    """What somebody calls it on purpose, in the word that extraction uses; whole, whatever it is."""
+    """The canonical predicate of a name that somebody chose; the name itself if it is too long."""
     return (predicate_of(predicate) if len(predicate) <= LONGEST else "") or predicate
 
 
 def is_functional(predicate: str, *, otherwise: bool = False) -> bool:
-    """`otherwise`: what holds for a predicate that nobody here knows."""
+    """Whether a subject has one object at a time. `otherwise` answers for unknown predicates."""
     if _FUNCTIONAL.fullmatch(predicate):
         return True
     return otherwise and not _PLURAL.fullmatch(predicate)
@@ -241,7 +242,7 @@ _ASKED = {
 
 
 def asked_of(words: Sequence[str]) -> tuple[str, ...]:
-    """What else to look for among facts."""
+    """Predicates that people ask for in other words."""
     return tuple(dict.fromkeys(name for word in words for name in _ASKED.get(word, ())))
 
 
@@ -266,7 +267,8 @@ _SAYS = re.compile(r"(?!\d{1,2}$).{1,200}")  # a small number says nothing by it
 
 
 def identifiers(text: str) -> Sequence[str]:
-    """In the order of their first place, each once; of those that overlap, the longest."""
+    """The identifiers in order of position, without duplicates; the longest of those that
+    overlap."""
     matches = (match for kind in _KINDS for match in kind.finditer(text[:_LOOKED_AT]))
     spans = sorted((match.start(), -match.end(), match[match.lastindex or 0]) for match in matches)
     names: dict[str, None] = {}
@@ -279,8 +281,8 @@ def identifiers(text: str) -> Sequence[str]:
 
 
 def missing_from(told: str, texts: Sequence[str], later: str, *, most: int) -> Sequence[str]:
-    """Those of the texts that `told` has lost: first what is spoken of later, then what was said
-    most often, then the newest."""
+    """Identifiers of `texts` that `told` lacks: first those in `later`, then the most frequent,
+    then the newest."""
     counts: Counter[str] = Counter()
     newest: dict[str, int] = {}
     for place, text in enumerate(texts):

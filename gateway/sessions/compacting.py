@@ -28,7 +28,7 @@ from gateway.memory.compaction import (
 )
 from gateway.memory.context import allowance
 from gateway.memory.episodes import PAGE, Episodes, not_covered
-from gateway.memory.window import message_tokens, size_of
+from gateway.memory.window import message_tokens
 from gateway.sessions.lanes import Lanes
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ class Compaction:
             older, more = not_covered(page, earlier)
             nodes = (*older, *nodes)
         span = span_of(nodes, allowance(agent))
-        if span is None or size_of(span.covered) < self._not_before.get(key, 0.0):
+        if span is None or span.covered.tokens < self._not_before.get(key, 0.0):
             return None
         return _Job(key, agent, run_id, path.head, earlier, span)
 
@@ -122,7 +122,7 @@ class Compaction:
             return None
         if not shrinks(summary, job.earlier, job.span):
             log.warning("a summary is hardly shorter", extra={"session": str(job.key)})
-            self._give_up(job.key, size_of(job.span.covered))
+            self._give_up(job.key, job.span.covered.tokens)
             return None
         self._failures.pop(job.key, None)
         self._not_before.pop(job.key, None)
@@ -137,7 +137,7 @@ class Compaction:
         log.warning("a conversation is not summed up", extra={"session": str(job.key), "why": why})
         failures = self._failures[job.key] = self._failures.get(job.key, 0) + 1
         if failures >= MOST_FAILURES:
-            self._give_up(job.key, size_of(job.span.covered))
+            self._give_up(job.key, job.span.covered.tokens)
 
     def _give_up(self, key: SessionKey, tokens: float) -> None:
         """Until there is half as much again."""
@@ -156,7 +156,7 @@ class Compaction:
                 return
             if await self.summaries.append(job.key, node, expected=path.head):
                 self.episodes.forget(job.key)
-                covered = [one for exchange in job.span.covered for one in exchange]
+                covered = job.span.covered
                 log.info("summed up", extra={"session": str(job.key), "nodes": len(covered)})
                 self.on_compacted(job.key, covered)
         except StoreUnavailable as error:

@@ -1,4 +1,5 @@
-"""Conversation trees in SQLite: paths, summaries, sessions as they are listed, and what is done to whole ones."""
+"""Conversation trees in SQLite: paths, summaries, lists of sessions, operations on whole
+sessions."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -60,8 +61,8 @@ class SqliteTranscript:
     async def move_head(
         self, key: SessionKey, to: NodeId, *, expected: NodeId | None, label: str | None = None
     ) -> bool:
-        """A label that another node of the session has moves here. Raises NotFound for a session
-        or node that is not there."""
+        """A label moves to this node if another node of the session has it. Raises NotFound for an
+        unknown session or node."""
         require_text("the label or a message's id", str(key), to, expected, label)
         move = partial(_move_head, key, to, expected, label)
         return await self._writer.write(move, durable=True)
@@ -116,7 +117,8 @@ def _place_and_parent(
 
 
 def _places(key: SessionKey, db: sqlite3.Connection) -> tuple[int, int]:
-    """Of a session's nodes: the first, and the one beyond the last; there are none of no session."""
+    """The first place of a session's nodes, and the place after the last. Both are 0 if there is no
+    session."""
     row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
     return (place_of(row[0], 0), place_of(row[0] + 1, 0)) if row else (0, 0)
 
@@ -214,7 +216,7 @@ class SqliteSessions:
         return await self._readers.read(partial(_find, key))
 
     async def list(self, query: SessionQuery) -> SessionPage:
-        """`updated_at` is never the same twice, so `before` = the last one's loses nobody."""
+        """`updated_at` is unique, so `before` = that of the last session skips none."""
         require_text("the query", query.account, query.peer, query.text)
         require_text("the query", *(query.agents or ()), *(query.channels or ()))
         await self._writer.caught_up()
@@ -354,10 +356,10 @@ def _take_in(key: SessionKey, nodes: Sequence[Node], now: datetime, pen: Pen) ->
 def _new(
     key: SessionKey, nodes: Sequence[Node], session: SessionRow | None, pen: Pen
 ) -> list[Node]:
-    """Those that are not there yet, with the ids that they get. Raises ImportRefused."""
+    """The nodes that are not stored yet, with their new ids. Raises ImportRefused."""
 
     def is_known(name: NodeId) -> bool | None:
-        """None: it is another's, or erased."""
+        """None if the id is another session's, or erased."""
         row = pen.db.execute("SELECT place, standing FROM node WHERE id = ?", (name,)).fetchone()
         is_ours = row and session is not None and row[0] >> SEQ_BITS == session.id
         return (True if is_ours and row[1] < _ERASED else None) if row else False

@@ -1,4 +1,4 @@
-"""How facts are found in SQLite."""
+"""Queries of facts in SQLite."""
 
 import sqlite3
 from collections.abc import Mapping, Sequence
@@ -138,7 +138,7 @@ def _with_sources(row: FactRow, db: sqlite3.Connection) -> Fact:
 
 
 def _group_of(whose: Whose, db: sqlite3.Connection) -> int:
-    """0 if nothing was ever said there."""
+    """0 if nothing was learned there."""
     kind, name = ("scope", whose.scope) if whose.room is None else ("session", str(whose.room))
     row = db.execute(writing.FIND_GROUP, (kind, name)).fetchone()
     return int(row[0]) if row else 0
@@ -194,7 +194,7 @@ def _range(group: int) -> tuple[int, int]:
 
 
 def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
-    """What would be believed of the claims that had been learned by then."""
+    """What the claims known at that time say."""
     assert query.known_at is not None
     about = _about(query, db)
     where = " AND ".join(term for term, _ in about)
@@ -220,7 +220,7 @@ def _known_then(query: FactQuery, db: sqlite3.Connection) -> Sequence[Fact]:
 def _told_by(
     then: datetime, rows: Mapping[int, FactRow], db: sqlite3.Connection
 ) -> Mapping[tuple[str, int], list[Told]]:
-    """By scope and topic."""
+    """Claims by scope and topic."""
     told: dict[tuple[str, int], list[Told]] = {}
     for claim in claims_of([*rows], db):
         row = rows[claim[2]]
@@ -236,22 +236,19 @@ def _told_by(
 def _matching(
     whose: Whose, words: Sequence[str], limit: int, db: sqlite3.Connection
 ) -> Sequence[Fact]:
-    """Word by word, each within the places of the scope: however many facts others have, the
-    index leads there at once."""
+    """All words in one statement, within the places of the scope, so other facts do not matter."""
     group = _group_of(whose, db)
     ranges, said_there = [_range(group)], list[_Term]()
     if whose.room is not None:  # in a direct chat everything lies at the person's own places
         said_there.append(("f.session = ?", (group,)))
         ranges.append(_range(_group_of(Whose(scope=str(whose.room)), db)))
-    hits = []
-    for word in words:
-        found = (
-            db.execute(_HITS, (f'"{word}"', *some, max(limit, _MOST_HITS))).fetchone()
-            for some in ranges
-        )
-        hits.append([int(place) for (places,) in found if places for place in places.split(",")])
+    hits: dict[str, list[int]] = {}
+    asked, most = _HITS.format(", ".join(["(?)"] * len(words))), max(limit, _MOST_HITS)
+    for some in ranges if words else ():
+        for word, places in db.execute(asked, (*map('"{}"'.format, words), *some, most)).fetchall():
+            hits.setdefault(word, []).extend(map(int, places.split(",")) if places else ())
     facts: list[Fact] = []
-    for place in ranked(hits):
+    for place in ranked(hits.values()):
         if len(facts) >= limit:
             break
         its: _Term = ("(f.place = ? OR f.room_place = ?)", (place, place))
@@ -300,7 +297,9 @@ SELECT EXISTS (SELECT 1 FROM fact_claim WHERE topic IN ({}) LIMIT 1 OFFSET ?)
 _ITS_SOURCES = "WHERE c.fact = ? AND c.message_id IS NOT NULL ORDER BY c.seq LIMIT ?"
 # In one piece: a row each would hand the interpreter's lock over and back for every hit.
 _HITS = """
-SELECT group_concat(place) FROM (
-    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH ? AND rowid >= ? AND rowid < ?
-    ORDER BY rowid DESC LIMIT ?)
+WITH asked (query) AS (VALUES {})
+SELECT query, (SELECT group_concat(place) FROM (
+    SELECT rowid AS place FROM fact_words WHERE fact_words MATCH query AND rowid >= ? AND rowid < ?
+    ORDER BY rowid DESC LIMIT ?))
+FROM asked
 """

@@ -1,4 +1,4 @@
-"""Facts and claims in SQLite: how they are written, settled, erased, and never learned again."""
+"""Facts and claims in SQLite: written, settled, erased, and never learned again after that."""
 
 import sqlite3
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ Names = Iterable[tuple[str, str]]  # ("message", its id), ("scope" or "session",
 
 
 def names_of(scope: str, session: str, *messages: str | None) -> Names:
-    """By which something that was said may have been forgotten."""
+    """Names under which a statement may be marked as forgotten."""
     told = [("message", one) for one in messages if one is not None]
     return (*told, ("scope", _digest(scope)), ("session", _digest(session)))
 
@@ -47,7 +47,7 @@ def names_in(claim: Claim, scope: str) -> Names:
 
 
 def names_for(what: Erasure, messages: Iterable[str]) -> Names:
-    """Of a fact the messages that told it; else all that was said by somebody, or somewhere."""
+    """Names that an erasure marks: the messages of a fact, or all of a scope or session."""
     if what.fact_id is not None:
         return [("message", one) for one in messages]
     return [(what.kind, _digest(str(what.scope or what.session_key)))]
@@ -62,7 +62,7 @@ def anything_forgotten(db: sqlite3.Connection) -> bool:
 
 
 def is_forgotten(names: Names, said_at: datetime, db: sqlite3.Connection) -> bool:
-    """A message, whenever it was said; of the rest what was said until then."""
+    """Whether it is marked: a message always, a scope or session for what was said until then."""
     at = to_micros(said_at)
     return any(db.execute(_FIND, (*name, at)).fetchone() for name in names)
 
@@ -110,7 +110,7 @@ def require_erasure(what: Erasure) -> None:
 
 
 def ranked(hits: Iterable[Sequence[T]]) -> list[T]:
-    """Found by each of some words: those first in which rarer words occur, and more of them."""
+    """Sorts hits of several words: by rarity and number of the words that they contain."""
     hits = [hit for hit in hits if hit]
     most = max((len(hit) for hit in hits), default=0)
     scores: dict[T, float] = {}
@@ -139,7 +139,7 @@ _key = lru_cache(maxsize=256)(SessionKey.parse)  # the facts of a person name fe
 
 @dataclass(frozen=True, slots=True)
 class FactRow:
-    """A fact, without its sources, and where it is."""
+    """A fact without its sources, and its places."""
 
     place: int
     room_place: int | None
@@ -159,7 +159,7 @@ def to_fact_row(row: Sequence[Any]) -> FactRow:
 
 
 def to_told(row: Sequence[Any], fact: Fact) -> Told:
-    """One of the claims of this fact."""
+    """One claim of this fact."""
     _, id_, _, object_, functional, confidence, session, learned, since, until, said, *source = row
     key, said_at = SessionKey.parse(session), to_time(said)
     message_id, quote, said_by = source
@@ -179,7 +179,7 @@ def to_told(row: Sequence[Any], fact: Fact) -> Told:
 
 
 def as_told(fact: Fact, said_at: datetime | None) -> Told:
-    """All that was claimed of it, as if it were one claim, the last time at `said_at`."""
+    """All claims of a fact as one claim, last said at `said_at`."""
     key, kind = fact.session_key, fact.entity_type
     what = (fact.subject, fact.predicate, fact.object, fact.functional)
     claim = Claim(*what, fact.valid_from, key, kind, fact.confidence)
@@ -187,7 +187,7 @@ def as_told(fact: Fact, said_at: datetime | None) -> Told:
 
 
 def changing(fact: Fact) -> tuple[object, ...]:
-    """What a fact's row has that may change: functional, confidence, times, successor."""
+    """The columns of a fact's row that may change: functional, confidence, times, successor."""
     times = (fact.valid_to, fact.superseded_at)
     micros = (None if at is None else to_micros(at) for at in times)
     since = to_micros(fact.valid_from)
@@ -195,7 +195,7 @@ def changing(fact: Fact) -> tuple[object, ...]:
 
 
 def claims_of(places: Sequence[int], db: sqlite3.Connection) -> list[Sequence[Any]]:
-    """Of these facts, in the order of learning."""
+    """The claims of these facts, in the order in which they were learned."""
     found: list[Sequence[Any]] = []
     for start in range(0, len(places), _AT_ONCE):
         some = places[start : start + _AT_ONCE]
@@ -209,8 +209,9 @@ _PAGE = 2_000  # names a look
 
 
 class Groups:
-    """A bit for each name that was ever written; what is in the database already is taken in a page
-    at a time, while people ask anyway. Only the loop's thread touches it."""
+    """A bit for each name that was ever written, so that most questions about unknown names need no
+    query. Names that are already in the database are loaded a page at a time. Only the event loop's
+    thread uses it."""
 
     def __init__(self) -> None:
         self._bits = bytearray(_BITS // 8)
@@ -221,18 +222,18 @@ class Groups:
         return self._upto
 
     def note(self, *names: str) -> None:
-        """Before they are written."""
+        """Adds names, before they are written."""
         for name in names:
             place, bit = divmod(hash(name) % _BITS, 8)
             self._bits[place] |= 1 << bit
 
     def take(self, rows: Sequence[tuple[int, str]]) -> None:
-        """What `page` found."""
+        """Adds the rows that `page` returned."""
         self.note(*(name for _, name in rows))
         self._upto = rows[-1][0] if len(rows) == _PAGE else None
 
     def has(self, name: str) -> bool:
-        """No is certain, yes is not."""
+        """False is certain, True is not."""
         place, bit = divmod(hash(name) % _BITS, 8)
         return self._upto is not None or bool(self._bits[place] & 1 << bit)
 
@@ -246,7 +247,7 @@ _NEXT = "SELECT id, name FROM fact_group WHERE id > ? ORDER BY id LIMIT ?"
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of one object, or of a whole predicate if that is functional."""
+    """What is known about one object, or about a whole predicate if it is functional."""
 
     rows: Mapping[str, FactRow]  # by id
     told: list[Told]
@@ -256,7 +257,7 @@ class _Known:
 
 @dataclass(frozen=True, slots=True)
 class _Topic:
-    """Where a claim belongs."""
+    """The scope and row of a subject and predicate."""
 
     scope: str
     scope_id: int
@@ -287,7 +288,7 @@ def _id_of(find: str, make: str, names: Sequence[object], db: sqlite3.Connection
 
 
 def _as_known(topic: int, new: Told, db: sqlite3.Connection) -> Told:
-    """An object that was claimed to be functional stays it, whoever claims it again."""
+    """An object that was ever claimed to be functional stays functional."""
     if new.claim.functional or not _exists(_OF_OBJECT, (topic, 1, new.object), db):
         return new
     return Told(new.id, replace(new.claim, functional=True), new.learned_at)
@@ -317,8 +318,8 @@ def _rows(where: str, values: Sequence[object], db: sqlite3.Connection) -> list[
 
 
 def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool) -> _Known | None:
-    """Enough, however often it was said before, for what comes in its order and ends nothing, nor
-    says of another's time that it still lasts."""
+    """The current fact is enough if the claim comes in order and ends nothing. None if more has to
+    be read."""
     ends = db.execute(_ANY_END, (topic, to_micros(new.since))).fetchone()[0]
     if new.claim.valid_to is not None or ends:
         return None
@@ -337,8 +338,8 @@ def _current(topic: int, new: Told, db: sqlite3.Connection, *, functional: bool)
 
 
 def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
-    """Enough, however long the story, for what comes late: what was so before it and after, what
-    these two followed, and what followed them. None if it is not as simple as that."""
+    """The neighbours in time are enough for a late claim: the facts before and after it, those that
+    they followed, and their successors. None if more has to be read."""
     if _says_more(new) or db.execute(_ANY_SPAN, (topic,)).fetchone()[0]:
         return None
     at = (to_micros(new.since), to_micros(new.said))
@@ -358,7 +359,7 @@ def _near(topic: int, new: Told, db: sqlite3.Connection) -> _Known | None:
 
 
 def _says_more(new: Told) -> bool:
-    """Than since when it is so: also of the time after that."""
+    """Whether the claim covers a period and not only a beginning."""
     return new.since < new.said or new.claim.valid_to is not None
 
 
@@ -461,7 +462,7 @@ def count_of(what: Erasure, db: sqlite3.Connection) -> int:
 
 
 def erase(what: Erasure, now: datetime, pen: Pen) -> int:
-    """The index is written anew: old segments of it would keep the words."""
+    """Rewrites the index, because old segments of it would keep the words."""
     db = pen.db
     where, value = _erased(what)
     rows = _rows(where, (value,), db)
@@ -507,7 +508,7 @@ def _take_out(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) ->
 
 
 def _end(rows: Sequence[FactRow], now: datetime, db: sqlite3.Connection) -> None:
-    """They ended where what is erased began; otherwise they would be believed anew."""
+    """Ends facts where the erased ones began; otherwise they would become current again."""
     lanes: dict[tuple[int, bool, str], FactRow] = {}
     for row in rows:
         fact = row.fact

@@ -1,4 +1,4 @@
-"""What was said in SQLite, found by its words, and how far facts were looked for in it."""
+"""The full-text index of messages in SQLite, and how far fact extraction has read."""
 
 import sqlite3
 from bisect import bisect_right
@@ -118,7 +118,7 @@ class SqliteTurns:
 
 
 def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
-    """The newest of them, oldest first."""
+    """The newest forks, oldest first."""
     bounds = (place_of(session, 0), place_of(session + 1, 0), _MOST_FORKS)
     forks = db.execute(_FORKS, bounds).fetchall()
     forks.reverse()
@@ -126,8 +126,8 @@ def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
 
 
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
-    """`forks`: (seq, the parent's) of each message that does not follow on the one before it in
-    time, oldest first; every other message does. So a path is a few spans, however long it is."""
+    """`forks` holds (seq, parent seq) of each message that does not follow the one before it in
+    time, oldest first. All other messages do, so a path is a few spans, however long it is."""
     if not forks:  # the first message is not answered yet
         return Trail()
     if len(forks) == 1:
@@ -151,7 +151,7 @@ def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
 def _hits_of(
     words: Sequence[str], trail: Trail, indexed: int, look: "_Look"
 ) -> tuple[Mapping[str, Hits], frozenset[str]]:
-    """And which of the words are too common to look for."""
+    """The hits of each word, and the words that are too common to search for."""
     found = look({word: f'"{word}"' for word in words})
     if not found:
         return {}, frozenset()
@@ -181,7 +181,7 @@ def _hits_of(
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """One question of the index for many queries."""
+    """Asks the index many queries in one statement."""
 
     db: sqlite3.Connection
     session: int
@@ -228,7 +228,7 @@ def _fetch(
 
 
 def names_by(key: SessionKey, turn: Turn, asked: str | None) -> Names:
-    """It may be forgotten itself, or what it answers, with whoever said that or where."""
+    """Names under which the turn, or the message that it answers, may be marked as forgotten."""
     return names_of(scope_of(key, turn.sender), str(key), turn.id, asked)
 
 
@@ -258,13 +258,14 @@ def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[Sessi
 
 
 def _change_index(change: str, texts: Sequence[tuple[int, str]], db: sqlite3.Connection) -> None:
-    """Adds words at their places, or takes them out: for that the index has to be told them again."""
+    """Adds words at their places or removes them; to remove them, the index needs the words
+    again."""
     rows = [(place, " ".join(words_of(text[:INDEXED_CHARS]))) for place, text in texts]
     db.executemany(change, [row for row in rows if row[1]])
 
 
 def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
-    """Within the transaction that erases their texts, and before that."""
+    """Runs before the texts are erased, in the same transaction."""
     session = pen.session(key)
     if session is None:
         return
@@ -277,18 +278,18 @@ def forget_turns(key: SessionKey, ids: Sequence[str], pen: Pen) -> None:
 
 
 async def rewrite_index(writer: Writer) -> None:
-    """A part a commit, so that nobody waits for all of it."""
+    """Merges a part in each commit, so that other writes wait only for a part."""
     while await writer.write(_merge, durable=False):
         pass
 
 
 def _make_pages_small(pen: Pen) -> None:
-    """Of what is written from now on; what is there already becomes so as it is merged."""
+    """Applies to pages written from now on; merges rewrite older ones."""
     pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('pgsz', ?)", (PAGE_BYTES,))
 
 
 def _merge(pen: Pen) -> bool:
-    """Rewrites a part of the index, so that what was taken out is not in older parts of it; whether
+    """Rewrites a part of the index, so that removed words leave its older parts. Returns whether
     there is more to do."""
     before = pen.db.total_changes
     pen.db.execute("INSERT INTO turn (turn, rank) VALUES ('merge', ?)", (-_MERGED_PAGES,))
@@ -374,7 +375,7 @@ def _keys(query: str, db: sqlite3.Connection) -> Sequence[SessionKey]:
 
 
 def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Heard:
-    """`table` is `heard`, where no row means that nothing was looked at, or `unread`."""
+    """`table` is `heard`, in which a missing row means that nothing was read, or `unread`."""
     found = db.execute(_PLACE[table], (key,)).fetchone()
     if found is None:
         return Heard()

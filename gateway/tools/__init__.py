@@ -1,1 +1,1 @@
-"""Which tools an agent has, whether it may use this one, whether the arguments are valid; results are data."""
+"""Tools: which ones an agent has, whether a call is allowed and valid; results are data."""

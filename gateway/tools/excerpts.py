@@ -1,4 +1,5 @@
-"""Results that are too large for a model's window: it is shown begin and end, and the whole is kept."""
+"""Results that are too large for a model's window: the model sees both ends, the store keeps the
+whole."""
 
 import logging
 from dataclasses import dataclass, field, replace
@@ -20,14 +21,14 @@ MARKER_TOKENS = 100  # for the marker and the boundary
 
 @dataclass(frozen=True, slots=True)
 class Excerpts:
-    """`originals` None: nothing is kept, so the marker names nothing."""
+    """Without `originals` nothing is kept, and the marker names no reference."""
 
     originals: Originals | None
     clock: Clock
     _to_forget: set[SessionKey] = field(default_factory=set)  # of runs of which nothing stays
 
     async def shown(self, agent: AgentDef, result: ToolResult, scope: ToolScope) -> ToolResult:
-        """As a model is to be shown it. The conversation has all of it, up to a bound."""
+        """The result as the model sees it. The conversation keeps up to MOST_RESULT characters."""
         most = agent.context.token_budget // RESULT_SHARE
         if result.name == RESULT or estimate_tokens(result.content) <= most:
             return within(result, MOST_RESULT)
@@ -57,21 +58,21 @@ class Excerpts:
         return True
 
     async def forget(self, key: SessionKey) -> None:
-        """What was kept for a run that is over and of which nothing stays. Raises StoreUnavailable."""
+        """Deletes what was kept for a run that leaves nothing behind. Raises StoreUnavailable."""
         if self.originals is not None and key in self._to_forget:
             self._to_forget.discard(key)
             await self.originals.forget(key)
 
 
 def reference_of(run_id: RunId, call_id: str) -> str:
-    """Follows from run and call, so that a second attempt finds it."""
+    """Derived from run and call, so that a second attempt finds it."""
     name = blake2b(call_id.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     return f"{run_id}/{name}"
 
 
 def ends_within(content: str, most_bytes: int) -> tuple[int, int]:
-    """Characters of its begin and its end that take so many bytes together, three of four at the
-    begin: tokens are estimated by bytes."""
+    """Characters at the beginning and at the end that fit into `most_bytes`, three quarters of them
+    at the beginning."""
     whole, quarter = content.encode("utf-8", "surrogatepass"), most_bytes // 4
     head = whole[: 3 * quarter].decode("utf-8", "ignore")
     tail = whole[len(whole) - quarter :].decode("utf-8", "ignore")
@@ -79,7 +80,7 @@ def ends_within(content: str, most_bytes: int) -> tuple[int, int]:
 
 
 def within(result: ToolResult, most: int) -> ToolResult:
-    """Its beginning, if it has more characters than that."""
+    """The first `most` characters, with a note if there are more."""
     content = result.content
     if len(content) <= most:
         return result

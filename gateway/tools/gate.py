@@ -1,9 +1,11 @@
-"""The one gate in front of every tool: listed for the agent, known, valid, within its time."""
+"""The gate in front of every tool: checks that it is listed, known and called with valid arguments,
+and limits its time."""
 
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from secrets import token_hex
 
 import anyio
@@ -27,13 +29,12 @@ MAY_BE_DONE = "It may have been carried out all the same: look before you call i
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # what every provider takes
 
 
-def new_boundary() -> str:
-    return token_hex(8)
+new_boundary = partial(token_hex, 8)
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedTool:
-    """A tool that nobody gets, and why."""
+    """A tool that is offered to no agent, and why."""
 
     name: str
     family: str
@@ -51,7 +52,7 @@ class _Checked:
 
 
 class ToolGate:
-    """Whatever goes wrong behind it comes back as a result that tells the model what to do."""
+    """Turns every failure of a tool into a result that tells the model what to do."""
 
     def __init__(
         self,
@@ -75,12 +76,11 @@ class ToolGate:
 
     @property
     def refused(self) -> Sequence[RefusedTool]:
-        """The tools that cannot be offered to anybody."""
+        """The tools that are offered to no agent."""
         return tuple(self._refused)
 
     def offered(self, agent: AgentDef) -> tuple[ToolSpec, ...]:
-        """What the model of this agent is told of, in the order of its list; the tools of a family
-        in their own."""
+        """The tools of the agent, in the order of its list; a family's tools in their own order."""
         wanted = (agent.id, agent.tools)
         found = self._offered.get(wanted)
         if found is None:
@@ -93,7 +93,7 @@ class ToolGate:
         return await self.excerpts.shown(agent, await self.whole(agent, call, scope), scope)
 
     async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
-        """Its result, however long it is."""
+        """The full result of a call."""
         began, spent, tell = self._clock.monotonic(), list[Spent](), scope.spend
         spec = self._tools[call.name].spec if call.name in self._tools else None
         own = spec.timeout_s if spec else None
@@ -120,11 +120,11 @@ class ToolGate:
         return ToolResult(call.id, call.name, *outcome, boundary=self.boundary())
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
-        """Has the tools that come and go be there for a turn, if they can."""
+        """Connects the foreign tools of the agent for a turn; returns those that are missing."""
         return await self.foreign.prepare(agent)
 
     def renew(self, family: str, tools: Sequence[Tool]) -> None:
-        """From now on these are the tools of the family; a call at work ends with the one it began."""
+        """Replaces the tools of a family. Calls in progress end with the old tool."""
         self._offered.clear()
         for name in self._families.pop(family, ()):
             self._families.pop(self._tools.pop(name).spec.family, None)
@@ -133,11 +133,11 @@ class ToolGate:
             self._take(tool)
 
     def listed(self, result: ToolResult) -> Listed:
-        """What a result says that it drew on, and how much it lists."""
+        """The sources that a result names, and the number of its entries."""
         return NOTHING if result.is_error else listed(result.content, self._decode)
 
     def _take(self, tool: Tool) -> None:
-        """One that cannot be used is put aside with the reason; the others work on without it."""
+        """Registers a tool. One that cannot be used is refused with the reason."""
         spec = tool.spec
         try:
             self._tools[spec.name] = _Checked(tool, spec, self._compiled(spec))
@@ -149,7 +149,8 @@ class ToolGate:
             self._families.setdefault(family, []).append(spec.name)
 
     def _compiled(self, spec: ToolSpec) -> Callable[[object], str | None]:
-        """The check of its arguments; raises ValueError with what is wrong with the tool."""
+        """Compiles the check of its arguments. Raises ValueError with what is wrong with the
+        tool."""
         if not _NAME.fullmatch(spec.name):
             raise ValueError("its name must be 1 to 64 letters, digits, - and _")
         if spec.name in self._tools:
@@ -168,8 +169,8 @@ class ToolGate:
         return {name: known for name, known in found.items() if known.is_for(agent)}
 
     def _named(self, entry: str) -> Sequence[str]:
-        """A name in an agent's list is a family's before it is a tool's; FAMILY/TOOL is one of a
-        family's tools, by the name that it has there."""
+        """The tools that an entry of the list names: a family comes before a tool; FAMILY/TOOL is
+        one tool of a family."""
         family, _, own = entry.partition("/")
         if entry in self._families or not own:
             return self._families.get(entry, (entry,))
@@ -179,9 +180,8 @@ class ToolGate:
 
     async def _attempt(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> str:
         tools = self._of(agent)
-        known = tools.get(call.name)
-        if known is None and call.name == RESULT:  # offered while something is shown in part
-            known = self._tools.get(RESULT)
+        # `result` is offered while something is shown in part.
+        known = (self._tools if call.name == RESULT else tools).get(call.name)
         if known is None:
             names = ", ".join(tools) or "none"
             raise ToolFailed(f"There is no tool {call.name[:64]!r}. Available tools: {names}.")
@@ -189,24 +189,19 @@ class ToolGate:
 
 
 def _families(name: str) -> Sequence[str]:
-    """A foreign tool is of its server's family, and one of its own."""
+    """A foreign tool belongs to its server's family and to one of its own."""
     whole = name.partition("/")[0]
     return (whole, name) if whole != name else (name,) if name else ()
 
 
 def _arguments(call: ToolCall, known: _Checked, decode: Decode) -> Mapping[str, object]:
+    told = f"The arguments of {call.name}"
     try:
         arguments = decode(call.arguments or "{}")
     except ValueError as error:
-        raise ToolFailed(
-            f"The arguments of {call.name} are not valid JSON ({error}). Call it again."
-        ) from error
+        raise ToolFailed(f"{told} are not valid JSON ({error}). Call it again.") from error
     if not isinstance(arguments, dict):
-        raise ToolFailed(f"The arguments of {call.name} have to be a JSON object.")
-    problem = known.problem(arguments)
-    if problem is not None:
-        raise ToolFailed(
-            f"The arguments of {call.name} are not valid: {problem}. Correct them and call it "
-            "again."
-        )
+        raise ToolFailed(f"{told} have to be a JSON object.")
+    if (problem := known.problem(arguments)) is not None:
+        raise ToolFailed(f"{told} are not valid: {problem}. Correct them and call it again.")
     return arguments

@@ -1,4 +1,4 @@
-"""The tool `result`: reads in parts what a tool gave and a model was not shown whole."""
+"""The tool `result`: reads parts of a result that the model was not shown whole."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -21,18 +21,17 @@ AROUND = 120  # characters shown on each side of a hit
 MOST_SOUGHT = 200
 _ANY = "surrogatepass"  # a tool may say what is no text
 PIECE = 65_536  # characters that are searched at once
-_PARAMETERS: Mapping[str, object] = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string", "minLength": 1, "maxLength": 200},
-        "offset": {"type": "integer", "minimum": 0},
-        "reference": {"type": "string", "minLength": 1, "maxLength": 200},
-        "from": {"type": "integer", "minimum": 0},
-        "to": {"type": "integer", "minimum": 0},
-        "grep": {"type": "string", "minLength": 1, "maxLength": MOST_SOUGHT},
-    },
-    "additionalProperties": False,
+_NAME = {"type": "string", "minLength": 1, "maxLength": 200}
+_PLACE = {"type": "integer", "minimum": 0}
+_PROPERTIES: Mapping[str, object] = {
+    "id": _NAME,
+    "offset": _PLACE,
+    "reference": _NAME,
+    "from": _PLACE,
+    "to": _PLACE,
+    "grep": _NAME | {"maxLength": MOST_SOUGHT},
 }
+_PARAMETERS = {"type": "object", "properties": _PROPERTIES, "additionalProperties": False}
 SPEC = ToolSpec(
     RESULT,
     f"Reads a tool's result that you were not shown whole, by its id (or reference, {SCHEME}…): the "
@@ -81,7 +80,7 @@ class ResultTool:
 
 
 def _most_bytes(scope: ToolScope) -> int:
-    """What it reads at a time is itself never shown in part."""
+    """What it returns is small enough to be shown whole."""
     if scope.agent is None:
         return 4 * MOST_PART
     return int(scope.agent.context.token_budget // RESULT_SHARE * BYTES_A_TOKEN)
@@ -114,8 +113,8 @@ def _found(content: str, sought: str) -> str:
 
 
 def _places(content: str, sought: str) -> Iterator[int]:
-    """At most one more than are shown, each beyond what the one before shows. Looked for in small
-    pieces, between which others have their turn."""
+    """Positions of the text, at most one more than are shown, none within the excerpt of the one
+    before. Searches small pieces, so that other threads run in between."""
     at, count = 0, 0
     while at < len(content) and count <= MOST_HITS:
         piece, wanted = content[at : at + PIECE + 2 * len(sought)], sought

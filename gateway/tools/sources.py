@@ -1,4 +1,4 @@
-"""What a tool's result says that it drew on: `sources` in a JSON object, read with suspicion."""
+"""The sources in a tool's result: `sources` of a JSON object, which is not trusted."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ _URL = re.compile(r"(?:https?://|(?!//)(?![a-z][a-z0-9+.-]*:))[^\s\\\x00-\x1f\x7
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One thing that a result drew on; `url` is None if it gave none that may be followed."""
+    """Something that a result is based on; `url` is None if none may be followed."""
 
     id: str
     title: str
@@ -25,8 +25,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """What a result drew on, and how many entries it lists, if it is a list of something. `spread`
-    is how far their scores lie apart, as a share of the highest if that is above 1."""
+    """The sources of a result and the number of its entries. `spread` is the difference between its
+    scores, as a share of the highest score above 1."""
 
     sources: tuple[Source, ...] = ()
     items: int | None = None
@@ -38,7 +38,7 @@ NOTHING = Listed()
 
 
 def listed(content: str, decode: Decode) -> Listed:
-    """What a result names, each source once, in order; what is malformed is left out."""
+    """Parses the sources of a result, each once, in order. Malformed ones are left out."""
     if content.lstrip()[:1] not in {"{", "["} or content.count(",") >= MOST_VALUES:
         return NOTHING
     try:
@@ -54,17 +54,11 @@ def _of_object(value: Mapping[str, object]) -> Listed:
     lists = [one for name, one in value.items() if isinstance(one, list) and name != "sources"]
     longest = max(lists, key=len, default=None)
     named = value.get("sources")
-    found = (
-        (_source(one) for one in named[:MOST_SOURCES] if isinstance(one, dict))
-        if isinstance(named, list)
-        else ()
-    )
-    return Listed(
-        tuple(dict.fromkeys(source for source in found if source is not None)),
-        None if longest is None else len(longest),
-        _spread(longest or ()),
-        bool(value.get("error")),
-    )
+    entries = named[:MOST_SOURCES] if isinstance(named, list) else []
+    found = (_source(one) for one in entries if isinstance(one, dict))
+    sources = tuple(dict.fromkeys(source for source in found if source is not None))
+    items = None if longest is None else len(longest)
+    return Listed(sources, items, _spread(longest or ()), bool(value.get("error")))
 
 
 def _spread(entries: Sequence[object]) -> float | None:

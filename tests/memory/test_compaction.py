@@ -23,7 +23,7 @@ from gateway.memory.compaction import (
     summed_up,
     told_summary,
 )
-from gateway.memory.window import exchanges_of, message_tokens, size_of
+from gateway.memory.window import Window, message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -37,8 +37,8 @@ def nodes_of(*pairs: tuple[str, str]) -> tuple[Node, ...]:
 
 
 def span(*pairs: tuple[str, str]) -> Span:
-    exchanges = exchanges_of(nodes_of(*pairs))
-    return Span(exchanges[:-1], exchanges[-1:])
+    nodes = nodes_of(*pairs)
+    return Span(Window(nodes[:-2]), nodes[-2:])
 
 
 @given(st.lists(st.integers(1, 4_000), max_size=30), st.integers(500, 9_000))
@@ -48,13 +48,12 @@ def test_the_newest_exchanges_stay_and_at_least_one(sizes: list[int], allowance:
     found = span_of(nodes, allowance)
 
     if found is not None:
-        joined = [node for exchange in (*found.covered, *found.kept) for node in exchange]
-        assert joined == list(nodes)
+        assert (*found.covered, *found.kept) == nodes
         assert found.kept
-        assert len(found.kept) == 1 or size_of(found.kept) <= 0.3 * allowance
-        assert size_of(found.covered) >= 0.1 * allowance
+        assert len(found.kept) == 2 or Window(found.kept).tokens <= 0.3 * allowance
+        assert found.covered.tokens >= 0.1 * allowance
     elif len(sizes) > 1:
-        assert size_of(exchanges_of(nodes)[:-1]) < 0.3 * allowance + 0.1 * allowance + 1_300
+        assert Window(nodes[:-2]).tokens < 0.3 * allowance + 0.1 * allowance + 1_300
 
 
 @pytest.mark.requirement("S-000-Exchange-07")
@@ -142,9 +141,9 @@ def test_the_request_has_the_notes_the_newest_part_and_short_results() -> None:
     result = Message("tool", result=ToolResult("1", "read", "r" * 5_000))
     nodes = [*nodes_of(("old " * 400, "yes"), ("read it", "done"), ("now?", "now"))]
     nodes[3:3] = [replace(nodes[0], message=call), replace(nodes[0], message=result)]
-    exchanges = exchanges_of(nodes)
+    part = Span(Window(nodes[:-2]), nodes[-2:])
 
-    text = request_text(Summary(NodeId("0"), goal="learn"), Span(exchanges[:2], exchanges[2:]), 400)
+    text = request_text(Summary(NodeId("0"), goal="learn"), part, 400)
 
     assert '"goal": "learn"' in text
     assert "[2026-01-01] user: read it" in text
