@@ -18,7 +18,7 @@ from gateway.domain.messages import Node
 from gateway.store.channels import require_memos, require_unheard, write_memos
 from gateway.store.outbox import add_delivery, require_delivery
 from gateway.store.pruning import Span, branches_off, kept_spans, outdated
-from gateway.store.reader import Readers
+from gateway.store.reader import Readers, SqliteStore
 from gateway.store.rows import (
     SEQ_BITS,
     TextRefused,
@@ -32,10 +32,7 @@ from gateway.store.turns import forks_of
 from gateway.store.writer import Pen, SessionRow, Writer
 
 
-class SqliteJournal:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteJournal(SqliteStore):
     async def note(self, run_id: RunId, note: JournalNote) -> None:
         """The first of a step and kind stays: a kind names the call that it is the result of."""
         require_text("a journal note", run_id, note.kind, note.payload)
@@ -239,10 +236,7 @@ WHERE place IN (SELECT place FROM node INDEXED BY node_archived
 """
 
 
-class SqliteInbox:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteInbox(SqliteStore):
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
         require_text("the message", entry.content)
         ids = (entry.message_id, entry.run_id, entry.context_id, entry.platform_id, entry.digest)
