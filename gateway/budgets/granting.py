@@ -49,7 +49,9 @@ def grant(
     rooms = [(_longest_reply(ask, *one), one) for one in bounds]
     fits, (tally, unit, bound) = min(rooms, key=lambda room: room[0])
     if fits < min(LEAST_REPLY, ask.max_tokens):
-        raise BudgetExceeded(tally, unit, bound, retry_after_s=_until_reset(tally, ask.at))
+        resets = tally.scope.resets_at
+        left_s = None if resets is None else max(0.0, (resets - ask.at).total_seconds())
+        raise BudgetExceeded(tally, unit, bound, retry_after_s=left_s)
     reply = min(fits, ask.max_tokens)
     held = ask.amount(reply)
     _require_free(ask, held, bounds, claimed)
@@ -73,11 +75,6 @@ def _require_free(ask: Ask, held: Amount, bounds: Sequence[_Bound], claimed: Sco
 def _is_full(tally: Tally, unit: Unit, bound: int, more: Amount) -> bool:
     """Whether it has to wait for what is reserved."""
     return _of(tally.used + tally.held + more, unit) > bound and _of(more, unit) > 0
-
-
-def _until_reset(tally: Tally, at: datetime) -> float | None:
-    resets = tally.scope.resets_at
-    return None if resets is None else max(0.0, (resets - at).total_seconds())
 
 
 def _longest_reply(

@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -24,7 +24,6 @@ from gateway.domain.budgets import (
     Grant,
     Ledger,
     Outcome,
-    Payer,
     Prices,
     Pricing,
     Reservation,
@@ -132,25 +131,21 @@ class Meter:
             prompt_nano, _ = self._price(*names, Usage(sent), wanted.at)
             whole = Usage(sent, request.max_tokens)
             whole_nano, pricing = self._price(*names, whole, wanted.at)
-            if pricing == "unpriced":
-                self._refuse_unpriced(request, wanted.payer)
+            scopes = scopes_of(wanted.payer.session_key, "") if pricing == "unpriced" else ()
+            for scope in scopes:  # of a model that was chosen after the configuration was checked
+                if self.budgets.limit(scope).nano_usd is not None:
+                    told = f"the {scope} budget is in USD, and {request.model} has no price"
+                    fix = f"add prices for it to [providers.{request.provider}]"
+                    raise NeverSent(request.provider, "unpriced", f"not asked: {told}; {fix}")
         return Ask(wanted.input_tokens, request.max_tokens, prompt_nano, whole_nano, at=wanted.at)
-
-    def _refuse_unpriced(self, request: ModelRequest, payer: Payer) -> None:
-        """A model that somebody chose later than the configuration was checked."""
-        for scope in scopes_of(payer.session_key, ""):
-            if self.budgets.limit(scope).nano_usd is not None:
-                told = f"not asked: the {scope} budget is in USD, and {request.model} has no price"
-                fix = f"add prices for it to [providers.{request.provider}]"
-                raise NeverSent(request.provider, "unpriced", f"{told}; {fix}")
 
     async def _hold(
         self, wanted: Reservation, kinds: Sequence[ScopeKind], ask: Ask, deadline_s: float
     ) -> tuple[Reservation, Grant]:
         """Waits while others' reservations, or calls that came earlier, are in the way."""
         place = until = None
-        scopes = scopes_of(wanted.payer.session_key, "")
-        limited = frozenset(scope for scope in scopes if scope.kind in kinds)
+        key = wanted.payer.session_key
+        limited = frozenset(scope for scope in scopes_of(key, "") if scope.kind in kinds)
         try:
             while True:
                 seen, claimed = self.queue.changes, NO_SCOPES
@@ -160,9 +155,10 @@ class Meter:
                 try:
                     return await self.ledger.reserve(wanted, decide, kinds)
                 except BudgetExceeded as refusal:
-                    until = until or self._end_of_waiting(deadline_s)
+                    last_s = min(LAST_S, deadline_s / 20)
+                    until = until or self.clock.monotonic() + deadline_s - last_s
                     wait_s = self._wait_s(refusal, until, ask.at)
-                    place = place or self.queue.join(limited, _principal(wanted))
+                    place = place or self.queue.join(limited, share_of(key, None)[0])
                     self.queue.block(place, refusal.waits_for & place.scopes, seen)
                 with move_on_after(wait_s):
                     await place.woken.wait()
@@ -172,9 +168,6 @@ class Meter:
         finally:
             if place is not None:
                 self.queue.leave(place)
-
-    def _end_of_waiting(self, deadline_s: float) -> float:
-        return self.clock.monotonic() + deadline_s - min(LAST_S, deadline_s / 20)
 
     def _wait_s(self, refusal: BudgetExceeded, until: float, now: datetime) -> float:
         """For how long to wait; not beyond the end of a period, which frees all of it. Raises the
@@ -196,14 +189,9 @@ class Meter:
         times = self._recurrences.worth(f"{scope.kind} {scope.name} {session}", wanted.at)
         if not times:
             return
-        detail = {
-            **{
-                name: refusal.facts[name] for name in ("scope", "used", "reserved", "limit", "unit")
-            },
-            "run_id": wanted.payer.run_id,
-            "model": f"{wanted.provider}/{wanted.model}",
-            "times": times,
-        }
+        facts, model = refusal.facts, f"{wanted.provider}/{wanted.model}"
+        told = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
+        detail = {**told, "run_id": wanted.payer.run_id, "model": model, "times": times}
         self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
@@ -265,11 +253,6 @@ class Meter:
         return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
 
 
-def _principal(wanted: Reservation) -> Hashable:
-    """Whose turn it counts as, as for a lane."""
-    return share_of(wanted.payer.session_key, None)[0]
-
-
 class Metered:
     """Implements the Model port over one that asks a provider once."""
 
@@ -281,28 +264,31 @@ class Metered:
         reservation, granted = await meter.reserve(request, raw)
         most, dense = granted.max_tokens, meter.estimates.bytes_a_token(request.model)
         progress.most = int(most * (dense if granted.is_limited else WITHOUT_LIMIT))
-        # What is not streamed may be made before anything of it comes.
-        unheard = 0 if request.stream else most
-        request = replace(request, max_tokens=most, progress=progress)
+        expected = reservation.input_tokens
         outcome: Outcome | None = "broken"
         try:
-            reply = await self._model.reply(request, hear)
+            granted_request = replace(request, max_tokens=most, progress=progress)
+            reply = await self._model.reply(granted_request, hear)
             outcome = "answered"
         except ModelFailed as failed:
             outcome = _outcome_of(failed, progress)
             raise
         finally:
-            if outcome != "answered":
-                meter.settle(_unanswered(meter, reservation, outcome, progress, unheard))
+            if outcome is None:
+                meter.settle(reservation)
+            elif outcome != "answered":
+                # What is not streamed may be made before anything of it comes.
+                unheard = 0 if request.stream else most
+                guess = _guessed(progress, expected, unheard, BYTES_A_TOKEN)
+                usage = guess if outcome == "broken" else Usage()
+                meter.settle(meter.record(reservation, outcome, usage))
         usage = reply.usage
         if reply.finish == "overrun":
-            outcome, told = "overrun", progress.told or Usage(reservation.input_tokens)
-            output = max(told.output_tokens, ceil(progress.size / dense))
-            usage = replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
+            told = progress.told.output_tokens if progress.told else 0
+            outcome, usage = "overrun", _guessed(progress, expected, told, dense)
         elif not usage.estimated:
-            meter.estimates.learn(
-                raw, reservation.payer.session_key, request.model, usage.input_tokens
-            )
+            session, sent = reservation.payer.session_key, usage.input_tokens
+            meter.estimates.learn(raw, session, request.model, sent)
             if progress.size >= LEAST_LEARNED:
                 shown = usage.output_tokens - usage.reasoning_tokens
                 meter.estimates.learn_reply(progress.size, request.model, shown)
@@ -315,27 +301,16 @@ class Metered:
         return replace(reply, usage=usage, warnings=warnings)
 
 
-def _unanswered(
-    meter: Meter,
-    reservation: Reservation,
-    outcome: Outcome | None,
-    progress: Progress,
-    unheard: int,
-) -> Ended:
-    """What is recorded of a call that gave no answer; the reservation if nothing was sent."""
-    if outcome is None:
-        return reservation
-    usage = Usage()
-    if outcome == "broken":
-        # An estimate, of which no more may be certain than what went in.
-        told = progress.told or Usage(reservation.input_tokens)
-        output = max(unheard, ceil(progress.size / BYTES_A_TOKEN))
-        usage = replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
-    return meter.record(reservation, outcome, usage)
-
-
 def _outcome_of(failed: ModelFailed, progress: Progress) -> Outcome | None:
+    """None: nothing was sent."""
     if not failed.sent:
         return None
     # Else it refused, and charges nothing for that.
     return "broken" if failed.status is None or progress.size else "failed"
+
+
+def _guessed(progress: Progress, expected: int, least: int, bytes_a_token: float) -> Usage:
+    """An estimate, of which no more may be certain than what went in."""
+    told = progress.told or Usage(expected)
+    output = max(least, ceil(progress.size / bytes_a_token))
+    return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
