@@ -176,8 +176,8 @@ class SqliteLedger:
                 if not account.known.is_set() and self._accounts.get(account.scope) is account:
                     del self._accounts[account.scope]
                 account.known.set()
-        for scope in list(self._accounts)[: len(self._accounts) - _KNOWN]:
-            del self._accounts[scope]
+        while len(self._accounts) > _KNOWN:
+            del self._accounts[next(iter(self._accounts))]
 
     def held(self, scope: Scope) -> Tally:
         """What is held in a scope, and since when; nothing of what was used."""
