@@ -1,4 +1,4 @@
-"""The meter before every provider: nothing is asked without a reservation, all of it is recorded."""
+"""The meter: reserves budget before every model call and records what the call came to."""
 
 import logging
 from collections import Counter
@@ -44,14 +44,14 @@ from gateway.domain.ports import Clock, Ids, Model
 
 log = logging.getLogger(__name__)
 
-# So long before the deadline a call stops waiting, so that the budget's refusal is still told.
+# A call stops waiting so long before its deadline, so that the refusal still reaches the client.
 LAST_S = 0.5
-MOST_UNWRITTEN = 1000  # records that wait for the store; beyond it a new start settles them
+MOST_UNWRITTEN = 1000  # records that wait for the store; the next start settles the rest
 
 
 @dataclass(slots=True)
 class Meter:
-    """One for all providers."""
+    """One meter for all providers."""
 
     ledger: Ledger
     budgets: Budgets
@@ -69,7 +69,7 @@ class Meter:
         return Metered(self, model)
 
     async def settle_lost(self) -> None:
-        """At a start: what the process before this one held is taken as spent."""
+        """Records as spent what the process before this one held. Called at a start."""
         lost = await self.ledger.unsettled()
         for one in lost:
             sent = min(one.input_tokens, one.held.tokens)
@@ -80,7 +80,7 @@ class Meter:
             log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
 
     async def resync(self, actor: str) -> Resync:
-        """Frees a day that a clock was far ahead in. Raises StoreUnavailable."""
+        """Goes back to the day of the clock, which was ahead before. Raises StoreUnavailable."""
         now = self.clock.now()
         done = await self.ledger.resync(now)
         if done.is_changed:
@@ -90,8 +90,8 @@ class Meter:
         return done
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
-        """Waits for what is only reserved by others. Raises BudgetExceeded, and ModelFailed if the
-        ledger cannot be written."""
+        """Waits while other calls have reserved the room. Raises BudgetExceeded, and ModelFailed if
+        the ledger cannot be written."""
         payer, now = request.payer, self.clock.now()
         assert payer is not None, "a model was asked on nobody's account"
         expected = self.estimates.of(raw, payer.session_key, request.model)
@@ -114,7 +114,7 @@ class Meter:
                 return self.ledger.begin(wanted), Grant(request.max_tokens, most)
             return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
         except get_cancelled_exc_class():
-            self.settle(wanted)  # it may be held all the same, and would be for ever
+            self.settle(wanted)  # the ledger may hold it all the same
             raise
         except BudgetExceeded as refusal:
             self._note(refusal, wanted)
@@ -124,7 +124,7 @@ class Meter:
             raise NeverSent(request.provider, "unmetered", told) from error
 
     def _ask(self, request: ModelRequest, wanted: Reservation) -> Ask:
-        """What the call may come to, in money too if a limit is in money."""
+        """Estimates the call, in money too if a limit is in money."""
         prompt_nano = whole_nano = 0
         if self.budgets.in_money:
             names, sent = (request.provider, request.model), wanted.input_tokens
@@ -132,7 +132,7 @@ class Meter:
             whole = Usage(sent, request.max_tokens)
             whole_nano, pricing = self._price(*names, whole, wanted.at)
             scopes = scopes_of(wanted.payer.session_key, "") if pricing == "unpriced" else ()
-            for scope in scopes:  # of a model that was chosen after the configuration was checked
+            for scope in scopes:  # the model was chosen after the configuration was checked
                 if self.budgets.limit(scope).nano_usd is not None:
                     told = f"the {scope} budget is in USD, and {request.model} has no price"
                     fix = f"add prices for it to [providers.{request.provider}]"
@@ -142,7 +142,7 @@ class Meter:
     async def _hold(
         self, wanted: Reservation, kinds: Sequence[ScopeKind], ask: Ask, deadline_s: float
     ) -> tuple[Reservation, Grant]:
-        """Waits while others' reservations, or calls that came earlier, are in the way."""
+        """Waits while reservations or earlier calls are in the way."""
         place = until = None
         key = wanted.payer.session_key
         limited = frozenset(scope for scope in scopes_of(key, "") if scope.kind in kinds)
@@ -170,8 +170,8 @@ class Meter:
                 self.queue.leave(place)
 
     def _wait_s(self, refusal: BudgetExceeded, until: float, now: datetime) -> float:
-        """For how long to wait; not beyond the end of a period, which frees all of it. Raises the
-        refusal if waiting cannot help."""
+        """How long to wait: until the deadline, or until the period ends. Raises the refusal if
+        waiting cannot help."""
         left_s = until - self.clock.monotonic()
         if not refusal.waits_for or left_s <= 0:
             raise refusal
@@ -179,7 +179,7 @@ class Meter:
         return left_s if resets is None else min(left_s, (resets - now).total_seconds())
 
     def _freed(self, ended: Ended) -> None:
-        """Whoever waits for what was held for this call may try again."""
+        """Lets calls that wait for this one try again."""
         payer = ended.payer if isinstance(ended, Reservation) else ended
         self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
 
@@ -221,12 +221,12 @@ class Meter:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
 
     def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
-        """Of a reply that nobody has settled yet."""
+        """The cost of a reply that is not settled yet; None if no price is known."""
         found = self.prices.cost(provider, model, usage, self.clock.now())
         return None if found is None else found[0] / NANO
 
     def settle(self, ended: Ended, *, warns: bool = False) -> tuple[BudgetWarning, ...]:
-        """The record is written with the next commit."""
+        """Settles in memory; the record is written with the next commit."""
         due_now = self.ledger.settle_soon(
             ended, partial(self._wait, ended), partial(due, self.budgets) if warns else None
         )
@@ -235,11 +235,11 @@ class Meter:
         return tuple(map(self._warning, due_now))
 
     def _wait(self, ended: Ended, error: Exception) -> None:
-        """A store that is away gets it later; the reservation holds until then."""
+        """Keeps what could not be written, for the next call to write. Until then it is held."""
         log.warning("a provider call is not recorded yet", extra={"why": str(error)})
         if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
             self._unwritten[ended.id] = ended
-        self._freed(ended)  # the next to try writes it first
+        self._freed(ended)  # the next call writes it first
 
     async def _write_what_waits(self) -> None:
         for ended in tuple(self._unwritten.values()):
@@ -277,7 +277,7 @@ class Metered:
             if outcome is None:
                 meter.settle(reservation)
             elif outcome != "answered":
-                # What is not streamed may be made before anything of it comes.
+                # A reply that is not streamed may be complete before any of it arrives.
                 unheard = 0 if request.stream else most
                 guess = _guessed(progress, expected, unheard, BYTES_A_TOKEN)
                 usage = guess if outcome == "broken" else Usage()
@@ -305,12 +305,12 @@ def _outcome_of(failed: ModelFailed, progress: Progress) -> Outcome | None:
     """None: nothing was sent."""
     if not failed.sent:
         return None
-    # Else it refused, and charges nothing for that.
+    # Else the provider refused, and charges nothing.
     return "broken" if failed.status is None or progress.size else "failed"
 
 
 def _guessed(progress: Progress, expected: int, least: int, bytes_a_token: float) -> Usage:
-    """An estimate, of which no more may be certain than what went in."""
+    """An estimate. Only its input may be certain."""
     told = progress.told or Usage(expected)
     output = max(least, ceil(progress.size / bytes_a_token))
     return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)

@@ -1,4 +1,4 @@
-"""The inbox, its runs and their journal in SQLite: accepted once, begun, finished in one commit."""
+"""The inbox, its runs and their journal in SQLite. Accept and finish are one commit each."""
 
 import re
 import sqlite3
@@ -89,7 +89,7 @@ class SqliteNotices:
     async def claim(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
-        """Nearly always there is nothing, and then nothing is written, and mostly not even read."""
+        """Without notices nothing is written, and mostly nothing is read."""
         if not self._pen.may_hold_notices:
             return ()
         require_text("the person or the run", person, str(session_key), run_id)
@@ -101,7 +101,7 @@ class SqliteNotices:
 
 
 def pack_notice(notice: Notice) -> str:
-    """All of it but its end of life. Raises TextRefused."""
+    """A notice as JSON, without `expires_at`. Raises TextRefused."""
     plain = {name: getattr(notice, name) for name in _PLAIN}
     try:
         return to_json({**plain, "data": dict(notice.data)}, fallback=str).decode()
@@ -116,7 +116,7 @@ def unpack_notice(expires_at: int | None, packed: str) -> Notice:
 
 
 def _leave(ending: Ending, session: SessionRow, pen: Pen) -> None:
-    """Its share of the commit that ends a run."""
+    """Writes notices and the state of rules, in the commit that ends a run."""
     db = pen.db
     if pen.may_hold_notices:
         db.execute(_RELEASE if ending.leaves_claimed else _FORGET, (ending.run_id,))
@@ -178,8 +178,8 @@ def put_label(session: SessionRow, place: int, label: str | None, db: sqlite3.Co
 
 
 def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
-    """A tree of more than `most` nodes loses branches from sight. Costs the same in a session of any
-    length, and is for those that have branches."""
+    """Archives branches of a tree that has more than `most` nodes. The cost does not depend on the
+    length of the session."""
     if session.head is None or not (most and session.is_forked) or session.is_pruned:
         return
     forks = forks_of(session.id, db)
@@ -197,7 +197,7 @@ def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
 
 
 def bring_back(session: SessionRow, db: sqlite3.Connection) -> None:
-    """What HEAD, a label or a checkpoint is on is seen again, with the path to it."""
+    """Shows the paths to HEAD, labels and checkpoints again."""
     session.is_pruned = False
     bounds = (place_of(session.id, 0), place_of(session.id + 1, 0))
     if db.execute(_HAS_GONE, bounds).fetchone()[0]:
@@ -297,7 +297,7 @@ def _take_in(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
     key, at = entry.session_key, (entry.accepted_at - EPOCH) // MICROSECOND
     session = pen.session(key)
     if session is None:
-        # Looked up first, so that a repeat under another key makes no empty session.
+        # Checked first, so that a repeat under another key makes no empty session.
         if (earlier := _earlier(entry, pen.db)) is not None:
             return earlier
         if pen.db.execute(_HAS_RUN, (entry.run_id,)).fetchone() is not None:
@@ -322,8 +322,8 @@ def _take_in(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
 
 
 def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
-    """The first of the same (channel, account, platform id). Raises Conflict if it said other
-    things."""
+    """The first message of the same (channel, account, platform id). Raises Conflict if its content
+    differs."""
     if entry.platform_id is None:
         return None
     key = entry.session_key
@@ -331,7 +331,7 @@ def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
     if row is None:
         return None
     message_id, run_id, first, matched_by, seq, attempts, digest = row
-    if digest and digest != entry.digest:  # none: what it said is erased
+    if digest and digest != entry.digest:  # empty: the content is erased
         raise Conflict(
             f"key {entry.platform_id!r} of {key.channel}:{key.account} was used before for another "
             "message: send it under a new key"
@@ -391,7 +391,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
 
 
 def _require_open(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
-    """Those that are merged into it, unless it has ended itself."""
+    """Raises Conflict if a merged run has ended, unless the run itself has ended."""
     if not _is_open(ending.run_id, session, db):
         return
     for one in ending.merged:
@@ -433,8 +433,7 @@ def append(
 
 
 def spoken(nodes: Sequence[Node]) -> int:
-    """What counts as a message of a conversation: what a person or the agent said. Results of
-    tools are steps in between."""
+    """How many of the nodes count as messages of a conversation: those of a person or the agent."""
     return len([node for node in nodes if node.message.role in {"user", "assistant"}])
 
 
@@ -443,7 +442,7 @@ def _unfinished(db: sqlite3.Connection) -> Sequence[Entry]:
     return [_to_entry(row) for row in rows]
 
 
-# Logs of earlier versions have fractions of milliseconds. A quote within a text has a backslash.
+# Logs of earlier versions have fractions of milliseconds. Quotes within a text are escaped.
 _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 

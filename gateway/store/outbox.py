@@ -1,4 +1,4 @@
-"""The outbox in SQLite: answers on their way, in order within a session."""
+"""The outbox in SQLite: deliveries, in order within a session."""
 
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
@@ -103,7 +103,7 @@ def add_delivery(
     *,
     run: tuple[RunId, int] | None = None,
 ) -> None:
-    """`run` that it answers, with its session; None: no turn made it."""
+    """`run`: the run that it answers, with its session; None if no run made it."""
     whither = (new.channel, new.account, new.peer, new.thread)
     db.execute(_ADD, (new.id, *(run or (None, None)), *whither, new.text, new.whence, due))
 
@@ -121,7 +121,9 @@ def _mark(statement: str, part: Mapping[str, object], pen: Pen) -> None:
 
 def _settle(said: Mapping[str, str | int | None], pen: Pen) -> None:
     if pen.db.execute(_SETTLE, said).rowcount == 0:
-        _state(str(said["id"]), pen.db)  # settled for good, or not there at all
+        _state(
+            str(said["id"]), pen.db
+        )  # raises NotFound; a delivery that is settled for good stays as it is
 
 
 def _resubmit(delivery_id: str, now: int, pen: Pen) -> None:
