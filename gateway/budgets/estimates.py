@@ -1,4 +1,4 @@
-"""How many tokens a prompt will be: a guess that learns from what providers report."""
+"""Estimates of the tokens of a prompt, corrected by what providers report."""
 
 from collections import OrderedDict
 from math import ceil
@@ -8,38 +8,38 @@ from gateway.domain.messages import BYTES_A_TOKEN, MESSAGE_OVERHEAD, Message
 from gateway.domain.model import ModelRequest
 
 KEPT = 4096  # sessions and models; about 0.3 kB each
-# A first guess is rather too high: what is held too much is given back a moment later.
+# The first estimate is rather too high. What is held too much is given back when the call ends.
 FIRST = 1.25
-# Of an old correction, where a report is below it; where it is above, it counts at once.
+# The weight of the old correction if a report is below it. A report above it counts at once.
 _MEMORY = 0.8
-# A reply is only cut off that is surely too long, so a token of it has more bytes than in a prompt:
-# at least so many, and more of a model whose replies were longer than that, with a margin.
+# A reply is cut off only if it is certainly too long. So a token of a reply counts more bytes than one
+# of a prompt: at least BYTES_OF_REPLY, and more for a model whose replies had more, with a margin.
 BYTES_OF_REPLY, MOST_OF_REPLY, MARGIN = 4.0, 8.0, 1.1
-WITHOUT_LIMIT = 32  # where nothing can be passed: only what does not end is cut off
-LEAST_LEARNED = 512  # bytes; shorter replies say little
-# A user may say what is cheap to read, so that a dense prompt seems cheap too.
+WITHOUT_LIMIT = 32  # bytes a token where no limit holds: only an endless reply is cut off
+LEAST_LEARNED = 512  # bytes; shorter replies teach nothing
+# Bounds of a correction: cheap text must not make a dense prompt look cheap.
 _BOUNDS = (0.5, 50.0)
 
 
 class Estimates:
-    """Corrections by session and model; a session that is new begins with its model's."""
+    """Corrections by session and model. A new session begins with the correction of its model."""
 
     def __init__(self) -> None:
         self._corrections: OrderedDict[tuple[SessionKey | None, str], float] = OrderedDict()
         self._densities: OrderedDict[str, float] = OrderedDict()
 
     def of(self, raw: int, session: SessionKey, model: str) -> int:
-        """`raw` is `prompt_tokens` of the request."""
+        """The corrected estimate. `raw` is `prompt_tokens` of the request."""
         known = self._corrections
         correction = known.get((session, model)) or known.get((None, model)) or FIRST
         return ceil(raw * correction)
 
     def bytes_a_token(self, model: str) -> float:
-        """So many that no reply of this model has more."""
+        """More bytes a token than any reply of this model had."""
         return self._densities.get(model, BYTES_OF_REPLY)
 
     def learn_reply(self, size: int, model: str, reported: int) -> None:
-        """`size` in bytes, of what came of a reply; `reported` without what is hidden."""
+        """`size`: bytes of the reply. `reported`: its tokens without hidden reasoning."""
         if reported <= 0:
             return
         seen = min(MOST_OF_REPLY, MARGIN * size / reported)
@@ -61,7 +61,7 @@ class Estimates:
 
 
 def prompt_tokens(request: ModelRequest) -> int:
-    """The same guess for everybody, from the bytes that are sent."""
+    """The estimate before any correction, from the bytes that are sent."""
     size = len(request.system.encode())
     if request.tools:
         texts = [tool.name + tool.description + tool.parameters for tool in request.tools]
@@ -71,7 +71,7 @@ def prompt_tokens(request: ModelRequest) -> int:
 
 
 def _measured(message: Message) -> int:
-    """The bytes of a message, which are kept with it."""
+    """Counts the bytes of a message and keeps the number with it."""
     texts = [message.text, message.thinking]
     for call in message.tool_calls:
         texts += (call.id, call.name, call.arguments)

@@ -7,7 +7,7 @@ from datetime import datetime
 from gateway.budgets.queue import NO_SCOPES, Scopes, without_period
 from gateway.domain.budgets import Amount, BudgetExceeded, Budgets, Grant, Tally, Unit
 
-# When a call that was only in the way of others' reservations may be made again: some have ended.
+# After so long a call that only reservations refused may be made again: some have ended by then.
 HELD_RETRY_S = 5.0
 LEAST_REPLY = 256  # tokens; a shorter reply is not worth its prompt
 WARNING_PERCENT = 80
@@ -16,7 +16,7 @@ NOTHING = Amount()
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a call may come to, estimated: its prompt, and its prompt with the longest reply."""
+    """Estimates for a call: its prompt alone, and its prompt with the longest reply."""
 
     input_tokens: int
     max_tokens: int
@@ -36,9 +36,12 @@ class Ask:
 def grant(
     budgets: Budgets, ask: Ask, tallies: Sequence[Tally], claimed: Scopes = NO_SCOPES
 ) -> Grant:
-    """The longest reply that what is used leaves room for, in every scope. Raises BudgetExceeded
-    with the tightest scope if not even a short one fits; or, with `waits_for`, if it fits only once
-    others are settled, or if others who came earlier wait for the same (`claimed`)."""
+    """Grants the longest reply that fits beside what is used, in every scope.
+
+    Raises BudgetExceeded with the tightest scope if not even a short reply fits. Raises it with
+    `waits_for` if the call fits only after other calls are settled, or if an earlier call waits for
+    the same scopes (`claimed`).
+    """
     bounds = [
         (tally, unit, bound)
         for tally in tallies
@@ -49,7 +52,9 @@ def grant(
     rooms = [(_longest_reply(ask, *one), one) for one in bounds]
     fits, (tally, unit, bound) = min(rooms, key=lambda room: room[0])
     if fits < min(LEAST_REPLY, ask.max_tokens):
-        raise BudgetExceeded(tally, unit, bound, retry_after_s=_until_reset(tally, ask.at))
+        resets = tally.scope.resets_at
+        left_s = None if resets is None else max(0.0, (resets - ask.at).total_seconds())
+        raise BudgetExceeded(tally, unit, bound, retry_after_s=left_s)
     reply = min(fits, ask.max_tokens)
     held = ask.amount(reply)
     _require_free(ask, held, bounds, claimed)
@@ -60,7 +65,7 @@ _Bound = tuple[Tally, Unit, int]
 
 
 def _require_free(ask: Ask, held: Amount, bounds: Sequence[_Bound], claimed: Scopes) -> None:
-    """Raises BudgetExceeded, with what has to be waited for."""
+    """Raises BudgetExceeded with the scopes to wait for."""
     full = [
         one for one in bounds if _is_full(*one, held) or without_period([one[0].scope]) & claimed
     ]
@@ -71,22 +76,17 @@ def _require_free(ask: Ask, held: Amount, bounds: Sequence[_Bound], claimed: Sco
 
 
 def _is_full(tally: Tally, unit: Unit, bound: int, more: Amount) -> bool:
-    """Whether it has to wait for what is reserved."""
+    """Whether a call has to wait until reservations are settled."""
     return _of(tally.used + tally.held + more, unit) > bound and _of(more, unit) > 0
-
-
-def _until_reset(tally: Tally, at: datetime) -> float | None:
-    resets = tally.scope.resets_at
-    return None if resets is None else max(0.0, (resets - at).total_seconds())
 
 
 def _longest_reply(
     ask: Ask, tally: Tally, unit: Unit, bound: int, *, held: Amount = NOTHING
 ) -> int:
-    """In tokens, beside what is used and this; negative where not even the prompt fits. Money is
-    turned into tokens only where it is the bound."""
+    """The longest reply in tokens, beside what is used and `held`; negative if not even the prompt
+    fits. Money becomes tokens only where money is the bound."""
     if unit == "usd" and bound and not ask.whole_nano_usd:
-        return ask.max_tokens  # what costs nothing fits
+        return ask.max_tokens  # a call that costs nothing fits
     left = bound - _of(tally.used, unit) - _of(held, unit)
     if left <= 0:
         return left - ask.input_tokens - 1
@@ -98,7 +98,7 @@ def _longest_reply(
 
 
 def due(budgets: Budgets, tally: Tally) -> str:
-    """The limit, as text, of which so much is used that somebody should know; else nothing."""
+    """The limit as text if a warning is due, else an empty text."""
     limit = budgets.limit(tally.scope)
     for unit, bound in limit.bounds():
         if _of(tally.used, unit) * 100 >= bound * WARNING_PERCENT:
@@ -107,7 +107,7 @@ def due(budgets: Budgets, tally: Tally) -> str:
 
 
 def fullest(budgets: Budgets, tally: Tally) -> tuple[Unit, int, int]:
-    """(unit, used, limit) of the bound that is nearest. Only for a scope that has one."""
+    """(unit, used, limit) of the nearest bound. The scope must have one."""
     bounds = dict(budgets.limit(tally.scope).bounds())
     unit = max(bounds, key=lambda unit: _of(tally.used, unit) / max(1, bounds[unit]))
     return unit, _of(tally.used, unit), bounds[unit]

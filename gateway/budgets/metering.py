@@ -1,8 +1,8 @@
-"""The meter before every provider: nothing is asked without a reservation, all of it is recorded."""
+"""The meter: reserves budget before every model call and records what the call came to."""
 
 import logging
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
@@ -24,7 +24,6 @@ from gateway.domain.budgets import (
     Grant,
     Ledger,
     Outcome,
-    Payer,
     Prices,
     Pricing,
     Reservation,
@@ -45,14 +44,14 @@ from gateway.domain.ports import Clock, Ids, Model
 
 log = logging.getLogger(__name__)
 
-# So long before the deadline a call stops waiting, so that the budget's refusal is still told.
+# A call stops waiting so long before its deadline, so that the refusal still reaches the client.
 LAST_S = 0.5
-MOST_UNWRITTEN = 1000  # records that wait for the store; beyond it a new start settles them
+MOST_UNWRITTEN = 1000  # records that wait for the store; the next start settles the rest
 
 
 @dataclass(slots=True)
 class Meter:
-    """One for all providers."""
+    """One meter for all providers."""
 
     ledger: Ledger
     budgets: Budgets
@@ -70,7 +69,7 @@ class Meter:
         return Metered(self, model)
 
     async def settle_lost(self) -> None:
-        """At a start: what the process before this one held is taken as spent."""
+        """Records as spent what the process before this one held. Called at a start."""
         lost = await self.ledger.unsettled()
         for one in lost:
             sent = min(one.input_tokens, one.held.tokens)
@@ -81,7 +80,7 @@ class Meter:
             log.warning("calls of the last run are taken as spent", extra={"calls": len(lost)})
 
     async def resync(self, actor: str) -> Resync:
-        """Frees a day that a clock was far ahead in. Raises StoreUnavailable."""
+        """Goes back to the day of the clock, which was ahead before. Raises StoreUnavailable."""
         now = self.clock.now()
         done = await self.ledger.resync(now)
         if done.is_changed:
@@ -91,8 +90,8 @@ class Meter:
         return done
 
     async def reserve(self, request: ModelRequest, raw: int) -> tuple[Reservation, Grant]:
-        """Waits for what is only reserved by others. Raises BudgetExceeded, and ModelFailed if the
-        ledger cannot be written."""
+        """Waits while other calls have reserved the room. Raises BudgetExceeded, and ModelFailed if
+        the ledger cannot be written."""
         payer, now = request.payer, self.clock.now()
         assert payer is not None, "a model was asked on nobody's account"
         expected = self.estimates.of(raw, payer.session_key, request.model)
@@ -115,7 +114,7 @@ class Meter:
                 return self.ledger.begin(wanted), Grant(request.max_tokens, most)
             return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
         except get_cancelled_exc_class():
-            self.settle(wanted)  # it may be held all the same, and would be for ever
+            self.settle(wanted)  # the ledger may hold it all the same
             raise
         except BudgetExceeded as refusal:
             self._note(refusal, wanted)
@@ -125,32 +124,28 @@ class Meter:
             raise NeverSent(request.provider, "unmetered", told) from error
 
     def _ask(self, request: ModelRequest, wanted: Reservation) -> Ask:
-        """What the call may come to, in money too if a limit is in money."""
+        """Estimates the call, in money too if a limit is in money."""
         prompt_nano = whole_nano = 0
         if self.budgets.in_money:
             names, sent = (request.provider, request.model), wanted.input_tokens
             prompt_nano, _ = self._price(*names, Usage(sent), wanted.at)
             whole = Usage(sent, request.max_tokens)
             whole_nano, pricing = self._price(*names, whole, wanted.at)
-            if pricing == "unpriced":
-                self._refuse_unpriced(request, wanted.payer)
+            scopes = scopes_of(wanted.payer.session_key, "") if pricing == "unpriced" else ()
+            for scope in scopes:  # the model was chosen after the configuration was checked
+                if self.budgets.limit(scope).nano_usd is not None:
+                    told = f"the {scope} budget is in USD, and {request.model} has no price"
+                    fix = f"add prices for it to [providers.{request.provider}]"
+                    raise NeverSent(request.provider, "unpriced", f"not asked: {told}; {fix}")
         return Ask(wanted.input_tokens, request.max_tokens, prompt_nano, whole_nano, at=wanted.at)
-
-    def _refuse_unpriced(self, request: ModelRequest, payer: Payer) -> None:
-        """A model that somebody chose later than the configuration was checked."""
-        for scope in scopes_of(payer.session_key, ""):
-            if self.budgets.limit(scope).nano_usd is not None:
-                told = f"not asked: the {scope} budget is in USD, and {request.model} has no price"
-                fix = f"add prices for it to [providers.{request.provider}]"
-                raise NeverSent(request.provider, "unpriced", f"{told}; {fix}")
 
     async def _hold(
         self, wanted: Reservation, kinds: Sequence[ScopeKind], ask: Ask, deadline_s: float
     ) -> tuple[Reservation, Grant]:
-        """Waits while others' reservations, or calls that came earlier, are in the way."""
+        """Waits while reservations or earlier calls are in the way."""
         place = until = None
-        scopes = scopes_of(wanted.payer.session_key, "")
-        limited = frozenset(scope for scope in scopes if scope.kind in kinds)
+        key = wanted.payer.session_key
+        limited = frozenset(scope for scope in scopes_of(key, "") if scope.kind in kinds)
         try:
             while True:
                 seen, claimed = self.queue.changes, NO_SCOPES
@@ -160,9 +155,10 @@ class Meter:
                 try:
                     return await self.ledger.reserve(wanted, decide, kinds)
                 except BudgetExceeded as refusal:
-                    until = until or self._end_of_waiting(deadline_s)
+                    last_s = min(LAST_S, deadline_s / 20)
+                    until = until or self.clock.monotonic() + deadline_s - last_s
                     wait_s = self._wait_s(refusal, until, ask.at)
-                    place = place or self.queue.join(limited, _principal(wanted))
+                    place = place or self.queue.join(limited, share_of(key, None)[0])
                     self.queue.block(place, refusal.waits_for & place.scopes, seen)
                 with move_on_after(wait_s):
                     await place.woken.wait()
@@ -173,12 +169,9 @@ class Meter:
             if place is not None:
                 self.queue.leave(place)
 
-    def _end_of_waiting(self, deadline_s: float) -> float:
-        return self.clock.monotonic() + deadline_s - min(LAST_S, deadline_s / 20)
-
     def _wait_s(self, refusal: BudgetExceeded, until: float, now: datetime) -> float:
-        """For how long to wait; not beyond the end of a period, which frees all of it. Raises the
-        refusal if waiting cannot help."""
+        """How long to wait: until the deadline, or until the period ends. Raises the refusal if
+        waiting cannot help."""
         left_s = until - self.clock.monotonic()
         if not refusal.waits_for or left_s <= 0:
             raise refusal
@@ -186,7 +179,7 @@ class Meter:
         return left_s if resets is None else min(left_s, (resets - now).total_seconds())
 
     def _freed(self, ended: Ended) -> None:
-        """Whoever waits for what was held for this call may try again."""
+        """Lets calls that wait for this one try again."""
         payer = ended.payer if isinstance(ended, Reservation) else ended
         self.queue.freed(frozenset(scopes_of(payer.session_key, "")))
 
@@ -196,14 +189,9 @@ class Meter:
         times = self._recurrences.worth(f"{scope.kind} {scope.name} {session}", wanted.at)
         if not times:
             return
-        detail = {
-            **{
-                name: refusal.facts[name] for name in ("scope", "used", "reserved", "limit", "unit")
-            },
-            "run_id": wanted.payer.run_id,
-            "model": f"{wanted.provider}/{wanted.model}",
-            "times": times,
-        }
+        facts, model = refusal.facts, f"{wanted.provider}/{wanted.model}"
+        told = {name: facts[name] for name in ("scope", "used", "reserved", "limit", "unit")}
+        detail = {**told, "run_id": wanted.payer.run_id, "model": model, "times": times}
         self.audit.append_soon(Deed(wanted.at, "budget.refused", str(session), detail))
 
     def record(self, reservation: Reservation, outcome: Outcome, usage: Usage) -> TokenRecord:
@@ -233,12 +221,12 @@ class Meter:
         return self.prices.cost(provider, model, usage, at) or (0, "unpriced")
 
     def cost_usd(self, provider: str, model: str, usage: Usage) -> float | None:
-        """Of a reply that nobody has settled yet."""
+        """The cost of a reply that is not settled yet; None if no price is known."""
         found = self.prices.cost(provider, model, usage, self.clock.now())
         return None if found is None else found[0] / NANO
 
     def settle(self, ended: Ended, *, warns: bool = False) -> tuple[BudgetWarning, ...]:
-        """The record is written with the next commit."""
+        """Settles in memory; the record is written with the next commit."""
         due_now = self.ledger.settle_soon(
             ended, partial(self._wait, ended), partial(due, self.budgets) if warns else None
         )
@@ -247,11 +235,11 @@ class Meter:
         return tuple(map(self._warning, due_now))
 
     def _wait(self, ended: Ended, error: Exception) -> None:
-        """A store that is away gets it later; the reservation holds until then."""
+        """Keeps what could not be written, for the next call to write. Until then it is held."""
         log.warning("a provider call is not recorded yet", extra={"why": str(error)})
         if isinstance(error, StoreUnavailable) and len(self._unwritten) < MOST_UNWRITTEN:
             self._unwritten[ended.id] = ended
-        self._freed(ended)  # the next to try writes it first
+        self._freed(ended)  # the next call writes it first
 
     async def _write_what_waits(self) -> None:
         for ended in tuple(self._unwritten.values()):
@@ -265,11 +253,6 @@ class Meter:
         return BudgetWarning(str(tally.scope), unit, shown(unit, used), shown(unit, limit))
 
 
-def _principal(wanted: Reservation) -> Hashable:
-    """Whose turn it counts as, as for a lane."""
-    return share_of(wanted.payer.session_key, None)[0]
-
-
 class Metered:
     """Implements the Model port over one that asks a provider once."""
 
@@ -281,26 +264,30 @@ class Metered:
         reservation, granted = await meter.reserve(request, raw)
         most, dense = granted.max_tokens, meter.estimates.bytes_a_token(request.model)
         progress.most = int(most * (dense if granted.is_limited else WITHOUT_LIMIT))
-        # What is not streamed may be made before anything of it comes.
-        unheard = 0 if request.stream else most
-        request = replace(request, max_tokens=most, progress=progress)
+        expected = reservation.input_tokens
         outcome: Outcome | None = "broken"
         try:
-            reply = await self._model.reply(request, hear)
+            granted_request = replace(request, max_tokens=most, progress=progress)
+            reply = await self._model.reply(granted_request, hear)
             outcome = "answered"
         except ModelFailed as failed:
             outcome = _outcome_of(failed, progress)
             raise
         finally:
-            if outcome != "answered":
-                meter.settle(_unanswered(meter, reservation, outcome, progress, unheard))
+            if outcome is None:
+                meter.settle(reservation)
+            elif outcome != "answered":
+                # A reply that is not streamed may be complete before any of it arrives.
+                unheard = 0 if request.stream else most
+                guess = _guessed(progress, expected, unheard, BYTES_A_TOKEN)
+                usage = guess if outcome == "broken" else Usage()
+                meter.settle(meter.record(reservation, outcome, usage))
         usage, is_overrun = reply.usage, reply.finish == "overrun"
         if is_overrun:
-            usage = _overrun(usage, reservation, ceil(progress.size / dense))
+            usage = _overrun(usage, expected, ceil(progress.size / dense))
         elif not usage.estimated:
-            meter.estimates.learn(
-                raw, reservation.payer.session_key, request.model, usage.input_tokens
-            )
+            session, sent = reservation.payer.session_key, usage.input_tokens
+            meter.estimates.learn(raw, session, request.model, sent)
             if progress.size >= LEAST_LEARNED:
                 shown = usage.output_tokens - usage.reasoning_tokens
                 meter.estimates.learn_reply(progress.size, request.model, shown)
@@ -315,35 +302,24 @@ class Metered:
         return replace(reply, usage=usage, warnings=warnings)
 
 
-def _unanswered(
-    meter: Meter,
-    reservation: Reservation,
-    outcome: Outcome | None,
-    progress: Progress,
-    unheard: int,
-) -> Ended:
-    """What is recorded of a call that gave no answer; the reservation if nothing was sent."""
-    if outcome is None:
-        return reservation
-    usage = Usage()
-    if outcome == "broken":
-        # An estimate, of which no more may be certain than what went in.
-        told = progress.told or Usage(reservation.input_tokens)
-        output = max(unheard, ceil(progress.size / BYTES_A_TOKEN))
-        usage = replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
-    return meter.record(reservation, outcome, usage)
-
-
-def _overrun(counted: Usage, reservation: Reservation, output: int) -> Usage:
+def _overrun(counted: Usage, expected: int, output: int) -> Usage:
     """Of a reply that was cut off: what the provider counted of it, or an estimate by its size."""
-    told = Usage(reservation.input_tokens) if counted.estimated else counted
+    told = Usage(expected) if counted.estimated else counted
     if told.output_tokens >= output:
         return told
     return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
 
 def _outcome_of(failed: ModelFailed, progress: Progress) -> Outcome | None:
+    """None: nothing was sent."""
     if not failed.sent:
         return None
-    # Else it refused, and charges nothing for that.
+    # Else the provider refused, and charges nothing.
     return "broken" if failed.status is None or progress.size else "failed"
+
+
+def _guessed(progress: Progress, expected: int, least: int, bytes_a_token: float) -> Usage:
+    """An estimate. Only its input may be certain."""
+    told = progress.told or Usage(expected)
+    output = max(least, ceil(progress.size / bytes_a_token))
+    return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)

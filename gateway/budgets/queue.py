@@ -1,5 +1,7 @@
-"""Calls that wait for tokens which others have reserved: principals take turns, and of one principal
-who came first is served first."""
+"""The queue of calls that wait for tokens which other calls have reserved.
+
+Principals take turns. Calls of one principal are served in the order in which they came.
+"""
 
 from bisect import insort_right
 from collections import Counter
@@ -16,7 +18,7 @@ NO_SCOPES: Scopes = frozenset()
 
 
 def without_period(scopes: Iterable[Scope]) -> Scopes:
-    """Which day or month it is plays no part in waiting."""
+    """The scopes without the names of days and months, which play no part in waiting."""
     return frozenset(
         scope._replace(name="") if scope.kind in {"day", "month"} else scope for scope in scopes
     )
@@ -24,10 +26,10 @@ def without_period(scopes: Iterable[Scope]) -> Scopes:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Of one waiting call. `blocked`: the scopes that had no room for it when it last tried."""
+    """The place of one waiting call. `blocked`: the scopes without room when it last tried."""
 
     scopes: Scopes
-    turn: int  # of its principal; who has had fewer goes first
+    turn: int  # counted by principal; the lowest goes first
     blocked: Scopes = NO_SCOPES
     is_due: bool = False  # something changed since, so it may try again
     is_trying: bool = True
@@ -35,33 +37,33 @@ class Place:
 
     @property
     def claims(self) -> Scopes:
-        """Scopes in which nobody behind it may go first."""
+        """Scopes in which no call behind it may go first."""
         return self.scopes if self.is_trying else self.blocked
 
 
-# Every call is of a day and a month: where one of these is claimed, nobody behind it may try.
+# Every call has a day and a month. If one of them is claimed, no call behind it may try.
 _COMMON = frozenset({Scope("day", ""), Scope("month", "")})
 
 
 class BudgetQueue:
-    """One for all budgets. It knows no amounts: the ledger decides whether a call fits."""
+    """One queue for all budgets. The ledger decides whether a call fits; the queue knows no amounts."""
 
     def __init__(self) -> None:
         self.places: list[Place] = []  # in the order in which they are served
-        self._turns: dict[Hashable, int] = {}  # the last of each principal, while anybody waits
+        self._turns: dict[Hashable, int] = {}  # the last of each principal, while calls wait
         self._claims: Counter[Scope] = Counter()
-        self.changes = 0  # how often somebody may have got a chance
+        self.changes = 0  # how often a waiting call may have got a chance
 
     def claimed(self, scopes: Scopes, place: Place | None) -> Scopes:
-        """Those of the scopes that a call which came earlier waits for."""
+        """Those of the scopes that an earlier call waits for."""
         if place is None:
             return frozenset(scope for scope in scopes if scope in self._claims)
         earlier = takewhile(lambda other: other is not place, self.places)
         return scopes & NO_SCOPES.union(*(other.claims for other in earlier))
 
     def join(self, scopes: Scopes, whose: Hashable) -> Place:
-        """A place of a call that has tried: behind all of its principal's, and before those with
-        which others would have had more turns."""
+        """Adds a call that has tried: behind the other calls of its principal, and before calls with a
+        later turn."""
         first = self.places[0].turn if self.places else 0
         turn = max(first, self._turns.get(whose, -1) + 1)
         place = Place(scopes, turn)
@@ -71,7 +73,7 @@ class BudgetQueue:
         return place
 
     def block(self, place: Place, blocked: Scopes, seen: int) -> None:
-        """Its try failed. `seen`: `changes` when the try began."""
+        """Notes that a try failed. `seen`: `changes` when the try began."""
         is_due, released = self.changes != seen, place.claims - blocked
         self._forget(place)
         place.blocked, place.is_trying = blocked, False
@@ -80,7 +82,7 @@ class BudgetQueue:
         self._release(self._behind(place), released)
 
     def leave(self, place: Place) -> None:
-        """It got what it waited for, or waits no longer."""
+        """Removes a call that was granted or no longer waits."""
         behind = self._behind(place)
         self._forget(place)
         self.places.remove(place)
@@ -89,7 +91,7 @@ class BudgetQueue:
         self._release(behind, place.claims)
 
     def freed(self, scopes: Scopes) -> None:
-        """Something that was reserved in these scopes is settled or released."""
+        """Lets calls try again after a reservation in these scopes was settled or released."""
         self._release(list(self.places), scopes)
 
     def _behind(self, place: Place) -> Sequence[Place]:
@@ -102,7 +104,7 @@ class BudgetQueue:
                 del self._claims[scope]
 
     def _release(self, whom: Sequence[Place], scopes: Scopes) -> None:
-        """Whoever of these is blocked by one of the scopes may try again, once it is its turn."""
+        """Wakes those of the calls that one of the scopes blocks, each once it is its turn."""
         self.changes += 1
         for place in whom:
             place.is_due = place.is_due or not place.blocked.isdisjoint(scopes)

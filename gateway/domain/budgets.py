@@ -1,4 +1,4 @@
-"""Token budgets: who spends, what is held for a call and what it came to, and the ports that keep account."""
+"""Token budgets: limits, scopes, reservations and records of model calls, and the ports that keep them."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ Outcome = Literal["answered", "failed", "broken", "lost", "overrun"]
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """On whose account a model is asked."""
+    """Who pays for a model call."""
 
     session_key: SessionKey
     run_id: RunId
@@ -61,7 +61,7 @@ class Limit:
 
 
 class Scope(NamedTuple):
-    """What a limit is for: a session by its key, an agent by its id, a day or a month of UTC."""
+    """What a limit holds for: a session by its key, an agent by its id, a day or a month of UTC."""
 
     kind: ScopeKind
     name: str
@@ -95,7 +95,7 @@ def day_of(at: datetime) -> str:
 
 
 def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
-    """All that a call has to fit into."""
+    """The four scopes of a call."""
     return (
         Scope("session", str(session_key)),
         Scope("agent", str(session_key.agent)),
@@ -106,7 +106,7 @@ def scopes_of(session_key: SessionKey, day: str) -> tuple[Scope, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """The limits that an operator set."""
+    """The limits of the configuration."""
 
     session: Limit = Limit()
     daily: Limit = Limit()
@@ -142,7 +142,7 @@ class Budgets:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """What a scope has used, and what is held for calls at work."""
+    """What a scope has used, and what is held for open calls."""
 
     scope: Scope
     used: Amount = Amount()
@@ -163,7 +163,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What is held for one call. `day` is never earlier than that of any reservation before."""
+    """What is held for one call. `day` is never before that of an earlier reservation."""
 
     id: str
     payer: Payer
@@ -227,7 +227,7 @@ class ModelSum:
 
 
 def with_others(models: Sequence[ModelSum], limit: int) -> Sequence[ModelSum]:
-    """All models, of which only so many are told apart."""
+    """The first `limit` models, and the sum of the others as `other`."""
     told, rest = models[:limit], models[limit:]
     if not rest:
         return told
@@ -356,7 +356,7 @@ class Prices(Protocol):
 
 
 class Spending(Protocol):
-    """The ledger as it is looked at; nothing here depends on how long it is."""
+    """Reads the ledger. The cost does not depend on its length."""
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
         """A day or month is moved on as in `Ledger.reserve`."""

@@ -8,24 +8,21 @@ from typing import Any
 
 from gateway.domain.events import AuditEntry, Deed, DeedKind, entry_after
 from gateway.domain.ids import to_micros, to_time
-from gateway.store.reader import Readers
+from gateway.store.reader import SqliteStore
 from gateway.store.rows import require_text
-from gateway.store.writer import Pen, Writer
+from gateway.store.writer import Pen
 
 log = logging.getLogger(__name__)
 
 
-class SqliteAudit:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteAudit(SqliteStore):
     async def append(self, deed: Deed) -> None:
         require_text("an audit entry", deed.actor)
         await self._writer.write(partial(append_deed, deed), durable=False)
 
     def append_soon(self, deed: Deed) -> None:
         require_text("an audit entry", deed.actor)
-        self._writer.write_soon(partial(append_deed, deed), partial(note_missing, deed))
+        self._writer.write_soon(partial(append_deed, deed), partial(_note_missing, deed))
 
     async def newest(
         self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
@@ -38,7 +35,7 @@ class SqliteAudit:
         return await self._readers.read(partial(_after, seq, limit))
 
 
-def note_missing(deed: Deed, error: Exception) -> None:
+def _note_missing(deed: Deed, error: Exception) -> None:
     told = {"kind": deed.kind, "actor": deed.actor, "why": str(error)}
     log.error("an entry of the audit could not be written", extra=told)
 

@@ -11,17 +11,14 @@ from gateway.domain.errors import AlreadyHeard
 from gateway.domain.ids import to_micros, to_time
 from gateway.domain.inbox import Heard, NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery, require_delivery
-from gateway.store.reader import Readers
+from gateway.store.reader import SqliteStore
 from gateway.store.rows import require_text
-from gateway.store.writer import Pen, Writer
+from gateway.store.writer import Pen
 
 _Who = tuple[str, str, str]
 
 
-class SqlitePairings:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqlitePairings(SqliteStore):
     async def find(self, channel: str, account: str, person: str) -> Pairing | None:
         return await self._readers.read(partial(_find, (channel, account, person)))
 
@@ -63,11 +60,7 @@ def _may_ask(asked: Pairing, db: sqlite3.Connection) -> bool:
     return bool(waiting < MOST_WAITING)
 
 
-def require_asked(asked: Pairing) -> None:
-    require_text("whoever asks", asked.channel, asked.account, asked.person, asked.name)
-
-
-def ask(asked: Pairing, pen: Pen) -> bool:
+def _ask(asked: Pairing, pen: Pen) -> bool:
     if not _may_ask(asked, pen.db):
         return False
     at = to_micros(asked.asked_at)
@@ -131,10 +124,7 @@ ORDER BY state = 'asked' DESC, asked_at DESC, channel, account, person LIMIT ?
 """
 
 
-class SqliteChannels:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteChannels(SqliteStore):
     async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]:
         return await self._readers.read(partial(_read, channel, account))
 
@@ -152,7 +142,13 @@ class SqliteChannels:
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
     ) -> bool:
-        require_heard(heard, deliveries, memos, asked)
+        require_memos(memos)
+        said = (heard.channel, heard.account, heard.platform_id)
+        require_text("a channel's message", *said, heard.detail, heard.why, heard.again)
+        for new in deliveries:
+            require_delivery(new)
+        if asked is not None:
+            require_text("whoever asks", asked.channel, asked.account, asked.person, asked.name)
         hear = partial(_hear, heard, deliveries, memos, asked)
         return await self._writer.write(hear, durable=True)
 
@@ -177,21 +173,6 @@ class SqliteChannels:
 def require_memos(memos: Sequence[ChannelMemo]) -> None:
     for memo in memos:
         require_text("what a channel keeps", memo.channel, memo.account, memo.text)
-
-
-def require_heard(
-    heard: Heard,
-    deliveries: Sequence[NewDelivery],
-    memos: Sequence[ChannelMemo],
-    asked: Pairing | None,
-) -> None:
-    if asked is not None:
-        require_asked(asked)
-    require_text("a channel's message", heard.channel, heard.account, heard.platform_id)
-    require_text("a channel's message", heard.detail, heard.why, heard.again)
-    for new in deliveries:
-        require_delivery(new)
-    require_memos(memos)
 
 
 def require_unheard(entry: NewEntry, db: sqlite3.Connection) -> None:
@@ -228,7 +209,7 @@ def _hear(
     is_known = _knows(name, pen.db)
     if heard.outcome == "unreadable":
         is_known = is_known or pen.db.execute(_IS_THERE, name).fetchone() is not None
-    if is_known or (asked is not None and not ask(asked, pen)):
+    if is_known or (asked is not None and not _ask(asked, pen)):
         return False
     at = to_micros(heard.at)
     pen.db.execute(_HEAR, (*name, at, heard.outcome, heard.detail, heard.why, heard.again))

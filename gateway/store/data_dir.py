@@ -1,4 +1,4 @@
-"""The data directory: made private, locked for one process, with the mark of what was accepted."""
+"""The data directory: private, locked for one process, with a mark of what was acknowledged."""
 
 import contextlib
 import errno
@@ -16,12 +16,12 @@ from gateway.store.rows import file_fault, file_faults
 
 LOCK = "lock"
 MARK = "store.mark"
-_TRIES, _BETWEEN_S = 4, 0.05  # a command that only asks who owns the lock holds it for a moment
+_TRIES, _BETWEEN_S = 4, 0.05  # a command that asks for the owner holds the lock for a moment
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The process that has the data directory; `url` once its gateway listens."""
+    """The process that holds the data directory. `url` is set once its gateway listens."""
 
     pid: int
     url: str | None = None
@@ -37,7 +37,7 @@ def make_private(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(data_dir: Path) -> Iterator[None]:
-    """The directory is ours until the end; raises DataDirInUse naming who has it."""
+    """Locks the directory until the end. Raises DataDirInUse with the owner."""
     path = data_dir / LOCK
     with file_faults(str(path)):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -84,7 +84,7 @@ def _parsed(path: Path) -> Owner | None:
 
 
 def read_owner(data_dir: Path) -> Owner | None:
-    """Who has the directory now; None if nobody, whatever an earlier process left behind."""
+    """The process that holds the directory now; None if it is not locked."""
     path = data_dir / LOCK
     try:
         lock = os.open(path, os.O_RDONLY)
@@ -145,7 +145,7 @@ class Mark:
         """Raises StoreUnavailable; a byte range within one block is written whole or not at all."""
         try:
             written = os.pwrite(self._file, self._FORM.pack(accepted, commits), 0)
-            if written < self._FORM.size:  # a limit in the middle of it
+            if written < self._FORM.size:  # a limit cut the write
                 if os.fstat(self._file).st_size < self._FORM.size:
                     os.ftruncate(self._file, 0)
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

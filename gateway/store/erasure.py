@@ -12,19 +12,16 @@ from gateway.domain.facts import Erasure, tombstone_of
 from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.sessions import Erased
 from gateway.store import facts as fact_writing
-from gateway.store.reader import Readers
+from gateway.store.reader import SqliteStore
 from gateway.store.rows import place_of, require_text
 from gateway.store.turns import forget_turns, rewrite_index
-from gateway.store.writer import Pen, Writer
+from gateway.store.writer import Pen
 
 _FAST = 1  # of zlib's levels
 _ANY = "surrogatepass"  # a tool may say what is no text
 
 
-class SqliteOriginals:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteOriginals(SqliteStore):
     async def keep(self, original: Original) -> None:
         await self._writer.write(partial(_keep, original), durable=False)
 
@@ -70,10 +67,7 @@ DELETE FROM original WHERE id IN (SELECT id FROM original WHERE at < ? ORDER BY 
 """
 
 
-class SqliteErasures:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteErasures(SqliteStore):
     async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
         """Told only when the index of what was said is written anew as well: after a crash before
         that it is to be asked again."""
@@ -84,13 +78,6 @@ class SqliteErasures:
         erased = await self._writer.write(partial(_erase, key, what, now), durable=True)
         await rewrite_index(self._writer)
         return erased
-
-
-def busy(key: SessionKey) -> Busy:
-    return Busy(
-        f"session {key} has a message that is not answered yet: nothing was erased; wait for its "
-        "end or abort it first"
-    )
 
 
 def _count(key: SessionKey, what: Erasure, db: sqlite3.Connection) -> Erased:
@@ -110,7 +97,10 @@ def _erase(key: SessionKey, what: Erasure, now: datetime, pen: Pen) -> Erased:
     if session is None:
         raise NotFound(f"session {key}")
     if pen.db.execute(_AT_WORK, (session.id,)).fetchone() is not None:
-        raise busy(key)
+        raise Busy(
+            f"session {key} has a message that is not answered yet: nothing was erased; wait for its "
+            "end or abort it first"
+        )
     ids = _ids(session.id, pen.db)
     forget_turns(key, ids, pen)  # as long as their texts can be told to the index
     facts = fact_writing.erase(what, now, pen)

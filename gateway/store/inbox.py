@@ -1,4 +1,4 @@
-"""The inbox, its runs and their journal in SQLite: accepted once, begun, finished in one commit."""
+"""The inbox, its runs and their journal in SQLite. Accept and finish are one commit each."""
 
 import re
 import sqlite3
@@ -19,7 +19,7 @@ from gateway.domain.messages import Node
 from gateway.store.channels import require_memos, require_unheard, write_memos
 from gateway.store.outbox import add_delivery, require_delivery
 from gateway.store.pruning import Span, branches_off, kept_spans, outdated
-from gateway.store.reader import Readers
+from gateway.store.reader import Readers, SqliteStore
 from gateway.store.rows import (
     SEQ_BITS,
     TextRefused,
@@ -33,10 +33,7 @@ from gateway.store.turns import forks_of
 from gateway.store.writer import Pen, SessionRow, Writer
 
 
-class SqliteJournal:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteJournal(SqliteStore):
     async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
         await self._writer.write(partial(add_part, run_id, part, pack), durable=False)
 
@@ -87,7 +84,7 @@ class SqliteNotices:
     async def claim(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
-        """Nearly always there is nothing, and then nothing is written, and mostly not even read."""
+        """Without notices nothing is written, and mostly nothing is read."""
         if not self._pen.may_hold_notices:
             return ()
         require_text("the person or the run", person, str(session_key), run_id)
@@ -99,7 +96,7 @@ class SqliteNotices:
 
 
 def pack_notice(notice: Notice) -> str:
-    """All of it but its end of life. Raises TextRefused."""
+    """A notice as JSON, without `expires_at`. Raises TextRefused."""
     plain = {name: getattr(notice, name) for name in _PLAIN}
     try:
         return to_json({**plain, "data": dict(notice.data)}, fallback=str).decode()
@@ -114,7 +111,7 @@ def unpack_notice(expires_at: int | None, packed: str) -> Notice:
 
 
 def _leave(ending: Ending, session: SessionRow, pen: Pen) -> None:
-    """Its share of the commit that ends a run."""
+    """Writes notices and the state of rules, in the commit that ends a run."""
     db = pen.db
     if pen.may_hold_notices:
         db.execute(_RELEASE if ending.leaves_claimed else _FORGET, (ending.run_id,))
@@ -176,8 +173,8 @@ def put_label(session: SessionRow, place: int, label: str | None, db: sqlite3.Co
 
 
 def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
-    """A tree of more than `most` nodes loses branches from sight. Costs the same in a session of any
-    length, and is for those that have branches."""
+    """Archives branches of a tree that has more than `most` nodes. The cost does not depend on the
+    length of the session."""
     if session.head is None or not (most and session.is_forked) or session.is_pruned:
         return
     forks = forks_of(session.id, db)
@@ -195,7 +192,7 @@ def prune(session: SessionRow, most: int, db: sqlite3.Connection) -> None:
 
 
 def bring_back(session: SessionRow, db: sqlite3.Connection) -> None:
-    """What HEAD, a label or a checkpoint is on is seen again, with the path to it."""
+    """Shows the paths to HEAD, labels and checkpoints again."""
     session.is_pruned = False
     bounds = (place_of(session.id, 0), place_of(session.id + 1, 0))
     if db.execute(_HAS_GONE, bounds).fetchone()[0]:
@@ -234,10 +231,7 @@ WHERE place IN (SELECT place FROM node INDEXED BY node_archived
 """
 
 
-class SqliteInbox:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteInbox(SqliteStore):
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
         require_text("the message", entry.content)
         ids = (entry.message_id, entry.run_id, entry.context_id, entry.platform_id, entry.digest)
@@ -295,7 +289,7 @@ def _take_in(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
     key, at = entry.session_key, (entry.accepted_at - EPOCH) // MICROSECOND
     session = pen.session(key)
     if session is None:
-        # Looked up first, so that a repeat under another key makes no empty session.
+        # Checked first, so that a repeat under another key makes no empty session.
         if (earlier := _earlier(entry, pen.db)) is not None:
             return earlier
         if pen.db.execute(_HAS_RUN, (entry.run_id,)).fetchone() is not None:
@@ -320,8 +314,8 @@ def _take_in(entry: NewEntry, attempts: int, pen: Pen) -> Accepted:
 
 
 def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
-    """The first of the same (channel, account, platform id). Raises Conflict if it said other
-    things."""
+    """The first message of the same (channel, account, platform id). Raises Conflict if its content
+    differs."""
     if entry.platform_id is None:
         return None
     key = entry.session_key
@@ -329,7 +323,7 @@ def _earlier(entry: NewEntry, db: sqlite3.Connection) -> Accepted | None:
     if row is None:
         return None
     message_id, run_id, first, matched_by, seq, attempts, digest = row
-    if digest and digest != entry.digest:  # none: what it said is erased
+    if digest and digest != entry.digest:  # empty: the content is erased
         raise Conflict(
             f"key {entry.platform_id!r} of {key.channel}:{key.account} was used before for another "
             "message: send it under a new key"
@@ -391,7 +385,7 @@ def _finish(ending: Ending, pen: Pen) -> bool:
 
 
 def _require_open(ending: Ending, session: SessionRow, db: sqlite3.Connection) -> None:
-    """Those that are merged into it, unless it has ended itself."""
+    """Raises Conflict if a merged run has ended, unless the run itself has ended."""
     if not _is_open(ending.run_id, session, db):
         return
     for one in ending.merged:
@@ -433,8 +427,7 @@ def append(
 
 
 def spoken(nodes: Sequence[Node]) -> int:
-    """What counts as a message of a conversation: what a person or the agent said. Results of
-    tools are steps in between."""
+    """How many of the nodes count as messages of a conversation: those of a person or the agent."""
     return len([node for node in nodes if node.message.role in {"user", "assistant"}])
 
 
@@ -443,7 +436,7 @@ def _unfinished(db: sqlite3.Connection) -> Sequence[Entry]:
     return [_to_entry(row) for row in rows]
 
 
-# Logs of earlier versions have fractions of milliseconds. A quote within a text has a backslash.
+# Logs of earlier versions have fractions of milliseconds. Quotes within a text are escaped.
 _FRACTION = re.compile(rb'("execution_time_ms":\d+)\.\d+')
 
 

@@ -37,7 +37,7 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
-from gateway.store.reader import Readers
+from gateway.store.reader import Readers, SqliteStore
 from gateway.store.rows import require_text
 from gateway.store.writer import RESERVATION, Operation, Pen, Writer
 
@@ -57,8 +57,7 @@ class _Account:
     aside: Amount  # slices, whether calls are held in them or not
     used: Amount = NOTHING
     warned: str = ""
-    is_known: bool = False  # what was used before is counted too
-    known: anyio.Event = field(default_factory=anyio.Event)
+    known: anyio.Event = field(default_factory=anyio.Event)  # what was used before is counted too
 
     def tally(self) -> Tally:
         return Tally(self.scope, self.used, self.held, None, self.warned)
@@ -97,7 +96,7 @@ class SqliteLedger:
         self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
         self._kept: dict[tuple[SessionKey, str], _Slice] = {}  # into which more calls fit
         self._accounts: dict[Scope, _Account] = {}
-        self._is_timed = False
+        self._timer: asyncio.TimerHandle | None = None
 
     # --- a call begins --------------------------------------------------------------------------
     def begin(self, wanted: Reservation) -> Reservation:
@@ -116,8 +115,8 @@ class SqliteLedger:
         while True:
             day = max(wanted.day, self.latest)
             scopes = [one for one in scopes_of(wanted.payer.session_key, day) if one.kind in kinds]
-            accounts = [self._accounts.get(scope) for scope in scopes]
-            known = [one for one in accounts if one is not None and one.is_known]
+            accounts = [self._accounts[scope] for scope in scopes if scope in self._accounts]
+            known = [one for one in accounts if one.known.is_set()]
             if len(known) == len(scopes):
                 break
             await self._get_to_know(scopes)
@@ -134,7 +133,8 @@ class SqliteLedger:
                 is_covered = True
         finally:
             if not is_covered:
-                self._settled(call, None)
+                del self._open[call.id]
+                self._taken(call, call)
         return call, grant
 
     def _hold(self, call: Reservation) -> None:
@@ -143,8 +143,8 @@ class SqliteLedger:
         if self._accounts:
             for account in self._accounts_of(call):
                 account.held += call.held
-        if not self._is_timed:
-            self._tend_later()
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def _accounts_of(self, call: Reservation) -> list[_Account]:
         """Those that are known by heart."""
@@ -161,28 +161,23 @@ class SqliteLedger:
             if scope not in self._accounts
         ]
         if not new:  # another call reads them
-            await self._accounts[
-                next(one for one in scopes if not self._is_known(one))
-            ].known.wait()
+            for account in [self._accounts[scope] for scope in scopes]:
+                await account.known.wait()
             return
         self._accounts |= {one.scope: one for one in new}
         try:
             reading = partial(_spent_in, [one.scope for one in new])
             found = await self._writer.write(reading, durable=False)
             for account, (used, _, warned) in zip(new, found, strict=True):
-                account.used += used
-                account.warned, account.is_known = warned, True
+                account.used, account.warned = account.used + used, warned
+                account.known.set()
         finally:
             for account in new:
-                if not account.is_known and self._accounts.get(account.scope) is account:
+                if not account.known.is_set() and self._accounts.get(account.scope) is account:
                     del self._accounts[account.scope]
                 account.known.set()
-        for scope in list(self._accounts)[: len(self._accounts) - _KNOWN]:
-            del self._accounts[scope]
-
-    def _is_known(self, scope: Scope) -> bool:
-        account = self._accounts.get(scope)
-        return account is not None and account.is_known
+        while len(self._accounts) > _KNOWN:
+            del self._accounts[next(iter(self._accounts))]
 
     def held(self, scope: Scope) -> Tally:
         """What is held in a scope, and since when; nothing of what was used."""
@@ -232,7 +227,7 @@ class SqliteLedger:
 
     def tend(self) -> None:
         """Gives back slices that nobody used for a while, and writes calls down that last."""
-        self._is_timed, rows = False, list[_Saved]()
+        self._timer, rows = None, list[_Saved]()
         for slot, part in list(self._kept.items()):
             if part.held == NOTHING and not part.is_fresh and not part.growing:
                 del self._kept[slot]
@@ -246,16 +241,12 @@ class SqliteLedger:
         if rows:
             self._writer.write_soon(partial(_save, rows), _not_saved)
         if self._kept or self._open:
-            self._tend_later()
-
-    def _tend_later(self) -> None:
-        if not self._is_timed:
-            self._is_timed = True
-            asyncio.get_running_loop().call_later(TEND_S, self.tend)
+            self._timer = asyncio.get_running_loop().call_later(TEND_S, self.tend)
 
     def close(self) -> None:
         """Gives back all that no call holds; to be called before the writer stops."""
-        self._is_timed = True
+        if self._timer is not None:
+            self._timer.cancel()
         save = partial(_save_exactly, list(self._open.values()))
         self._writer.write_soon(save, _not_saved)
 
@@ -263,35 +254,39 @@ class SqliteLedger:
     def settle_soon(
         self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
     ) -> Sequence[Tally]:
-        call = self._open.get(ended.id)
-        told, operation = self._settled(ended, due)
-        if call is not None and operation is not None:
-            self._writer.write_soon(operation, partial(self._not_written, call, failed))
+        call = self._open.pop(ended.id, None)
+        if call is None:
+            return ()
+        rows, accounts = self._taken(call, ended)
+        told: list[Tally] = []
+        for account in accounts if due else ():
+            limit = due(account.tally()) if due else ""
+            if limit not in {"", account.warned}:
+                account.warned = limit
+                told.append(account.tally())
+        if isinstance(ended, TokenRecord):
+            operation: Operation[None] = partial(_record, ended, call, rows, told)
+        elif rows:
+            operation = partial(_save, rows)
+        else:
+            return told
+        self._writer.write_soon(operation, partial(self._not_written, call, failed))
         return told
 
     async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
-        call = self._open.get(ended.id)
-        told, operation = self._settled(ended, due)
-        if call is not None and operation is not None:
-            try:
-                await self._writer.write(operation, durable=False)
-            except GatewayError as error:
-                self._not_written(call, _ignored, error)
-                raise
+        failures: list[Exception] = []
+        told = self.settle_soon(ended, failures.append, due)
+        await self._writer.caught_up()
+        if failures:
+            raise failures[0]
         return told
 
-    def _settled(
-        self, ended: Ended, due: Due | None
-    ) -> tuple[Sequence[Tally], Operation[None] | None]:
-        """What it came to is used in memory; the scopes to warn about, and what is to be written."""
-        call = self._open.pop(ended.id, None)
-        if call is None:
-            return (), None
-        record = ended if isinstance(ended, TokenRecord) else None
+    def _taken(self, call: Reservation, ended: Ended) -> tuple[list[_Saved], list[_Account]]:
+        """Uses what a call came to, in memory: the rows that change, and its accounts."""
         part, rows = self._slices.pop(call.id, None), list[_Saved]()
         if part is None and not self._accounts:
-            return (), None if record is None else partial(_record, record, call, (), ())
-        used = NOTHING if record is None else record.amount
+            return rows, []
+        used = ended.amount if isinstance(ended, TokenRecord) else NOTHING
         accounts = self._accounts_of(call)
         for account in accounts:
             account.held -= call.held
@@ -305,11 +300,7 @@ class SqliteLedger:
             if left != part.amount or not is_kept:
                 self._resize(part, left)
                 rows.append((part.row, None if left == NOTHING else left))
-        warned = [] if due is None else [one for one in accounts if _is_newly_due(one, due)]
-        told = [one.tally() for one in warned]
-        if record is None:
-            return told, partial(_save, rows) if rows else None
-        return told, partial(_record, record, call, rows, told)
+        return rows, accounts
 
     def _not_written(
         self, call: Reservation, failed: Callable[[Exception], None], error: Exception
@@ -325,11 +316,7 @@ class SqliteLedger:
         if was <= day:
             return Resync(day, was)
         self.latest = day
-        self._accounts = {
-            scope: one
-            for scope, one in self._accounts.items()
-            if scope.kind in {"session", "agent"}
-        }
+        self._accounts.clear()
         self._open = {
             id_: replace(one, day=day) if one.day > day else one for id_, one in self._open.items()
         }
@@ -375,17 +362,6 @@ def _fits(decide: Decide, accounts: Sequence[_Account], call: Reservation, more:
     return True
 
 
-def _is_newly_due(account: _Account, due: Due) -> bool:
-    limit = due(account.tally())
-    is_new = bool(limit) and limit != account.warned
-    account.warned = limit if is_new else account.warned
-    return is_new
-
-
-def _ignored(_: Exception) -> None:
-    """Whoever waits is told by the exception."""
-
-
 def _not_saved(error: Exception) -> None:
     log.warning("budget_slices_not_saved", extra={"why": str(error)})
 
@@ -425,31 +401,21 @@ def _record(
 ) -> None:
     db, key, day = pen.db, str(record.session_key), call.day
     at, since = (record.at - EPOCH) // MICROSECOND, (call.at - EPOCH) // MICROSECOND
+    tokens, more = (record.input_tokens, record.output_tokens), (record.nano_usd, since)
     names = (record.session_key.agent, record.provider, record.model)
-    spent = (
-        *(record.pricing != "unpriced", record.input_tokens, record.output_tokens),
-        *(record.nano_usd, since),
-    )
-    db.execute(_COUNT, ("session", key, *spent))
-    db.execute(_COUNT, ("agent", names[0], *spent))
-    db.execute(_COUNT, ("day", day, *spent))
-    db.execute(_COUNT, ("month", day[:7], *spent))
-    db.execute(_COUNT, ("model", f"{record.provider}/{record.model}", *spent))
+    own = (("session", key), ("agent", names[0]), ("day", day), ("month", day[:7]))
+    for scope in (*own, ("model", f"{record.provider}/{record.model}")):
+        db.execute(_COUNT, (*scope, record.pricing != "unpriced", *tokens, *more))
     series = pen.series.get(names)
     if series is None:
         db.execute(_MAKE_SERIES, names)
         (series,) = db.execute(_FIND_SERIES, names).fetchone()
         pen.series[names] = series
     is_overrun = record.outcome == "overrun"  # of the outcomes the table knows the first four
-    db.execute(
-        _RECORD,
-        (
-            *(record.id, at, series, key, record.run_id, day),
-            *("broken" if is_overrun else record.outcome, record.input_tokens),
-            *(record.output_tokens, record.cached_tokens, record.reasoning_tokens),
-            *(record.nano_usd, record.pricing, record.estimated, is_overrun),
-        ),
-    )
+    outcome = "broken" if is_overrun else record.outcome
+    row = (record.id, at, series, key, record.run_id, day, outcome, *tokens)
+    kept = (record.cached_tokens, record.reasoning_tokens, record.nano_usd, record.pricing)
+    db.execute(_RECORD, (*row, *kept, record.estimated, is_overrun))
     if rows:
         _save(rows, pen)
     for tally in warned:
@@ -527,9 +493,10 @@ _Row = tuple[Any, ...]
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
-class SqliteSpending:
+class SqliteSpending(SqliteStore):
     def __init__(self, writer: Writer, readers: Readers, ledger: SqliteLedger) -> None:
-        self._writer, self._readers, self._ledger = writer, readers, ledger
+        super().__init__(writer, readers)
+        self._ledger = ledger
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
         await self._writer.caught_up()
@@ -541,14 +508,10 @@ class SqliteSpending:
         return await self._readers.read(partial(_models, limit))
 
     async def records(self, query: RecordQuery) -> RecordPage:
-        require_query(query)
+        key = str(query.session_key or "")
+        require_text("the query", key, query.agent, query.provider, query.model)
         await self._writer.caught_up()
         return await self._readers.read(partial(_records, query))
-
-
-def require_query(query: RecordQuery) -> None:
-    require_text("the query", query.agent, query.provider, query.model)
-    require_text("the query", str(query.session_key or ""))
 
 
 def _moved_on(scope: Scope, latest: str) -> Scope:
@@ -556,15 +519,6 @@ def _moved_on(scope: Scope, latest: str) -> Scope:
     if scope.kind not in {"day", "month"}:
         return scope
     return scope._replace(name=max(scope.name, latest[: len(scope.name)]))
-
-
-def page(newest: Sequence[TokenRecord], limit: int) -> RecordPage:
-    """Of the newest, one more than `limit`."""
-    return RecordPage(tuple(newest[:limit]), more=len(newest) > limit)
-
-
-def bounded(limit: int) -> int:
-    return max(0, min(limit, MOST_RECORDS))
 
 
 def _tallies(held: Sequence[Tally], db: sqlite3.Connection) -> Sequence[Tally]:
@@ -581,7 +535,7 @@ def _models(limit: int, db: sqlite3.Connection) -> Sequence[ModelSum]:
 
 
 def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
-    limit = bounded(query.limit)
+    limit = max(0, min(query.limit, MOST_RECORDS))
     terms = _times(query, db)
     if terms is None:
         return RecordPage((), more=False)
@@ -592,7 +546,7 @@ def _records(query: RecordQuery, db: sqlite3.Connection) -> RecordPage:
         values = [value for _, some in given for value in some]
         rows += db.execute(f"{_PAGE} {where} {_NEWEST}", (*values, limit + 1)).fetchall()
     newest = nlargest(limit + 1, rows, key=lambda row: (row[2], row[0]))
-    return page([_to_record(row) for row in newest], limit)
+    return RecordPage(tuple(map(_to_record, newest[:limit])), more=len(newest) > limit)
 
 
 def _times(query: RecordQuery, db: sqlite3.Connection) -> Sequence[_Term] | None:

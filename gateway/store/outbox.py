@@ -1,4 +1,4 @@
-"""The outbox in SQLite: answers on their way, in order within a session."""
+"""The outbox in SQLite: deliveries, in order within a session."""
 
 import sqlite3
 from collections.abc import Collection, Mapping, Sequence
@@ -12,18 +12,15 @@ from gateway.domain.errors import Conflict, NotFound
 from gateway.domain.ids import RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState
-from gateway.store.reader import Readers
+from gateway.store.reader import SqliteStore
 from gateway.store.rows import require_text
-from gateway.store.writer import Pen, Writer
+from gateway.store.writer import Pen
 
 NO_CHANNEL = "there is no channel of this name and account any more"
 
 
-class SqliteOutbox:
+class SqliteOutbox(SqliteStore):
     """Implements Outbox and DeadLetters."""
-
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
 
     async def due(self, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
         at = (channel, to_micros(now), max(0, limit))
@@ -59,7 +56,8 @@ class SqliteOutbox:
         why: str | None = None,
         due_at: datetime | None = None,
     ) -> None:
-        require_settled(state)
+        if state == "sending":
+            raise Conflict("a delivery is not settled by sending it: call `sending`")
         require_text("the receipt", receipt, why)
         due = None if due_at is None else to_micros(due_at)
         said = {"receipt": receipt, "why": why, "due": due, "at": to_micros(at)}
@@ -94,8 +92,8 @@ class SqliteOutbox:
 
 def require_delivery(new: NewDelivery) -> None:
     """Raises TextRefused before anything is written."""
-    require_text("a delivery", new.id, new.channel, new.account, new.peer, new.thread, new.text)
-    require_text("a delivery", new.whence)
+    whither = (new.channel, new.account, new.peer, new.thread)
+    require_text("a delivery", new.id, *whither, new.text, new.whence)
 
 
 def add_delivery(
@@ -105,14 +103,9 @@ def add_delivery(
     *,
     run: tuple[RunId, int] | None = None,
 ) -> None:
-    """`run` that it answers, with its session; None: no turn made it."""
+    """`run`: the run that it answers, with its session; None if no run made it."""
     whither = (new.channel, new.account, new.peer, new.thread)
     db.execute(_ADD, (new.id, *(run or (None, None)), *whither, new.text, new.whence, due))
-
-
-def require_settled(state: DeliveryState) -> None:
-    if state == "sending":
-        raise Conflict("a delivery is not settled by sending it: call `sending`")
 
 
 def _deliveries(statement: str, values: Any, db: sqlite3.Connection) -> Sequence[Delivery]:
@@ -122,40 +115,31 @@ def _deliveries(statement: str, values: Any, db: sqlite3.Connection) -> Sequence
 def _mark(statement: str, part: Mapping[str, object], pen: Pen) -> None:
     if pen.db.execute(statement, part).rowcount == 0:
         delivery_id = str(part["id"])
-        raise Conflict(not_pending(delivery_id, _state(delivery_id, pen.db)))
-
-
-def not_pending(delivery_id: str, state: str) -> str:
-    return f"delivery {delivery_id} is {state}, not pending"
+        state = _state(delivery_id, pen.db)
+        raise Conflict(f"delivery {delivery_id} is {state}, not pending")
 
 
 def _settle(said: Mapping[str, str | int | None], pen: Pen) -> None:
     if pen.db.execute(_SETTLE, said).rowcount == 0:
-        _state(str(said["id"]), pen.db)  # settled for good, or not there at all
+        _state(
+            str(said["id"]), pen.db
+        )  # raises NotFound; a delivery that is settled for good stays as it is
 
 
 def _resubmit(delivery_id: str, now: int, pen: Pen) -> None:
     if pen.db.execute(_RESUBMIT, (now, TWICE, TWICE, delivery_id)).rowcount == 0:
         if pen.db.execute(f"{_IS_DEAD} AND why = 'erased'", (delivery_id,)).fetchone():
-            raise erased(delivery_id)
-        raise not_dead(delivery_id)
+            raise Conflict(f"what dead letter {delivery_id} said is erased: drop it")
+        raise NotFound(f"dead letter {delivery_id}")
 
 
 def _drop(delivery_id: str, pen: Pen) -> None:
     if pen.db.execute(_DROP, (delivery_id,)).rowcount == 0:
-        raise not_dead(delivery_id)
+        raise NotFound(f"dead letter {delivery_id}")
 
 
 def _tally(db: sqlite3.Connection) -> Mapping[tuple[str, DeliveryState], int]:
     return {(channel, state): count for channel, state, count in db.execute(_TALLY)}
-
-
-def not_dead(delivery_id: str) -> NotFound:
-    return NotFound(f"dead letter {delivery_id}")
-
-
-def erased(delivery_id: str) -> Conflict:
-    return Conflict(f"what dead letter {delivery_id} said is erased: drop it")
 
 
 def _state(delivery_id: str, db: sqlite3.Connection) -> str:

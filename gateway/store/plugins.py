@@ -7,15 +7,12 @@ from functools import partial
 
 from gateway.domain.errors import Denied
 from gateway.domain.ports import PluginSpace
-from gateway.store.reader import Readers
+from gateway.store.reader import SqliteStore
 from gateway.store.rows import require_text
-from gateway.store.writer import Pen, Writer
+from gateway.store.writer import Pen
 
 
-class SqliteSettings:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteSettings(SqliteStore):
     async def read(self, user: str) -> str | None:
         require_text("the user's name", user)
         return await self._readers.read(partial(_read, user))
@@ -48,12 +45,9 @@ SPACE_BYTES = 1024 * 1024  # keys and values together
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
-class SqlitePlugins:
+class SqlitePlugins(SqliteStore):
     """Not fsynced, like the journal: it outlives the process, and a power loss may take the last
     moments."""
-
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
 
     async def get(self, space: PluginSpace, key: str) -> str | None:
         return await self._readers.read(partial(_get, _columns(space), key_form(key)))

@@ -1,4 +1,4 @@
-"""Which branches of a conversation tree nobody has to see any more. Pure."""
+"""Which branches of a conversation tree can be archived. Pure."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +18,7 @@ def spans_to(tip: int, forks: Sequence[Fork], starts: Sequence[int]) -> Iterator
 
 
 def kept_spans(forks: Sequence[Fork], tips: Sequence[int]) -> dict[int, int]:
-    """First to last of what lies on the path to any of them."""
+    """First and last seq of each span on the path to any of the tips."""
     kept: dict[int, int] = {}
     starts = [seq for seq, _ in forks]
     for tip in tips:
@@ -30,8 +30,8 @@ def kept_spans(forks: Sequence[Fork], tips: Sequence[int]) -> dict[int, int]:
 def branches_off(
     forks: Sequence[Fork], head: int, kept: dict[int, int], last: int
 ) -> tuple[list[Span], list[list[Span]]]:
-    """All of HEAD's tree, and what hangs off the kept of it: a branch with its own branches each,
-    the one that nobody went on with for longest first."""
+    """The spans of HEAD's tree, and its branches that are not kept, each with its own branches. The
+    branch that was idle for longest comes first."""
     starts = [seq for seq, _ in forks]
     ends = [*(start - 1 for start in starts[1:]), last]
     roots, tops = _roots_and_tops(forks, starts, kept)
@@ -51,8 +51,7 @@ def branches_off(
 def _roots_and_tops(
     forks: Sequence[Fork], starts: Sequence[int], kept: dict[int, int]
 ) -> tuple[list[int], list[int]]:
-    """For each stretch the first of its tree, and that of the branch to which belongs what is not
-    kept of it."""
+    """For each stretch the first one of its tree, and the first one of its branch."""
     roots: list[int] = []
     tops: list[int] = []
     for number, (start, parent) in enumerate(forks):
@@ -69,8 +68,8 @@ def outdated(
     shown: Callable[[Sequence[Span]], int],
     most: int,
 ) -> list[Span]:
-    """Whole branches, as many as it takes until the tree has no more than `most` nodes; `shown`
-    counts those that are not archived yet."""
+    """Branches to archive until the tree has no more than `most` nodes. `shown` counts nodes that are
+    not archived yet."""
     left, gone = shown(tree), list[Span]()
     for branch in branches:
         if left <= most:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.rows import unavailable
+from gateway.store.writer import Writer
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
@@ -72,6 +73,13 @@ class Readers:
                 self._loop.call_soon_threadsafe(_tell, future, result, error)
         if db is not None:
             db.close()
+
+
+class SqliteStore:
+    """One subject of the store: operations over its writer and its readers."""
+
+    def __init__(self, writer: Writer, readers: Readers) -> None:
+        self._writer, self._readers = writer, readers
 
 
 def _tell(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:

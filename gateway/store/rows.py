@@ -1,4 +1,4 @@
-"""Values as columns and back, and what SQLite reports as sentences for the operator."""
+"""Values as columns and back, and errors of SQLite as sentences for the operator."""
 
 import contextlib
 import errno
@@ -43,17 +43,17 @@ _SENTENCES = {
 
 _PAGE = 4_096
 _LIMITS = frozenset({errno.EFBIG, errno.EDQUOT})
-# A sync that fails is not among them: then nobody knows what is on the disk.
+# A failed sync is not among them: it leaves unknown what is on the disk.
 _OF_A_WRITE = frozenset({sqlite3.SQLITE_IOERR_WRITE, sqlite3.SQLITE_IOERR_TRUNCATE})
 
 
 def code_of(error: sqlite3.Error) -> int:
-    """The primary result code; 0 where the module itself complains."""
+    """The primary result code; 0 for an error of the Python module."""
     return int(getattr(error, "sqlite_errorcode", 0) or 0) & 0xFF
 
 
 def _is_full(error: sqlite3.Error) -> bool:
-    # The index of the log is a file of its own, and SQLite has another word for its lack of room.
+    # The index of the log is a file of its own, for which SQLite has its own code.
     return getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE
 
 
@@ -62,8 +62,8 @@ def is_io_error(error: sqlite3.Error) -> bool:
 
 
 def lack_of_room(error: sqlite3.Error, where: str) -> str | None:
-    """The sentence for a write that failed for want of room, or because of a limit; None for any
-    other failure. SQLite calls a limit an I/O error, so a file beside the database is tried."""
+    """The sentence for a write that failed because the disk or a limit is full; None for any other
+    failure. SQLite reports a limit as an I/O error, so a file beside the database is tried."""
     code = getattr(error, "sqlite_errorcode", 0)
     if code_of(error) != sqlite3.SQLITE_FULL and not _is_full(error) and code not in _OF_A_WRITE:
         return None
@@ -76,7 +76,7 @@ def lack_of_room(error: sqlite3.Error, where: str) -> str | None:
 
 
 def _fault_of_growing(path: Path) -> int | None:
-    """What is wrong with a write behind the end of the database or its log."""
+    """The error number of a write behind the end of the database or its log; None if it works."""
     probe = path.with_name("store.probe")
     try:
         sizes = [one.stat().st_size for one in (path, Path(f"{path}-wal")) if one.exists()]
@@ -84,7 +84,7 @@ def _fault_of_growing(path: Path) -> int | None:
         try:
             end = max(sizes, default=0)
             written = os.pwrite(file, bytes(_PAGE), end)
-            if written < _PAGE:  # a limit within it is told to the next write
+            if written < _PAGE:  # the next write reports a limit that this one hit
                 os.pwrite(file, bytes(_PAGE - written), end + written)
         finally:
             os.close(file)
@@ -105,7 +105,7 @@ def unavailable(error: sqlite3.Error, where: str) -> StoreUnavailable:
 
 
 def at_opening(error: sqlite3.Error, where: str) -> GatewayError:
-    """Damage and old libraries are refused for good; the rest may be mended and tried again."""
+    """StoreRefused for damage and old libraries; StoreUnavailable for what an operator can mend."""
     if code_of(error) in {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR}:
         return StoreRefused(damaged(where, error))
     return unavailable(error, where)
@@ -136,7 +136,7 @@ def file_fault(error: OSError, where: str) -> StoreUnavailable:
 
 
 class TextRefused(GatewayError):
-    """A text that has no UTF-8 form can be neither kept nor sent."""
+    """A text without a UTF-8 form, which can be neither kept nor sent."""
 
     code = "bad_text"
 
@@ -159,7 +159,7 @@ _SET_BACK_US = 60_000_000
 
 
 class Stamps:
-    """Times for `updated_at` that no two sessions share, so that a page's end loses nobody.
+    """Unique times for `updated_at`, so that paging skips no session.
 
     A clock that is set back by more than a minute is believed.
     """
@@ -175,7 +175,7 @@ class Stamps:
 
 
 def pack_message(message: Message) -> bytes | None:
-    """What a message holds besides its role and text; None for most."""
+    """The parts of a message besides role and text, as JSON; None if it has none."""
     beside = message.thinking or message.extras or message.notices
     if not (message.tool_calls or message.result or beside):
         return None
@@ -227,7 +227,7 @@ def unpack_message(role: Any, text: str, packed: bytes | None) -> Message:
 
 
 def message_texts(message: Message) -> Sequence[str]:
-    """Every text in it, to be checked before it is written."""
+    """Every text of a message, to be checked before it is written."""
     texts = [message.text, message.thinking]
     for call in message.tool_calls:
         texts += (call.id, call.name, call.arguments)

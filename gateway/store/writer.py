@@ -1,4 +1,4 @@
-"""The one thread that writes: takes what is waiting, commits it together, tells everybody at once."""
+"""The one thread that writes: it commits waiting operations together and answers them at once."""
 
 import asyncio
 import logging
@@ -24,21 +24,21 @@ class SessionRow:
     """A session's counters as the database has them, uncommitted writes of this batch included."""
 
     id: int
-    last_run: int  # seq of the newest run; 1 also if there is none, but something was taken in
+    last_run: int  # seq of the newest run; 1 without a run, if messages were imported
     last_seq: int  # seq of the newest node
     head: int | None  # place
     head_id: str | None
-    is_forked: bool = False  # some message does not follow on the one before it
-    is_pruned: bool = False  # every branch that may be is archived
+    is_forked: bool = False  # a message exists whose parent is not the one before it
+    is_pruned: bool = False  # every branch that may be archived is
 
 
 class Pen:
-    """Every change goes through here, one transaction at a time."""
+    """What operations write with, and what is cached of the tables. Used by the writer's thread."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
         self.accepted = 0
-        self.has_erased = False  # so that the log must not keep what the database no longer has
+        self.has_erased = False  # the log must not keep what was erased
         self._sessions: OrderedDict[SessionKey, SessionRow] = OrderedDict()
         self.stamps = Stamps()
         # Calls that the process before did not settle, and the last day on which any was made.
@@ -47,7 +47,7 @@ class Pen:
         self.refresh()
 
     def refresh(self) -> None:
-        """Reads everything anew: after an undone transaction nothing known by heart holds."""
+        """Reads the cache anew. After a rollback nothing in it is true."""
         self._sessions.clear()
         self.series: dict[tuple[str, str, str], int] = {}  # of token records
         row = self.db.execute(
@@ -55,7 +55,7 @@ class Pen:
         ).fetchone()
         self.accepted, self.stamps = row[0], Stamps(row[1])
         notices = self.db.execute("SELECT EXISTS (SELECT 1 FROM notice)").fetchone()
-        self.may_hold_notices = bool(notices[0])  # anybody may look at this
+        self.may_hold_notices = bool(notices[0])  # other threads may read this
 
     def session(self, key: SessionKey) -> SessionRow | None:
         known = self._sessions.get(key)
@@ -66,7 +66,7 @@ class Pen:
         return None if row is None else self._remember(key, SessionRow(*row))
 
     def make_session(self, key: SessionKey, at: int) -> SessionRow:
-        """Only for a key that `session` does not know."""
+        """Makes the row of a key that `session` does not find."""
         stamp = self.stamps.take(at)
         made = self.db.execute(
             _MAKE_SESSION, (str(key), key.agent, key.channel, key.account, key.peer, at, stamp)
@@ -81,7 +81,7 @@ class Pen:
         return session
 
     def place(self, session: SessionRow, node_id: str | None) -> int | None:
-        """Where a node of this session is; None if there is none such."""
+        """The place of a node of this session; None if there is no such node."""
         if node_id is None:
             return None
         if node_id == session.head_id:
@@ -116,11 +116,11 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Operation = Callable[[Pen], T]
 
-# Up to this size a database is written anew after an erasure: half a second at most.
+# A database up to this size is rewritten after an erasure, which takes half a second at most.
 MADE_ANEW_BYTES = 64 * 1024 * 1024
 GIVE_UP_AFTER = 3  # I/O errors in a row: the kernel may have dropped what it could not write
 
-# What a single operation can be at fault for; everything else is the database's own trouble.
+# Errors that one operation causes. All others are faults of the database.
 _OF_ONE = (
     sqlite3.IntegrityError,
     sqlite3.DataError,
@@ -134,16 +134,16 @@ _OF_ONE = (
 
 
 class OperationFailed(GatewayError):
-    """One operation broke a rule of the database; its neighbours were written without it."""
+    """One operation broke a rule of the database. The others of its commit were written."""
 
     code = "internal_error"
 
 
-Outcome = tuple[Any, Exception | None]  # what an operation gave, or why it was not done
+Outcome = tuple[Any, Exception | None]  # the result of an operation, or why it failed
 
 
 class Commits:
-    """Belongs to one thread. An operation raises GatewayError only before it has written."""
+    """Commits operations, in one thread. An operation raises GatewayError only before it writes."""
 
     def __init__(
         self, pen: Pen, mark: Mark, held: Held, where: str, *, durable: bool = True
@@ -158,7 +158,7 @@ class Commits:
         self.given_up: str | None = None
 
     def commit(self, operations: Sequence[Operation[Any]], *, durable: bool) -> list[Outcome]:
-        """One transaction for all; an outcome each."""
+        """Runs all operations in one transaction. Returns an outcome for each."""
         pen, outcomes = self._pen, list[Outcome]()
         try:
             if self._io_errors or self._synchronous != self._modes[durable]:
@@ -184,14 +184,14 @@ class Commits:
             try:
                 self._mark.write(pen.accepted, self._commits)
             except StoreUnavailable as error:
-                # The commit itself is safe; an older mark only detects less.
+                # The commit is safe. An older mark only detects less.
                 log.warning("store mark not written", extra={"why": str(error)})
         if pen.has_erased:
             self._forget()
         return outcomes
 
     def _forget(self) -> None:
-        """Neither the log nor the gaps within pages must keep what was erased."""
+        """Removes what was erased from the log and from gaps within pages."""
         db = self._pen.db
         try:
             size = db.execute(
@@ -200,7 +200,7 @@ class Commits:
             if size.fetchone()[0] <= MADE_ANEW_BYTES:
                 db.execute("VACUUM")
             busy, _, _ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-            self._pen.has_erased = bool(busy)  # somebody still reads: again after the next one
+            self._pen.has_erased = bool(busy)  # a reader is open: try again after the next commit
         except sqlite3.Error as error:
             self._pen.has_erased = False
             log.warning("store may still hold erased words", extra={"why": str(error)})
@@ -208,7 +208,7 @@ class Commits:
     def _apart(
         self, error: Exception, operations: Sequence[Operation[Any]], *, durable: bool
     ) -> list[Outcome]:
-        """One of them is at fault: each for itself, so that it harms nobody else."""
+        """Commits each operation alone, so that the one at fault harms no other."""
         self._undo()
         if len(operations) == 1:
             log.error("store operation failed", exc_info=error)
@@ -217,7 +217,7 @@ class Commits:
         return [outcome for outcomes in singly for outcome in outcomes]
 
     def _failed(self, error: sqlite3.Error, count: int) -> list[Outcome]:
-        """Whether this reached the disk is not known: nobody is told that it did."""
+        """Fails all operations: whether they reached the disk is not known."""
         no_room = lack_of_room(error, self._where)
         why = no_room or sentence(error, self._where)
         self._undo()
@@ -232,8 +232,11 @@ class Commits:
         return [(None, StoreUnavailable(why)) for _ in range(count)]
 
     def _prepare(self, mode: str) -> None:
-        """After an I/O error the kernel may think that pages are on the disk which are not, and one
-        missing page spoils all of the log after it: move everything into the database instead."""
+        """Sets how commits are synchronised, and starts a new log after an I/O error.
+
+        After an I/O error the kernel may believe that pages are on the disk which are not. One
+        missing page spoils the rest of the log, so the log is moved into the database.
+        """
         if self._io_errors:
             self._pen.db.execute(f"PRAGMA synchronous = {self._modes[True]}")
             busy, _, _ = self._pen.db.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
@@ -252,31 +255,31 @@ class Commits:
             log.exception("store cannot undo a transaction")
 
 
-GROUP = 64  # operations in a commit; those that nobody waits for may come on top
+GROUP = 64  # operations in a commit; operations of `write_soon` come on top
 SOON_S = 0.02
 
 
-# An operation, whether it is durable, and who hears how it went: the future of who waits for it, or
-# a function that is only told of a failure.
+# An operation, whether it is durable, and either the future of its waiter or a function that is called
+# if it fails.
 _Ticket = tuple[
     Operation[Any], bool, "asyncio.Future[Any] | None", Callable[[Exception], None] | None
 ]
 
 
 class Writer:
-    """Futures are answered on the loop that asked, one wake-up a commit.
+    """Hands operations to the writer's thread and answers on the loop, with one wake-up a commit.
 
-    Idle, it commits at once; groups form only behind a commit that is running. A waiter that is
-    cancelled changes nothing: its operation is written all the same.
+    An idle writer commits at once. Groups form only behind a commit that is running. The operation of
+    a cancelled waiter is written all the same.
     """
 
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._stopped: str | None = None
         self._queue: SimpleQueue[Sequence[_Ticket] | None] = SimpleQueue()
-        self._soon: list[_Ticket] = []  # for which nobody waits; they go with the next one
+        self._soon: list[_Ticket] = []  # they go with the next write
         self._is_timed = False
-        self._unheard = 0  # of those, the queued ones too
+        self._unheard = 0  # operations of `write_soon` that are not answered
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._run, name="store writer", daemon=True)
 
@@ -284,18 +287,18 @@ class Writer:
         self._thread.start()
 
     async def write(self, operation: Operation[T], *, durable: bool) -> T:
-        """Comes back once it is committed (and fsynced, if durable). Raises StoreUnavailable."""
+        """Returns after the commit (and its fsync, if durable). Raises StoreUnavailable."""
         if self._stopped is None:
             future: asyncio.Future[T] = self._loop.create_future()
             self._queue.put([*self._soon, (operation, durable, future, None)])
             self._soon.clear()
-            if self._stopped is None:  # else perhaps between the look and the put
+            if self._stopped is None:  # else the writer stopped between the check and the put
                 return await future
             future.cancel()
         raise self._refusal()
 
     def write_soon(self, operation: Operation[Any], failed: Callable[[Exception], None]) -> None:
-        """In the transaction of the next `write`, before it; within SOON_S if there is none."""
+        """Writes in the transaction of the next `write`, before it; after SOON_S if there is none."""
         if self._stopped is not None:
             failed(self._refusal())
             return
@@ -306,7 +309,7 @@ class Writer:
         self._soon.append((operation, False, None, failed))
 
     async def caught_up(self) -> None:
-        """Whatever was to be written soon is there for readers, or will never be."""
+        """Returns when every operation of `write_soon` is committed or failed."""
         if self._unheard:
             with suppress(StoreUnavailable):
                 await self.write(_nothing, durable=False)
@@ -316,13 +319,13 @@ class Writer:
         self.push()
 
     def push(self) -> None:
-        """Whatever was to be written soon is written now."""
+        """Writes the operations of `write_soon` now."""
         if self._soon:
             self._queue.put(self._soon)
             self._soon = []
 
     def stop(self, why: str) -> None:
-        """No new work; what is waiting is still written. Join to be sure."""
+        """Refuses new operations. Waiting ones are still written; `join` waits for them."""
         self.push()
         self._stopped = self._stopped or why
         self._queue.put(None)
@@ -342,7 +345,7 @@ class Writer:
                 self._loop.call_soon_threadsafe(self._tell, batch, outcomes)
                 batch = []
         finally:
-            # Also after a mistake of ours: nobody waits for a thread that is gone.
+            # Also after a bug: no waiter may wait for a thread that is gone.
             why = self._commits.given_up or "the store's writer has stopped: restart"
             self._stopped = self._stopped or why
             while not self._queue.empty():
@@ -351,13 +354,13 @@ class Writer:
             self._loop.call_soon_threadsafe(self._tell, batch, refused)
 
     def _take(self) -> list[_Ticket]:
-        """What is waiting, at least one; nothing once it is over."""
+        """Waiting operations, at least one; none after the end."""
         batch: list[_Ticket] = []
         while not batch or (len(batch) < GROUP and not self._queue.empty()):
             tickets = self._queue.get()
             if tickets is None:
                 if batch:
-                    self._queue.put(None)  # for the next look
+                    self._queue.put(None)  # for the next call
                 break
             batch += tickets
         return batch
@@ -372,7 +375,7 @@ class Writer:
                 self._unheard -= 1
                 if error is not None:
                     failed(error)
-            elif future is None or future.done():  # its waiter was cancelled
+            elif future is None or future.done():  # the waiter was cancelled
                 continue
             elif error is None:
                 future.set_result(result)
@@ -381,4 +384,4 @@ class Writer:
 
 
 def _nothing(_: Pen) -> None:
-    """To wait for what is queued before it."""
+    """Does nothing: its commit follows those of the operations before it."""
