@@ -229,15 +229,12 @@ class Originals(Protocol):
 
     async def keep(self, original: Original) -> None:
         """The same reference again changes nothing. Gone with its session, or with the journals."""
-        ...
 
     async def read(self, session_key: SessionKey, reference: str) -> Original | None:
         """None also for what another session kept."""
-        ...
 
     async def forget(self, session_key: SessionKey) -> None:
         """All of a session that is over."""
-        ...
 
 
 MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]

@@ -35,29 +35,24 @@ class Pairings(Protocol):
     async def may_ask(self, asked: Pairing) -> bool:
         """A look alone: who asks is written with what the person is told, by ChannelEvents.hear.
         False if the line of that account is full, or the person waits already, is paired or denied."""
-        ...
 
     async def decide(
         self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
     ) -> Pairing | None:
         """Durable. None: no such code waits, or it has expired. Who is the first to be paired on an
         account is its owner in any case."""
-        ...
 
     async def remove(
         self, channel: str, account: str, person: str, *, state: PairingState | None = None
     ) -> bool:
         """Durable. What was decided or asked for, if it is that: the person may ask again. False:
         nothing was."""
-        ...
 
     async def block(self, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
         """Durable. Denied, whatever was before."""
-        ...
 
     async def list(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         """Those who wait first, then the newest."""
-        ...
 
 
 class Approvals(Protocol):
@@ -66,34 +61,27 @@ class Approvals(Protocol):
 
     async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         """Without those whose code has expired."""
-        ...
 
     async def approve(self, code: str, *, by: str, is_owner: bool = False) -> Pairing:
         """Raises NotFound, and Busy after too many wrong codes."""
-        ...
 
     async def deny(self, code: str, *, by: str) -> Pairing:
         """The person is not answered any more. Raises as `approve`."""
-        ...
 
     async def turn_away(
         self, channel: str, account: str, person: str, *, by: str
     ) -> Pairing | None:
         """Who is paired is a stranger again (None); who waits is denied, and whoever is denied
         stays so. Raises NotFound."""
-        ...
 
     async def block(self, channel: str, account: str, person: str, *, by: str) -> Pairing:
         """Never answered in direct chats, known or not, and whatever the policy is."""
-        ...
 
     async def unblock(self, channel: str, account: str, person: str, *, by: str) -> None:
         """A stranger again, who may ask. Raises NotFound if nobody was blocked."""
-        ...
 
     async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
         """Who was paired is a stranger again. Raises NotFound, Conflict if the person is blocked."""
-        ...
 
 
 DmPolicy = Literal["pairing", "allowlist", "open", "disabled"]
@@ -146,7 +134,6 @@ class ChannelMemos(Protocol):
 
     async def write(self, *memos: ChannelMemo) -> None:
         """ONE durable commit. Raises StoreUnavailable."""
-        ...
 
 
 # ---------------------------------------------------------------------------------- webhooks
@@ -174,11 +161,9 @@ class Webhooks(Protocol):
 
     def largest_body(self, channel: str) -> int | None:
         """In bytes, before any is read; None: there is no such address."""
-        ...
 
     async def receive(self, call: WebhookCall) -> WebhookAnswer:
         """Answers after the commit, never after a model. Raises nothing."""
-        ...
 
 
 # ------------------------------------------------------------------------------------ status

@@ -185,7 +185,6 @@ class Notice:
 class RuleStates(Protocol):
     async def of(self, key: SessionKey) -> str | None:
         """The JSON object that the session's last ended run left; None: none did."""
-        ...
 
 
 class NoticeBoard(Protocol):
@@ -195,7 +194,6 @@ class NoticeBoard(Protocol):
         """What ended runs of other sessions of this agent and person posted and no other run has
         claimed, oldest first; asked again, the run gets its own again. Expired ones never come, and
         the end of the run takes away what it claimed."""
-        ...
 
 
 DeedKind = Literal[

@@ -40,24 +40,16 @@ class Outbox(Protocol):
     async def due(self, channel: str, *, now: datetime, limit: int) -> Sequence[Delivery]:
         """Pending ones whose time has come, oldest first; one a session at most, and none of one
         whose oldest open delivery is being sent or waits. Without a session each is for itself."""
-        ...
 
     async def sending(
-        self,
-        delivery_id: str,
-        arrived: int,
-        *,
-        is_safe: bool = False,
-        receipt: str | None = None,
+        self, delivery_id: str, arrived: int, *, is_safe: bool = False, receipt: str | None = None
     ) -> None:
         """Durable, before the network is touched; counts the attempt. Once more with more that has
         arrived: the next part; or without the receipt that it had: not as an edit, but anew. Raises
         Conflict, so that no two senders take the same one."""
-        ...
 
     async def arrived(self, delivery_id: str, arrived: int, *, receipt: str | None) -> None:
         """The next part waits, and is `pending`. Not fsynced. Raises as `sending`."""
-        ...
 
     async def settle(
         self,
@@ -72,16 +64,13 @@ class Outbox(Protocol):
         """`pending` with `due_at` tries again later; what was sent or has failed stays so, and what
         was erased meanwhile is not tried again. Not fsynced: after a power loss it is found in
         `sending`, which is what `interrupted` is for."""
-        ...
 
     async def interrupted(self) -> Sequence[Delivery]:
         """Left in `sending` by a process that died: nobody knows whether they arrived."""
-        ...
 
     async def strand(self, accounts: Collection[tuple[str, str]], *, at: datetime) -> int:
         """Fails what waits for others than these, each a channel and its account: no other account
         may answer for it. Gives how many."""
-        ...
 
 
 class DeadLetters(Protocol):
@@ -91,20 +80,16 @@ class DeadLetters(Protocol):
         self, channel: str | None, *, before: int | None, limit: int
     ) -> Sequence[Delivery]:
         """Newest first; `before` a place."""
-        ...
 
     async def resubmit(self, delivery_id: str, *, now: datetime) -> None:
         """Durable: from the part on that has not arrived; that of one that may have is told by `why`. Raises NotFound if it is no dead letter,
         Conflict if what it said is erased."""
-        ...
 
     async def drop(self, delivery_id: str) -> None:
         """Durable, for good. Raises NotFound if it is no dead letter."""
-        ...
 
     async def tally(self) -> Mapping[tuple[str, DeliveryState], int]:
         """How many there are by channel and state, of those that were not sent."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +124,3 @@ class Deliver(Protocol):
 
     def unsure(self, delivery: Delivery) -> Receipt:
         """What becomes of it if nobody knows whether the part that was sent arrived."""
-        ...

@@ -90,20 +90,16 @@ class Conversations(Protocol):
 
     async def begin(self, key: SessionKey, *, now: datetime) -> None:
         """HEAD goes to no message: the next one is a root. Makes the session if there is none."""
-        ...
 
     async def label(self, key: SessionKey, node: NodeId, label: str | None) -> None:
         """A label that another node of the session has moves here; None: it has none any more."""
-        ...
 
     async def checkpoint(self, key: SessionKey, node: NodeId, *, is_kept: bool) -> None:
         """A checkpoint and the path to it are never archived."""
-        ...
 
     async def take_in(self, key: SessionKey, nodes: Sequence[Node], *, now: datetime) -> TakenIn:
         """Nodes that are not there yet, each under its `parent_id`: one of the session, or one
         before it. HEAD goes along where they grow from it. Raises ImportRefused."""
-        ...
 
 
 class Erasures(Protocol):
@@ -111,7 +107,6 @@ class Erasures(Protocol):
         """All that was said in a session, whatever was made of it, and the facts that were learned
         there: gone for good in ONE durable commit; ids, counts, ledger and audit stay. Raises
         NotFound, StoreUnavailable, and Busy while a run of the session has not ended."""
-        ...
 
 
 def not_there_yet(
@@ -193,7 +188,6 @@ class Summaries(Protocol):
     async def append(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
         """Compare-and-set: under HEAD, which moves to it; False, and nothing written, if HEAD was
         not `expected`. Not fsynced. Raises NotFound for a session that is not there."""
-        ...
 
 
 # The limits that a user may set, and a single request tighten.

@@ -185,7 +185,7 @@ class Plugins:
 
     infos: tuple[PluginInfo, ...] = ()
     tools: tuple[Tool, ...] = ()
-    adapters: tuple[PluginAdapter, ...] = ()
+    adapters: tuple[Any, ...] = ()  # each an Adapter of the channels
     settled: Settled | None = None
     _configured: tuple[PluginDef, ...] = ()
     _found: dict[str, Loaded | str] = field(default_factory=dict)
