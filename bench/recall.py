@@ -71,7 +71,7 @@ async def say(stores: Stores, key: SessionKey, turns: Sequence[Said]) -> None:
             tuple(nodes),
             head,
             take_head=True,
-            log=b"",
+            journal=bytes,
             summary="{}",
             finished_at=at,
         )

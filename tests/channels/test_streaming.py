@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import anyio
 
+from gateway.agent.effects import Moment
 from gateway.channels.adapters import Outbound, TextLimits, Whence
 from gateway.channels.crossing import write_whence
 from gateway.channels.delivery import Draft, Post
@@ -84,7 +85,7 @@ async def staged(
 ) -> AsyncIterator[Stage]:
     clock, fetch, runs = FakeClock(), FakeFetch(answer, gate), LiveRuns(encode)
     run = runs.open(RUN, SessionKey(AgentId("a"), "chat", "bot"), NOON)
-    run.start(1, NOON, 0.0)
+    run.start(1, Moment(NOON, 0.0))
     run.state = state
     adapter = WritingAdapter(formats, outbound, {"limits": TextLimits(text=20)})
     post = Post(ChannelDef("chat", "fake"), adapter, fetch, clock)

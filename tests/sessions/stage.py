@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 
+from gateway.agent.runner import Runner
 from gateway.budgets.metering import Meter
 from gateway.control.notices import Bus
 from gateway.control.policy import DecisionTrees
@@ -144,26 +145,24 @@ async def staged(
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
     ids = CountingIds(1_000_000 + ids_from)
     meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
+    bus = bus or Bus()
+    how = (decisions, lambda: rules, json.loads, bus.publish)
     means = Means(
         agents={agent.id: agent for agent in agents},
+        runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),
         inbox=used,
         journal=stores.journal,
         runs=stores.runs,
         episodes=episodes,
         souls=souls,
-        model=meter.around(model),
-        gate=gate,
         settings=settings,
         clock=clock,
-        bus=bus or Bus(),
+        bus=bus,
         encode=encode,
         decode=json.loads,
-        plans=await shipped_plans(agents),
-        rules=lambda: rules,
         rule_states=stores.rule_states,
         notices=stores.notices,
         channels=channels,
-        decisions=decisions,
         said=said,
         recollection=Recollected(remember),
     )
@@ -199,7 +198,7 @@ async def staged(
                 sessions=stores.sessions,
                 episodes=episodes,
                 souls=souls,
-                plans=means.plans,
+                plans=means.runner.plans,
                 clock=clock,
                 upkeep=Upkeep(*upheld, episodes, clock),
             )

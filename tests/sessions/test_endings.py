@@ -10,7 +10,8 @@ from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, Usage
 from gateway.domain.model import FinishReason
-from gateway.sessions.worker import SHOWN_TEXT, Asked, Timing, answered, merged, refused
+from gateway.sessions.runs import Timing
+from gateway.sessions.worker import SHOWN_TEXT, Asked, answered, merged, refused
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")

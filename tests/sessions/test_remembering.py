@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -13,25 +14,27 @@ from hypothesis import strategies as st
 
 from gateway.domain.agents import AgentDef, ContextRules
 from gateway.domain.errors import StoreUnavailable
+from gateway.domain.events import Notice
 from gateway.domain.facts import Recalled
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
+from gateway.domain.journal import Attempt, Entry, JournalUnreadable
+from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
-from gateway.domain.tape import Mark, Tape, from_plain, to_plain
 from gateway.memory.episodes import Episode
 from gateway.memory.recall import Vault
-from gateway.sessions.journal import Recorder, TapeUnreadable, packed, unpacked
+from gateway.sessions.journal import packed
 from gateway.sessions.replay import Replayed
 from gateway.sessions.worker import (
     FAILED,
     SWITCHED_OFF,
     TOO_SLOW,
+    Read,
     Recollected,
-    RecollectionThen,
-    TapedRecollection,
-    recollection_on,
+    read_in,
 )
+from tests.fakes.journal import FakeJournal
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.memory.test_context import KEY, NOW, a_fact, a_turn
@@ -206,38 +209,33 @@ async def test_turns_are_looked_for_only_where_not_all_of_them_are_shown() -> No
 
 
 async def replayed(change: dict[str, object]) -> Replayed:
-    """A run that remembered something, from a tape on which that is changed so."""
+    """A run that remembered something, from a journal in which that is changed so."""
     memory = Memory(a_fact(1), a_turn(2))
     async with (
         open_memory() as stores,
         staged(ScriptedModel(says("ok")), stores, remember=memory) as stage,
     ):
-        run = await stage.say("what?")
+        run = RunId(await stage.say("what?"))
         await stage.until_idle()
         memory.known = ()  # what is known by now is another matter
-        tape = unpacked(await stores.runs.tape(RunId(run)), stage.replays.means.decode)
-        marks = [_changed(mark, change) for mark in tape.marks]
-        record = await stores.runs.find(RunId(run))
+        record = await stores.runs.find(run)
         assert record is not None
-        data = packed(Tape(tuple(marks), asked=tape.asked), encode)
-        replays = replace(stage.replays, runs=_OneTape(data))
-        return await replays.replay(record)
+        attempt = await stage.replays.attempt(record)
+        lines = [("attempt", (1, [*attempt.asked])), *_changed(attempt, change).entries]
+        store = FakeJournal()
+        await store.append(run, 0, partial(packed, lines, encode))
+        means = replace(stage.replays.means, journal=store)
+        return await replace(stage.replays, means=means).replay(record)
 
 
-def _changed(mark: Mark, change: dict[str, object]) -> Mark:
-    if mark.kind != "remembered":
-        return mark
-    return Mark("remembered", ([{**one, **change} for one in mark.values[0]], mark.values[1]))
-
-
-class _OneTape:
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def find(self, run_id: RunId) -> None: ...
-
-    async def tape(self, run_id: RunId) -> bytes:
-        return self._data
+def _changed(attempt: Attempt, change: dict[str, object]) -> Attempt:
+    """With another memory in what the run had read."""
+    entries = list(attempt.entries)
+    (place,) = (n for n, entry in enumerate(entries) if entry.kind == "begin")
+    scene, plain = entries[place].values
+    recalled = [{**one, **change} for one in plain["recalled"]]
+    entries[place] = Entry("begin", (scene, {**plain, "recalled": recalled}))
+    return replace(attempt, entries=tuple(entries))
 
 
 async def test_a_replay_is_shown_what_the_run_was_shown_then() -> None:
@@ -251,26 +249,40 @@ async def test_another_memory_is_the_first_divergence() -> None:
     assert divergence.at == "call 1: message 1 of the request"
 
 
-def taped(*found: Recalled, missing: str = "") -> Tape:
-    """As it stands on a tape that was read."""
-    record, told = Recorder(), RecollectionThen((found, missing))
-
-    async def recorded() -> None:
-        new = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW)
-        await TapedRecollection(told, record).of(new, AGENT, Episode(None))
-
-    anyio.run(recorded)
-    return from_plain(to_plain(record.tape()))
+def written(read: Read) -> Attempt:
+    """As it stands in a journal that was read."""
+    return Attempt((Entry("begin", ({}, json.loads(encode(read.plain())))),))
 
 
 @pytest.mark.parametrize("change", [{"at": "noon"}, {"session_key": "x"}, {"odd": 1}, {"fact": {}}])
 def test_a_memory_that_cannot_be_read_is_said_to_be_damaged(change: dict[str, object]) -> None:
-    marks = [_changed(mark, change) for mark in taped(a_fact(1)).marks]
+    attempt = _changed(written(Read(recalled=(a_fact(1),))), change)
 
-    with pytest.raises(TapeUnreadable, match="damaged"):
-        recollection_on(Tape(tuple(marks)))
+    with pytest.raises(JournalUnreadable, match="damaged"):
+        read_in(attempt)
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        {"notices": 1},
+        {"notices": [{}]},
+        {"notices": [{"content": "x", "expires_at": 10**30, "batching": {}}]},
+        {"lacking": [["one"]]},
+        {"recalled": [None]},
+    ],
+)
+def test_what_else_a_run_read_is_damaged_in_the_same_words(plain: dict[str, object]) -> None:
+    with pytest.raises(JournalUnreadable, match="damaged"):
+        read_in(Attempt((Entry("begin", ({}, plain)),)))
+
+
+NOTICE = Notice("told", id="n", to="both", data={"a": [1]}, expires_at=NOW)
 
 
 @given(st.lists(st.sampled_from([a_fact(1), a_turn(2, message_id="m")]), max_size=4), st.text())
-def test_what_is_taken_down_comes_back_the_same(found: list[Recalled], missing: str) -> None:
-    assert recollection_on(taped(*found, missing=missing)).found == (tuple(found), missing)
+def test_what_a_run_read_comes_back_the_same(found: list[Recalled], missing: str) -> None:
+    read = Read((NOTICE, Notice("x")), {"n": 1}, tuple(found), missing, (Lacking("s", "why"),))
+
+    assert read_in(written(read)) == read
+    assert read_in(written(Read())) == read_in(Attempt(())) == Read()

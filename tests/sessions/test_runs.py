@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.agent.effects import Moment
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Chunk
 from gateway.sessions.runs import LiveRun, LiveRuns
@@ -16,7 +17,7 @@ KEY = SessionKey(AgentId("a"), "c", "p")
 
 def live(attempt: int = 1) -> LiveRun:
     run = LiveRuns(encode).open(RunId("r"), KEY, datetime(2026, 1, 1, tzinfo=UTC))
-    run.start(attempt, datetime(2026, 1, 1, tzinfo=UTC), 0.0)
+    run.start(attempt, Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0))
     return run
 
 
@@ -43,14 +44,14 @@ def test_an_end_that_is_not_durable_is_told_to_nobody() -> None:
     run, early, late = live(), list[bytes](), list[bytes]()
     run.listen(lambda event, _: early.append(event))
     run.emit(Chunk("content", {"content": "x"}))
-    log = run.seal(Chunk("done", {"reason": "answered"}))
+    run.seal(Chunk("done", {"reason": "answered"}))
 
     run.listen(lambda event, _: late.append(event))
     before = (len(early), len(late))
     run.publish()
 
     assert before == (1, 1)
-    assert early == late == log.split(b"\n")
+    assert early == late == run.events
 
 
 def test_the_last_event_says_so_and_then_nobody_listens() -> None:

@@ -77,10 +77,10 @@ async def test_nothing_is_kept_but_what_it_cost() -> None:
         run = stage.stateless.begin(HI)
         await heard(run)
         sessions = await stores.sessions.list(SessionQuery(limit=10))
-        notes, record = await stores.journal.notes(run.run_id), await stores.runs.find(run.run_id)
+        parts, record = await stores.journal.read(run.run_id), await stores.runs.find(run.run_id)
         paid = (await stores.spending.records(RecordQuery())).records
 
-    assert (sessions.sessions, list(notes), record) == ((), [], None)
+    assert (sessions.sessions, list(parts), record) == ((), [], None)
     assert [(one.run_id, str(one.session_key)) for one in paid] == [
         (run.run_id, f"a:api:alice:{run.run_id}")
     ] * 2

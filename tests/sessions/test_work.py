@@ -269,7 +269,7 @@ class Unforgiving:
     """A journal of a process that is killed: nothing is forgiven."""
 
     def __init__(self, inner: Journal) -> None:
-        self.note, self.notes = inner.note, inner.notes
+        self.append, self.read = inner.append, inner.read
 
     async def forgive(self, run_id: RunId) -> None:
         raise StoreUnavailable("it was killed")
