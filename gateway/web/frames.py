@@ -9,7 +9,7 @@ from websockets.frames import CloseCode
 
 from gateway.web.incoming import Incoming, Listener
 from gateway.web.lobby import Lobby
-from gateway.web.outgoing import Outgoing, text_frame
+from gateway.web.outgoing import Outgoing
 from gateway.web.settings import WebSettings
 from gateway.web.timers import Timer
 
@@ -28,12 +28,12 @@ class Wire(asyncio.Protocol):
         "_in",
         "_linger",
         "_lobby",
-        "_out",
         "_pongs",
         "_pulse",
         "_roomy",
         "_settings",
         "_transport",
+        "out",
     )
 
     def __init__(
@@ -45,8 +45,8 @@ class Wire(asyncio.Protocol):
         self._holds: set[str] = set()
         self._roomy = asyncio.Event()
         lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
-        self._out = Outgoing(transport, settings, lobby.backlog, lag, self._room_changed)
-        self._pulse = Pulse(self, self._in, self._out, settings.ping_interval_s)
+        self.out = Outgoing(transport, settings, lobby.backlog, lag, self._room_changed)
+        self._pulse = Pulse(self, self._in, self.out, settings.ping_interval_s)
         self._linger = Timer(loop, transport.abort)
         self._discarded = 0
         self._pongs = 0  # bytes, while the transport took nothing
@@ -60,19 +60,9 @@ class Wire(asyncio.Protocol):
         """The peer has said who it is."""
         self._lobby.know(self)
 
-    def send(self, payload: bytes, *, if_room: bool = False) -> bool:
-        """Sends a text message, never waits, and drops it once the socket is closing. False: it was not
-        sent, for the reader is behind and it was for `if_room`."""
-        return self._in.is_over or self._out.send(text_frame(payload), if_room=if_room)
-
-    def push(self, payload: bytes) -> None:
-        """As `send`, but a reader that leaves too much of it unread is cut off."""
-        if not self._in.is_over:
-            self._out.push(text_frame(payload))
-
     async def room(self) -> None:
         """Returns once there is room, or the socket is closing."""
-        while not self._in.is_over and not self._out.has_room:
+        while not self._in.is_over and not self.out.has_room:
             await self._roomy.wait()
 
     def close(self, code: int, reason: str = "") -> None:
@@ -132,22 +122,20 @@ class Wire(asyncio.Protocol):
                 self._transport.abort()
                 return
         self._in.read(data)
-        if answers := self._in.parser.data_to_send():
-            self._answer_pings(b"".join(answers))
 
-    def _answer_pings(self, pongs: bytes) -> None:
-        """Nobody needs many of them; whoever asks for many and reads none has to go."""
-        self._pongs = self._pongs + len(pongs) if self._out.is_full else 0
+    def answer_pings(self, pongs: bytes) -> None:
+        """A peer that asks for many pongs and reads none has to go."""
+        self._pongs = self._pongs + len(pongs) if self.out.is_full else 0
         if self._pongs > self._settings.send_queue_bytes // 4:
             self.close(LAGGING, "you read too slowly")
         else:
-            self._out.send(pongs)
+            self.out.send(pongs, is_frame=True)
 
     def pause_writing(self) -> None:
-        self._out.fill()
+        self.out.fill()
 
     def resume_writing(self) -> None:
-        self._out.drain()
+        self.out.drain()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._part()
@@ -156,7 +144,7 @@ class Wire(asyncio.Protocol):
 
     def _room_changed(self) -> None:
         """A peer that reads slowly is asked for nothing more until it has read."""
-        if not self._out.has_room:
+        if not self.out.has_room:
             self._roomy = asyncio.Event()
             self.hold(ROOM)
             return
@@ -180,7 +168,7 @@ class Wire(asyncio.Protocol):
             return
         self._in.is_over = True
         self._pulse.stop()
-        self._out.end(b"".join(self._in.parser.data_to_send()))
+        self.out.end(b"".join(self._in.parser.data_to_send()))
         self._linger.start(self._settings.close_linger_s)
         self._roomy.set()
         self._holds.clear()
@@ -214,7 +202,7 @@ class Pulse:
             self._silent += 1
         if self._silent == 1:
             self._in.parser.send_ping(b"exogate")
-            self._out.send(b"".join(self._in.parser.data_to_send()))
+            self._out.send(b"".join(self._in.parser.data_to_send()), is_frame=True)
         unread_s = (self._out.written - self._read) / SLOWEST
         if self._silent > 1 and (self._silent - 1) * self._interval_s > unread_s:
             self._wire.close(CloseCode.INTERNAL_ERROR, "no sign of life")

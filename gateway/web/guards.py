@@ -1,6 +1,7 @@
 """What is looked at before anybody is asked who they are: Host, Origin, sizes, depth."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import isfinite
 from urllib.parse import urlsplit
 
@@ -109,30 +110,21 @@ def _values(text: bytes) -> int:
 
 
 def _check_inside(value: object, max_depth: int) -> None:
-    level = [value]
-    for _ in range(max_depth):
-        below: list[object] = []
-        for node in level:
-            _look_into(node, below)
+    """Raises InvalidJson for what is nested too deep, and for a number that no double can hold."""
+    level: list[Iterable[object]] = [(value,)]
+    for _ in range(max_depth + 1):
+        below: list[Iterable[object]] = []
+        for child in chain.from_iterable(level):
+            if type(child) is dict:
+                below.append(child.values())
+            elif type(child) is list:
+                below.append(child)
+            elif type(child) is float and not isfinite(child):
+                raise InvalidJson("not valid JSON: a number is out of range")
         if not below:
             return
         level = below
     raise InvalidJson(f"not valid JSON: nested deeper than {max_depth} levels")
-
-
-def _look_into(node: object, below: list[object]) -> None:
-    """Puts what is nested in a node aside for the next level."""
-    children: Iterable[object] = (node,)
-    if type(node) is dict:
-        children = node.values()
-    elif type(node) is list:
-        children = node
-    for child in children:
-        kind = type(child)
-        if kind is dict or kind is list:
-            below.append(child)
-        elif isinstance(child, float) and not isfinite(child):
-            raise InvalidJson("not valid JSON: a number is out of range")
 
 
 class BodyLimit:

@@ -41,6 +41,8 @@ class Listener(Protocol):
 class Owner(Protocol):
     def close(self, code: int, reason: str = "") -> None: ...
 
+    def answer_pings(self, pongs: bytes) -> None: ...
+
     def parted(self, *, by_peer: bool) -> None:
         """The peer said goodbye, or broke the protocol; what the parser answers is still to send."""
         ...
@@ -114,8 +116,8 @@ class Incoming:
         end = start + length
         if end > len(data) or length > (self.parser.max_message_size or 0):
             return 0
-        if not self.is_over:
-            self._deliver(apply_mask(data[start:end], data[start - 4 : start]))
+        if not self.is_over and self.listener is not None:
+            self.listener.message(apply_mask(data[start:end], data[start - 4 : start]))
         return end
 
     def _take_events(self) -> None:
@@ -124,6 +126,8 @@ class Incoming:
                 self._take(frame)
         if self.parser.parser_exc is not None and not self.is_over:
             self._owner.parted(by_peer=False)
+        if answers := self.parser.data_to_send():
+            self._owner.answer_pings(b"".join(answers))
 
     def _take(self, frame: Frame) -> None:
         if frame.opcode is Opcode.CLOSE:
@@ -139,11 +143,8 @@ class Incoming:
         self._fragments.append(bytes(frame.data))
         if frame.fin:
             fragments, self._fragments = self._fragments, []
-            self._deliver(fragments[0] if len(fragments) == 1 else b"".join(fragments))
+            if self.listener is not None:
+                self.listener.message(fragments[0] if len(fragments) == 1 else b"".join(fragments))
         elif len(self._fragments) >= self._max_fragments:
             self._fragments = []
             self._owner.close(TOO_LARGE, "a message of too many fragments")
-
-    def _deliver(self, data: bytes) -> None:
-        if self.listener is not None:
-            self.listener.message(data)

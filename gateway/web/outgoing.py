@@ -1,4 +1,4 @@
-"""What goes out by one WebSocket: whoever sends never waits, and a peer that does not read is cut off."""
+"""What goes out by one WebSocket: a sender never waits, and a peer that does not read is cut off."""
 
 import asyncio
 from collections import deque
@@ -8,16 +8,6 @@ from gateway.web.settings import WebSettings
 from gateway.web.timers import StallTimer
 
 MOST_GATHERED = 65_536
-
-
-def text_frame(payload: bytes) -> bytes:
-    """A whole unmasked text frame, as a server sends it."""
-    size = len(payload)
-    if size < 126:
-        return b"\x81%c%b" % (size, payload)
-    if size < 65_536:
-        return b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), payload)
-    return b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload)
 
 
 class Backlog:
@@ -30,16 +20,18 @@ class Backlog:
 
 
 class Outgoing:
-    """Frames wait here only while the transport is full. With many waiting there is no room: its owner
-    is told and should ask for no more, until it is told again. `lagging` is called for a peer that
-    takes nothing for too long, or of which too much waits that cannot be had later; never from inside
-    `push`: a producer may be in the middle of its listeners."""
+    """Sends text messages as frames. Frames that are sent in one pass of the loop go out in one write.
+
+    Frames wait here only while the transport is full. With many waiting there is no room: `room_changed`
+    is called, and again once there is room. `lagging` is called for a peer that takes nothing for too
+    long, or of which too much waits that cannot be had later. It is never called from inside `push`: the
+    producer may be in the middle of its listeners."""
 
     __slots__ = (
         "_backlog",
         "_batch",
         "_batched_bytes",
-        "_given_up",
+        "_is_shut",
         "_lagging",
         "_loop",
         "_queue",
@@ -69,32 +61,45 @@ class Outgoing:
         self._batched_bytes = 0
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._given_up = False
+        self._is_shut = False  # the peer lags, or the socket closes: what is sent is dropped
         self.is_full = False  # the transport
         self.has_room = True
         self.written = 0  # bytes given to the transport
 
-    def send(self, frame: bytes, *, if_room: bool = False) -> bool:
-        """An answer: whoever asks for more is not read while there is no room. Or, `if_room`, what can
-        be had later; False: it was not sent."""
+    def send(self, data: bytes, *, if_room: bool = False, is_frame: bool = False) -> bool:
+        """Sends a text message, or a frame of the parser, and never waits. The owner of a socket reads
+        no more requests while there is no room. With `if_room`, a message that can be had later is
+        refused then: False."""
+        if self._is_shut:
+            return True
+        if not is_frame:  # unmasked and whole, as a server sends it
+            size = len(data)
+            if size < 126:
+                data = b"\x81%c%b" % (size, data)
+            elif size < 65_536:
+                data = b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), data)
+            else:
+                data = b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), data)
         if not self.is_full:
-            self._gather(frame)
-        elif not self._given_up:
-            if if_room and not self.has_room:
-                return False
-            self._wait(frame)
+            if not self._batch:
+                self._loop.call_soon(self._flush)
+            self._batch.append(data)
+            self._batched_bytes += len(data)
+            if self._batched_bytes > MOST_GATHERED:
+                self._flush()
+        elif if_room and not self.has_room:
+            return False
+        else:
+            self._wait(data)
         return True
 
-    def push(self, frame: bytes) -> None:
-        """What cannot be had later: it waits for the reader, within a bound."""
-        if not self.is_full:
-            self._gather(frame)
-        elif not self._given_up:
-            self._wait(frame)
-            limits, everywhere = self._settings, self._backlog.bytes
-            crowded = not self.has_room and everywhere > limits.push_queues_bytes
-            if crowded or self._queued_bytes > limits.push_queue_bytes:
-                self._give_up()
+    def push(self, data: bytes) -> None:
+        """Sends what cannot be had later: it waits for the reader, within a bound."""
+        self.send(data)
+        limits, everywhere = self._settings, self._backlog.bytes
+        is_crowded = not self.has_room and everywhere > limits.push_queues_bytes
+        if is_crowded or self._queued_bytes > limits.push_queue_bytes:
+            self._give_up()
 
     def _wait(self, frame: bytes) -> None:
         self._queue.append(frame)
@@ -105,19 +110,10 @@ class Outgoing:
             self._room_changed()
 
     def _give_up(self) -> None:
-        if not self._given_up:
-            self._given_up = True
+        if not self._is_shut:
+            self._is_shut = True
             self._stall.stop()
             self._loop.call_soon(self._lagging)
-
-    def _gather(self, frame: bytes) -> None:
-        """What is sent in one round of the loop costs one system call."""
-        if not self._batch:
-            self._loop.call_soon(self._flush)
-        self._batch.append(frame)
-        self._batched_bytes += len(frame)
-        if self._batched_bytes > MOST_GATHERED:
-            self._flush()
 
     def _flush(self) -> None:
         if self._batch:
@@ -131,7 +127,7 @@ class Outgoing:
     def fill(self) -> None:
         """The transport takes no more for now. What it holds itself may have come as one frame."""
         self.is_full = True
-        if self._given_up:
+        if self._is_shut:
             return
         if self._transport.get_write_buffer_size() > self._settings.push_queue_bytes:
             self._give_up()
@@ -160,6 +156,6 @@ class Outgoing:
         self._backlog.bytes -= self._queued_bytes
         self._queue.clear()
         self._queued_bytes = 0
-        self.has_room = self._given_up = True
+        self.has_room = self._is_shut = True
         if last and not self._transport.is_closing():
             self._transport.write(last)

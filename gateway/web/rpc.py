@@ -25,6 +25,7 @@ MAX_ID = 256  # characters; an answer repeats it
 MAX_PARAMS = 256
 MAX_PROBLEMS = 20
 _REQUEST_MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
+NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # the name of a method of ours, and JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +83,12 @@ class Call:
     principal: Principal
     peer: Peer
     method: str
-    _afterwards: list[Callable[[], None]] = field(default_factory=list)
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """Runs it as soon as the answer is on its way: what must not overtake the answer."""
-        self._afterwards.append(callback)
+    after_answer: list[Callable[[], None]] = field(default_factory=list)  # must not overtake it
 
     def answered(self) -> None:
-        if self._afterwards:
-            callbacks, self._afterwards = self._afterwards, []
+        """Runs the callbacks once the answer is on its way."""
+        if self.after_answer:
+            callbacks, self.after_answer = self.after_answer, []
             run_all(callbacks)
 
 
@@ -201,30 +199,21 @@ def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
 
 
 def _item(value: object) -> Item:
-    id_ = value.get("id") if isinstance(value, dict) else None
-    try:
-        members = _checked(value)
-    except GatewayError as error:
-        return Malformed(error, id_ if _is_id(id_) else None)
-    return Request(id_, members["method"], members.get("params") or {}, "id" not in members)
-
-
-def _checked(value: object) -> dict[str, Any]:
-    """Raises InvalidRequest, InvalidParams."""
     if not isinstance(value, dict):
-        raise InvalidRequest("a request is an object")
-    if not _is_id(value.get("id")):
-        raise InvalidRequest("an id is a short string, a number or null")
+        return Malformed(InvalidRequest("a request is an object"))
+    id_, method, params = value.get("id"), value.get("method"), value.get("params")
+    if not _is_id(id_):
+        return Malformed(InvalidRequest("an id is a short string, a number or null"))
     if value.get("jsonrpc") != "2.0":
-        raise InvalidRequest('jsonrpc must be "2.0"')
-    if not isinstance(value.get("method"), str):
-        raise InvalidRequest("method must be a string")
+        return Malformed(InvalidRequest('jsonrpc must be "2.0"'), id_)
+    if not isinstance(method, str):
+        return Malformed(InvalidRequest("method must be a string"), id_)
     if not value.keys() <= _REQUEST_MEMBERS:
         extra = str(min(value.keys() - _REQUEST_MEMBERS))[:100]
-        raise InvalidRequest(f"a request has no member {extra!r}")
-    if not isinstance(value.get("params"), dict | None):
-        raise InvalidParams("params must be an object: they go by name")
-    return value
+        return Malformed(InvalidRequest(f"a request has no member {extra!r}"), id_)
+    if not isinstance(params, dict | None):
+        return Malformed(InvalidParams("params must be an object: they go by name"), id_)
+    return Request(id_, method, params or {}, "id" not in value)
 
 
 def _is_id(value: object) -> bool:
@@ -291,10 +280,6 @@ def encode_error(id_: JsonId, error: BaseException) -> bytes:
     data = error_object(error)
     answer = {"code": failure_of(error).rpc, "message": data["message"], "data": data}
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), to_json(answer))
-
-
-def encode_notification(method: str, params_json: bytes) -> bytes:
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (to_json(method), params_json)
 
 
 def answer_at_once(prepared: Prepared, call: Call) -> bytes:

@@ -136,7 +136,7 @@ class Connection:
             return
         settings = self._sockets.settings
         frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
-        if self._seat is None or _is_auth(frame):
+        if self._seat is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
         elif isinstance(frame, tuple):
             self._calls.begin_batch(frame, self._seat)
@@ -173,14 +173,14 @@ class Connection:
         seat = self._sit_down(identity)
         if not frame.is_notification:
             call = rpc.Call(seat.principal, seat, frame.method)
-            self._wire.send(rpc.encode_result(id_, introduce(call, None)))
+            self._wire.out.send(rpc.encode_result(id_, introduce(call, None)))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
         """Whoever guesses tokens hears of it late."""
         code = TOO_MANY if isinstance(error, TooManyFailures) else UNAUTHORIZED
 
         def refuse() -> None:
-            self._wire.send(answer)
+            self._wire.out.send(answer)
             self._wire.close(code, "authenticate first")
 
         if not (delay_s := delay_of(error)):
@@ -208,10 +208,6 @@ class Connection:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-
-
-def _is_auth(frame: rpc.Frame) -> bool:
-    return isinstance(frame, rpc.Request) and frame.method == "auth"
 
 
 def introduce(call: rpc.Call, _params: object) -> Introduced:
@@ -248,12 +244,13 @@ class Seat:
 
     def notify(self, method: str, params_json: bytes) -> None:
         if self.is_open:
-            self._wire.push(rpc.encode_notification(method, params_json))
+            self._wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
 
     def offer(self, method: str, params_json: bytes) -> bool:
         if not self.is_open:
             return True
-        return self._wire.send(rpc.encode_notification(method, params_json), if_room=True)
+        frame = rpc.NOTIFICATION % (method.encode(), params_json)
+        return self._wire.out.send(frame, if_room=True)
 
     async def room(self) -> None:
         await self._wire.room()
@@ -322,10 +319,10 @@ class Calls:
         prepared = self._prepare(item, seat.principal)
         if isinstance(prepared, bytes):
             if prepared:
-                self._wire.send(prepared)
+                self._wire.out.send(prepared)
         elif prepared.waits or self._unstarted:
             if not self._hand_over(self._answer, prepared, seat):
-                self._wire.send(rpc.encode_error(prepared.request.id, _BUSY))
+                self._wire.out.send(rpc.encode_error(prepared.request.id, _BUSY))
         else:
             call = rpc.Call(seat.principal, seat, prepared.request.method)
             self._send(prepared.request, rpc.answer_at_once(prepared, call))
@@ -334,7 +331,7 @@ class Calls:
     def begin_batch(self, items: tuple[rpc.Item, ...], seat: Seat) -> None:
         """Its calls run one after another, and are answered in one frame."""
         if not self._hand_over(self._answer_all, items, seat):
-            self._wire.send(rpc.encode_error(None, _BUSY))
+            self._wire.out.send(rpc.encode_error(None, _BUSY))
 
     def _prepare(self, item: rpc.Item, principal: Principal) -> rpc.Prepared | bytes:
         """What may run, or the error to send; nothing for a notification's error."""
@@ -378,7 +375,7 @@ class Calls:
                     answers.append(answer)
                     room -= len(answer)
             if answers:
-                self._wire.send(b"[%b]" % b",".join(answers))
+                self._wire.out.send(b"[%b]" % b",".join(answers))
             for call in calls:
                 call.answered()
         finally:
@@ -402,11 +399,11 @@ class Calls:
             return
         if len(payload) > self._room:
             payload = rpc.encode_error(request.id, _TOO_LARGE)
-        self._wire.send(payload)
+        self._wire.out.send(payload)
 
     def _finish(self) -> None:
         self._in_flight -= 1
-        if self._in_flight < self._sockets.settings.max_calls:
+        if self._in_flight == self._sockets.settings.max_calls - 1:
             self._wire.go_on(CALLS)
 
 

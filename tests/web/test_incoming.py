@@ -28,6 +28,8 @@ class Ear:
         assert self.incoming is not None
         self.incoming.is_over = True
 
+    def answer_pings(self, pongs: bytes) -> None: ...
+
     def parted(self, *, by_peer: bool) -> None:
         self.close(1000 if by_peer else 1002)
 

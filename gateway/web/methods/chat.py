@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 from anyio.lowlevel import checkpoint
@@ -113,7 +114,7 @@ class ChatMethods:
         if not accepted.duplicate:
             run, peer = self.front.live.find(accepted.run_id), call.peer
             if run is not None:
-                call.after_answer(lambda: follow(self.front, run, peer))
+                call.after_answer.append(partial(follow, self.front, run, peer))
         return {
             "message_id": accepted.message_id,
             "run_id": accepted.run_id,
