@@ -19,11 +19,9 @@ class TimeIds:
     def new(self) -> str:
         """26 characters; base32hex keeps the order of the bytes."""
         millis = int(self._clock.now().timestamp() * 1000)
-        raw = millis.to_bytes(TIME_BYTES, "big") + self._fresh()
+        fresh = self._random.read(RANDOM_BYTES)
+        if not fresh:
+            self._random = BytesIO(secrets.token_bytes(RANDOM_BYTES * _IDS_A_FETCH))
+            fresh = self._random.read(RANDOM_BYTES)
+        raw = millis.to_bytes(TIME_BYTES, "big") + fresh
         return b32hexencode(raw).rstrip(b"=").decode().lower()
-
-    def _fresh(self) -> bytes:
-        if fresh := self._random.read(RANDOM_BYTES):
-            return fresh
-        self._random = BytesIO(secrets.token_bytes(RANDOM_BYTES * _IDS_A_FETCH))
-        return self._random.read(RANDOM_BYTES)

@@ -25,7 +25,7 @@ MAX_ID = 256  # characters; an answer repeats it
 MAX_PARAMS = 256
 MAX_PROBLEMS = 20
 _REQUEST_MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
-NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # the name of a method of ours, and JSON
+NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # %: a name of ours, and JSON
 
 
 @dataclass(frozen=True, slots=True)

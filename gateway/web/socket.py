@@ -4,8 +4,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
+import anyio
+from anyio.abc import TaskGroup
 from pydantic import BaseModel
 
 from gateway.domain.errors import Busy, GatewayError
@@ -24,7 +26,6 @@ from gateway.web.refusals import (
 )
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import Reception, Visitor
-from gateway.web.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,69 @@ UNAUTHORIZED = 4401
 NOT_UTF8 = 1007
 BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
+KEPT_IDLE = 256  # workers
 What = TypeVar("What")
+Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
+Args = TypeVarTuple("Args")
+
+
+class Workers:
+    """Tasks that are kept and used again: a call that waits costs a wake-up, not a new task. Jobs start in
+    the order in which they are given; their tasks live in the group of `run`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._group: TaskGroup | None = None
+        self._idle: list[asyncio.Future[Job]] = []
+        self._busy = 0
+        self._rested = anyio.Event()
+
+    @property
+    def busy(self) -> int:
+        return self._busy
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Works until it is cancelled."""
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._group = None
+            self._idle.clear()
+
+    def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
+        """Whether it will be done; False if there is too much at work already."""
+        if self._group is None or self._busy >= self._limit:
+            return False
+        self._busy += 1
+        if self._idle:
+            self._idle.pop().set_result((work, args))
+        else:
+            self._group.start_soon(self._work, (work, args), name="rpc worker")
+        return True
+
+    async def rest(self) -> None:
+        """Returns when nobody works."""
+        while self._busy:
+            self._rested = anyio.Event()
+            await self._rested.wait()
+
+    async def _work(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await job[0](*job[1])
+            finally:
+                self._busy -= 1
+                if not self._busy:
+                    self._rested.set()
+            if len(self._idle) >= KEPT_IDLE:
+                return
+            waiting: asyncio.Future[Job] = loop.create_future()
+            self._idle.append(waiting)
+            job = await waiting
 
 
 class Auth(BaseModel, extra="forbid", strict=True):

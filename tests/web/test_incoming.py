@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from gateway.web.incoming import Incoming
+from gateway.web.frames import Incoming
 from gateway.web.settings import WebSettings
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.web.outgoing import MOST_GATHERED, Backlog, Outgoing
+from gateway.web.frames import MOST_GATHERED, Outgoing
+from gateway.web.lobby import Backlog
 from gateway.web.settings import WebSettings
 
 
