@@ -42,7 +42,8 @@ from gateway.agent.effects import (
 )
 from gateway.agent.leaves import LEAVES, REGISTRY, SHIPPED
 from gateway.agent.turn import Turn
-from gateway.app.assembly import Gateway, assembled
+from gateway.app.assembly import assembled
+from gateway.app.gateway import Gateway
 from gateway.cli.known import known
 from gateway.config.load import load as load_config
 from gateway.config.values import GatewayConfig

@@ -10,7 +10,6 @@ from wasmtime import Engine, Store, wat2wasm
 from wasmtime.component import Component, Linker
 
 from bench import guests
-from gateway.app.plugins import Nowhere
 from gateway.channels.crossing import read_description
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
@@ -21,6 +20,7 @@ from gateway.host.clock import SystemClock
 from gateway.sandbox.engines import component_engine
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.links import Outcome
+from gateway.sandbox.opening import Nowhere
 from gateway.sandbox.plugins import Sandbox
 from gateway.sandbox.pool import Pool
 from gateway.schemas import SchemaChecks

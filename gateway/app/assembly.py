@@ -1,315 +1,47 @@
-"""The subagents of the configuration: over the same gate, model and rules as the agents."""
+"""The composition: a configuration is built into a generation, and started over what is shared."""
 
-import logging
-import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+import importlib.util
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import anyio
 from anyio import to_thread
-from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
-from gateway.agent.effects import Gate, Json
 from gateway.agent.leaves import Plans
-from gateway.agent.subagents import Delegating, Subagents
-from gateway.app.agents import (
-    Rulebook,
-    choosable,
-    closed_agents,
-    decision_trees,
-    models,
-    soul_paths,
-    template_paths,
-    tree_paths,
-)
-from gateway.app.authority import note_start
-from gateway.app.channels import ChannelRoom, channel_room, chat_commands, delivering, pairing_book
-from gateway.app.doors import Health, StoreWatch, tell_of_gateway
-from gateway.app.mcp import mcp_served, mcp_servers
-from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
-from gateway.app.plugins import Parts, follow, loaded_plugins
-from gateway.app.provider_test import ProviderTest
-from gateway.budgets.metering import Meter
+from gateway.app.background import Rulebook, sweep
+from gateway.app.core import Core, Opened, strict_json, wired
+from gateway.app.gateway import Gateway
+from gateway.app.generation import Generation, build, usual_agent
+from gateway.app.shared import Shared, opened, scrubbing
+from gateway.channels.commands import ChatCommands
+from gateway.channels.crossing import read_description
+from gateway.channels.doorkeeping import Doorman
+from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
-from gateway.config.keys import json_schema
-from gateway.config.values import GatewayConfig, QueueSettings
-from gateway.control.notices import Bus
-from gateway.control.policy import DecisionTrees
-from gateway.domain.agents import AgentDef
-from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ids import AgentId, Secret, SessionKey
-from gateway.domain.inbox import ChannelEvents
-from gateway.domain.mcp import Door
-from gateway.domain.ports import Clock, Ids, Model, StoreCare, Stores
-from gateway.domain.supervision import Work as Beside
-from gateway.domain.supervision import supervise
-from gateway.host.clock import SystemClock
-from gateway.host.ids import TimeIds
+from gateway.channels.room import ChannelRoom, delivering
+from gateway.channels.webhooks import WebhookDoor
+from gateway.config.authority import note_start
+from gateway.config.values import GatewayConfig
+from gateway.domain.events import Deed
+from gateway.domain.mcp import Door, McpNotInstalled
+from gateway.domain.supervision import Work, supervise
+from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
-from gateway.memory.episodes import Episodes
+from gateway.memory.recall import Recall
 from gateway.memory.souls import Souls
-from gateway.providers.client import Models, ProviderClient
-from gateway.providers.prices import PriceTable
-from gateway.routing import Router
+from gateway.memory.tool import MemoryTool
+from gateway.sandbox.hosting import Means
+from gateway.sandbox.opening import Nowhere, follow, host_functions, open_plugins, open_sandbox
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
-from gateway.sessions.intake import Bounds, Front, Reception, Upkeep
-from gateway.sessions.lanes import Lanes, Manner
-from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replays, Wired
-from gateway.sessions.runs import LiveRuns
-from gateway.sessions.settings import SettingsBook
-from gateway.sessions.stateless import Stateless
-from gateway.sessions.worker import Means, Work
-from gateway.store.opening import open_store
+from gateway.sessions.intake import Front, ServedDesk
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
-from gateway.web.asgi import WebApp, build
-from gateway.web.asyncapi import asyncapi
-from gateway.web.chat_api import ChatApi
-from gateway.web.conversations_api import ConversationsApi
-from gateway.web.documents_api import documented
-from gateway.web.identity import Identities
-from gateway.web.mcp import McpApi
-from gateway.web.methods.audit import AuditMethods
-from gateway.web.methods.budget import BudgetMethods
-from gateway.web.methods.chat import ChatMethods
-from gateway.web.methods.events import EventMethods
-from gateway.web.methods.insight import About, InsightMethods
-from gateway.web.methods.pairing import PairMethods
-from gateway.web.methods.providers import ProviderMethods
-from gateway.web.methods.replays import ReplayMethods
-from gateway.web.methods.rules import RuleMethods
-from gateway.web.methods.sessions import SessionMethods
-from gateway.web.methods.settings import SettingsMethods
-from gateway.web.methods.upkeep import UpkeepMethods
-from gateway.web.metrics import Metrics
-from gateway.web.openai_api import OpenAiApi
-from gateway.web.settings import WebSettings
-
-
-def with_subagents(config: GatewayConfig) -> tuple[AgentDef, ...]:
-    """All that have a prompt and a tree. The subagents are nobody's answer: what they do not say
-    they get from whoever asks them."""
-    helpers = (
-        AgentDef(AgentId(one.name), "", "", soul_path=one.prompt_path) for one in config.subagents
-    )
-    return (*config.agents, *helpers)
-
-
-def subagents_of(config: GatewayConfig, parts: Parts, settings: SettingsBook) -> Subagents:
-    """From now on agents have them as tools."""
-    known = {one.name: one for one in config.subagents}
-    json, journal = Json(to_json, from_json), parts.stores.journal
-    agents = {agent.id: agent for agent in config.agents}
-    subagents = Subagents(known, parts.aside(), parts.souls, settings.of, journal, json, agents)
-    parts.gate.renew("", subagents.tools)
-    return subagents
-
-
-def gate_of(
-    config: GatewayConfig, parts: Parts, subagents: Subagents
-) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]]]:
-    """What agents have that people talk to, and how to forget what it keeps of a session."""
-    if not config.delegation.is_enabled:
-        return parts.gate, parts.gate.excerpts.forget
-    kept = parts.stores.originals
-    gate = Delegating(parts.gate, subagents, config.delegation, kept, subagents.json)
-    return gate, kept.forget
-
-
-log = logging.getLogger(__name__)
-
-EVERY_S = 3600.0
-AT_ONCE = 500
-PAUSE_S = 0.1
-SENT_AGAIN = timedelta(days=8)  # no platform brings a message again after a week
-
-
-async def sweep(config: GatewayConfig, stores: Stores, clock: Clock) -> None:
-    """A little at a time, until cancelled."""
-    while True:
-        try:
-            await _forget(config, stores.care, clock)
-            await _forget_heard(stores.channel_events, clock)
-            await _expire(config, stores.care, clock)
-        except StoreUnavailable as error:
-            log.warning("what is old stays for now", extra={"why": str(error)})
-        await clock.sleep(EVERY_S)
-
-
-async def _forget(config: GatewayConfig, care: StoreCare, clock: Clock) -> None:
-    before = clock.now() - timedelta(days=config.store.journal_days)
-    while await care.sweep(before=before, limit=AT_ONCE):
-        await clock.sleep(PAUSE_S)
-
-
-async def _forget_heard(events: ChannelEvents, clock: Clock) -> None:
-    while await events.forget(before=clock.now() - SENT_AGAIN, limit=AT_ONCE):
-        await clock.sleep(PAUSE_S)
-
-
-async def _expire(config: GatewayConfig, care: StoreCare, clock: Clock) -> None:
-    for agent in config.agents:
-        days = agent.context.expire_days
-        if days is None:
-            continue
-        before = clock.now() - timedelta(days=days)
-        while await care.expire(agent.id, before=before, limit=AT_ONCE):
-            await clock.sleep(PAUSE_S)
-
-
-def replays(config: GatewayConfig, means: Means, stores: Stores) -> Replays:
-    providers = frozenset({*config.providers, "demo"})
-    return Replays(means, stores.runs, stores.transcript, rewired(config), providers)
-
-
-def rewired(config: GatewayConfig) -> Wired:
-    """The same clients for replays: over what was recorded, without keys, addresses and waiting."""
-    definitions = {
-        name: replace(definition, api_key=Secret("replayed"))
-        for name, definition in config.providers.items()
-    }
-
-    def wired(reel: Reel) -> Model:
-        clients = {
-            name: ProviderClient(definition, reel, reel, reel.random, encoder=reel)
-            for name, definition in definitions.items()
-        }
-        return Models(clients)
-
-    return wired
-
-
-@dataclass(slots=True)
-class Gateway:
-    """The rooms of one running gateway."""
-
-    config: GatewayConfig
-    version: str
-    clock: Clock
-    ids: Ids
-    stores: Stores
-    souls: Souls
-    lanes: Lanes
-    front: Front
-    settings: SettingsBook
-    gate: ToolGate
-    plugins: Plugins
-    bus: Bus
-    rules: Rulebook
-    meter: Meter
-    replays: Replays
-    memory: Memory
-    channels: ChannelRoom
-    pairing: PairingBook
-    stateless: Stateless
-    trial: ProviderTest
-    mcp: Door | None = None
-    watch: StoreWatch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.watch = StoreWatch(self.stores.care.probe, self.clock)
-
-    @property
-    def health(self) -> Health:
-        return self.watch.health
-
-    def web(self, settings: WebSettings) -> WebApp:
-        spending = BudgetMethods(self.front, self.stores.spending, self.meter)
-        methods = (
-            *spending.all(),
-            *AuditMethods(self.stores.audit).all(),
-            *PairMethods(self.pairing).all(),
-            *self.channels.methods(self.stores),
-            *memory_methods(
-                self.memory, self.stores, self.config.agents, self.ids, self.front.upkeep
-            ).all(),
-            *ChatMethods(self.front, to_json).all(),
-            *SessionMethods(self.front).all(),
-            *UpkeepMethods(self.front).all(),
-            *EventMethods(self.bus).all(),
-            *SettingsMethods(self.settings, choosable(self.config)).all(),
-            *RuleMethods(lambda: self.rules.current).all(),
-            *ReplayMethods(self.front, self.replays).all(),
-            *ProviderMethods(self.trial).all(),
-            *InsightMethods(
-                self.front,
-                self._about(),
-                self.health.reasons,
-                from_json,
-                gate=self.gate,
-                plugins=lambda: self.plugins.infos,
-                account=self.plugins.account,
-                budget=spending.periods,
-                backlog=self.memory.backlog,
-                channels=self.channels.statuses,
-                subagents=self.config.subagents,
-            ).all(),
-        )
-        spent = (self.stores.spending, self.meter.refusals, spending.everything)
-        metrics = Metrics(
-            self.front,
-            *spent,
-            self.health.reasons,
-            self.version,
-            self.channels.figures(self.stores.dead_letters),
-            self.gate.foreign,
-        ).routes()
-        told = metrics if self.config.observability.metrics else ()
-        read = (ConversationsApi(self.front), SessionMethods(self.front), spending)
-        apis = (*self._chats(), *read, McpApi(self.mcp))
-        routes = (*(route for api in apis for route in api.routes()), *told)
-        documents = {
-            "/config.schema.json": json_schema,
-            "/asyncapi.json": lambda: asyncapi(methods, self.version),
-        }
-        app = build(
-            settings,
-            methods=methods,
-            routes=documented(routes, self.version, documents),
-            ready=self.watch.reasons,
-            clock=self.clock,
-            identities=Identities(settings, self.clock, self.stores.audit),
-        )
-        app.open_webhooks(self.channels.door)
-        return app
-
-    def _about(self) -> About:
-        return About(
-            version=self.version,
-            started=self.clock.monotonic(),
-            store_url=self.config.store.url,
-            pid=os.getpid(),
-            origin=str(self.config.origin or "none (built-in defaults)"),
-        )
-
-    def _chats(self) -> tuple[ChatApi, OpenAiApi]:
-        started = int(self.clock.now().timestamp())
-        chat = ChatApi(self.front, to_json, from_json, self.ids)
-        return chat, OpenAiApi(self.front, self.stateless, to_json, from_json, started)
-
-    async def drain(self) -> None:
-        """Takes nothing more in, and waits for the runs that are at work."""
-        self.health.draining = True
-        self.channels.hang_up()
-        self.front.reception.close()
-        self.stateless.close()
-        self.lanes.pause()
-        log.info("draining", extra={"running": self.lanes.working})
-        with anyio.move_on_after(self.config.gateway.drain_s) as scope:
-            await self.lanes.rest()
-            await self.stateless.rest()
-        if scope.cancelled_caught:
-            log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
-        await self.channels.drain()
-        self.front.live.abandon_all()
-        self.stateless.abandon_all()
+from gateway.web.health import StoreWatch
 
 
 @asynccontextmanager
@@ -317,192 +49,218 @@ async def assembled(
     config: GatewayConfig, *, version: str, accept_loss: bool = False
 ) -> AsyncIterator[Gateway]:
     """Everything but the front doors, at work until the context is left."""
-    clock = SystemClock()
-    ids = TimeIds(clock)
+    async with opened(config, accept_loss=accept_loss) as shared:
+        made = await to_thread.run_sync(build, config)
+        async with start(made, shared, version=version) as gateway:
+            try:
+                yield gateway
+            finally:
+                shared.group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def start(made: Generation, shared: Shared, *, version: str) -> AsyncIterator[Gateway]:
+    """Opens what the generation needs for itself, and sets it to work until the context is left."""
+    config, stores, clock = made.config, shared.stores, shared.clock
     async with AsyncExitStack() as stack:
-        stores = await stack.enter_async_context(
-            open_store(
-                config.store.url, config.gateway.data_dir, clock=clock, accept_loss=accept_loss
-            )
-        )
-        await stores.care.probe()
-        prices = PriceTable(config.providers)
-        if config.providers:  # before any call: whoever needs it meanwhile would stop everybody
-            await to_thread.run_sync(prices.warm)
-        meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
-        await meter.settle_lost()
-        model = await stack.enter_async_context(models(config, clock, meter.around))
-        paths = await to_thread.run_sync(soul_paths, with_subagents(config))
-        templates = template_paths(config.agents)
-        souls = Souls(FileTexts(clock), paths, clock=clock, templates=templates)
-        await souls.load()
-        bus = Bus()
-        plans, decisions = await _judged_plans(config, clock, bus)
-        group = await stack.enter_async_context(anyio.create_task_group())
-        plugins = await stack.enter_async_context(loaded_plugins(config, stores.plugins, clock))
-        gate = ToolGate(
-            (
-                memory_tool(stores, config.agents, clock, ids),
-                ResultTool(stores.originals, stores.transcript),
-                *plugins.tools,
-            ),
-            schemas=SchemaChecks(),
-            decode=strict_json,
+        found = await _open(made, shared, stack)
+        await follow(found.plugins, found.gate, stores.audit, clock)
+        await note_start(stores.audit, config, found.plugins.infos, version, clock.now())
+        core = wired(made, shared, found)
+        book = PairingBook(stores.pairings, stores.audit, clock, shared.ids, shared.tell)
+        room = _channels(made, shared, core, book)
+        await room.load(config.channels, found.plugins.adapters, found.plugins.infos)
+        room.refuse_alike()
+        await _deliver(made, shared, room, core.front, stack)
+        gateway = Gateway(
+            made=made,
+            version=version,
+            shared=shared,
+            opened=found,
+            config=config,
             clock=clock,
-            originals=stores.originals,
+            stores=stores,
+            lanes=shared.lanes,
+            bus=shared.bus,
+            souls=found.souls,
+            gate=found.gate,
+            plugins=found.plugins,
+            front=core.front,
+            memory=core.memory,
+            replays=core.replays,
+            stateless=core.stateless,
+            channels=room,
+            pairing=book,
+            watch=StoreWatch(stores.care.probe, clock),
+            mcp=await _serve_mcp(made, shared, found, core.front, stack),
         )
-        await stack.enter_async_context(mcp_servers(config, gate, stores, bus, clock))
-        await follow(plugins, gate, stores.audit, clock)
-        await note_start(stores.audit, config, plugins.infos, version, clock.now())
-        rules = Rulebook(config, clock)
-        opened = (version, clock, bus, ids, stores, souls, plans, decisions)
-        book = pairing_book(stores, bus, clock, ids)
-        parts = Parts(*opened, model, plugins, gate, rules, meter, book)
-        rooms = _wired(config, parts, group)
-        await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
-        rooms.channels.refuse_alike()
-        sent = delivering(rooms.channels, config.channels, stores.outbox, rooms.front, bus)
-        await stack.enter_async_context(sent)
-        rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))
-        await rooms.memory.keeper.resume()
-        _work_beside(rooms, plans, partial(sweep, config, stores, clock), group)
+        await core.memory.keeper.resume()
+        _work_beside(gateway)
         try:
-            yield rooms
+            yield gateway
         finally:
-            group.cancel_scope.cancel()
+            found.group.cancel_scope.cancel()
 
 
-def _work_beside(rooms: Gateway, plans: Plans, sweeping: Beside, group: TaskGroup) -> None:
-    """What goes on for as long as the gateway runs."""
-    beside: dict[str, Beside] = {
-        "souls": rooms.souls.keep_fresh,
-        "trees": plans.keep_fresh,
-        "rules": rooms.rules.keep_fresh,
-        "store": rooms.watch.run,
-        "sweep": sweeping,
-        "index": rooms.memory.indexer.run,
+async def _open(made: Generation, shared: Shared, stack: AsyncExitStack) -> Opened:
+    """Raises McpNotInstalled, SoulUnreadable, TreeInvalid."""
+    config, stores, clock = made.config, shared.stores, shared.clock
+    meter = shared.meter(config, made.prices)
+    model = await shared.models(config, meter)
+    texts = FileTexts(clock)
+    souls = Souls(texts, made.souls, clock=clock, templates=made.templates)
+    await souls.load()
+    plans = Plans(texts, made.trees, shared.tell, decisions=made.decisions)
+    await plans.load()
+    group = await stack.enter_async_context(anyio.create_task_group())
+    plugins = await _open_plugins(config, shared, stack)
+    recall = Recall(stores.turns, stores.facts)
+    own = (
+        MemoryTool(stores.facts, recall, clock, shared.ids, made.sharing),
+        ResultTool(stores.originals, stores.transcript),
+    )
+    gate = ToolGate(
+        (*own, *plugins.tools),
+        schemas=SchemaChecks(),
+        decode=strict_json,
+        clock=clock,
+        originals=stores.originals,
+    )
+    await _open_mcp_servers(config, shared, gate, stack)
+    return Opened(group, meter, model, souls, plans, plugins, gate, Rulebook(made, clock))
+
+
+async def _open_plugins(config: GatewayConfig, shared: Shared, stack: AsyncExitStack) -> Plugins:
+    enabled = [one for one in config.plugins if one.is_enabled]
+    fetches = any(plugin.origins for plugin in enabled)
+    own = {"folder": Folder(to_json, from_json)}
+    means = Means(
+        fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
+        store=shared.stores.plugins,
+        clock=shared.clock,
+        encode=to_json,
+        decode=from_json,
+        read_adapter=read_description,
+        functions=await to_thread.run_sync(host_functions, enabled, own),
+    )
+    cache, limits = config.gateway.data_dir / "plugins", config.sandbox
+    opening = open_sandbox(cache, means, workers=limits.workers, idle_s=limits.idle_s)
+    sandbox = await stack.enter_async_context(opening)
+    needed = {channel.plugin for channel in config.channels}
+    return await stack.enter_async_context(open_plugins(sandbox, config.plugins, needed=needed))
+
+
+async def _open_mcp_servers(
+    config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
+) -> None:
+    """Raises McpNotInstalled. Nothing is connected until a turn of an agent that has it begins."""
+    if not config.mcp_servers:
+        return
+    if importlib.util.find_spec("mcp") is None:
+        raise McpNotInstalled
+    # An extra, and slow to import.
+    from gateway.mcp.connecting import Dialling  # noqa: PLC0415
+    from gateway.mcp.servers import open_servers  # noqa: PLC0415
+    from gateway.mcp.supervising import Means as ServerMeans  # noqa: PLC0415
+
+    clock, stores = shared.clock, shared.stores
+
+    async def told_changed(facts: Mapping[str, object]) -> None:
+        shared.tell("mcp.tool.changed", facts)
+        actor = f"mcp:{facts['server']}"
+        await stores.audit.append(Deed(clock.now(), "mcp.tool.changed", actor, facts))
+
+    http = await shared.sockets.http("mcp")
+    means = ServerMeans(
+        dial=Dialling(http, config.gateway.data_dir / "mcp", clock).line,
+        clock=clock,
+        schemas=SchemaChecks(),
+        store=stores.plugins,
+        renew=gate.renew,
+        tell=shared.tell,
+        told_changed=told_changed,
+        random=random.random,
+    )
+    gate.foreign = await stack.enter_async_context(open_servers(config.mcp_servers, means))
+
+
+async def _serve_mcp(
+    made: Generation, shared: Shared, found: Opened, front: Front, stack: AsyncExitStack
+) -> Door | None:
+    """What is served at /mcp, if anything is. Raises McpNotInstalled."""
+    config = made.config
+    if not config.mcp_serving.is_enabled:
+        return None
+    agent = replace(usual_agent(config), tools=config.mcp_serving.tools)
+    desk = ServedDesk(front, found.gate, agent, to_json, from_json, shared.ids)
+    serving = await to_thread.run_sync(_serving, desk, config.gateway.max_body_bytes)
+    return await stack.enter_async_context(serving)
+
+
+def _serving(desk: ServedDesk, most_bytes: int) -> AbstractAsyncContextManager[Door]:
+    """To import it takes a third of a second, which a gateway without MCP does not wait."""
+    try:
+        from gateway.mcp.serving import serving  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise McpNotInstalled from error
+    return serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)
+
+
+def _channels(made: Generation, shared: Shared, core: Core, book: PairingBook) -> ChannelRoom:
+    """No channel is open yet. Deliveries wait until somebody delivers."""
+    stores, clock, counters = shared.stores, shared.clock, shared.counters
+    commands = ChatCommands(
+        front=core.front,
+        spending=stores.spending,
+        budgets=made.config.budgets,
+        facts=stores.facts,
+        find=core.memory.recall,
+        settled=core.memory.settled,
+        shared=made.sharing,
+        book=book,
+        decode=from_json,
+    )
+    intake = Intake(
+        core.front.reception.accept,
+        stores.channel_events,
+        stores.channel_memos,
+        clock,
+        lambda: None,
+        Doorman(book),
+        commands,
+        counters.taken,
+        counters.ignored,
+    )
+    door = WebhookDoor(stores.audit, clock)
+    kept = (stores.channel_memos, clock, shared.tell, door, scrubbing, counters.delivered)
+    return ChannelRoom(intake, *kept)
+
+
+async def _deliver(
+    made: Generation, shared: Shared, room: ChannelRoom, front: Front, stack: AsyncExitStack
+) -> None:
+    channels, outbox = made.config.channels, shared.stores.outbox
+    if not channels:
+        await outbox.strand((), at=shared.clock.now())
+        return
+    accounts = frozenset((one.name, one.account) for one in channels)
+    fetch = await shared.sockets.guarded("deliveries")
+    sending = delivering(room, accounts, outbox, front, shared.bus, fetch=fetch)
+    await stack.enter_async_context(sending)
+
+
+def _work_beside(gateway: Gateway) -> None:
+    """What goes on for as long as the generation is at work."""
+    opened, clock = gateway.opened, gateway.clock
+    beside: Mapping[str, Work] = {
+        "souls": opened.souls.keep_fresh,
+        "trees": opened.plans.keep_fresh,
+        "rules": opened.rules.keep_fresh,
+        "store": gateway.watch.run,
+        "sweep": partial(sweep, gateway.config, gateway.stores, clock),
+        "index": gateway.memory.indexer.run,
     }
     for name, task in beside.items():
         may_end = name == "rules"  # there may be none to follow
-        work = partial(supervise, name, task, rooms.clock, may_end=may_end)
-        group.start_soon(work, name=name)
-
-
-async def _judged_plans(
-    config: GatewayConfig, clock: Clock, bus: Bus
-) -> tuple[Plans, DecisionTrees]:
-    """The agents' trees, and the policies that they and their agents name."""
-    policies = {agent.decision for agent in config.agents}
-    decisions = await to_thread.run_sync(decision_trees, policies)
-    tell, paths = partial(tell_of_gateway, bus, clock), tree_paths(with_subagents(config))
-    plans = Plans(FileTexts(clock), paths, tell, decisions=decisions)
-    await plans.load()
-    return plans, decisions
-
-
-def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
-    agents = {agent.id: agent for agent in config.agents}
-    episodes, runs = Episodes(parts.stores.transcript), LiveRuns(to_json)
-    lanes = Lanes(group, width=config.queue.max_running)
-    around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
-    memory = memory_of(parts.stores, around, vaults_of(config, parts.gate, parts.stores.plugins))
-    settings = SettingsBook(parts.stores.settings, to_json, from_json)
-    gate, forget = gate_of(config, parts, subagents_of(config, parts, settings))
-    means = memory.told_by(replace(_means(parts, agents, episodes, settings, config), gate=gate))
-    names, closed = tuple(agents), closed_agents(config)
-    router = Router(names, config.bindings, config.default_agent, closed=closed)
-    reception = Reception(
-        router=router,
-        inbox=parts.stores.inbox,
-        lanes=lanes,
-        runs=runs,
-        work=Work(means, runs),
-        clock=parts.clock,
-        ids=parts.ids,
-        bounds=bounds_of(config.queue),
-        manner=Manner(config.queue.mode, config.queue.debounce_ms / 1000),
-    )
-    upheld = (parts.stores.conversations, parts.stores.erasures, parts.stores.sessions, episodes)
-    front = Front(
-        agents=agents,
-        router=router,
-        reception=reception,
-        live=runs,
-        runs=parts.stores.runs,
-        transcript=parts.stores.transcript,
-        sessions=parts.stores.sessions,
-        episodes=episodes,
-        souls=parts.souls,
-        plans=parts.plans,
-        clock=parts.clock,
-        upkeep=Upkeep(*upheld, parts.clock, memory.indexer.note, memory.forget, reception.holding),
-    )
-    commands = chat_commands(config, parts.stores, front, memory, parts.pairing)
-    return Gateway(
-        config=config,
-        version=parts.version,
-        clock=parts.clock,
-        ids=parts.ids,
-        stores=parts.stores,
-        souls=parts.souls,
-        lanes=lanes,
-        front=front,
-        settings=settings,
-        gate=parts.gate,
-        plugins=parts.plugins,
-        bus=parts.bus,
-        rules=parts.rules,
-        meter=parts.meter,
-        replays=replays(config, means, parts.stores),
-        memory=memory,
-        channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
-        pairing=parts.pairing,
-        trial=ProviderTest(config, parts.model, parts.ids),
-        stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
-    )
-
-
-def bounds_of(queue: QueueSettings) -> Bounds:
-    return Bounds(
-        queue.max_pending,
-        queue.max_pending_total,
-        queue.max_pending_mb,
-        queue.max_pending_total_mb,
-        queue.max_pending_per_principal,
-    )
-
-
-def _means(
-    parts: Parts,
-    agents: Mapping[AgentId, AgentDef],
-    episodes: Episodes,
-    settings: SettingsBook,
-    config: GatewayConfig,
-) -> Means:
-    return Means(
-        agents=agents,
-        inbox=parts.stores.inbox,
-        journal=parts.stores.journal,
-        runs=parts.stores.runs,
-        episodes=episodes,
-        souls=parts.souls,
-        model=parts.model,
-        price=parts.meter.cost_usd,
-        gate=parts.gate,
-        settings=settings,
-        clock=parts.clock,
-        bus=parts.bus,
-        encode=to_json,
-        decode=from_json,
-        plans=parts.plans,
-        rules=lambda: parts.rules.current,
-        rule_states=parts.stores.rule_states,
-        notices=parts.stores.notices,
-        decisions=parts.decisions,
-        channels=frozenset(one.name for one in config.channels),
-    )
-
-
-def strict_json(text: str | bytes) -> Any:
-    """Without the numbers that are none: a guest's parser, or a provider's, refuses them."""
-    return from_json(text, allow_inf_nan=False)
+        work = partial(supervise, name, task, clock, may_end=may_end)
+        opened.group.start_soon(work, name=name)

@@ -5,10 +5,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import anyio
-from anyio import to_thread
 
-from gateway.app.agents import models
-from gateway.budgets.metering import Meter
+from gateway.app.shared import opened
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import BudgetExceeded, Payer
@@ -17,10 +15,7 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.model import ModelReply, ModelRequest
 from gateway.domain.ports import Ids, Model
-from gateway.host.clock import SystemClock
-from gateway.host.ids import TimeIds
 from gateway.providers.prices import DEFAULT_MODELS, PriceTable
-from gateway.store.opening import open_store
 from gateway.web.published.about import ProviderTested
 
 QUESTION = "Answer with the single word: ready"
@@ -77,15 +72,11 @@ class ProviderTest:
 @asynccontextmanager
 async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTest]:
     """Without a gateway: over the store, which is locked meanwhile. Raises DataDirInUse."""
-    clock = SystemClock()
-    ids, prices = TimeIds(clock), PriceTable(config.providers)
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
-    async with open_store(config.store.url, config.gateway.data_dir, clock=clock) as stores:
-        await to_thread.run_sync(prices.warm)
-        meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
-        await meter.settle_lost()
-        async with models(replace(config, providers=once), clock, meter.around) as model:
-            yield ProviderTest(config, model, ids)
+    async with opened(config) as shared:
+        meter = shared.meter(config, PriceTable(config.providers))
+        model = await shared.models(replace(config, providers=once), meter)
+        yield ProviderTest(config, model, shared.ids)
 
 
 def _agent_of(config: GatewayConfig, name: str | None, model: str | None) -> AgentDef:

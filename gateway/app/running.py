@@ -10,9 +10,9 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from gateway.app.assembly import Gateway, assembled
-from gateway.app.channels import keep_lines
-from gateway.app.doors import web_settings
+from gateway.app.assembly import assembled
+from gateway.app.gateway import Gateway
+from gateway.app.generation import web_settings
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import GatewayError
@@ -121,8 +121,8 @@ async def open_doors(
     url = f"http://{address}"
     await note_owner(data_dir, url)
     resumed = await rooms.front.reception.resume()
-    lines = partial(keep_lines, rooms.channels)
-    group.start_soon(partial(supervise, "lines", lines, rooms.clock, may_end=True), name="lines")
+    lines = partial(supervise, "lines", rooms.keep_lines, rooms.clock, may_end=True)
+    group.start_soon(lines, name="lines")
     rooms.health.starting = False
     settle()
     ready(Running(rooms.config, url, resumed, rooms.plugins.infos, rooms.channels.statuses()))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import click
 
-from gateway.app.channels import require_openable, secrets_of
+from gateway.channels.room import require_openable, secrets_of
 from gateway.config.secrets import REFERENCE
 from gateway.config.values import GatewayConfig
 from gateway.domain.adapters import Description, TransportKind, Verify, Webhook

@@ -14,9 +14,9 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from gateway.app.assembly import Gateway, assembled
-from gateway.app.channels import keep_lines
-from gateway.app.doors import web_settings
+from gateway.app.assembly import assembled
+from gateway.app.gateway import Gateway
+from gateway.app.generation import web_settings
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
@@ -126,10 +126,8 @@ async def running(
         async with anyio.create_task_group() as group:
             address: Address = await group.start(server.serve)
             await rooms.front.reception.resume()
-            lines = partial(keep_lines, rooms.channels)
-            group.start_soon(
-                partial(supervise, "lines", lines, rooms.clock, may_end=True), name="lines"
-            )
+            lines = partial(supervise, "lines", rooms.keep_lines, rooms.clock, may_end=True)
+            group.start_soon(lines, name="lines")
             rooms.health.starting = False
             yield Site(f"http://{address}", rooms)
             group.cancel_scope.cancel()

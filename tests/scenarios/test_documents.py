@@ -4,7 +4,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from gateway.app.doors import web_settings
+from gateway.app.generation import web_settings
 from gateway.config.keys import json_schema
 from gateway.web.health import ALIVE, READY
 from gateway.web.published.operations import Described

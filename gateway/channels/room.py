@@ -1,13 +1,13 @@
-"""The configured channels: adapters, connections to platforms, pairing, and the outbox at work."""
+"""The configured channels: opened with all they need, connected to their platforms, and delivering."""
 
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Collection,
     Iterable,
     Mapping,
     Sequence,
@@ -17,66 +17,36 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import anyio
-from pydantic_core import from_json
 
-from gateway.app.doors import tell_of_gateway
-from gateway.app.memory import Memory, sharing
-from gateway.channels.commands import ChatCommands
 from gateway.channels.delivery import Courier, Post
-from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
 from gateway.channels.live import LiveChannel
-from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
 from gateway.channels.streaming import Streaming
 from gateway.channels.supervision import supervise
 from gateway.channels.translating import WayIn
 from gateway.channels.verification import proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
-from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
 from gateway.domain.adapters import Description, Poll, Socket, Webhook
-from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Commands
+from gateway.domain.channels import Adapter, ChannelDef, ChannelMemos, ChannelStatus, Scrub
 from gateway.domain.dialling import Dialler
 from gateway.domain.errors import ChannelRefused, Conflict
 from gateway.domain.inbox import Accepted, Heard, Inbound
-from gateway.domain.outbox import DeadLetters, Deliver, Outbox
-from gateway.domain.plugins import PluginInfo
-from gateway.domain.ports import Clock, Fetch, Ids, Leave, Stores
+from gateway.domain.outbox import Deliver, Outbox
+from gateway.domain.plugins import PluginInfo, PluginSecret
+from gateway.domain.ports import Clock, Fetch, Leave
 from gateway.domain.supervision import supervise as keep_at_it
-from gateway.sessions.intake import Front, Reception
+from gateway.sessions.intake import Front
 from gateway.sessions.outbox import Deliveries
-from gateway.web.methods.channels import ChannelMethods
-from gateway.web.metrics import ChannelFigures
-from gateway.web.rpc import Method
-
-
-def pairing_book(stores: Stores, bus: Bus, clock: Clock, ids: Ids) -> PairingBook:
-    tell = partial(tell_of_gateway, bus, clock)
-    return PairingBook(stores.pairings, stores.audit, clock, ids, tell)
-
-
-def chat_commands(
-    config: GatewayConfig, stores: Stores, front: Front, memory: Memory, book: PairingBook
-) -> ChatCommands:
-    return ChatCommands(
-        front=front,
-        spending=stores.spending,
-        budgets=config.budgets,
-        facts=stores.facts,
-        find=memory.recall,
-        settled=memory.settled,
-        shared=sharing(config.agents),
-        book=book,
-        decode=from_json,
-    )
-
 
 log = logging.getLogger(__name__)
 
 SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 Transport = Webhook | Poll | Socket
+Accounts = frozenset[tuple[str, str]]
+Scrubbing = Callable[[Sequence[PluginSecret]], Scrub]
 _SECRET = re.compile(r"\$\{secret:([^{}]+)\}")
 
 
@@ -92,13 +62,16 @@ class OpenChannel:
 
 @dataclass(slots=True)
 class ChannelRoom:
-    """Opens channels; whatever is wrong with one keeps no other from working."""
+    """Opens channels. A channel that cannot be opened keeps no other from working. `scrubbing` takes a
+    channel's secrets out of what its platform sends. `delivered` counts deliveries."""
 
     intake: Intake
     memos: ChannelMemos
     clock: Clock
     tell: Tell
     door: WebhookDoor
+    scrubbing: Scrubbing
+    delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
     open: list[OpenChannel] = field(default_factory=list)
     deliveries: Deliveries | None = None
     lines: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -143,11 +116,6 @@ class ChannelRoom:
                 one.health.end("refused", problem)
                 log.warning("a channel is refused", extra={"channel": name, "why": problem})
 
-    def methods(self, stores: Stores) -> Sequence[Method]:
-        kept = (stores.dead_letters, stores.channel_events)
-        nudge = lambda: self.intake.nudge()  # noqa: E731  # it is put in place later
-        return ChannelMethods(self.statuses, *kept, nudge, self.clock, self.take_again).all()
-
     async def take_again(self, letter: Heard) -> None:
         """Raises Conflict, and as WayIn.take_again."""
         place = (letter.channel, letter.account)
@@ -156,10 +124,6 @@ class ChannelRoom:
         if way is None:
             raise Conflict(f"channel {letter.channel} is not open: see `exogate channel list`")
         await way.take_again(letter)
-
-    def figures(self, letters: DeadLetters) -> ChannelFigures:
-        intake, delivered = self.intake, self.deliveries.counts if self.deliveries else {}
-        return ChannelFigures(self.statuses, letters, intake.counts, intake.ignored, delivered)
 
     async def drain(self) -> None:
         """What is on its way to a platform gets there; nothing else is begun."""
@@ -175,30 +139,16 @@ class ChannelRoom:
         return tuple(one.status for one in self._health)
 
     async def _open(self, channel: ChannelDef, adapter: Adapter, health: Health) -> None:
-        from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # the HTTP client is slow to import
-
         transport = transport_of(channel, adapter.description)
         health.transport = transport.type
         _check_needs(channel, adapter.description)
-        scrub = Scrubber(channel.secrets).body
         memos = await self.memos.read(channel.name, channel.account)
         state = next((memo.text for memo in memos if memo.slot == "adapter"), "")
-        way_in = WayIn(channel, adapter, self.intake, scrub, state)
+        way_in = WayIn(channel, adapter, self.intake, self.scrubbing(channel.secrets), state)
         if isinstance(transport, Webhook):
             self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
         leave = Leave(adapter.plugin.origins, channel.secrets)
         self.open.append(OpenChannel(way_in, transport, health, leave))
-
-
-def channel_room(
-    stores: Stores, reception: Reception, bus: Bus, book: PairingBook, commands: Commands
-) -> ChannelRoom:
-    """Empty; what is to be delivered waits for somebody who delivers."""
-    memos, clock = stores.channel_memos, reception.clock
-    kept = (stores.channel_events, memos, clock, lambda: None)
-    intake = Intake(reception.accept, *kept, Doorman(book), commands)
-    door = WebhookDoor(stores.audit, clock)
-    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, bus, clock), door)
 
 
 def _adapter(
@@ -255,30 +205,32 @@ def _check_needs(channel: ChannelDef, description: Description) -> None:
 
 @asynccontextmanager
 async def delivering(
-    room: ChannelRoom, known: Collection[ChannelDef], outbox: Outbox, front: Front, bus: Bus
+    room: ChannelRoom, accounts: Accounts, outbox: Outbox, front: Front, bus: Bus, *, fetch: Fetch
 ) -> AsyncIterator[None]:
-    """`known` are all that are configured: what waits for one that is refused goes on waiting."""
-    if not known:
-        await outbox.strand((), at=front.clock.now())
-        yield
-        return
-    from gateway.outbound.guard import open_guarded  # noqa: PLC0415  # the HTTP client is slow to import
-
-    clock = front.clock
-    async with open_guarded() as fetch, anyio.create_task_group() as group:
+    """Delivers answers to the open channels. `accounts` are those of all that are configured: answers
+    wait for a channel that is refused."""
+    async with anyio.create_task_group() as group:
         couriers: dict[str, Deliver] = {}
         streams: dict[str, Streaming] = {}
         for one in room.open:
             way, name = one.way_in, one.way_in.channel.name
-            post = Post(way.channel, way.adapter, fetch, clock)
+            post = Post(way.channel, way.adapter, fetch, front.clock)
             streams[name] = Streaming(post, front.live.find, group)
             couriers[name] = Courier(post, one.health, streams[name].draft_of)
-        accounts = frozenset((one.name, one.account) for one in known)
-        deliveries = Deliveries(outbox, couriers, accounts, clock, bus.publish, random.random)
+        deliveries = Deliveries(
+            outbox,
+            couriers,
+            accounts,
+            front.clock,
+            bus.publish,
+            random.random,
+            room.delivered,
+        )
         room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
         room.intake.accept = partial(_accept, room.intake.accept, streams)
         stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))
-        group.start_soon(partial(keep_at_it, "deliveries", deliveries.run, clock, may_end=True))
+        work = partial(keep_at_it, "deliveries", deliveries.run, front.clock, may_end=True)
+        group.start_soon(work)
         try:
             yield
         finally:
@@ -291,7 +243,7 @@ async def _accept(
     streams: Mapping[str, Streaming],
     inbound: Inbound,
 ) -> Accepted:
-    """Whoever waits for an answer is shown that it is coming."""
+    """Accepts a message, and shows its sender that an answer is coming."""
     accepted = await accept(inbound)
     stream = streams.get(inbound.address.channel)
     if stream is not None and inbound.whence is not None and not accepted.duplicate:
@@ -299,36 +251,22 @@ async def _accept(
     return accepted
 
 
-async def keep_lines(room: ChannelRoom) -> None:
-    """Until the room hangs up."""
-    if not room.open:
-        return
-    # The HTTP client is slow to import.
-    from gateway.outbound.dialling import open_dialler  # noqa: PLC0415
-    from gateway.outbound.guard import open_guarded  # noqa: PLC0415
-
+async def keep_lines(room: ChannelRoom, fetch: Fetch, dialler: Dialler) -> None:
+    """Keeps the connections of the open channels until the room hangs up."""
     with room.lines:
-        async with (
-            open_guarded() as fetch,
-            open_dialler() as dialler,
-            anyio.create_task_group() as group,
-        ):
+        async with anyio.create_task_group() as group:
             for one in room.open:
-                work = partial(supervise, _live(room, one, fetch, dialler), one.transport)
-                name = f"channel:{one.way_in.channel.name}"
-                group.start_soon(
-                    partial(keep_at_it, name, work, room.clock, may_end=True), name=name
+                live = LiveChannel(
+                    way_in=one.way_in,
+                    leave=one.leave,
+                    fetch=fetch,
+                    dialler=dialler,
+                    memos=room.memos,
+                    health=one.health,
+                    clock=room.clock,
+                    jitter=random.random,
                 )
-
-
-def _live(room: ChannelRoom, opened: OpenChannel, fetch: Fetch, dialler: Dialler) -> LiveChannel:
-    return LiveChannel(
-        way_in=opened.way_in,
-        leave=opened.leave,
-        fetch=fetch,
-        dialler=dialler,
-        memos=room.memos,
-        health=opened.health,
-        clock=room.clock,
-        jitter=random.random,
-    )
+                name = f"channel:{one.way_in.channel.name}"
+                work = partial(supervise, live, one.transport)
+                kept = partial(keep_at_it, name, work, room.clock, may_end=True)
+                group.start_soon(kept, name=name)
