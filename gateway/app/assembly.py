@@ -1,9 +1,8 @@
 """The composition: a configuration is built into a generation, and started over what is shared."""
 
-import importlib.util
 import random
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -19,15 +18,12 @@ from gateway.app.generation import Generation, build, usual_agent
 from gateway.app.shared import Shared, opened, scrubbing
 from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
-from gateway.channels.doorkeeping import Doorman
-from gateway.channels.intake import Intake
 from gateway.channels.pairing import PairingBook
-from gateway.channels.room import ChannelRoom, delivering
-from gateway.channels.webhooks import WebhookDoor
+from gateway.channels.room import ChannelRoom, channel_room, delivering
 from gateway.config.authority import note_start
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
-from gateway.domain.mcp import Door, McpNotInstalled
+from gateway.domain.mcp import Door
 from gateway.domain.supervision import Work, supervise
 from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
@@ -72,28 +68,9 @@ async def start(made: Generation, shared: Shared, *, version: str) -> AsyncItera
         await room.load(config.channels, found.plugins.adapters, found.plugins.infos)
         room.refuse_alike()
         await _deliver(made, shared, room, core.front, stack)
-        gateway = Gateway(
-            made=made,
-            version=version,
-            shared=shared,
-            opened=found,
-            config=config,
-            clock=clock,
-            stores=stores,
-            lanes=shared.lanes,
-            bus=shared.bus,
-            souls=found.souls,
-            gate=found.gate,
-            plugins=found.plugins,
-            front=core.front,
-            memory=core.memory,
-            replays=core.replays,
-            stateless=core.stateless,
-            channels=room,
-            pairing=book,
-            watch=StoreWatch(stores.care.probe, clock),
-            mcp=await _serve_mcp(made, shared, found, core.front, stack),
-        )
+        mcp = await _serve_mcp(config, shared, found.gate, core.front, stack)
+        watch = StoreWatch(stores.care.probe, clock)
+        gateway = Gateway(made, version, shared, found, core, room, book, watch, mcp)
         await core.memory.keeper.resume()
         _work_beside(gateway)
         try:
@@ -153,29 +130,25 @@ async def _open_plugins(config: GatewayConfig, shared: Shared, stack: AsyncExitS
 async def _open_mcp_servers(
     config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
 ) -> None:
-    """Raises McpNotInstalled. Nothing is connected until a turn of an agent that has it begins."""
+    """Nothing is connected until a turn of an agent that has it begins."""
     if not config.mcp_servers:
         return
-    if importlib.util.find_spec("mcp") is None:
-        raise McpNotInstalled
     # An extra, and slow to import.
     from gateway.mcp.connecting import Dialling  # noqa: PLC0415
     from gateway.mcp.servers import open_servers  # noqa: PLC0415
     from gateway.mcp.supervising import Means as ServerMeans  # noqa: PLC0415
 
-    clock, stores = shared.clock, shared.stores
-
     async def told_changed(facts: Mapping[str, object]) -> None:
         shared.tell("mcp.tool.changed", facts)
-        actor = f"mcp:{facts['server']}"
-        await stores.audit.append(Deed(clock.now(), "mcp.tool.changed", actor, facts))
+        deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
+        await shared.stores.audit.append(deed)
 
     http = await shared.sockets.http("mcp")
     means = ServerMeans(
-        dial=Dialling(http, config.gateway.data_dir / "mcp", clock).line,
-        clock=clock,
+        dial=Dialling(http, config.gateway.data_dir / "mcp", shared.clock).line,
+        clock=shared.clock,
         schemas=SchemaChecks(),
-        store=stores.plugins,
+        store=shared.stores.plugins,
         renew=gate.renew,
         tell=shared.tell,
         told_changed=told_changed,
@@ -185,30 +158,22 @@ async def _open_mcp_servers(
 
 
 async def _serve_mcp(
-    made: Generation, shared: Shared, found: Opened, front: Front, stack: AsyncExitStack
+    config: GatewayConfig, shared: Shared, gate: ToolGate, front: Front, stack: AsyncExitStack
 ) -> Door | None:
-    """What is served at /mcp, if anything is. Raises McpNotInstalled."""
-    config = made.config
+    """What is served at /mcp, if anything is."""
     if not config.mcp_serving.is_enabled:
         return None
+    from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
+
     agent = replace(usual_agent(config), tools=config.mcp_serving.tools)
-    desk = ServedDesk(front, found.gate, agent, to_json, from_json, shared.ids)
-    serving = await to_thread.run_sync(_serving, desk, config.gateway.max_body_bytes)
-    return await stack.enter_async_context(serving)
-
-
-def _serving(desk: ServedDesk, most_bytes: int) -> AbstractAsyncContextManager[Door]:
-    """To import it takes a third of a second, which a gateway without MCP does not wait."""
-    try:
-        from gateway.mcp.serving import serving  # noqa: PLC0415
-    except ModuleNotFoundError as error:
-        raise McpNotInstalled from error
-    return serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)
+    desk = ServedDesk(front, gate, agent, to_json, from_json, shared.ids)
+    most_bytes = config.gateway.max_body_bytes
+    door = serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)
+    return await stack.enter_async_context(door)
 
 
 def _channels(made: Generation, shared: Shared, core: Core, book: PairingBook) -> ChannelRoom:
-    """No channel is open yet. Deliveries wait until somebody delivers."""
-    stores, clock, counters = shared.stores, shared.clock, shared.counters
+    stores = shared.stores
     commands = ChatCommands(
         front=core.front,
         spending=stores.spending,
@@ -220,20 +185,9 @@ def _channels(made: Generation, shared: Shared, core: Core, book: PairingBook) -
         book=book,
         decode=from_json,
     )
-    intake = Intake(
-        core.front.reception.accept,
-        stores.channel_events,
-        stores.channel_memos,
-        clock,
-        lambda: None,
-        Doorman(book),
-        commands,
-        counters.taken,
-        counters.ignored,
+    return channel_room(
+        stores, commands, tell=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
     )
-    door = WebhookDoor(stores.audit, clock)
-    kept = (stores.channel_memos, clock, shared.tell, door, scrubbing, counters.delivered)
-    return ChannelRoom(intake, *kept)
 
 
 async def _deliver(
@@ -251,14 +205,15 @@ async def _deliver(
 
 def _work_beside(gateway: Gateway) -> None:
     """What goes on for as long as the generation is at work."""
-    opened, clock = gateway.opened, gateway.clock
+    opened, shared = gateway.opened, gateway.shared
+    clock = shared.clock
     beside: Mapping[str, Work] = {
         "souls": opened.souls.keep_fresh,
         "trees": opened.plans.keep_fresh,
         "rules": opened.rules.keep_fresh,
         "store": gateway.watch.run,
-        "sweep": partial(sweep, gateway.config, gateway.stores, clock),
-        "index": gateway.memory.indexer.run,
+        "sweep": partial(sweep, gateway.made.config, shared.stores, clock),
+        "index": gateway.core.memory.indexer.run,
     }
     for name, task in beside.items():
         may_end = name == "rules"  # there may be none to follow

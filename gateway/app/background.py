@@ -2,20 +2,21 @@
 
 import logging
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 from anyio import to_thread
 
 from gateway.app.generation import Generation, rule_set
 from gateway.config.rules import RuleReader
-from gateway.config.values import GatewayConfig, RuleFolder
+from gateway.config.values import GatewayConfig
 from gateway.control.rules import RuleSet, problems_of
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ports import Clock, Stores
+from gateway.host.texts import watch_folder
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 1.0
 EVERY_S = 3600.0
 AT_ONCE = 500
 PAUSE_S = 0.1
@@ -35,36 +36,19 @@ class Rulebook:
 
     async def keep_fresh(self) -> None:
         """Reads the folder now, and whenever a file there changes; without a folder it ends."""
-        folder = self._config.rule_folder
-        before: object = None
-        while folder:
-            now = await to_thread.run_sync(_stamps, folder.path)
-            if now != before:
-                self._take(await to_thread.run_sync(self._read, folder.path))
-            before = now
-            await self._clock.sleep(LOOK_EVERY_S)
+        if self._config.rule_folder is not None:
+            folder = self._config.rule_folder.path
+            await watch_folder(folder, "*.toml", self._clock, partial(self._read, folder))
 
-    def _read(self, path: Path) -> RuleFolder:
-        return RuleReader(problems_of).folder(path, self._taken)
-
-    def _take(self, folder: RuleFolder) -> None:
+    async def _read(self, path: Path) -> None:
+        reader = RuleReader(problems_of)
+        folder = await to_thread.run_sync(reader.folder, path, self._taken)
         fresh = rule_set(self._config, folder)
         fresh.follow(self.current)
         self.current = fresh
         for one in folder.refused:
             log.warning("a file of rules is refused", extra={"file": one.file, "why": one.why})
         log.info("rules are read", extra={"folder": str(folder.path), "rules": len(folder.rules)})
-
-
-def _stamps(folder: Path) -> dict[Path, tuple[int, int, int]]:
-    found = {}
-    for path in folder.glob("*.toml"):
-        try:
-            stat = path.stat()
-        except OSError:
-            continue  # it went away just now
-        found[path] = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
-    return found
 
 
 async def sweep(config: GatewayConfig, stores: Stores, clock: Clock) -> None:

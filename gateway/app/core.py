@@ -1,6 +1,5 @@
 """The core of one generation, over what all generations share: memory, work, and the front."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,11 +13,10 @@ from gateway.app.background import Rulebook
 from gateway.app.generation import Generation
 from gateway.app.shared import Shared
 from gateway.budgets.metering import Meter
-from gateway.domain.ids import AgentId, Secret, SessionKey
+from gateway.domain.ids import Secret
 from gateway.domain.ports import Model
-from gateway.memory.extraction import Keeper, Keeping
-from gateway.memory.indexer import Indexer
-from gateway.memory.recall import Recall, Remembrance, Vault, vault_of
+from gateway.memory.extraction import Keeping
+from gateway.memory.room import Memory, memory_of, vaults_of
 from gateway.memory.souls import Souls
 from gateway.providers.client import Models, ProviderClient
 from gateway.sandbox.plugins import Plugins
@@ -29,7 +27,6 @@ from gateway.sessions.replay import Replays
 from gateway.sessions.stateless import Stateless
 from gateway.sessions.worker import Means, Recollected, Work
 from gateway.tools.gate import ToolGate
-from gateway.web.published.about import MemoryBacklog
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +41,6 @@ class Opened:
     plugins: Plugins
     gate: ToolGate
     rules: Rulebook
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Extracts facts, indexes what was said, and finds both."""
-
-    keeper: Keeper
-    indexer: Indexer
-    recall: Recall
-
-    async def settled(self, key: SessionKey) -> None:
-        """Returns once everything that was said there is kept and can be found."""
-        await self.keeper.settled(key)
-        await self.indexer.catch_up(key)
-
-    def forget(self, key: SessionKey) -> None:
-        """The conversation is erased."""
-        self.keeper.last.pop(key, None)
-
-    def backlog(self) -> MemoryBacklog:
-        """How many sessions wait for each."""
-        return {"backlog": self.keeper.backlog, "unindexed": self.indexer.backlog}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +114,7 @@ def _memory(made: Generation, shared: Shared, opened: Opened) -> Memory:
         encode=to_json,
         decode=from_json,
     )
-    recall = Recall(stores.turns, stores.facts)
-    indexer = Indexer(stores.turn_index, shared.clock)
-    return Memory(Keeper(keeping, opened.group), indexer, recall)
+    return memory_of(stores, keeping, opened.group)
 
 
 def _gate(made: Generation, shared: Shared, opened: Opened) -> Gate:
@@ -179,9 +152,8 @@ def _means(made: Generation, shared: Shared, opened: Opened, memory: Memory, gat
         shared.ids,
         on_compacted=memory.keeper.on_compacted,
     )
-    recollection = Recollected(
-        Remembrance(memory.recall, stores.facts), _vaults(made, shared, opened)
-    )
+    config = made.config
+    vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.plugins)
     return Means(
         agents=made.agents,
         inbox=stores.inbox,
@@ -202,20 +174,12 @@ def _means(made: Generation, shared: Shared, opened: Opened, memory: Memory, gat
         rule_states=stores.rule_states,
         notices=stores.notices,
         decisions=made.decisions,
-        channels=frozenset(one.name for one in made.config.channels),
+        channels=frozenset(one.name for one in config.channels),
         keeper=memory.keeper,
         said=memory.indexer.note,
-        recollection=recollection,
+        recollection=Recollected(memory.remembrance, vaults),
         compact=compaction.consider,
     )
-
-
-def _vaults(made: Generation, shared: Shared, opened: Opened) -> Mapping[AgentId, Vault]:
-    """Those of the agents that can read what the bundled notes plugin keeps."""
-    plugins, store = {one.name: one for one in made.config.plugins}, shared.stores.plugins
-    agents = made.config.agents
-    found = {one.id: vault_of(opened.gate.offered(one), plugins, store) for one in agents}
-    return {agent: vault for agent, vault in found.items() if vault is not None}
 
 
 def _replays(made: Generation, shared: Shared, means: Means) -> Replays:

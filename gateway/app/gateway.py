@@ -8,24 +8,13 @@ from dataclasses import dataclass
 import anyio
 from pydantic_core import from_json, to_json
 
-from gateway.app.core import Memory, Opened
+from gateway.app.core import Core, Opened
 from gateway.app.generation import Generation
-from gateway.app.provider_test import ProviderTest
-from gateway.app.shared import Shared
+from gateway.app.shared import Shared, provider_trial
 from gateway.channels.pairing import PairingBook
 from gateway.channels.room import ChannelRoom, keep_lines
 from gateway.config.keys import json_schema
-from gateway.config.values import GatewayConfig
-from gateway.control.notices import Bus
 from gateway.domain.mcp import Door
-from gateway.domain.ports import Clock, Stores
-from gateway.memory.souls import Souls
-from gateway.sandbox.plugins import Plugins
-from gateway.sessions.intake import Front
-from gateway.sessions.lanes import Lanes
-from gateway.sessions.replay import Replays
-from gateway.sessions.stateless import Stateless
-from gateway.tools.gate import ToolGate
 from gateway.web.asgi import WebApp, build
 from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
@@ -64,18 +53,7 @@ class Gateway:
     version: str
     shared: Shared
     opened: Opened
-    config: GatewayConfig
-    clock: Clock
-    stores: Stores
-    lanes: Lanes
-    bus: Bus
-    souls: Souls
-    gate: ToolGate
-    plugins: Plugins
-    front: Front
-    memory: Memory
-    replays: Replays
-    stateless: Stateless
+    core: Core
     channels: ChannelRoom
     pairing: PairingBook
     watch: StoreWatch
@@ -87,7 +65,8 @@ class Gateway:
 
     def web(self, settings: WebSettings) -> WebApp:
         """The front door, with all methods and routes."""
-        meter, stores, front = self.opened.meter, self.stores, self.front
+        meter, gate, clock = self.opened.meter, self.opened.gate, self.shared.clock
+        stores, front = self.shared.stores, self.core.front
         spending = BudgetMethods(front, stores.spending, meter)
         methods = self._methods(spending)
         metrics = Metrics(
@@ -97,18 +76,18 @@ class Gateway:
             spending.everything,
             self.health.reasons,
             self.version,
-            self._channel_figures(),
-            self.gate.foreign,
+            ChannelFigures(self.channels.statuses, stores.dead_letters, *self.shared.traffic),
+            gate.foreign,
         )
-        started = int(self.clock.now().timestamp())
+        started = int(clock.now().timestamp())
         apis = (
             ChatApi(front, to_json, from_json, self.shared.ids),
-            OpenAiApi(front, self.stateless, to_json, from_json, started),
+            OpenAiApi(front, self.core.stateless, to_json, from_json, started),
             ConversationsApi(front),
             SessionMethods(front),
             spending,
             McpApi(self.mcp),
-            *((metrics,) if self.config.observability.metrics else ()),
+            *((metrics,) if self.made.config.observability.metrics else ()),
         )
         documents = {
             "/config.schema.json": json_schema,
@@ -120,65 +99,65 @@ class Gateway:
             methods=methods,
             routes=documented(routes, self.version, documents),
             ready=self.watch.reasons,
-            clock=self.clock,
-            identities=Identities(settings, self.clock, stores.audit),
+            clock=clock,
+            identities=Identities(settings, clock, stores.audit),
         )
         app.open_webhooks(self.channels.door)
         return app
 
     def _methods(self, spending: BudgetMethods) -> Sequence[Method]:
-        stores, front, made, memory = self.stores, self.front, self.made, self.memory
+        shared, core, config = self.shared, self.core, self.made.config
+        stores, clock, plugins = shared.stores, shared.clock, self.opened.plugins
+        front, memory = core.front, core.memory
         about = About(
             version=self.version,
-            started=self.clock.monotonic(),
-            store_url=self.config.store.url,
+            started=clock.monotonic(),
+            store_url=config.store.url,
             pid=os.getpid(),
-            origin=str(self.config.origin or "none (built-in defaults)"),
+            origin=str(config.origin or "none (built-in defaults)"),
         )
         insight = InsightMethods(
             front,
             about,
             self.health.reasons,
             from_json,
-            gate=self.gate,
-            plugins=lambda: self.plugins.infos,
-            account=self.plugins.account,
+            gate=self.opened.gate,
+            plugins=lambda: plugins.infos,
+            account=plugins.account,
             budget=spending.periods,
-            backlog=memory.backlog,
+            backlog=lambda: {
+                "backlog": memory.keeper.backlog,
+                "unindexed": memory.indexer.backlog,
+            },
             channels=self.channels.statuses,
-            subagents=self.config.subagents,
+            subagents=config.subagents,
         )
         channels = ChannelMethods(
             self.channels.statuses,
             stores.dead_letters,
             stores.channel_events,
             lambda: self.channels.intake.nudge(),
-            self.clock,
+            clock,
             self.channels.take_again,
         )
-        remembering = (stores.facts, memory.recall, self.clock, self.shared.ids, memory.settled)
+        remembering = (stores.facts, memory.recall, clock, shared.ids, memory.settled)
         families = (
             spending,
             AuditMethods(stores.audit),
             PairMethods(self.pairing),
             channels,
-            MemoryMethods(*remembering, made.sharing, front.upkeep),
+            MemoryMethods(*remembering, self.made.sharing, front.upkeep),
             ChatMethods(front, to_json),
             SessionMethods(front),
             UpkeepMethods(front),
-            EventMethods(self.bus),
-            SettingsMethods(self.shared.settings, made.choosable),
+            EventMethods(shared.bus),
+            SettingsMethods(shared.settings, self.made.choosable),
             RuleMethods(self.opened.rules.now),
-            ReplayMethods(front, self.replays),
-            ProviderMethods(ProviderTest(self.config, self.opened.model, self.shared.ids)),
+            ReplayMethods(front, core.replays),
+            ProviderMethods(provider_trial(config, self.opened.model, shared.ids)),
             insight,
         )
         return [method for family in families for method in family.all()]
-
-    def _channel_figures(self) -> ChannelFigures:
-        counted, letters = self.shared.counters, self.stores.dead_letters
-        counts = (counted.taken, counted.ignored, counted.delivered)
-        return ChannelFigures(self.channels.statuses, letters, *counts)
 
     async def keep_lines(self) -> None:
         """Keeps the connections to platforms, until they are hung up."""
@@ -189,17 +168,18 @@ class Gateway:
 
     async def drain(self) -> None:
         """Takes nothing more in, and waits for the runs that are at work."""
+        core, lanes = self.core, self.shared.lanes
         self.health.draining = True
         self.channels.hang_up()
-        self.front.reception.close()
-        self.stateless.close()
-        self.lanes.pause()
-        log.info("draining", extra={"running": self.lanes.working})
-        with anyio.move_on_after(self.config.gateway.drain_s) as scope:
-            await self.lanes.rest()
-            await self.stateless.rest()
+        core.front.reception.close()
+        core.stateless.close()
+        lanes.pause()
+        log.info("draining", extra={"running": lanes.working})
+        with anyio.move_on_after(self.made.config.gateway.drain_s) as scope:
+            await lanes.rest()
+            await core.stateless.rest()
         if scope.cancelled_caught:
-            log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
+            log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
-        self.front.live.abandon_all()
-        self.stateless.abandon_all()
+        self.shared.live.abandon_all()
+        core.stateless.abandon_all()

@@ -1,12 +1,14 @@
 """What a configuration makes of the gateway: one immutable value, built without opening anything."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from typing import cast
 
 from gateway.agent.leaves import SHIPPED
+from gateway.config.authority import closed_agents, reach
 from gateway.config.values import GatewayConfig, RuleFolder
 from gateway.control.policy import (
     DECISION_TREES,
@@ -19,6 +21,7 @@ from gateway.control.rules import RuleSet, load_rules
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import AgentId
+from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.sessions import Choosable
 from gateway.host.shipped import shipped_folder
 from gateway.providers.prices import PriceTable
@@ -27,8 +30,6 @@ from gateway.routing import Router
 from gateway.sessions.intake import Bounds
 from gateway.sessions.lanes import Manner
 from gateway.web.settings import TokenDef, WebSettings
-
-NO_AGENT = "agent:"  # a scope that limits to an agent that nobody can define
 
 
 class DecisionTreeBroken(GatewayError):
@@ -59,7 +60,10 @@ class Generation:
 
 
 def build(config: GatewayConfig) -> Generation:
-    """Imports the packages of decision trees that agents name. Raises DecisionTreeBroken, RulesInvalid."""
+    """Imports the packages of decision trees that agents name. Raises DecisionTreeBroken,
+    McpNotInstalled, RulesInvalid."""
+    if (config.mcp_servers or config.mcp_serving.is_enabled) and find_spec("mcp") is None:
+        raise McpNotInstalled
     agents = {agent.id: agent for agent in config.agents}
     queue, everyone = config.queue, with_subagents(config)
     closed = closed_agents(config)
@@ -155,24 +159,6 @@ def choosable(config: GatewayConfig) -> Choosable:
         return why_no_thinking(agent.provider, wire, agent.model, agent.max_tokens)
 
     return Choosable(usual_agent(config), config.agents, config.subagents, no_thinking)
-
-
-def closed_agents(config: GatewayConfig) -> Mapping[AgentId, frozenset[str]]:
-    """Agents of projects, and the users whom they answer."""
-    users = {project.id: frozenset(project.users) for project in config.projects}
-    return {agent.id: users[agent.project] for agent in config.agents if agent.project in users}
-
-
-def reach(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
-    """The scopes of a token, narrowed to agents of its own projects: others do not exist for it.
-    A token that reads everything, or speaks for others, sees them nevertheless."""
-    given, closed = frozenset(scopes), closed_agents(config)
-    if given & {"admin", "read", "impersonate"} or all(name in users for users in closed.values()):
-        return given
-    mine = {agent.id for agent in config.agents if name in closed.get(agent.id, {name})}
-    asked = {scope for scope in given if scope.startswith("agent:")}
-    reached = {f"agent:{agent}" for agent in mine}
-    return given - asked | ((asked & reached if asked else reached) or {NO_AGENT})
 
 
 def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:

@@ -112,18 +112,22 @@ async def open_doors(
     rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
 ) -> WebServer:
     """Comes back once it can answer. Raises AddressInUse, CannotListen, StoreUnavailable."""
-    data_dir = rooms.config.gateway.data_dir
+    data_dir = rooms.made.config.gateway.data_dir
     with file_faults(str(data_dir / KEY)):
         key = await to_thread.run_sync(make_key, data_dir)
-    settings = web_settings(rooms.config, key)
+    settings = web_settings(rooms.made.config, key)
     server = WebServer(rooms.web(settings), settings)
     address: Address = await group.start(server.serve)
     url = f"http://{address}"
     await note_owner(data_dir, url)
-    resumed = await rooms.front.reception.resume()
-    lines = partial(supervise, "lines", rooms.keep_lines, rooms.clock, may_end=True)
+    resumed = await rooms.core.front.reception.resume()
+    lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
     group.start_soon(lines, name="lines")
     rooms.health.starting = False
     settle()
-    ready(Running(rooms.config, url, resumed, rooms.plugins.infos, rooms.channels.statuses()))
+    ready(
+        Running(
+            rooms.made.config, url, resumed, rooms.opened.plugins.infos, rooms.channels.statuses()
+        )
+    )
     return server

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import anyio
@@ -15,6 +15,7 @@ from pydantic_core import from_json, to_json
 from gateway.budgets.estimates import Estimates
 from gateway.budgets.metering import Meter
 from gateway.budgets.queue import BudgetQueue
+from gateway.channels.room import Traffic
 from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
 from gateway.domain.channels import Scrub
@@ -27,14 +28,14 @@ from gateway.host.ids import TimeIds
 from gateway.memory.episodes import Episodes
 from gateway.providers.client import Models, ProviderClient
 from gateway.providers.demo import DemoModel
-from gateway.providers.prices import PriceTable
+from gateway.providers.prices import DEFAULT_MODELS, PriceTable
 from gateway.sessions.lanes import Lanes
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
 from gateway.store.opening import open_store
+from gateway.web.methods.providers import ProviderTest
 
 Opened = TypeVar("Opened")
-Counts = Counter[tuple[str, str]]
 
 
 class Sockets:
@@ -77,20 +78,9 @@ def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """What is counted since the start. `taken`, `ignored`, `delivered` are by channel."""
-
-    estimates: Estimates = field(default_factory=Estimates)
-    queue: BudgetQueue = field(default_factory=BudgetQueue)
-    refusals: Counter[str] = field(default_factory=Counter)
-    taken: Counts = field(default_factory=Counter)
-    ignored: Counts = field(default_factory=Counter)
-    delivered: Counts = field(default_factory=Counter)
-
-
-@dataclass(frozen=True, slots=True)
 class Shared:
-    """The lanes live in the group. `settings` and `episodes` are caches over the store."""
+    """The lanes live in the group. `settings` and `episodes` are caches over the store. What is counted since
+    the start: `estimates`, `queue` and `refusals` of budgets, `traffic` of channels."""
 
     clock: Clock
     ids: Ids
@@ -100,7 +90,10 @@ class Shared:
     lanes: Lanes
     bus: Bus
     live: LiveRuns
-    counters: Counters
+    estimates: Estimates
+    queue: BudgetQueue
+    refusals: Counter[str]
+    traffic: Traffic
     episodes: Episodes
     settings: SettingsBook
 
@@ -112,7 +105,7 @@ class Shared:
 
     def meter(self, config: GatewayConfig, prices: PriceTable) -> Meter:
         """The budgets of a configuration over the one ledger."""
-        counted = (self.counters.estimates, self.counters.queue, self.counters.refusals)
+        counted = (self.estimates, self.queue, self.refusals)
         kept = (self.clock, self.ids, self.stores.audit)
         return Meter(self.stores.ledger, config.budgets, prices, *kept, *counted)
 
@@ -147,7 +140,10 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             lanes=Lanes(group, width=config.queue.max_running),
             bus=Bus(),
             live=LiveRuns(to_json),
-            counters=Counters(),
+            estimates=Estimates(),
+            queue=BudgetQueue(),
+            refusals=Counter(),
+            traffic=Traffic(Counter(), Counter(), Counter()),
             episodes=Episodes(stores.transcript),
             settings=SettingsBook(stores.settings, to_json, from_json),
         )
@@ -159,3 +155,18 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             yield shared
         finally:
             group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTest]:
+    """Without a gateway: over the store, which is locked meanwhile. Raises DataDirInUse."""
+    once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
+    async with opened(config) as shared:
+        meter = shared.meter(config, PriceTable(config.providers))
+        model = await shared.models(replace(config, providers=once), meter)
+        yield provider_trial(config, model, shared.ids)
+
+
+def provider_trial(config: GatewayConfig, model: Model, ids: Ids) -> ProviderTest:
+    defaults = {name: DEFAULT_MODELS.get(name) for name in config.providers}
+    return ProviderTest(model, ids, config.agents, defaults)

@@ -15,10 +15,13 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 import anyio
 
+from gateway.channels.commands import ChatCommands
 from gateway.channels.delivery import Courier, Post
+from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
 from gateway.channels.live import LiveChannel
 from gateway.channels.progress import Health, Tell
@@ -35,7 +38,7 @@ from gateway.domain.errors import ChannelRefused, Conflict
 from gateway.domain.inbox import Accepted, Heard, Inbound
 from gateway.domain.outbox import Deliver, Outbox
 from gateway.domain.plugins import PluginInfo, PluginSecret
-from gateway.domain.ports import Clock, Fetch, Leave
+from gateway.domain.ports import Clock, Fetch, Leave, Stores
 from gateway.domain.supervision import supervise as keep_at_it
 from gateway.sessions.intake import Front
 from gateway.sessions.outbox import Deliveries
@@ -45,9 +48,18 @@ log = logging.getLogger(__name__)
 SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 Transport = Webhook | Poll | Socket
+Counts = Counter[tuple[str, str]]  # by channel and another word
 Accounts = frozenset[tuple[str, str]]
 Scrubbing = Callable[[Sequence[PluginSecret]], Scrub]
 _SECRET = re.compile(r"\$\{secret:([^{}]+)\}")
+
+
+class Traffic(NamedTuple):
+    """Counts since the start: what became of messages, why some are ignored, what became of answers."""
+
+    taken: Counts
+    ignored: Counts
+    delivered: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +83,7 @@ class ChannelRoom:
     tell: Tell
     door: WebhookDoor
     scrubbing: Scrubbing
-    delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
+    delivered: Counts = field(default_factory=Counter)
     open: list[OpenChannel] = field(default_factory=list)
     deliveries: Deliveries | None = None
     lines: anyio.CancelScope = field(default_factory=anyio.CancelScope)
@@ -149,6 +161,32 @@ class ChannelRoom:
             self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
         leave = Leave(adapter.plugin.origins, channel.secrets)
         self.open.append(OpenChannel(way_in, transport, health, leave))
+
+
+def channel_room(
+    stores: Stores,
+    commands: ChatCommands,
+    *,
+    tell: Tell,
+    scrubbing: Scrubbing,
+    traffic: Traffic,
+) -> ChannelRoom:
+    """No channel is open yet. Deliveries wait until somebody delivers."""
+    front, memos = commands.front, stores.channel_memos
+    clock = front.clock
+    intake = Intake(
+        front.reception.accept,
+        stores.channel_events,
+        memos,
+        clock,
+        lambda: None,
+        Doorman(commands.book),
+        commands,
+        traffic.taken,
+        traffic.ignored,
+    )
+    door = WebhookDoor(stores.audit, clock)
+    return ChannelRoom(intake, memos, clock, tell, door, scrubbing, traffic.delivered)
 
 
 def _adapter(

@@ -42,6 +42,19 @@ class FileTexts:
             before = now
 
 
+async def watch_folder(
+    folder: Path, pattern: str, clock: Clock, changed: Callable[[], Awaitable[None]]
+) -> None:
+    """Calls `changed` now, and whenever a file there is another than a moment ago; runs until cancelled."""
+    before: object = None
+    while True:
+        now = await to_thread.run_sync(lambda: _stamps([*map(str, folder.glob(pattern))]))
+        if now != before:
+            await changed()
+        before = now
+        await clock.sleep(LOOK_EVERY_S)
+
+
 def _stamps(paths: Sequence[str]) -> dict[str, Stamp]:
     return {path: _stamp(path) for path in paths}
 

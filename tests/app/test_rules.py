@@ -6,10 +6,11 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.background import LOOK_EVERY_S, Rulebook
+from gateway.app.background import Rulebook
 from gateway.app.generation import build
 from gateway.config.values import GatewayConfig, GatewaySettings, RuleFolder
 from gateway.control.rules import RunRules
+from gateway.host.texts import LOOK_EVERY_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.rules import core_definitions, event, rule
 

@@ -125,8 +125,8 @@ async def running(
         server = WebServer(rooms.web(settings), settings)
         async with anyio.create_task_group() as group:
             address: Address = await group.start(server.serve)
-            await rooms.front.reception.resume()
-            lines = partial(supervise, "lines", rooms.keep_lines, rooms.clock, may_end=True)
+            await rooms.core.front.reception.resume()
+            lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
             group.start_soon(lines, name="lines")
             rooms.health.starting = False
             yield Site(f"http://{address}", rooms)
