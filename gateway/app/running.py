@@ -18,10 +18,9 @@ from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.supervision import supervise
-from gateway.host.garbage import settle
 from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
-from gateway.host.streams import has_terminal
+from gateway.host.process import has_terminal, settle
 from gateway.store.opening import note_owner
 from gateway.store.rows import file_faults
 from gateway.web.server import Address, WebServer

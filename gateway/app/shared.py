@@ -23,8 +23,7 @@ from gateway.domain.dialling import Dialler
 from gateway.domain.events import Event, kind_named
 from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
-from gateway.host.clock import SystemClock
-from gateway.host.ids import TimeIds
+from gateway.host.clock import SystemClock, TimeIds
 from gateway.memory.episodes import Episodes
 from gateway.providers.client import Models, ProviderClient
 from gateway.providers.demo import DemoModel

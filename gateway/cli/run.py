@@ -13,9 +13,8 @@ from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.terminal import one_line
 from gateway.domain.version import VERSION
-from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
-from gateway.host.streams import detach_streams, hold_hangup
+from gateway.host.process import allow_open_files, detach_streams, hold_hangup
 
 
 @click.command()
