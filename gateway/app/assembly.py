@@ -1,43 +1,249 @@
 """The composition: a configuration is built into a generation, and started over what is shared."""
 
+import logging
+import os
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import anyio
 from anyio import to_thread
+from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.agent.effects import Gate, Json
 from gateway.agent.leaves import Plans
+from gateway.agent.subagents import Aside, Delegating, Subagents
 from gateway.app.background import Rulebook, sweep
-from gateway.app.core import Core, Opened, strict_json, wired
-from gateway.app.gateway import Gateway
 from gateway.app.generation import Generation, build, usual_agent
-from gateway.app.shared import Shared, opened, scrubbing
+from gateway.app.shared import Shared, opened, provider_trial, scrubbing
+from gateway.budgets.metering import Meter
 from gateway.channels.commands import ChatCommands
 from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
-from gateway.channels.room import ChannelRoom, channel_room, delivering
+from gateway.channels.room import ChannelRoom, channel_room, delivering, keep_lines
 from gateway.config.authority import note_start
+from gateway.config.keys import json_schema
 from gateway.config.values import GatewayConfig
 from gateway.domain.events import Deed
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import Door
-from gateway.domain.supervision import Work, supervise
+from gateway.domain.ports import Model
+from gateway.domain.supervision import supervise
 from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
+from gateway.memory.extraction import Keeping
 from gateway.memory.recall import Recall
+from gateway.memory.room import Memory, memory_of, vaults_of
 from gateway.memory.souls import Souls
 from gateway.memory.tool import MemoryTool
-from gateway.sandbox.hosting import Means
+from gateway.providers.client import Models, ProviderClient
+from gateway.sandbox.hosting import Means as SandboxMeans
 from gateway.sandbox.opening import Nowhere, follow, host_functions, open_plugins, open_sandbox
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
-from gateway.sessions.intake import Front, ServedDesk
+from gateway.sessions.compacting import Compaction
+from gateway.sessions.intake import Front, Reception, ServedDesk, Upkeep
+from gateway.sessions.player import Reel
+from gateway.sessions.replay import Replays
+from gateway.sessions.stateless import Stateless
+from gateway.sessions.worker import Means, Recollected, Work
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
-from gateway.web.health import StoreWatch
+from gateway.web.asgi import WebApp
+from gateway.web.asgi import build as build_web
+from gateway.web.asyncapi import asyncapi
+from gateway.web.chat_api import ChatApi
+from gateway.web.conversations_api import ConversationsApi
+from gateway.web.documents_api import documented
+from gateway.web.health import Health, StoreWatch
+from gateway.web.identity import Identities
+from gateway.web.mcp import McpApi
+from gateway.web.methods.audit import AuditMethods
+from gateway.web.methods.budget import BudgetMethods
+from gateway.web.methods.channels import ChannelMethods
+from gateway.web.methods.chat import ChatMethods
+from gateway.web.methods.events import EventMethods
+from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.memory import MemoryMethods
+from gateway.web.methods.pairing import PairMethods
+from gateway.web.methods.providers import ProviderMethods
+from gateway.web.methods.replays import ReplayMethods
+from gateway.web.methods.rules import RuleMethods
+from gateway.web.methods.sessions import SessionMethods
+from gateway.web.methods.settings import SettingsMethods
+from gateway.web.methods.upkeep import UpkeepMethods
+from gateway.web.metrics import ChannelFigures, Metrics
+from gateway.web.openai_api import OpenAiApi
+from gateway.web.rpc import Method
+from gateway.web.settings import WebSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a generation has opened for itself. Its tasks end with the group."""
+
+    group: TaskGroup
+    meter: Meter
+    model: Model
+    souls: Souls
+    plans: Plans
+    plugins: Plugins
+    gate: ToolGate
+    rules: Rulebook
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    front: Front
+    memory: Memory
+    replays: Replays
+    stateless: Stateless
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The rooms of one generation over what is shared. `mcp` is what is served to MCP clients."""
+
+    made: Generation
+    version: str
+    shared: Shared
+    opened: Opened
+    core: Core
+    channels: ChannelRoom
+    pairing: PairingBook
+    watch: StoreWatch
+    mcp: Door | None = None
+
+    @property
+    def health(self) -> Health:
+        return self.watch.health
+
+    def web(self, settings: WebSettings) -> WebApp:
+        """The front door, with all methods and routes."""
+        meter, gate, clock = self.opened.meter, self.opened.gate, self.shared.clock
+        stores, front = self.shared.stores, self.core.front
+        spending = BudgetMethods(front, stores.spending, meter)
+        methods = self._methods(spending)
+        metrics = Metrics(
+            front,
+            stores.spending,
+            meter.refusals,
+            spending.everything,
+            self.health.reasons,
+            self.version,
+            ChannelFigures(self.channels.statuses, stores.dead_letters, *self.shared.traffic),
+            gate.foreign,
+        )
+        started = int(clock.now().timestamp())
+        apis = (
+            ChatApi(front, to_json, from_json, self.shared.ids),
+            OpenAiApi(front, self.core.stateless, to_json, from_json, started),
+            ConversationsApi(front),
+            SessionMethods(front),
+            spending,
+            McpApi(self.mcp),
+            *((metrics,) if self.made.config.observability.metrics else ()),
+        )
+        documents = {
+            "/config.schema.json": json_schema,
+            "/asyncapi.json": lambda: asyncapi(methods, self.version),
+        }
+        routes = [route for api in apis for route in api.routes()]
+        app = build_web(
+            settings,
+            methods=methods,
+            routes=documented(routes, self.version, documents),
+            ready=self.watch.reasons,
+            clock=clock,
+            identities=Identities(settings, clock, stores.audit),
+        )
+        app.open_webhooks(self.channels.door)
+        return app
+
+    def _methods(self, spending: BudgetMethods) -> Sequence[Method]:
+        shared, core, config = self.shared, self.core, self.made.config
+        stores, clock, plugins = shared.stores, shared.clock, self.opened.plugins
+        front, memory = core.front, core.memory
+        about = About(
+            version=self.version,
+            started=clock.monotonic(),
+            store_url=config.store.url,
+            pid=os.getpid(),
+            origin=str(config.origin or "none (built-in defaults)"),
+        )
+        insight = InsightMethods(
+            front,
+            about,
+            self.health.reasons,
+            from_json,
+            gate=self.opened.gate,
+            plugins=lambda: plugins.infos,
+            account=plugins.account,
+            budget=spending.periods,
+            backlog=lambda: {
+                "backlog": memory.keeper.backlog,
+                "unindexed": memory.indexer.backlog,
+            },
+            channels=self.channels.statuses,
+            subagents=config.subagents,
+        )
+        channels = ChannelMethods(
+            self.channels.statuses,
+            stores.dead_letters,
+            stores.channel_events,
+            lambda: self.channels.intake.nudge(),
+            clock,
+            self.channels.take_again,
+        )
+        remembering = (stores.facts, memory.recall, clock, shared.ids, memory.settled)
+        families = (
+            spending,
+            AuditMethods(stores.audit),
+            PairMethods(self.pairing),
+            channels,
+            MemoryMethods(*remembering, self.made.sharing, front.upkeep),
+            ChatMethods(front, to_json),
+            SessionMethods(front),
+            UpkeepMethods(front),
+            EventMethods(shared.bus),
+            SettingsMethods(shared.settings, self.made.choosable),
+            RuleMethods(self.opened.rules.now),
+            ReplayMethods(front, core.replays),
+            ProviderMethods(provider_trial(config, self.opened.model, shared.ids)),
+            insight,
+        )
+        return [method for family in families for method in family.all()]
+
+    async def keep_lines(self) -> None:
+        """Keeps the connections to platforms, until they are hung up."""
+        if self.channels.open:
+            sockets = self.shared.sockets
+            fetch, dialler = await sockets.guarded("lines"), await sockets.dialler()
+            await keep_lines(self.channels, fetch, dialler)
+
+    async def drain(self) -> None:
+        """Takes nothing more in, and waits for the runs that are at work."""
+        core, lanes = self.core, self.shared.lanes
+        self.health.draining = True
+        self.channels.hang_up()
+        core.front.reception.close()
+        core.stateless.close()
+        lanes.pause()
+        log.info("draining", extra={"running": lanes.working})
+        with anyio.move_on_after(self.made.config.gateway.drain_s) as scope:
+            await lanes.rest()
+            await core.stateless.rest()
+        if scope.cancelled_caught:
+            log.warning("runs are cut off and start again", extra={"running": lanes.working})
+        await self.channels.drain()
+        self.shared.live.abandon_all()
+        core.stateless.abandon_all()
 
 
 @asynccontextmanager
@@ -111,7 +317,7 @@ async def _open_plugins(config: GatewayConfig, shared: Shared, stack: AsyncExitS
     enabled = [one for one in config.plugins if one.is_enabled]
     fetches = any(plugin.origins for plugin in enabled)
     own = {"folder": Folder(to_json, from_json)}
-    means = Means(
+    means = SandboxMeans(
         fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
         store=shared.stores.plugins,
         clock=shared.clock,
@@ -206,16 +412,168 @@ async def _deliver(
 def _work_beside(gateway: Gateway) -> None:
     """What goes on for as long as the generation is at work."""
     opened, shared = gateway.opened, gateway.shared
-    clock = shared.clock
-    beside: Mapping[str, Work] = {
-        "souls": opened.souls.keep_fresh,
-        "trees": opened.plans.keep_fresh,
-        "rules": opened.rules.keep_fresh,
-        "store": gateway.watch.run,
-        "sweep": partial(sweep, gateway.made.config, shared.stores, clock),
-        "index": gateway.core.memory.indexer.run,
-    }
-    for name, task in beside.items():
+    sweeping = partial(sweep, gateway.made.config, shared.stores, shared.clock)
+    beside = (
+        ("souls", opened.souls.keep_fresh),
+        ("trees", opened.plans.keep_fresh),
+        ("rules", opened.rules.keep_fresh),
+        ("store", gateway.watch.run),
+        ("sweep", sweeping),
+        ("index", gateway.core.memory.indexer.run),
+    )
+    for name, task in beside:
         may_end = name == "rules"  # there may be none to follow
-        work = partial(supervise, name, task, clock, may_end=may_end)
+        work = partial(supervise, name, task, shared.clock, may_end=may_end)
         opened.group.start_soon(work, name=name)
+
+
+def wired(made: Generation, shared: Shared, opened: Opened) -> Core:
+    """Nothing is begun yet."""
+    stores, clock, ids = shared.stores, shared.clock, shared.ids
+    memory = _memory(made, shared, opened)
+    gate = _gate(made, shared, opened)
+    means = _means(made, shared, opened, memory, gate)
+    kept = opened.gate.excerpts if gate is opened.gate else stores.originals
+    reception = Reception(
+        router=made.router,
+        inbox=stores.inbox,
+        lanes=shared.lanes,
+        runs=shared.live,
+        work=Work(means, shared.live),
+        clock=clock,
+        ids=ids,
+        bounds=made.bounds,
+        manner=made.manner,
+    )
+    upkeep = Upkeep(
+        stores.conversations,
+        stores.erasures,
+        stores.sessions,
+        shared.episodes,
+        clock,
+        memory.indexer.note,
+        memory.forget,
+        reception.holding,
+    )
+    front = Front(
+        agents=made.agents,
+        router=made.router,
+        reception=reception,
+        live=shared.live,
+        runs=stores.runs,
+        transcript=stores.transcript,
+        sessions=stores.sessions,
+        episodes=shared.episodes,
+        souls=opened.souls,
+        plans=opened.plans,
+        clock=clock,
+        upkeep=upkeep,
+    )
+    width = made.config.queue.max_running
+    return Core(
+        front,
+        memory,
+        _replays(made, shared, means),
+        Stateless(means, ids, opened.group, width=width, forget=kept.forget),
+    )
+
+
+def _memory(made: Generation, shared: Shared, opened: Opened) -> Memory:
+    stores = shared.stores
+    keeping = Keeping(
+        agents=made.agents,
+        facts=stores.facts,
+        hearing=stores.hearing,
+        model=opened.model,
+        clock=shared.clock,
+        ids=shared.ids,
+        encode=to_json,
+        decode=from_json,
+    )
+    return memory_of(stores, keeping, opened.group)
+
+
+def _gate(made: Generation, shared: Shared, opened: Opened) -> Gate:
+    """The gate of agents that people talk to; they have subagents as tools."""
+    config, json = made.config, Json(to_json, from_json)
+    aside = Aside(
+        opened.model,
+        opened.gate,
+        opened.plans,
+        made.decisions,
+        opened.rules.now,
+        shared.clock,
+        from_json,
+        shared.bus.publish,
+        opened.meter.cost_usd,
+    )
+    known = {one.name: one for one in config.subagents}
+    asked = (aside, opened.souls, shared.settings.of, shared.stores.journal, json)
+    subagents = Subagents(known, *asked, made.agents)
+    opened.gate.renew("", subagents.tools)
+    if not config.delegation.is_enabled:
+        return opened.gate
+    return Delegating(opened.gate, subagents, config.delegation, shared.stores.originals, json)
+
+
+def _means(made: Generation, shared: Shared, opened: Opened, memory: Memory, gate: Gate) -> Means:
+    stores = shared.stores
+    compaction = Compaction(
+        opened.model,
+        stores.transcript,
+        stores.summaries,
+        shared.episodes,
+        shared.lanes,
+        shared.clock,
+        shared.ids,
+        on_compacted=memory.keeper.on_compacted,
+    )
+    config = made.config
+    vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.plugins)
+    return Means(
+        agents=made.agents,
+        inbox=stores.inbox,
+        journal=stores.journal,
+        runs=stores.runs,
+        episodes=shared.episodes,
+        souls=opened.souls,
+        model=opened.model,
+        price=opened.meter.cost_usd,
+        gate=gate,
+        settings=shared.settings,
+        clock=shared.clock,
+        bus=shared.bus,
+        encode=to_json,
+        decode=from_json,
+        plans=opened.plans,
+        rules=opened.rules.now,
+        rule_states=stores.rule_states,
+        notices=stores.notices,
+        decisions=made.decisions,
+        channels=frozenset(one.name for one in config.channels),
+        keeper=memory.keeper,
+        said=memory.indexer.note,
+        recollection=Recollected(memory.remembrance, vaults),
+        compact=compaction.consider,
+    )
+
+
+def _replays(made: Generation, shared: Shared, means: Means) -> Replays:
+    """Replays have the same clients, over what was recorded: without keys, addresses and waiting."""
+    key = Secret("replayed")
+    definitions = {name: replace(one, api_key=key) for name, one in made.config.providers.items()}
+
+    def wired_to(reel: Reel) -> Model:
+        clients = {
+            name: ProviderClient(definition, reel, reel, reel.random, encoder=reel)
+            for name, definition in definitions.items()
+        }
+        return Models(clients)
+
+    providers = frozenset({*definitions, "demo"})
+    return Replays(means, shared.stores.runs, shared.stores.transcript, wired_to, providers)
+
+
+def strict_json(text: str | bytes) -> Any:
+    """Without numbers like NaN: a guest's parser, or a provider's, refuses them."""
+    return from_json(text, allow_inf_nan=False)

@@ -10,8 +10,7 @@ import anyio
 from anyio import to_thread
 from anyio.abc import TaskGroup
 
-from gateway.app.assembly import assembled
-from gateway.app.gateway import Gateway
+from gateway.app.assembly import Gateway, assembled
 from gateway.app.generation import web_settings
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus

@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 import anyio
 from anyio import to_thread
 
-from gateway.app.assembly import assembled
-from gateway.app.gateway import Gateway
+from gateway.app.assembly import Gateway, assembled
 from gateway.app.running import Running, open_doors
 from gateway.channels.signing import signed
 from gateway.cli.known import known

@@ -71,7 +71,7 @@ class Peer(Protocol):
         there is nothing left to do under that name."""
         ...
 
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
         """Runs it once when the connection ends; what it gives back takes it off the list again."""
         ...
 
@@ -83,13 +83,7 @@ class Call:
     principal: Principal
     peer: Peer
     method: str
-    after_answer: list[Callable[[], None]] = field(default_factory=list)  # must not overtake it
-
-    def answered(self) -> None:
-        """Runs the callbacks once the answer is on its way."""
-        if self.after_answer:
-            callbacks, self.after_answer = self.after_answer, []
-            run_all(callbacks)
+    after_answer: list[Callable[[], None]] = field(default_factory=list)  # runs when it is sent
 
 
 def run_all(callbacks: Iterable[Callable[[], None]]) -> None:

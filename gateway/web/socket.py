@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar, TypeVarTuple
 
 import anyio
@@ -342,24 +343,21 @@ class Seat:
         finally:
             self._is_catching_up = False
 
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
         """Runs it at the end, at once if that has been; gives back how to take it off again."""
         if not self.is_open:
             callback()
             return _nothing
         key = id(callback)  # the same callback twice is one
         self._callbacks[key] = callback
-
-        def take_off() -> None:
-            self._callbacks.pop(key, None)
-
-        return take_off
+        return partial(self._callbacks.pop, key, None)
 
     def leave(self) -> None:
         self.is_open = False
         self._behind.clear()
-        callbacks, self._callbacks = self._callbacks, {}
-        rpc.run_all(callbacks.values())
+        callbacks = tuple(self._callbacks.values())
+        self._callbacks.clear()
+        rpc.run_all(callbacks)
 
 
 def _nothing() -> None:
@@ -389,7 +387,7 @@ class Calls:
         else:
             call = rpc.Call(seat.principal, seat, prepared.request.method)
             self._send(prepared.request, rpc.answer_at_once(prepared, call))
-            call.answered()
+            rpc.run_all(call.after_answer)
 
     def begin_batch(self, items: tuple[rpc.Item, ...], seat: Seat) -> None:
         """Its calls run one after another, and are answered in one frame."""
@@ -421,7 +419,8 @@ class Calls:
         try:
             call = rpc.Call(seat.principal, seat, prepared.request.method)
             self._send(prepared.request, await rpc.answer(prepared, call))
-            call.answered()
+            if call.after_answer:
+                rpc.run_all(call.after_answer)
         finally:
             self._finish()
 
@@ -440,7 +439,7 @@ class Calls:
             if answers:
                 self._wire.out.send(b"[%b]" % b",".join(answers))
             for call in calls:
-                call.answered()
+                rpc.run_all(call.after_answer)
         finally:
             self._finish()
 

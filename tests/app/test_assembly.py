@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gateway.app.assembly import assembled
-from gateway.app.core import strict_json
+from gateway.app.assembly import assembled, strict_json
 from gateway.app.generation import soul_paths, web_settings
 from gateway.cli.known import known
 from gateway.config.load import load

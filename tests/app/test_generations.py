@@ -11,8 +11,7 @@ import pytest
 from anyio import to_thread
 from pydantic_core import from_json
 
-from gateway.app.assembly import start
-from gateway.app.gateway import Gateway
+from gateway.app.assembly import Gateway, start
 from gateway.app.generation import Generation, build
 from gateway.app.shared import opened
 from gateway.cli.known import known

@@ -14,8 +14,7 @@ from pathlib import Path
 import anyio
 from anyio import to_thread
 
-from gateway.app.assembly import assembled
-from gateway.app.gateway import Gateway
+from gateway.app.assembly import Gateway, assembled
 from gateway.app.generation import web_settings
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load

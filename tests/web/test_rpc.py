@@ -250,7 +250,7 @@ def test_one_bad_callback_does_not_keep_the_others_from_running() -> None:
         raise RuntimeError("bad")
 
     call.after_answer += [bad, lambda: ran.append("good")]
-    call.answered()
+    rpc.run_all(call.after_answer)
 
     assert ran == ["good"]
 

@@ -1,6 +1,6 @@
 """chat.send, chat.abort, chat.history, chat.resume."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -216,8 +216,11 @@ def follow(front: Front, run: LiveRun, peer: Peer, *, after_seq: int = 0) -> Non
         elif last:
             forget()
 
-    forget = _nothing
-    stop = run.listen(hear, after_seq=seq, owner=peer, replaced=lambda: forget())
+    def replaced() -> None:
+        forget()
+
+    forget: Callable[[], object] = _nothing
+    stop = run.listen(hear, after_seq=seq, owner=peer, replaced=replaced)
     forget = peer.on_close(stop)
 
 
