@@ -228,7 +228,7 @@ class Gateway:
             await keep_lines(self.channels, fetch, dialler)
 
     async def drain(self) -> None:
-        """Takes nothing more in, and waits for the runs that are at work."""
+        """Refuses new work, and waits for the runs that are at work."""
         core, lanes = self.core, self.shared.lanes
         self.health.draining = True
         self.channels.hang_up()
@@ -336,7 +336,7 @@ async def _open_plugins(config: GatewayConfig, shared: Shared, stack: AsyncExitS
 async def _open_mcp_servers(
     config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
 ) -> None:
-    """Nothing is connected until a turn of an agent that has it begins."""
+    """A server is connected when a turn of an agent that has it begins."""
     if not config.mcp_servers:
         return
     # An extra, and slow to import.
@@ -366,7 +366,7 @@ async def _open_mcp_servers(
 async def _serve_mcp(
     config: GatewayConfig, shared: Shared, gate: ToolGate, front: Front, stack: AsyncExitStack
 ) -> Door | None:
-    """What is served at /mcp, if anything is."""
+    """The application at /mcp; None if MCP is not served."""
     if not config.mcp_serving.is_enabled:
         return None
     from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
@@ -410,7 +410,7 @@ async def _deliver(
 
 
 def _work_beside(gateway: Gateway) -> None:
-    """What goes on for as long as the generation is at work."""
+    """Starts the tasks that run as long as the generation is at work."""
     opened, shared = gateway.opened, gateway.shared
     sweeping = partial(sweep, gateway.made.config, shared.stores, shared.clock)
     beside = (
@@ -428,7 +428,7 @@ def _work_beside(gateway: Gateway) -> None:
 
 
 def wired(made: Generation, shared: Shared, opened: Opened) -> Core:
-    """Nothing is begun yet."""
+    """Connects the core of a generation. It starts nothing."""
     stores, clock, ids = shared.stores, shared.clock, shared.ids
     memory = _memory(made, shared, opened)
     gate = _gate(made, shared, opened)

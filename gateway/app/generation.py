@@ -91,7 +91,7 @@ def build(config: GatewayConfig) -> Generation:
 
 
 def with_subagents(config: GatewayConfig) -> Sequence[AgentDef]:
-    """Everyone who has a prompt and a tree. What a subagent does not say it gets from whoever asks it."""
+    """Everyone who has a prompt and a tree. A subagent inherits what it leaves open from its caller."""
     helpers = (
         AgentDef(AgentId(one.name), "", "", soul_path=one.prompt_path) for one in config.subagents
     )

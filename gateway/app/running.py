@@ -41,7 +41,7 @@ class EndedByItself(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What `run` tells once the gateway listens, the store passed its probe and work was resumed."""
+    """What `run` reports once the gateway listens, the store passed its probe and work was resumed."""
 
     config: GatewayConfig
     url: str
@@ -109,7 +109,7 @@ async def _stop(signals: AsyncIterator[signal.Signals], *, by_hangup: bool) -> N
 async def open_doors(
     rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
 ) -> WebServer:
-    """Comes back once it can answer. Raises AddressInUse, CannotListen, StoreUnavailable."""
+    """Returns once the gateway can answer. Raises AddressInUse, CannotListen, StoreUnavailable."""
     data_dir = rooms.made.config.gateway.data_dir
     with file_faults(str(data_dir / KEY)):
         key = await to_thread.run_sync(make_key, data_dir)

@@ -78,8 +78,8 @@ def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """The lanes live in the group. `settings` and `episodes` are caches over the store. What is counted since
-    the start: `estimates`, `queue` and `refusals` of budgets, `traffic` of channels."""
+    """The lanes live in the group. `settings` and `episodes` are caches over the store. `estimates`, `queue`
+    and `refusals` count for budgets, `traffic` for channels, since the start."""
 
     clock: Clock
     ids: Ids
@@ -121,7 +121,7 @@ class Shared:
 
 @asynccontextmanager
 async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIterator[Shared]:
-    """Over the store of the configuration. Raises DataDirInUse, StoreRefused, StoreUnavailable."""
+    """Opens the store of the configuration. Raises DataDirInUse, StoreRefused, StoreUnavailable."""
     clock = SystemClock()
     async with AsyncExitStack() as stack:
         url, data_dir = config.store.url, config.gateway.data_dir
@@ -158,7 +158,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
 
 @asynccontextmanager
 async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTest]:
-    """Without a gateway: over the store, which is locked meanwhile. Raises DataDirInUse."""
+    """Tests a provider without a gateway. The store is locked meanwhile. Raises DataDirInUse."""
     once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
     async with opened(config) as shared:
         meter = shared.meter(config, PriceTable(config.providers))

@@ -108,8 +108,8 @@ class ChannelRoom:
                 log.warning("a channel is refused", extra=extra)
 
     def refuse_alike(self) -> None:
-        """Channels whose callers prove themselves by the same; the configuration is checked for that
-        as far as adapters are known that ship with the gateway."""
+        """Refuses webhook channels that share a secret or key. The configuration is checked for that only
+        for adapters that ship with the gateway."""
         called = [one for one in self.open if isinstance(one.transport, Webhook)]
         known = {
             one.way_in.channel.name: proofs(one.way_in.adapter.description, one.way_in.channel)
@@ -138,13 +138,13 @@ class ChannelRoom:
         await way.take_again(letter)
 
     async def drain(self) -> None:
-        """What is on its way to a platform gets there; nothing else is begun."""
+        """Finishes deliveries that are being sent; starts no other."""
         if self.deliveries is not None:
             with anyio.move_on_after(SENDING_S):
                 await self.deliveries.drain()
 
     def hang_up(self) -> None:
-        """Its lines are closed so that their sessions can be resumed, and not opened again."""
+        """Closes the connections to platforms so that their sessions can be resumed, and opens none again."""
         self.lines.cancel()
 
     def statuses(self) -> tuple[ChannelStatus, ...]:

@@ -21,8 +21,7 @@ YOUNG = 10_000
 
 
 def detach_streams() -> None:
-    """From here on no write to stdout or stderr waits for its reader or fails, until the end of the
-    process."""
+    """From here on no write to stdout or stderr waits for its reader, and none fails."""
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass  # one that was closed: no file of ours must get its number
     os.close(opened)
@@ -39,7 +38,7 @@ def has_terminal() -> bool:
 
 
 def hold_hangup() -> None:
-    """Lets no SIGHUP end the process before the gateway heeds it."""
+    """Keeps SIGHUP from ending the process before the gateway handles it."""
     if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL and not has_terminal():
         signal.signal(signal.SIGHUP, lambda number, frame: None)
 
@@ -68,8 +67,8 @@ class _Nowhere(io.BytesIO):
 
 
 class _Writer(io.RawIOBase):
-    """A thread writes to the file. It may hang there for ever; nobody waits for it longer than a
-    moment, at the end of the process."""
+    """A thread writes to the file. It may block for ever; the end of the process waits for it only a
+    moment."""
 
     until: ClassVar[float] = 0.0  # when the process ends at the latest, once it does
 
@@ -129,14 +128,14 @@ class _Writer(io.RawIOBase):
 
 
 def allow_open_files() -> None:
-    """As many as the system lets us have without asking anybody."""
+    """Raises the limit of open files to what the system allows without privileges."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def settle() -> None:
-    """Once everything is started: what is there stays until the end, and need not be looked at."""
+    """Excludes all present objects from garbage collection: after a start they stay until the end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG, 20, 100)

@@ -31,7 +31,7 @@ class FileTexts:
         return await to_thread.run_sync(_read, path)
 
     async def watch(self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]) -> None:
-        """Calls `changed` for each file that is another than a moment ago; runs until cancelled."""
+        """Calls `changed` for each file that has changed; runs until cancelled."""
         before = await to_thread.run_sync(_stamps, paths)
         while True:
             await self._clock.sleep(LOOK_EVERY_S)
@@ -45,7 +45,7 @@ class FileTexts:
 async def watch_folder(
     folder: Path, pattern: str, clock: Clock, changed: Callable[[], Awaitable[None]]
 ) -> None:
-    """Calls `changed` now, and whenever a file there is another than a moment ago; runs until cancelled."""
+    """Calls `changed` now, and whenever a file there has changed; runs until cancelled."""
     before: object = None
     while True:
         now = await to_thread.run_sync(lambda: _stamps([*map(str, folder.glob(pattern))]))
@@ -60,7 +60,7 @@ def _stamps(paths: Sequence[str]) -> dict[str, Stamp]:
 
 
 def _stamp(path: str) -> Stamp:
-    """Tells a file from the one that was there before, also when an editor replaced it."""
+    """Differs when the file changes, also when an editor replaces it."""
     try:
         found = Path(path).stat()
     except OSError:

@@ -36,18 +36,18 @@ _LONG_HEAD = 8
 
 
 class Listener(Protocol):
-    """Told by a socket; must not wait."""
+    """Receives the messages of a socket. Its methods must not wait."""
 
     def message(self, data: bytes) -> None:
-        """A whole text message, not yet decoded."""
+        """A complete text message, not yet decoded."""
         ...
 
     def roomy(self) -> None:
-        """A reader that was behind has read."""
+        """The send queue has room again."""
         ...
 
     def ended(self) -> None:
-        """Once; nothing can be sent any more."""
+        """The socket closes. It is called once; nothing can be sent any more."""
         ...
 
 
@@ -57,12 +57,12 @@ class Owner(Protocol):
     def answer_pings(self, pongs: bytes) -> None: ...
 
     def parted(self, *, by_peer: bool) -> None:
-        """The peer said goodbye, or broke the protocol; what the parser answers is still to send."""
+        """The peer closed the socket or broke the protocol. The parser's answer is still to be sent."""
         ...
 
 
 class FrameParser(ServerProtocol):
-    """The library's parser. `at_edge`: the next byte begins a frame, none is half read."""
+    """The library's parser. `at_edge`: the next byte begins a frame."""
 
     def __init__(self, max_size: int) -> None:
         super().__init__(state=OPEN, max_size=max_size, logger=log)
@@ -77,8 +77,8 @@ class FrameParser(ServerProtocol):
 
 
 class Incoming:
-    """Reads for its owner. `is_held`: keeps what comes for later. `is_over`: nothing is delivered
-    any more, the peer's goodbye is all that counts."""
+    """Reads frames for its owner. `is_held`: bytes are kept for later. `is_over`: no message is delivered
+    any more, only the peer's close frame is read."""
 
     __slots__ = (
         "_fragments",
@@ -269,7 +269,7 @@ class Outgoing:
                 self._transport.write(gathered)
 
     def fill(self) -> None:
-        """The transport takes no more for now. What it holds itself may have come as one frame."""
+        """The transport is full. Its own buffer counts too: one frame may have filled it."""
         self.is_full = True
         if self._is_shut:
             return
@@ -279,7 +279,7 @@ class Outgoing:
             self._stall.start()
 
     def drain(self) -> None:
-        """The transport takes more: it is given just as much, so that each stretch has a deadline."""
+        """Writes until the transport is full again, so that each stretch has a deadline."""
         self.is_full = False
         self._stall.stop()
         self._flush()
@@ -294,7 +294,7 @@ class Outgoing:
             self._room_changed()
 
     def end(self, last: bytes) -> None:
-        """Forgets what waits here and sends one last thing after what the transport holds."""
+        """Drops the queue, and sends `last` after the bytes that the transport holds."""
         self._stall.stop()
         self._flush()
         self._backlog.bytes -= self._queued_bytes
@@ -352,7 +352,7 @@ class Wire(asyncio.Protocol):
             await self._roomy.wait()
 
     def close(self, code: int, reason: str = "") -> None:
-        """Says goodbye; the peer has `close_linger_s` to say it too."""
+        """Sends a close frame. The peer has `close_linger_s` to answer it."""
         if self._in.is_over:
             return
         with contextlib.suppress(InvalidState):  # the parser has said it already
@@ -360,11 +360,11 @@ class Wire(asyncio.Protocol):
         self._part()
 
     def allow(self, max_frame: int) -> None:
-        """Another limit from the next message on."""
+        """Sets the limit of size from the next message on."""
         self._in.parser.max_message_size = max_frame
 
     def hold(self, why: str) -> None:
-        """Reads no more until `go_on` for each reason."""
+        """Stops reading until `go_on` is called for each reason."""
         if self._in.is_over:
             return
         self._holds.add(why)
@@ -410,7 +410,7 @@ class Wire(asyncio.Protocol):
         self._in.read(data)
 
     def answer_pings(self, pongs: bytes) -> None:
-        """A peer that asks for many pongs and reads none has to go."""
+        """Closes the socket of a peer that sends many pings and reads no pong."""
         self._pongs = self._pongs + len(pongs) if self.out.is_full else 0
         if self._pongs > self._settings.send_queue_bytes // 4:
             self.close(LAGGING, "you read too slowly")
@@ -429,7 +429,7 @@ class Wire(asyncio.Protocol):
         self._lobby.leave(self)
 
     def _room_changed(self) -> None:
-        """A peer that reads slowly is asked for nothing more until it has read."""
+        """Stops reading requests of a peer that reads its answers slowly."""
         if not self.out.has_room:
             self._roomy = asyncio.Event()
             self.hold(ROOM)
@@ -449,7 +449,7 @@ class Wire(asyncio.Protocol):
             self._transport.write_eof()  # its goodbye could not be read any more
 
     def _part(self) -> None:
-        """Once: the last words go out, and the listener hears that it is over."""
+        """Sends the last bytes, and tells the listener that the socket closes. Later calls do nothing."""
         if self._in.is_over:
             return
         self._in.is_over = True
@@ -464,8 +464,9 @@ class Wire(asyncio.Protocol):
 
 
 class Pulse:
-    """A peer from which nothing came for a whole interval is pinged, and then given up: not before it
-    could have read what is before the ping. Whoever is not heard, or not sent to, is not judged."""
+    """Pings a peer that was silent for a whole interval, and closes its socket if it stays silent: not
+    before it could have read the bytes in front of the ping. It pauses while the socket is not read or
+    not written."""
 
     __slots__ = ("_in", "_interval_s", "_out", "_read", "_silent", "_timer", "_wire", "heard")
 

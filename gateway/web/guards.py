@@ -1,4 +1,4 @@
-"""What is looked at before anybody is asked who they are: Host, Origin, sizes, depth."""
+"""Checks that come before authentication: Host, Origin, sizes, depth of JSON."""
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
@@ -93,8 +93,8 @@ def parse_json(data: bytes | str, max_depth: int = 64) -> object:
 
 
 def _is_crowded(data: bytes | str) -> bool:
-    """Found out by counting, before anything is built: the parser cannot be interrupted, and holds
-    up every other thread as well."""
+    """Counts before anything is parsed: the parser cannot be interrupted, and blocks every other
+    thread."""
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if _values(text) <= MOST_VALUES:
         return False
@@ -128,7 +128,7 @@ def _check_inside(value: object, max_depth: int) -> None:
 
 
 class BodyLimit:
-    """ASGI: refuses a body that says it is too large, and cuts off one that turns out to be."""
+    """ASGI: refuses a body whose Content-Length is too large, and one that turns out to be."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app, self._limit = app, limit
@@ -163,7 +163,7 @@ def _length(value: bytes) -> int:
 
 
 class SecurityHeaders:
-    """ASGI: adds what a browser needs to hear, unless the answer says it already."""
+    """ASGI: adds the headers that protect browsers, unless the answer has them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -73,7 +73,7 @@ def _readiness(reasons: Sequence[str], *, tells_why: bool) -> Response:
 
 @dataclass(slots=True)
 class Health:
-    """Why the gateway should be sent no work; nothing: it is ready."""
+    """The reasons against sending work; without any the gateway is ready."""
 
     starting: bool = True
     draining: bool = False

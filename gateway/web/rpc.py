@@ -40,7 +40,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What is no request; it is answered with `error`, under its id if that could be read."""
+    """A broken request. The answer is `error`, under its id if that can be read."""
 
     error: GatewayError
     id: JsonId = None
@@ -59,7 +59,7 @@ class Peer(Protocol):
     def notify(self, method: str, params_json: bytes) -> None: ...
 
     def offer(self, method: str, params_json: bytes) -> bool:
-        """Notifies of what can be had later. False: not now, the reader is behind."""
+        """Sends a notification that can be had later. False: the reader is behind, nothing was sent."""
         ...
 
     async def room(self) -> None:
@@ -67,12 +67,12 @@ class Peer(Protocol):
         ...
 
     def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None:
-        """Runs it once there is room, one after another; in the place of what has the same name. None:
-        there is nothing left to do under that name."""
+        """Runs the work once there is room, one after another. It replaces work of the same name; None
+        removes that."""
         ...
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
-        """Runs it once when the connection ends; what it gives back takes it off the list again."""
+        """Calls it once when the connection ends. Returns how to remove it."""
         ...
 
 
@@ -87,7 +87,7 @@ class Call:
 
 
 def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
-    """Every one of them, whatever another does."""
+    """Calls each of them, also when another fails."""
     for callback in callbacks:
         try:
             callback()
@@ -148,7 +148,7 @@ class Prepared:
 
 
 class Registry:
-    """The methods there are; built once."""
+    """All methods by name."""
 
     def __init__(self, methods: Iterable[Method]) -> None:
         self._methods: dict[str, tuple[Method, frozenset[str], bool]] = {}

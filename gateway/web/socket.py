@@ -68,7 +68,7 @@ class Workers:
             self._idle.clear()
 
     def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
-        """Whether it will be done; False if there is too much at work already."""
+        """False if too many jobs are at work: the job is not taken."""
         if self._group is None or self._busy >= self._limit:
             return False
         self._busy += 1
@@ -79,7 +79,7 @@ class Workers:
         return True
 
     async def rest(self) -> None:
-        """Returns when nobody works."""
+        """Returns once no job is at work."""
         while self._busy:
             self._rested = anyio.Event()
             await self._rested.wait()
@@ -131,14 +131,14 @@ class Sockets:
         return Entering(self, visitor, identity)
 
     def close_revoked(self) -> None:
-        """Whoever could not come in again as who they are has to leave."""
+        """Closes the sockets whose token is no longer valid."""
         for connection in tuple(self.connections):
             connection.leave_if_revoked()
 
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """Let in by the door, but on no socket yet. Without an identity it has to `auth` first."""
+    """A visitor that was admitted and has no socket yet. Without an identity it has to `auth` first."""
 
     sockets: Sockets
     visitor: Visitor
@@ -222,7 +222,7 @@ class Connection:
     # inside
 
     def _authenticate(self, frame: rpc.Frame) -> None:
-        """The only thing that somebody unknown may ask for. Whoever fails has to leave."""
+        """Handles `auth`, the only method without an identity. A failure closes the socket."""
         id_ = None if isinstance(frame, tuple) else frame.id
         try:
             if not isinstance(frame, rpc.Request) or frame.method != "auth":
@@ -240,7 +240,7 @@ class Connection:
             self._wire.out.send(rpc.encode_result(id_, introduce(call, None)))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
-        """Whoever guesses tokens hears of it late."""
+        """Delays the refusal of a guessed token."""
         code = TOO_MANY if isinstance(error, TooManyFailures) else UNAUTHORIZED
 
         def refuse() -> None:
@@ -286,8 +286,8 @@ AUTH = rpc.Method("auth", Auth, None, introduce)
 
 
 class Seat:
-    """One principal on one socket: nothing that was meant for it is heard when the socket has ended
-    or has become another's. What methods and listeners use of it never waits."""
+    """One principal on one socket. Nothing is sent to it once the socket has closed or belongs to another
+    principal. Methods and listeners never wait for it, but by `room`."""
 
     __slots__ = (
         "_behind",
@@ -325,7 +325,7 @@ class Seat:
             self._behind[name] = work
 
     def roomy(self) -> None:
-        """One worker does all that waits for room, so that many of them starve no other socket."""
+        """Starts one worker for all catching up of this socket, so that it starves no other socket."""
         if not self._behind or self._is_catching_up or not self.is_open:
             return
         self._is_catching_up = self._workers.take(self._catch_up)
@@ -344,7 +344,7 @@ class Seat:
             self._is_catching_up = False
 
     def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
-        """Runs it at the end, at once if that has been; gives back how to take it off again."""
+        """Calls it when the seat ends, at once if it has ended. Returns how to remove it."""
         if not self.is_open:
             callback()
             return _nothing
@@ -361,12 +361,12 @@ class Seat:
 
 
 def _nothing() -> None:
-    """There is nothing to take off."""
+    """The callback ran already."""
 
 
 class Calls:
-    """The calls of one connection: they start in the order of their frames, none waits for
-    another, and with too many at work the connection is read no further."""
+    """The calls of one connection. They start in the order of their frames and run side by side. With too
+    many at work the connection is not read."""
 
     __slots__ = ("_in_flight", "_room", "_sockets", "_unstarted", "_wire")
 
@@ -395,7 +395,7 @@ class Calls:
             self._wire.out.send(rpc.encode_error(None, _BUSY))
 
     def _prepare(self, item: rpc.Item, principal: Principal) -> rpc.Prepared | bytes:
-        """What may run, or the error to send; nothing for a notification's error."""
+        """The call to run, or the error to send; b"" for the error of a notification."""
         if isinstance(item, rpc.Malformed):
             return rpc.encode_error(item.id, item.error)
         try:
@@ -456,7 +456,7 @@ class Calls:
         return payload
 
     def _send(self, request: rpc.Request, payload: bytes) -> None:
-        """An answer larger than what may wait for a reader is replaced by saying so."""
+        """Sends an answer. One that is larger than the send queue is replaced by an error."""
         if request.is_notification:
             return
         if len(payload) > self._room:
