@@ -85,7 +85,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
+class Resources:
     """What a generation has opened for itself. Its tasks end with the group."""
 
     group: TaskGroup
@@ -113,7 +113,7 @@ class Gateway:
     made: Generation
     version: str
     shared: Shared
-    opened: Opened
+    opened: Resources
     core: Core
     channels: ChannelRoom
     pairing: PairingBook
@@ -285,7 +285,7 @@ async def start(made: Generation, shared: Shared, *, version: str) -> AsyncItera
             found.group.cancel_scope.cancel()
 
 
-async def _open(made: Generation, shared: Shared, stack: AsyncExitStack) -> Opened:
+async def _open(made: Generation, shared: Shared, stack: AsyncExitStack) -> Resources:
     """Raises McpNotInstalled, SoulUnreadable, TreeInvalid."""
     config, stores, clock = made.config, shared.stores, shared.clock
     meter = shared.meter(config, made.prices)
@@ -310,7 +310,7 @@ async def _open(made: Generation, shared: Shared, stack: AsyncExitStack) -> Open
         originals=stores.originals,
     )
     await _open_mcp_servers(config, shared, gate, stack)
-    return Opened(group, meter, model, souls, plans, plugins, gate, Rulebook(made, clock))
+    return Resources(group, meter, model, souls, plans, plugins, gate, Rulebook(made, clock))
 
 
 async def _open_plugins(config: GatewayConfig, shared: Shared, stack: AsyncExitStack) -> Plugins:
@@ -427,7 +427,7 @@ def _work_beside(gateway: Gateway) -> None:
         opened.group.start_soon(work, name=name)
 
 
-def wired(made: Generation, shared: Shared, opened: Opened) -> Core:
+def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
     """Connects the core of a generation. It starts nothing."""
     stores, clock, ids = shared.stores, shared.clock, shared.ids
     memory = _memory(made, shared, opened)
@@ -478,7 +478,7 @@ def wired(made: Generation, shared: Shared, opened: Opened) -> Core:
     )
 
 
-def _memory(made: Generation, shared: Shared, opened: Opened) -> Memory:
+def _memory(made: Generation, shared: Shared, opened: Resources) -> Memory:
     stores = shared.stores
     keeping = Keeping(
         agents=made.agents,
@@ -493,7 +493,7 @@ def _memory(made: Generation, shared: Shared, opened: Opened) -> Memory:
     return memory_of(stores, keeping, opened.group)
 
 
-def _gate(made: Generation, shared: Shared, opened: Opened) -> Gate:
+def _gate(made: Generation, shared: Shared, opened: Resources) -> Gate:
     """The gate of agents that people talk to; they have subagents as tools."""
     config, json = made.config, Json(to_json, from_json)
     aside = Aside(
@@ -516,7 +516,9 @@ def _gate(made: Generation, shared: Shared, opened: Opened) -> Gate:
     return Delegating(opened.gate, subagents, config.delegation, shared.stores.originals, json)
 
 
-def _means(made: Generation, shared: Shared, opened: Opened, memory: Memory, gate: Gate) -> Means:
+def _means(
+    made: Generation, shared: Shared, opened: Resources, memory: Memory, gate: Gate
+) -> Means:
     stores = shared.stores
     compaction = Compaction(
         opened.model,

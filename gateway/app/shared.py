@@ -37,7 +37,7 @@ from gateway.web.methods.providers import ProviderTest
 Opened = TypeVar("Opened")
 
 
-class Sockets:
+class HttpClients:
     """The ways out, each opened when it is first needed and closed with the stack. Only here the HTTP
     client is imported: it takes as long as all the rest, and a start without providers does without."""
 
@@ -71,7 +71,7 @@ class Sockets:
 
 
 def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
-    from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # as Sockets
+    from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # as HttpClients
 
     return Scrubber(secrets).body
 
@@ -84,7 +84,7 @@ class Shared:
     clock: Clock
     ids: Ids
     stores: Stores
-    sockets: Sockets
+    sockets: HttpClients
     group: TaskGroup
     lanes: Lanes
     bus: Bus
@@ -128,7 +128,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
         store = open_store(url, data_dir, clock=clock, accept_loss=accept_loss)
         stores = await stack.enter_async_context(store)
         await stores.care.probe()
-        sockets = Sockets(await stack.enter_async_context(AsyncExitStack()))
+        sockets = HttpClients(await stack.enter_async_context(AsyncExitStack()))
         group = await stack.enter_async_context(anyio.create_task_group())
         shared = Shared(
             clock=clock,

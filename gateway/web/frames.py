@@ -51,7 +51,7 @@ class Listener(Protocol):
         ...
 
 
-class Owner(Protocol):
+class FrameOwner(Protocol):
     def close(self, code: int, reason: str = "") -> None: ...
 
     def answer_pings(self, pongs: bytes) -> None: ...
@@ -76,7 +76,7 @@ class FrameParser(ServerProtocol):
         super().fail(TOO_LARGE if code == CloseCode.MESSAGE_TOO_BIG else code, reason[:120])
 
 
-class Incoming:
+class FrameReader:
     """Reads frames for its owner. `is_held`: bytes are kept for later. `is_over`: no message is delivered
     any more, only the peer's close frame is read."""
 
@@ -91,7 +91,7 @@ class Incoming:
         "parser",
     )
 
-    def __init__(self, owner: Owner, settings: WebSettings, max_frame: int) -> None:
+    def __init__(self, owner: FrameOwner, settings: WebSettings, max_frame: int) -> None:
         self.parser = FrameParser(max_frame)
         self.is_held = self.is_over = False
         self._owner, self._max_fragments = owner, settings.max_fragments
@@ -163,7 +163,7 @@ class Incoming:
             self._owner.close(TOO_LARGE, "a message of too many fragments")
 
 
-class Outgoing:
+class FrameWriter:
     """Sends text messages as frames. Frames that are sent in one pass of the loop go out in one write.
 
     Frames wait here only while the transport is full. With many waiting there is no room: `room_changed`
@@ -327,11 +327,11 @@ class Wire(asyncio.Protocol):
     ) -> None:
         self._transport, self._settings, self._lobby = transport, settings, lobby
         loop = asyncio.get_running_loop()
-        self._in = Incoming(self, settings, max_frame)
+        self._in = FrameReader(self, settings, max_frame)
         self._holds: set[str] = set()
         self._roomy = asyncio.Event()
         lag = partial(self.close, LAGGING, "you read too slowly; resume from the last seq")
-        self.out = Outgoing(transport, settings, lobby.backlog, lag, self._room_changed)
+        self.out = FrameWriter(transport, settings, lobby.backlog, lag, self._room_changed)
         self._pulse = Pulse(self, self._in, self.out, settings.ping_interval_s)
         self._linger = Timer(loop, transport.abort)
         self._discarded = 0
@@ -470,7 +470,9 @@ class Pulse:
 
     __slots__ = ("_in", "_interval_s", "_out", "_read", "_silent", "_timer", "_wire", "heard")
 
-    def __init__(self, wire: Wire, incoming: Incoming, out: Outgoing, interval_s: float) -> None:
+    def __init__(
+        self, wire: Wire, incoming: FrameReader, out: FrameWriter, interval_s: float
+    ) -> None:
         self._wire, self._in, self._out = wire, incoming, out
         self._interval_s = interval_s
         self._silent = 0  # intervals

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.web.frames import MOST_GATHERED, Outgoing
+from gateway.web.frames import MOST_GATHERED, FrameWriter
 from gateway.web.lobby import Backlog
 from gateway.web.settings import WebSettings
 
@@ -37,10 +37,10 @@ def outgoing(
     room_changed: Callable[[], None] = lambda: None,
     backlog: Backlog | None = None,
     **limits: Any,
-) -> tuple[Outgoing, Pipe]:
+) -> tuple[FrameWriter, Pipe]:
     pipe = Pipe()
     settings = WebSettings(**limits)
-    return Outgoing(pipe, settings, backlog or Backlog(), lagging, room_changed), pipe
+    return FrameWriter(pipe, settings, backlog or Backlog(), lagging, room_changed), pipe
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
