@@ -129,7 +129,8 @@ class FrameReader:
         end = start + length
         if end > len(data) or length > (self.parser.max_message_size or 0):
             return 0
-        if not self.is_over and self.listener is not None:
+        if not self.is_over:
+            assert self.listener is not None, "bytes came before anybody listened"
             self.listener.message(apply_mask(data[start:end], data[start - 4 : start]))
         return end
 
@@ -156,8 +157,8 @@ class FrameReader:
         self._fragments.append(bytes(frame.data))
         if frame.fin:
             fragments, self._fragments = self._fragments, []
-            if self.listener is not None:
-                self.listener.message(fragments[0] if len(fragments) == 1 else b"".join(fragments))
+            assert self.listener is not None, "bytes came before anybody listened"
+            self.listener.message(fragments[0] if len(fragments) == 1 else b"".join(fragments))
         elif len(self._fragments) >= self._max_fragments:
             self._fragments = []
             self._owner.close(TOO_LARGE, "a message of too many fragments")
