@@ -31,8 +31,7 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Model, Stores
-from gateway.host.clock import SystemClock
-from gateway.host.ids import TimeIds
+from gateway.host.clock import SystemClock, TimeIds
 from gateway.providers.prices import PriceTable
 from gateway.store.opening import open_store
 

@@ -10,7 +10,6 @@ from wasmtime import Engine, Store, wat2wasm
 from wasmtime.component import Component, Linker
 
 from bench import guests
-from gateway.app.plugins import Nowhere
 from gateway.channels.crossing import read_description
 from gateway.config.capabilities import parse_capability
 from gateway.domain.agents import AgentDef
@@ -22,6 +21,7 @@ from gateway.host.clock import SystemClock
 from gateway.sandbox.engines import component_engine
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.links import Outcome
+from gateway.sandbox.opening import Nowhere
 from gateway.sandbox.plugins import Sandbox
 from gateway.sandbox.pool import Pool
 from gateway.schemas import SchemaChecks

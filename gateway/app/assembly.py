@@ -1,11 +1,11 @@
-"""The subagents of the configuration: over the same gate, model and rules as the agents."""
+"""The composition: a configuration is built into a generation, and started over what is shared."""
 
 import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,70 +18,65 @@ from gateway.agent.effects import Gate
 from gateway.agent.leaves import Plans
 from gateway.agent.runner import Runner
 from gateway.agent.subagents import Delegating, Subagents
-from gateway.app.agents import (
-    Rulebook,
-    choosable,
-    closed_agents,
-    decision_trees,
-    models,
-    soul_paths,
-    template_paths,
-    tree_paths,
-)
-from gateway.app.authority import note_start
-from gateway.app.channels import ChannelRoom, channel_room, chat_commands, delivering, pairing_book
-from gateway.app.doors import Health, StoreWatch, tell_of_gateway
-from gateway.app.mcp import mcp_served, mcp_servers
-from gateway.app.memory import Around, Memory, memory_methods, memory_of, memory_tool, vaults_of
-from gateway.app.plugins import PATIENCE_S, Parts, follow, loaded_plugins
-from gateway.app.provider_test import ProviderTest
+from gateway.app.background import Rulebook, sweep
+from gateway.app.generation import Generation, build, usual_agent
+from gateway.app.shared import Shared, opened, provider_trial, scrubbing
 from gateway.budgets.metering import Meter
+from gateway.channels.commands import ChatCommands
+from gateway.channels.crossing import read_description
 from gateway.channels.pairing import PairingBook
+from gateway.channels.room import ChannelRoom, channel_room, delivering, keep_lines
+from gateway.config.authority import note_start
 from gateway.config.keys import json_schema
-from gateway.config.values import GatewayConfig, QueueSettings
-from gateway.control.notices import Bus
-from gateway.control.policy import DecisionTrees
-from gateway.domain.agents import AgentDef
-from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ids import AgentId, Secret, SessionKey
-from gateway.domain.inbox import ChannelEvents
+from gateway.config.values import GatewayConfig
+from gateway.domain.events import Deed
+from gateway.domain.ids import Secret
 from gateway.domain.mcp import Door
-from gateway.domain.ports import Clock, Ids, Model, StoreCare, Stores
-from gateway.domain.supervision import Work as Beside
+from gateway.domain.ports import Model
 from gateway.domain.supervision import supervise
-from gateway.host.clock import SystemClock
-from gateway.host.ids import TimeIds
+from gateway.host.folder import Folder
 from gateway.host.texts import FileTexts
-from gateway.memory.episodes import Episodes
+from gateway.memory.extraction import Keeping
+from gateway.memory.recall import Recall
+from gateway.memory.room import Memory, memory_of, vaults_of
 from gateway.memory.souls import Souls
+from gateway.memory.tool import MemoryTool
 from gateway.providers.client import Models, ProviderClient
-from gateway.providers.prices import PriceTable
-from gateway.routing import Router
+from gateway.sandbox.hosting import Means as SandboxMeans
+from gateway.sandbox.opening import (
+    PATIENCE_S,
+    Nowhere,
+    follow,
+    host_functions,
+    open_plugins,
+    open_sandbox,
+)
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
-from gateway.sessions.intake import Bounds, Front, Reception, Upkeep
-from gateway.sessions.lanes import Lanes, Manner
+from gateway.sessions.compacting import Compaction
+from gateway.sessions.intake import Front, Reception, ServedDesk, Upkeep
 from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replays, Wired
-from gateway.sessions.runs import LiveRuns
-from gateway.sessions.settings import SettingsBook
+from gateway.sessions.replay import Replays
 from gateway.sessions.stateless import Stateless
-from gateway.sessions.worker import Means, Work
-from gateway.store.opening import open_store
+from gateway.sessions.worker import Means, Recollected, Work
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
-from gateway.web.asgi import WebApp, build
+from gateway.web.asgi import WebApp
+from gateway.web.asgi import build as build_web
 from gateway.web.asyncapi import asyncapi
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.documents_api import documented
+from gateway.web.health import Health, StoreWatch
 from gateway.web.identity import Identities
 from gateway.web.mcp import McpApi
 from gateway.web.methods.audit import AuditMethods
 from gateway.web.methods.budget import BudgetMethods
+from gateway.web.methods.channels import ChannelMethods
 from gateway.web.methods.chat import ChatMethods
 from gateway.web.methods.events import EventMethods
 from gateway.web.methods.insight import About, InsightMethods
+from gateway.web.methods.memory import MemoryMethods
 from gateway.web.methods.pairing import PairMethods
 from gateway.web.methods.providers import ProviderMethods
 from gateway.web.methods.replays import ReplayMethods
@@ -89,230 +84,174 @@ from gateway.web.methods.rules import RuleMethods
 from gateway.web.methods.sessions import SessionMethods
 from gateway.web.methods.settings import SettingsMethods
 from gateway.web.methods.upkeep import UpkeepMethods
-from gateway.web.metrics import Metrics
+from gateway.web.metrics import ChannelFigures, Metrics
 from gateway.web.openai_api import OpenAiApi
+from gateway.web.rpc import Method
 from gateway.web.settings import WebSettings
-
-
-def with_subagents(config: GatewayConfig) -> tuple[AgentDef, ...]:
-    """All that have a prompt and a tree. The subagents are nobody's answer: what they do not say
-    they get from whoever asks them."""
-    helpers = (
-        AgentDef(AgentId(one.name), "", "", soul_path=one.prompt_path) for one in config.subagents
-    )
-    return (*config.agents, *helpers)
-
-
-def subagents_of(
-    config: GatewayConfig, parts: Parts, settings: SettingsBook, runs: LiveRuns
-) -> Subagents:
-    """From now on agents have them as tools."""
-    known = {one.name: one for one in config.subagents}
-    agents = {agent.id: agent for agent in config.agents}
-    found = (settings.of, parts.clock, runs.journal_of)
-    subagents = Subagents(known, parts.runner(), parts.souls, *found, agents)
-    parts.gate.renew("", subagents.tools)
-    return subagents
-
-
-def gate_of(
-    config: GatewayConfig, parts: Parts, subagents: Subagents
-) -> tuple[Gate, Callable[[SessionKey], Awaitable[None]]]:
-    """What agents have that people talk to, and how to forget what it keeps of a session."""
-    if not config.delegation.is_enabled:
-        return parts.gate, parts.gate.excerpts.forget
-    kept = parts.stores.originals
-    gate = Delegating(parts.gate, subagents, config.delegation, kept, to_json)
-    return gate, kept.forget
-
 
 log = logging.getLogger(__name__)
 
-EVERY_S = 3600.0
-AT_ONCE = 500
-PAUSE_S = 0.1
-SENT_AGAIN = timedelta(days=8)  # no platform brings a message again after a week
 
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What a generation has opened for itself. Its tasks end with the group."""
 
-async def sweep(config: GatewayConfig, stores: Stores, clock: Clock) -> None:
-    """A little at a time, until cancelled."""
-    while True:
-        try:
-            await _forget(config, stores.care, clock)
-            await _forget_heard(stores.channel_events, clock)
-            await _expire(config, stores.care, clock)
-        except StoreUnavailable as error:
-            log.warning("what is old stays for now", extra={"why": str(error)})
-        await clock.sleep(EVERY_S)
-
-
-async def _forget(config: GatewayConfig, care: StoreCare, clock: Clock) -> None:
-    before = clock.now() - timedelta(days=config.store.journal_days)
-    while await care.sweep(before=before, limit=AT_ONCE):
-        await clock.sleep(PAUSE_S)
-
-
-async def _forget_heard(events: ChannelEvents, clock: Clock) -> None:
-    while await events.forget(before=clock.now() - SENT_AGAIN, limit=AT_ONCE):
-        await clock.sleep(PAUSE_S)
-
-
-async def _expire(config: GatewayConfig, care: StoreCare, clock: Clock) -> None:
-    for agent in config.agents:
-        days = agent.context.expire_days
-        if days is None:
-            continue
-        before = clock.now() - timedelta(days=days)
-        while await care.expire(agent.id, before=before, limit=AT_ONCE):
-            await clock.sleep(PAUSE_S)
-
-
-def replays(config: GatewayConfig, means: Means, stores: Stores) -> Replays:
-    providers = frozenset({*config.providers, "demo"})
-    return Replays(means, stores.runs, stores.transcript, rewired(config), providers)
-
-
-def rewired(config: GatewayConfig) -> Wired:
-    """The same clients for replays: over what was recorded, without keys, addresses and waiting."""
-    definitions = {
-        name: replace(definition, api_key=Secret("replayed"))
-        for name, definition in config.providers.items()
-    }
-
-    def wired(reel: Reel) -> Model:
-        clients = {
-            name: ProviderClient(definition, reel, reel, reel.random, encoder=reel)
-            for name, definition in definitions.items()
-        }
-        return Models(clients)
-
-    return wired
-
-
-@dataclass(slots=True)
-class Gateway:
-    """The rooms of one running gateway."""
-
-    config: GatewayConfig
-    version: str
-    clock: Clock
-    ids: Ids
-    stores: Stores
-    souls: Souls
-    lanes: Lanes
-    front: Front
-    settings: SettingsBook
-    gate: ToolGate
-    plugins: Plugins
-    bus: Bus
-    rules: Rulebook
+    group: TaskGroup
     meter: Meter
-    replays: Replays
+    model: Model
+    souls: Souls
+    plans: Plans
+    plugins: Plugins
+    gate: ToolGate
+    rules: Rulebook
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    front: Front
     memory: Memory
+    replays: Replays
+    stateless: Stateless
+
+
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The rooms of one generation over what is shared. `mcp` is what is served to MCP clients."""
+
+    made: Generation
+    version: str
+    shared: Shared
+    opened: Resources
+    core: Core
     channels: ChannelRoom
     pairing: PairingBook
-    stateless: Stateless
-    trial: ProviderTest
+    watch: StoreWatch
     mcp: Door | None = None
-    watch: StoreWatch = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.watch = StoreWatch(self.stores.care.probe, self.clock)
 
     @property
     def health(self) -> Health:
         return self.watch.health
 
     def web(self, settings: WebSettings) -> WebApp:
-        spending = BudgetMethods(self.front, self.stores.spending, self.meter)
-        methods = (
-            *spending.all(),
-            *AuditMethods(self.stores.audit).all(),
-            *PairMethods(self.pairing).all(),
-            *self.channels.methods(self.stores),
-            *memory_methods(
-                self.memory, self.stores, self.config.agents, self.ids, self.front.upkeep
-            ).all(),
-            *ChatMethods(self.front, to_json).all(),
-            *SessionMethods(self.front).all(),
-            *UpkeepMethods(self.front).all(),
-            *EventMethods(self.bus).all(),
-            *SettingsMethods(self.settings, choosable(self.config)).all(),
-            *RuleMethods(lambda: self.rules.current).all(),
-            *ReplayMethods(self.front, self.replays).all(),
-            *ProviderMethods(self.trial).all(),
-            *InsightMethods(
-                self.front,
-                self._about(),
-                self.health.reasons,
-                from_json,
-                gate=self.gate,
-                plugins=lambda: self.plugins.infos,
-                account=self.plugins.account,
-                budget=spending.periods,
-                backlog=self.memory.backlog,
-                channels=self.channels.statuses,
-                subagents=self.config.subagents,
-            ).all(),
-        )
-        spent = (self.stores.spending, self.meter.refusals, spending.everything)
+        """The front door, with all methods and routes."""
+        meter, gate, clock = self.opened.meter, self.opened.gate, self.shared.clock
+        stores, front = self.shared.stores, self.core.front
+        spending = BudgetMethods(front, stores.spending, meter)
+        methods = self._methods(spending)
         metrics = Metrics(
-            self.front,
-            *spent,
+            front,
+            stores.spending,
+            meter.refusals,
+            spending.everything,
             self.health.reasons,
             self.version,
-            self.channels.figures(self.stores.dead_letters),
-            self.gate.foreign,
-        ).routes()
-        told = metrics if self.config.observability.metrics else ()
-        read = (ConversationsApi(self.front), SessionMethods(self.front), spending)
-        apis = (*self._chats(), *read, McpApi(self.mcp))
-        routes = (*(route for api in apis for route in api.routes()), *told)
+            ChannelFigures(self.channels.statuses, stores.dead_letters, *self.shared.traffic),
+            gate.foreign,
+        )
+        started = int(clock.now().timestamp())
+        apis = (
+            ChatApi(front, to_json, from_json, self.shared.ids),
+            OpenAiApi(front, self.core.stateless, to_json, from_json, started),
+            ConversationsApi(front),
+            SessionMethods(front),
+            spending,
+            McpApi(self.mcp),
+            *((metrics,) if self.made.config.observability.metrics else ()),
+        )
         documents = {
             "/config.schema.json": json_schema,
             "/asyncapi.json": lambda: asyncapi(methods, self.version),
         }
-        app = build(
+        routes = [route for api in apis for route in api.routes()]
+        app = build_web(
             settings,
             methods=methods,
             routes=documented(routes, self.version, documents),
             ready=self.watch.reasons,
-            clock=self.clock,
-            identities=Identities(settings, self.clock, self.stores.audit),
+            clock=clock,
+            identities=Identities(settings, clock, stores.audit),
         )
         app.open_webhooks(self.channels.door)
         return app
 
-    def _about(self) -> About:
-        return About(
+    def _methods(self, spending: BudgetMethods) -> Sequence[Method]:
+        shared, core, config = self.shared, self.core, self.made.config
+        stores, clock, plugins = shared.stores, shared.clock, self.opened.plugins
+        front, memory = core.front, core.memory
+        about = About(
             version=self.version,
-            started=self.clock.monotonic(),
-            store_url=self.config.store.url,
+            started=clock.monotonic(),
+            store_url=config.store.url,
             pid=os.getpid(),
-            origin=str(self.config.origin or "none (built-in defaults)"),
+            origin=str(config.origin or "none (built-in defaults)"),
         )
+        insight = InsightMethods(
+            front,
+            about,
+            self.health.reasons,
+            from_json,
+            gate=self.opened.gate,
+            plugins=lambda: plugins.infos,
+            account=plugins.account,
+            budget=spending.periods,
+            backlog=lambda: {
+                "backlog": memory.keeper.backlog,
+                "unindexed": memory.indexer.backlog,
+            },
+            channels=self.channels.statuses,
+            subagents=config.subagents,
+        )
+        channels = ChannelMethods(
+            self.channels.statuses,
+            stores.dead_letters,
+            stores.channel_events,
+            lambda: self.channels.intake.nudge(),
+            clock,
+            self.channels.take_again,
+        )
+        remembering = (stores.facts, memory.recall, clock, shared.ids, memory.settled)
+        families = (
+            spending,
+            AuditMethods(stores.audit),
+            PairMethods(self.pairing),
+            channels,
+            MemoryMethods(*remembering, self.made.sharing, front.upkeep),
+            ChatMethods(front, to_json),
+            SessionMethods(front),
+            UpkeepMethods(front),
+            EventMethods(shared.bus),
+            SettingsMethods(shared.settings, self.made.choosable),
+            RuleMethods(self.opened.rules.now),
+            ReplayMethods(front, core.replays),
+            ProviderMethods(provider_trial(config, self.opened.model, shared.ids)),
+            insight,
+        )
+        return [method for family in families for method in family.all()]
 
-    def _chats(self) -> tuple[ChatApi, OpenAiApi]:
-        started = int(self.clock.now().timestamp())
-        chat = ChatApi(self.front, to_json, from_json, self.ids)
-        return chat, OpenAiApi(self.front, self.stateless, to_json, from_json, started)
+    async def keep_lines(self) -> None:
+        """Keeps the connections to platforms, until they are hung up."""
+        if self.channels.open:
+            sockets = self.shared.sockets
+            fetch, dialler = await sockets.guarded("lines"), await sockets.dialler()
+            await keep_lines(self.channels, fetch, dialler)
 
     async def drain(self) -> None:
-        """Takes nothing more in, and waits for the runs that are at work."""
+        """Refuses new work, and waits for the runs that are at work."""
+        core, lanes = self.core, self.shared.lanes
         self.health.draining = True
         self.channels.hang_up()
-        self.front.reception.close()
-        self.stateless.close()
-        self.lanes.pause()
-        log.info("draining", extra={"running": self.lanes.working})
-        with anyio.move_on_after(self.config.gateway.drain_s) as scope:
-            await self.lanes.rest()
-            await self.stateless.rest()
+        core.front.reception.close()
+        core.stateless.close()
+        lanes.pause()
+        log.info("draining", extra={"running": lanes.working})
+        with anyio.move_on_after(self.made.config.gateway.drain_s) as scope:
+            await lanes.rest()
+            await core.stateless.rest()
         if scope.cancelled_caught:
-            log.warning("runs are cut off and start again", extra={"running": self.lanes.working})
+            log.warning("runs are cut off and start again", extra={"running": lanes.working})
         await self.channels.drain()
-        self.front.live.abandon_all()
-        self.stateless.abandon_all()
+        self.shared.live.abandon_all()
+        core.stateless.abandon_all()
 
 
 @asynccontextmanager
@@ -325,190 +264,337 @@ async def assembled(
 ) -> AsyncIterator[Gateway]:
     """Everything but the front doors, at work until the context is left. Plugins that take longer
     than `patience_s` come later, with the channels that they are adapters of."""
-    clock = SystemClock()
-    ids = TimeIds(clock)
+    async with opened(config, accept_loss=accept_loss) as shared:
+        made = await to_thread.run_sync(build, config)
+        async with start(made, shared, version=version, patience_s=patience_s) as gateway:
+            try:
+                yield gateway
+            finally:
+                shared.group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def start(
+    made: Generation, shared: Shared, *, version: str, patience_s: float = PATIENCE_S
+) -> AsyncIterator[Gateway]:
+    """Opens what the generation needs for itself, and sets it to work until the context is left."""
+    config, stores, clock = made.config, shared.stores, shared.clock
     async with AsyncExitStack() as stack:
-        stores = await stack.enter_async_context(
-            open_store(
-                config.store.url, config.gateway.data_dir, clock=clock, accept_loss=accept_loss
-            )
-        )
-        await stores.care.probe()
-        prices = PriceTable(config.providers)
-        if config.providers:  # before any call: whoever needs it meanwhile would stop everybody
-            await to_thread.run_sync(prices.warm)
-        meter = Meter(stores.ledger, config.budgets, prices, clock, ids, stores.audit)
-        await meter.settle_lost()
-        model = await stack.enter_async_context(models(config, clock, meter.around))
-        paths = await to_thread.run_sync(soul_paths, with_subagents(config))
-        souls = Souls(FileTexts(clock), paths, clock=clock, templates=template_paths(config.agents))
-        await souls.load()
-        bus = Bus()
-        plans, decisions = await _judged_plans(config, clock, bus)
-        group = await stack.enter_async_context(anyio.create_task_group())
-        loading = loaded_plugins(config, stores.plugins, clock, patience_s)
-        plugins = await stack.enter_async_context(loading)
-        gate = ToolGate(
-            (
-                memory_tool(stores, config.agents, clock, ids),
-                ResultTool(stores.originals, stores.transcript),
-                *plugins.tools,
-            ),
-            schemas=SchemaChecks(),
-            decode=strict_json,
-            clock=clock,
-            originals=stores.originals,
-        )
-        await stack.enter_async_context(mcp_servers(config, gate, stores, bus, clock))
-        await follow(plugins, gate, stores.audit, clock)
-        await note_start(stores.audit, config, plugins.infos, version, clock.now())
-        rules = Rulebook(config, clock)
-        opened = (version, clock, bus, ids, stores, souls, plans, decisions)
-        book = pairing_book(stores, bus, clock, ids)
-        parts = Parts(*opened, model, plugins, gate, rules, meter, book)
-        rooms = _wired(config, parts, group)
-        await rooms.channels.load(config.channels, plugins.adapters, plugins.infos)
-        rooms.channels.refuse_alike()
-        sent = delivering(rooms.channels, config.channels, stores.outbox, rooms.front, bus)
-        await stack.enter_async_context(sent)
-        rooms.mcp = await stack.enter_async_context(mcp_served(config, rooms.front, gate, ids))
-        await rooms.memory.keeper.resume()
-        _work_beside(rooms, plans, partial(sweep, config, stores, clock), group)
+        found = await _open(made, shared, stack, patience_s)
+        await follow(found.plugins, found.gate, stores.audit, clock)
+        await note_start(stores.audit, config, found.plugins.infos, version, clock.now())
+        core = wired(made, shared, found)
+        book = PairingBook(stores.pairings, stores.audit, clock, shared.ids, shared.tell)
+        room = _channels(made, shared, core, book)
+        await room.load(config.channels, found.plugins.adapters, found.plugins.infos)
+        room.refuse_alike()
+        await _deliver(made, shared, room, core.front, stack)
+        mcp = await _serve_mcp(config, shared, found.gate, core.front, stack)
+        watch = StoreWatch(stores.care.probe, clock)
+        gateway = Gateway(made, version, shared, found, core, room, book, watch, mcp)
+        await core.memory.keeper.resume()
+        _work_beside(gateway)
         try:
-            yield rooms
+            yield gateway
         finally:
-            group.cancel_scope.cancel()
+            found.group.cancel_scope.cancel()
 
 
-def _work_beside(rooms: Gateway, plans: Plans, sweeping: Beside, group: TaskGroup) -> None:
-    """What goes on for as long as the gateway runs."""
-    beside: dict[str, Beside] = {
-        "souls": rooms.souls.keep_fresh,
-        "trees": plans.keep_fresh,
-        "rules": rooms.rules.keep_fresh,
-        "store": rooms.watch.run,
-        "sweep": sweeping,
-        "index": rooms.memory.indexer.run,
-        "channels": partial(rooms.channels.open_late, rooms.plugins),
-    }
-    for name, task in beside.items():
-        may_end = name in {"rules", "channels"}  # there may be none to follow, or to wait for
-        work = partial(supervise, name, task, rooms.clock, may_end=may_end)
-        group.start_soon(work, name=name)
-
-
-async def _judged_plans(
-    config: GatewayConfig, clock: Clock, bus: Bus
-) -> tuple[Plans, DecisionTrees]:
-    """The agents' trees, and the policies that they and their agents name."""
-    policies = {agent.decision for agent in config.agents}
-    decisions = await to_thread.run_sync(decision_trees, policies)
-    tell, paths = partial(tell_of_gateway, bus, clock), tree_paths(with_subagents(config))
-    plans = Plans(FileTexts(clock), paths, tell, decisions=decisions)
+async def _open(
+    made: Generation, shared: Shared, stack: AsyncExitStack, patience_s: float
+) -> Resources:
+    """Raises McpNotInstalled, SoulUnreadable, TreeInvalid."""
+    config, stores, clock = made.config, shared.stores, shared.clock
+    meter = shared.meter(config, made.prices)
+    model = await shared.models(config, meter)
+    texts = FileTexts(clock)
+    souls = Souls(texts, made.souls, clock=clock, templates=made.templates)
+    await souls.load()
+    plans = Plans(texts, made.trees, shared.tell, decisions=made.decisions)
     await plans.load()
-    return plans, decisions
+    group = await stack.enter_async_context(anyio.create_task_group())
+    plugins = await _open_plugins(config, shared, stack, patience_s)
+    recall = Recall(stores.turns, stores.facts)
+    own = (
+        MemoryTool(stores.facts, recall, clock, shared.ids, made.sharing),
+        ResultTool(stores.originals, stores.transcript),
+    )
+    gate = ToolGate(
+        (*own, *plugins.tools),
+        schemas=SchemaChecks(),
+        decode=strict_json,
+        clock=clock,
+        originals=stores.originals,
+    )
+    await _open_mcp_servers(config, shared, gate, stack)
+    return Resources(group, meter, model, souls, plans, plugins, gate, Rulebook(made, clock))
 
 
-def _wired(config: GatewayConfig, parts: Parts, group: TaskGroup) -> Gateway:
-    agents = {agent.id: agent for agent in config.agents}
-    episodes, runs = Episodes(parts.stores.transcript), LiveRuns(to_json)
-    lanes = Lanes(group, width=config.queue.max_running)
-    around = Around(agents, parts.model, episodes, lanes, parts.clock, parts.ids, group)
-    memory = memory_of(parts.stores, around, vaults_of(config, parts.gate, parts.stores.plugins))
-    settings = SettingsBook(parts.stores.settings, to_json, from_json)
-    gate, forget = gate_of(config, parts, subagents_of(config, parts, settings, runs))
-    runner = replace(parts.runner(), gate=gate)
-    means = memory.told_by(_means(parts, agents, runner, episodes, settings, config))
-    names, closed = tuple(agents), closed_agents(config)
-    router = Router(names, config.bindings, config.default_agent, closed=closed)
+async def _open_plugins(
+    config: GatewayConfig, shared: Shared, stack: AsyncExitStack, patience_s: float
+) -> Plugins:
+    enabled = [one for one in config.plugins if one.is_enabled]
+    fetches = any(plugin.origins for plugin in enabled)
+    own = {"folder": Folder(to_json, from_json)}
+    means = SandboxMeans(
+        fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
+        store=shared.stores.plugins,
+        clock=shared.clock,
+        encode=to_json,
+        decode=from_json,
+        read_adapter=read_description,
+        functions=await to_thread.run_sync(host_functions, enabled, own),
+    )
+    cache, limits = config.gateway.data_dir / "plugins", config.sandbox
+    opening = open_sandbox(cache, means, workers=limits.workers, idle_s=limits.idle_s)
+    sandbox = await stack.enter_async_context(opening)
+    plugins = open_plugins(sandbox, config.plugins, patience_s=patience_s)
+    return await stack.enter_async_context(plugins)
+
+
+async def _open_mcp_servers(
+    config: GatewayConfig, shared: Shared, gate: ToolGate, stack: AsyncExitStack
+) -> None:
+    """A server is connected when a turn of an agent that has it begins."""
+    if not config.mcp_servers:
+        return
+    # An extra, and slow to import.
+    from gateway.mcp.connecting import Dialling  # noqa: PLC0415
+    from gateway.mcp.servers import open_servers  # noqa: PLC0415
+    from gateway.mcp.supervising import Means as ServerMeans  # noqa: PLC0415
+
+    async def told_changed(facts: Mapping[str, object]) -> None:
+        shared.tell("mcp.tool.changed", facts)
+        deed = Deed(shared.clock.now(), "mcp.tool.changed", f"mcp:{facts['server']}", facts)
+        await shared.stores.audit.append(deed)
+
+    http = await shared.sockets.http("mcp")
+    means = ServerMeans(
+        dial=Dialling(http, config.gateway.data_dir / "mcp", shared.clock).line,
+        clock=shared.clock,
+        schemas=SchemaChecks(),
+        store=shared.stores.plugins,
+        renew=gate.renew,
+        tell=shared.tell,
+        told_changed=told_changed,
+        random=random.random,
+    )
+    gate.foreign = await stack.enter_async_context(open_servers(config.mcp_servers, means))
+
+
+async def _serve_mcp(
+    config: GatewayConfig, shared: Shared, gate: ToolGate, front: Front, stack: AsyncExitStack
+) -> Door | None:
+    """The application at /mcp; None if MCP is not served."""
+    if not config.mcp_serving.is_enabled:
+        return None
+    from gateway.mcp.serving import serving  # noqa: PLC0415  # takes a third of a second
+
+    agent = replace(usual_agent(config), tools=config.mcp_serving.tools)
+    desk = ServedDesk(front, gate, agent, to_json, from_json, shared.ids)
+    most_bytes = config.gateway.max_body_bytes
+    door = serving(desk, schemas=SchemaChecks(), most_bytes=most_bytes)
+    return await stack.enter_async_context(door)
+
+
+def _channels(made: Generation, shared: Shared, core: Core, book: PairingBook) -> ChannelRoom:
+    stores = shared.stores
+    commands = ChatCommands(
+        front=core.front,
+        spending=stores.spending,
+        budgets=made.config.budgets,
+        facts=stores.facts,
+        find=core.memory.recall,
+        settled=core.memory.settled,
+        shared=made.sharing,
+        book=book,
+        decode=from_json,
+    )
+    return channel_room(
+        stores, commands, tell=shared.tell, scrubbing=scrubbing, traffic=shared.traffic
+    )
+
+
+async def _deliver(
+    made: Generation, shared: Shared, room: ChannelRoom, front: Front, stack: AsyncExitStack
+) -> None:
+    channels, outbox = made.config.channels, shared.stores.outbox
+    if not channels:
+        await outbox.strand((), at=shared.clock.now())
+        return
+    accounts = frozenset((one.name, one.account) for one in channels)
+    fetch = await shared.sockets.guarded("deliveries")
+    sending = delivering(room, accounts, outbox, front, shared.bus, fetch=fetch)
+    await stack.enter_async_context(sending)
+
+
+def _work_beside(gateway: Gateway) -> None:
+    """Starts the tasks that run as long as the generation is at work."""
+    opened, shared = gateway.opened, gateway.shared
+    sweeping = partial(sweep, gateway.made.config, shared.stores, shared.clock)
+    beside = (
+        ("souls", opened.souls.keep_fresh),
+        ("trees", opened.plans.keep_fresh),
+        ("rules", opened.rules.keep_fresh),
+        ("store", gateway.watch.run),
+        ("sweep", sweeping),
+        ("index", gateway.core.memory.indexer.run),
+        ("channels", partial(gateway.channels.open_late, opened.plugins)),
+    )
+    for name, task in beside:
+        may_end = name in {"rules", "channels"}  # there may be none to follow, or to wait for
+        work = partial(supervise, name, task, shared.clock, may_end=may_end)
+        opened.group.start_soon(work, name=name)
+
+
+def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
+    """Connects the core of a generation. It starts nothing."""
+    stores, clock, ids = shared.stores, shared.clock, shared.ids
+    memory = _memory(made, shared, opened)
+    gate = _gate(made, shared, opened)
+    means = _means(made, shared, opened, memory, gate)
+    kept = opened.gate.excerpts if gate is opened.gate else stores.originals
     reception = Reception(
-        router=router,
-        inbox=parts.stores.inbox,
-        lanes=lanes,
-        runs=runs,
-        work=Work(means, runs),
-        clock=parts.clock,
-        ids=parts.ids,
-        bounds=bounds_of(config.queue),
-        manner=Manner(config.queue.mode, config.queue.debounce_ms / 1000),
+        router=made.router,
+        inbox=stores.inbox,
+        lanes=shared.lanes,
+        runs=shared.live,
+        work=Work(means, shared.live),
+        clock=clock,
+        ids=ids,
+        bounds=made.bounds,
+        manner=made.manner,
     )
-    upheld = (parts.stores.conversations, parts.stores.erasures, parts.stores.sessions, episodes)
+    upkeep = Upkeep(
+        stores.conversations,
+        stores.erasures,
+        stores.sessions,
+        shared.episodes,
+        clock,
+        memory.indexer.note,
+        memory.forget,
+        reception.holding,
+    )
     front = Front(
-        agents=agents,
-        router=router,
+        agents=made.agents,
+        router=made.router,
         reception=reception,
-        live=runs,
-        runs=parts.stores.runs,
-        transcript=parts.stores.transcript,
-        sessions=parts.stores.sessions,
-        episodes=episodes,
-        souls=parts.souls,
-        plans=parts.plans,
-        clock=parts.clock,
-        upkeep=Upkeep(*upheld, parts.clock, memory.indexer.note, memory.forget, reception.holding),
+        live=shared.live,
+        runs=stores.runs,
+        transcript=stores.transcript,
+        sessions=stores.sessions,
+        episodes=shared.episodes,
+        souls=opened.souls,
+        plans=opened.plans,
+        clock=clock,
+        upkeep=upkeep,
     )
-    commands = chat_commands(config, parts.stores, front, memory, parts.pairing)
-    return Gateway(
-        config=config,
-        version=parts.version,
-        clock=parts.clock,
-        ids=parts.ids,
-        stores=parts.stores,
-        souls=parts.souls,
-        lanes=lanes,
-        front=front,
-        settings=settings,
-        gate=parts.gate,
-        plugins=parts.plugins,
-        bus=parts.bus,
-        rules=parts.rules,
-        meter=parts.meter,
-        replays=replays(config, means, parts.stores),
-        memory=memory,
-        channels=channel_room(parts.stores, front.reception, parts.bus, parts.pairing, commands),
-        pairing=parts.pairing,
-        trial=ProviderTest(config, parts.model, parts.ids),
-        stateless=Stateless(means, parts.ids, group, width=config.queue.max_running, forget=forget),
+    width = made.config.queue.max_running
+    return Core(
+        front,
+        memory,
+        _replays(made, shared, means),
+        Stateless(means, ids, opened.group, width=width, forget=kept.forget),
     )
 
 
-def bounds_of(queue: QueueSettings) -> Bounds:
-    return Bounds(
-        queue.max_pending,
-        queue.max_pending_total,
-        queue.max_pending_mb,
-        queue.max_pending_total_mb,
-        queue.max_pending_per_principal,
+def _memory(made: Generation, shared: Shared, opened: Resources) -> Memory:
+    stores = shared.stores
+    keeping = Keeping(
+        agents=made.agents,
+        facts=stores.facts,
+        hearing=stores.hearing,
+        model=opened.model,
+        clock=shared.clock,
+        ids=shared.ids,
+        encode=to_json,
+        decode=from_json,
+    )
+    return memory_of(stores, keeping, opened.group)
+
+
+def _gate(made: Generation, shared: Shared, opened: Resources) -> Gate:
+    """The gate of agents that people talk to; they have subagents as tools."""
+    config, stores = made.config, shared.stores
+    known = {one.name: one for one in config.subagents}
+    found = (shared.settings.of, shared.clock, shared.live.journal_of)
+    runner = _runner(made, shared, opened, opened.gate)
+    subagents = Subagents(known, runner, opened.souls, *found, made.agents)
+    opened.gate.renew("", subagents.tools)
+    if not config.delegation.is_enabled:
+        return opened.gate
+    return Delegating(opened.gate, subagents, config.delegation, stores.originals, to_json)
+
+
+def _runner(made: Generation, shared: Shared, opened: Resources, gate: Gate) -> Runner:
+    return Runner(
+        opened.model,
+        gate,
+        opened.plans,
+        made.decisions,
+        opened.rules.now,
+        from_json,
+        shared.bus.publish,
+        shared.bus.hears,
+        opened.meter.cost_usd,
     )
 
 
 def _means(
-    parts: Parts,
-    agents: Mapping[AgentId, AgentDef],
-    runner: Runner,
-    episodes: Episodes,
-    settings: SettingsBook,
-    config: GatewayConfig,
+    made: Generation, shared: Shared, opened: Resources, memory: Memory, gate: Gate
 ) -> Means:
+    stores = shared.stores
+    compaction = Compaction(
+        opened.model,
+        stores.transcript,
+        stores.summaries,
+        shared.episodes,
+        shared.lanes,
+        shared.clock,
+        shared.ids,
+        on_compacted=memory.keeper.on_compacted,
+    )
+    config = made.config
+    vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.plugins)
     return Means(
-        agents=agents,
-        runner=runner,
-        inbox=parts.stores.inbox,
-        journal=parts.stores.journal,
-        runs=parts.stores.runs,
-        episodes=episodes,
-        souls=parts.souls,
-        settings=settings,
-        clock=parts.clock,
-        bus=parts.bus,
+        agents=made.agents,
+        runner=_runner(made, shared, opened, gate),
+        inbox=stores.inbox,
+        journal=stores.journal,
+        runs=stores.runs,
+        episodes=shared.episodes,
+        souls=opened.souls,
+        settings=shared.settings,
+        clock=shared.clock,
+        bus=shared.bus,
         encode=to_json,
         decode=from_json,
-        rule_states=parts.stores.rule_states,
-        notices=parts.stores.notices,
+        rule_states=stores.rule_states,
+        notices=stores.notices,
         channels=frozenset(one.name for one in config.channels),
+        keeper=memory.keeper,
+        said=memory.indexer.note,
+        recollection=Recollected(memory.remembrance, vaults),
+        compact=compaction.consider,
     )
 
 
+def _replays(made: Generation, shared: Shared, means: Means) -> Replays:
+    """Replays have the same clients, over what was recorded: without keys, addresses and waiting."""
+    key = Secret("replayed")
+    definitions = {name: replace(one, api_key=key) for name, one in made.config.providers.items()}
+
+    def wired_to(reel: Reel) -> Model:
+        clients = {
+            name: ProviderClient(definition, reel, reel, reel.random, encoder=reel)
+            for name, definition in definitions.items()
+        }
+        return Models(clients)
+
+    providers = frozenset({*definitions, "demo"})
+    return Replays(means, shared.stores.runs, shared.stores.transcript, wired_to, providers)
+
+
 def strict_json(text: str | bytes) -> Any:
-    """Without the numbers that are none: a guest's parser, or a provider's, refuses them."""
+    """Without numbers like NaN: a guest's parser, or a provider's, refuses them."""
     return from_json(text, allow_inf_nan=False)

@@ -11,17 +11,15 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 
 from gateway.app.assembly import Gateway, assembled
-from gateway.app.channels import keep_lines
-from gateway.app.doors import web_settings
+from gateway.app.generation import web_settings
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.supervision import supervise
-from gateway.host.garbage import settle
 from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
-from gateway.host.streams import has_terminal
+from gateway.host.process import has_terminal, settle
 from gateway.store.opening import note_owner
 from gateway.store.rows import file_faults
 from gateway.web.server import Address, WebServer
@@ -43,7 +41,7 @@ class EndedByItself(GatewayError):
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What `run` tells once the gateway listens, the store passed its probe and work was resumed."""
+    """What `run` reports once the gateway listens, the store passed its probe and work was resumed."""
 
     config: GatewayConfig
     url: str
@@ -111,19 +109,23 @@ async def _stop(signals: AsyncIterator[signal.Signals], *, by_hangup: bool) -> N
 async def open_doors(
     rooms: Gateway, group: TaskGroup, ready: Callable[[Running], None]
 ) -> WebServer:
-    """Comes back once it can answer. Raises AddressInUse, CannotListen, StoreUnavailable."""
-    data_dir = rooms.config.gateway.data_dir
+    """Returns once the gateway can answer. Raises AddressInUse, CannotListen, StoreUnavailable."""
+    data_dir = rooms.made.config.gateway.data_dir
     with file_faults(str(data_dir / KEY)):
         key = await to_thread.run_sync(make_key, data_dir)
-    settings = web_settings(rooms.config, key)
+    settings = web_settings(rooms.made.config, key)
     server = WebServer(rooms.web(settings), settings)
     address: Address = await group.start(server.serve)
     url = f"http://{address}"
     await note_owner(data_dir, url)
-    resumed = await rooms.front.reception.resume()
-    lines = partial(keep_lines, rooms.channels)
-    group.start_soon(partial(supervise, "lines", lines, rooms.clock, may_end=True), name="lines")
+    resumed = await rooms.core.front.reception.resume()
+    lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
+    group.start_soon(lines, name="lines")
     rooms.health.starting = False
     settle()
-    ready(Running(rooms.config, url, resumed, rooms.plugins.infos, rooms.channels.statuses()))
+    ready(
+        Running(
+            rooms.made.config, url, resumed, rooms.opened.plugins.infos, rooms.channels.statuses()
+        )
+    )
     return server

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import click
 
-from gateway.app.channels import require_openable, secrets_of
 from gateway.channels.adapters import Description, Verify, Webhook
+from gateway.channels.room import require_openable, secrets_of
 from gateway.config.secrets import REFERENCE
 from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelDef, TransportKind

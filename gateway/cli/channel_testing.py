@@ -152,7 +152,7 @@ class Player:
 
     def _recipe(self) -> Verify:
         """The gateway has made sure that there is one."""
-        ((adapter,), config) = (self.rooms.plugins.adapters, self.script.config)
+        ((adapter,), config) = (self.rooms.opened.plugins.adapters, self.script.config)
         description: Description = adapter.description
         return next(
             one
@@ -163,7 +163,7 @@ class Player:
     def _call(self, call: Call) -> tuple[int, bytes]:
         recipe = self._recipe()
         key = self.script.ed25519_seed or self.script.secrets.get(recipe.secret or "", "")
-        now, body = self.rooms.clock.now(), call.content
+        now, body = self.rooms.shared.clock.now(), call.content
         headers = signed(recipe, key, call.headers, body, now=now)
         query = f"?{call.query}" if call.query else ""
         connection = http.client.HTTPConnection(urlsplit(self.url).netloc, timeout=WITHIN_S)
@@ -178,13 +178,13 @@ class Player:
     async def _until_quiet(self) -> bool:
         """Whether every turn has ended and every answer is sent, or never will be."""
         with anyio.move_on_after(WITHIN_S):
-            while self.rooms.front.reception.pending or await self._waiting():
-                await self.rooms.clock.sleep(LOOKS_EVERY_S)
+            while self.rooms.core.front.reception.pending or await self._waiting():
+                await self.rooms.shared.clock.sleep(LOOKS_EVERY_S)
             return True
         return False
 
     async def _waiting(self) -> bool:
-        tally = await self.rooms.stores.dead_letters.tally()
+        tally = await self.rooms.shared.stores.dead_letters.tally()
         return any(count for (_, state), count in tally.items() if state in {"pending", "sending"})
 
     def _of_requests(self, step: Step, heard: Sequence[Heard]) -> Iterator[str]:

@@ -16,8 +16,7 @@ from typing import Literal
 import anyio
 
 from gateway.agent.leaves import Plans
-from gateway.app.agents import decision_trees, soul_paths, tree_paths
-from gateway.app.assembly import with_subagents
+from gateway.app.generation import decision_trees, soul_paths, tree_paths, with_subagents
 from gateway.config.problems import KeyPath, dotted
 from gateway.config.values import GatewayConfig
 from gateway.control.policy import DecisionTrees

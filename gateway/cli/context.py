@@ -1,7 +1,6 @@
 """What every verb is given, and how it gets its configuration."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -9,20 +8,11 @@ import click
 
 from gateway.cli.ending import BAD_CONFIG, failure
 from gateway.cli.known import known
+from gateway.cli.options import CliContext as CliContext
 from gateway.config.environment import read_environment
 from gateway.config.load import find_data_dir, find_file, is_named_file, load
 from gateway.config.problems import ConfigInvalid, Problem
 from gateway.config.values import GatewayConfig, Overrides, Surroundings
-
-
-@dataclass(frozen=True, slots=True)
-class CliContext:
-    """The options that stand before the verb."""
-
-    config_path: Path | None = None
-    data_dir: Path | None = None
-    json: bool = False
-    debug: bool = False
 
 
 def config_or_exit(context: CliContext, *, port: int | None = None) -> GatewayConfig:

@@ -13,7 +13,6 @@ from typing import Any
 import click
 
 from gateway.domain.errors import Busy, DataDirInUse, GatewayError
-from gateway.domain.mcp import McpNotInstalled
 
 FAILED, USAGE, UNREACHABLE, BUSY, NOT_ALLOWED, BAD_CONFIG = 1, 2, 69, 75, 77, 78
 BUSY_CODES = frozenset({"address_in_use"})
@@ -122,6 +121,4 @@ def exit_code(error: GatewayError) -> int:
         return BUSY
     if isinstance(error, NotAllowed):
         return NOT_ALLOWED
-    if isinstance(error, McpNotInstalled):
-        return BAD_CONFIG
     return FAILED

@@ -1,14 +1,13 @@
 """`exogate`: the verbs, each loaded only when it is used."""
 
 import sys
-from collections.abc import Sequence
 from importlib import import_module  # noqa: TID251  # from the fixed table below, and nowhere else
 from pathlib import Path
 
 import click
 
-from gateway.cli.context import CliContext
 from gateway.cli.ending import ending_well
+from gateway.cli.options import CliContext, parted
 from gateway.cli.terminal import guard_streams
 
 # verb -> module and name of its click command
@@ -75,44 +74,9 @@ def exogate(
     ctx.obj = CliContext(config, data_dir, as_json, debug)
 
 
-# Options that belong to every verb may stand anywhere; these take a value.
-FLAGS = frozenset({"--json", "--debug"})
-VALUED = frozenset({"--config", "-c", "--data-dir"})
-TEXT_FOLLOWS = frozenset({"-m", "--message"})  # whatever it looks like
-
-
-def gathered(words: Sequence[str]) -> list[str]:
-    """The words of a command with the options of every verb in front."""
-    front, rest = _parted(words)
-    return [*front, *rest]
-
-
-def _parted(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The options of every verb, and all other words."""
-    front: list[str] = []
-    rest = list(words)
-    place = 0
-    while place < len(rest) and rest[place] != "--":
-        word = rest[place]
-        if word in FLAGS or _holds_its_value(word):
-            front.append(rest.pop(place))
-        elif word in VALUED and place + 1 < len(rest):
-            front += [rest.pop(place), rest.pop(place)]
-        else:
-            place += 2 if word in TEXT_FOLLOWS else 1
-    return front, rest
-
-
-def _holds_its_value(word: str) -> bool:
-    if word.startswith("-c") and not word.startswith("--"):
-        return len(word) > len("-c")
-    name, is_given, _ = word.partition("=")
-    return bool(is_given) and name in VALUED
-
-
 def main() -> None:
     guard_streams()
-    front, rest = _parted(sys.argv[1:])
+    front, rest = parted(sys.argv[1:])
     with ending_well(debug="--debug" in front, as_json="--json" in front):
         # click's own way to end knows no JSON; what a verb returns is None, of --help 0
         exogate([*front, *rest], prog_name="exogate", standalone_mode=False)

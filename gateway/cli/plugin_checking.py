@@ -12,10 +12,9 @@ import anyio
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
-from gateway.app.channels import require_openable
-from gateway.app.plugins import Nowhere
 from gateway.channels.adapters import Description
 from gateway.channels.crossing import read_description
+from gateway.channels.room import require_openable
 from gateway.channels.verification import ChannelRefused
 from gateway.cli.plugin_files import BadPlugin, Given
 from gateway.config.values import GatewayConfig
@@ -26,7 +25,7 @@ from gateway.host.logs import logging_to
 from gateway.sandbox.compiling import Uncompiled
 from gateway.sandbox.grants import PluginRefused, missing, needed
 from gateway.sandbox.hosting import Means
-from gateway.sandbox.opening import open_sandbox
+from gateway.sandbox.opening import Nowhere, open_sandbox
 from gateway.sandbox.plugins import Plugins, Sandbox, info
 from gateway.schemas import SchemaChecks
 from gateway.store.opening import open_memory

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, get_args
 import anyio
 import click
 
-from gateway.app.provider_test import WITHIN_S, provider_test
+from gateway.app.shared import provider_test
 from gateway.cli.context import CliContext, config_or_exit
 from gateway.cli.ending import FAILED, Unreachable, failure
 from gateway.cli.link import ANSWER_S, linked
 from gateway.config.values import GatewayConfig
 from gateway.domain.errors import FailureKind
 from gateway.providers.prices import DEFAULT_MODELS
+from gateway.web.methods.providers import WITHIN_S
 
 if TYPE_CHECKING:
     from gateway.cli.plugin_place import Place

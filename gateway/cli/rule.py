@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from gateway.app.agents import rule_set
+from gateway.app.generation import rule_set
 from gateway.cli.context import CliContext, config_or_exit, refuse
 from gateway.cli.ending import Unreachable
 from gateway.cli.link import linked

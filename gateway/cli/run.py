@@ -12,9 +12,8 @@ from gateway.config.values import GatewayConfig
 from gateway.domain.channels import ChannelStatus
 from gateway.domain.plugins import PluginInfo
 from gateway.domain.version import VERSION
-from gateway.host.files import allow_open_files
 from gateway.host.logs import logging_to
-from gateway.host.streams import detach_streams, hold_hangup
+from gateway.host.process import allow_open_files, detach_streams, hold_hangup
 from gateway.host.terminal import one_line
 
 

@@ -5,7 +5,7 @@ import platform
 
 import click
 
-from gateway.cli.context import CliContext
+from gateway.cli.options import CliContext
 from gateway.domain.version import VERSION
 
 

@@ -4,8 +4,10 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-from gateway.config.values import Known
+if TYPE_CHECKING:  # every command reads the environment, and few have anything to check
+    from gateway.config.values import Known
 
 TOKEN = "EXOGATE_TOKEN"
 CONFIG = "EXOGATE_CONFIG"
@@ -64,7 +66,7 @@ class Choice:
         return DEMO if self.provider == DEMO else "main"
 
 
-def usual_choice(environment: Mapping[str, str], known: Known) -> Choice:
+def usual_choice(environment: Mapping[str, str], known: "Known") -> Choice:
     found = [
         (name, variable)
         for name, preset in known.presets.items()
@@ -77,7 +79,7 @@ def usual_choice(environment: Mapping[str, str], known: Known) -> Choice:
     return Choice(provider, variable, tuple(v for name, v in rest if name != provider))
 
 
-def default_model(provider: str, known: Known) -> str | None:
+def default_model(provider: str, known: "Known") -> str | None:
     if provider == DEMO:
         return DEMO
     preset = known.presets.get(provider)

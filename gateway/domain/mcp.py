@@ -47,7 +47,7 @@ class McpServerDef:
     hidden: tuple[Secret, ...] = ()
 
     def hushed(self, text: str) -> str:
-        """Without what it was given in secret: many a server repeats it in what it says."""
+        """The text without the secrets of the server: some servers repeat them in errors."""
         values = [one.reveal() for one in self.hidden]
         words = {word for value in values for word in (value, *value.split()[-1:])}  # Bearer WORD
         marks = ((word, "***") for word in sorted(words) if len(word) >= SHORTEST_SECRET)
@@ -59,7 +59,7 @@ McpState = Literal["idle", "connected", "failing"]
 
 @dataclass(frozen=True, slots=True)
 class McpStatus:
-    """How a server fares; idle: nobody wants it. `version`: of the protocol, once it is known."""
+    """The state of a server; idle: no agent has used it lately. `version` is that of the protocol."""
 
     name: str
     state: McpState
@@ -70,17 +70,17 @@ class McpStatus:
 
 @dataclass(frozen=True, slots=True)
 class Lacking:
-    """A server that an agent has and that is not there, in a sentence."""
+    """A server that an agent has and that cannot be reached, with the reason."""
 
     server: str
     why: str
 
 
 class Foreign(Protocol):
-    """The servers, for the gate and for whoever tells how they fare."""
+    """The MCP servers, as the gate and the status pages use them."""
 
     async def prepare(self, agent: AgentDef) -> Sequence[Lacking]:
-        """Connects those that the agent has; gives those that are not there."""
+        """Connects the servers that the agent has. Returns those that cannot be reached."""
         ...
 
     def statuses(self) -> Sequence[McpStatus]: ...
@@ -119,7 +119,7 @@ class McpServing:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who calls from outside. `agents`: the only ones it may reach; None: all."""
+    """A caller from outside. `agents` are those that it may reach; None: all."""
 
     principal: str
     agents: frozenset[str] | None = None
@@ -127,7 +127,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a client's call came to; `facts` are its parts for programs."""
+    """The result of a client's call; `facts` are its parts for programs."""
 
     text: str
     is_error: bool = False

@@ -1,8 +1,8 @@
-"""Tasks beside serving: what ends one of them is told and mended, and reaches no other.
+"""Background tasks: the failure of one is logged, ends no other, and the task is started again.
 
-A task group takes a task that ends cancelled for a wish to cancel all of it, also if nobody cancelled
-it but a library by itself (`Task.cancel`, a cancelled future, a scope that crossed tasks). So the end
-of one connection could end the gateway without a word. Here such an end is a failure like any other.
+A task group cancels all its tasks when one of them ends cancelled, also if only a library cancelled it
+(`Task.cancel`, a cancelled future, a scope that crossed tasks). So the end of one connection could end
+the gateway silently. Here such an end is a failure like any other.
 """
 
 import asyncio
@@ -25,8 +25,8 @@ Work = Callable[[], Awaitable[object]]
 
 
 async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = False) -> None:
-    """Does it until cancelled, or until it ends if it may; starts it again whenever it fails. Raises
-    StoreLost: only a new start can help then."""
+    """Runs the work until it is cancelled, and again whenever it fails. With `may_end` its end is the end.
+    Raises StoreLost: only a new start can help then."""
     failures = 0
     while True:
         began = clock.monotonic()
@@ -39,7 +39,7 @@ async def supervise(name: str, work: Work, clock: Clock, *, may_end: bool = Fals
 
 
 async def contained(name: str, work: Work) -> bool:
-    """Whether it came to its end. Whatever it fails of is logged, and ends nothing else."""
+    """Runs the work. A failure is logged and ends nothing else: False."""
     try:
         await work()
     except StoreLost:
@@ -56,8 +56,8 @@ async def contained(name: str, work: Work) -> bool:
 
 
 def survives(error: BaseException) -> bool:
-    """Whether the task that caught it may go on: nobody who may cancel it did, and nobody ends the
-    process."""
+    """Whether the task that caught the error may go on: no scope of ours cancelled it, and the process does
+    not end."""
     if anyio.current_effective_deadline() == -math.inf:
         return False
     known = (Exception, anyio.get_cancelled_exc_class())

@@ -17,7 +17,7 @@ _ASKED = 'ask with {"op": "next", "path": "prefix" or null, "cursor": the last o
 
 
 class Folder:
-    """Implements HostFunction. What is hidden, a link, too large or no text is passed over."""
+    """Implements HostFunction. It skips hidden files, links, large files, and files that are no text."""
 
     def __init__(self, encode: Encode, decode: Decode) -> None:
         self._encode, self._decode = encode, decode
@@ -48,7 +48,7 @@ class Folder:
 def _batch(
     root: str, prefix: str, after: tuple[str, ...]
 ) -> tuple[list[tuple[str, str]], str | None]:
-    """Files behind `after`, in order, and where the next batch goes on; None: there is no more."""
+    """The files after `after` in order, and the last one of the batch; None if no files are left."""
     files: list[tuple[str, str]] = []
     room = BATCH_BYTES
     for parts, path in _walk(root, after):

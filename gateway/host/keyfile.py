@@ -1,4 +1,4 @@
-"""The key by which our own command line proves to a running gateway that it is the operator's."""
+"""The key with which our command line authenticates as the operator at a running gateway."""
 
 import os
 import secrets
@@ -8,7 +8,7 @@ NAME = "operator.key"
 
 
 def make_key(data_dir: Path) -> str:
-    """A new key in a file that only its owner can read; the one of an earlier start is void."""
+    """Writes a new key to a file that only its owner can read. Keys of earlier starts become invalid."""
     key = secrets.token_urlsafe(32)
     fresh = data_dir / f"{NAME}.new"
     fresh.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Where log records go: off the event loop, and never at the price of waiting for a reader."""
+"""Log records are written by a thread: the event loop never waits for a reader of the log."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ class _DroppingQueue(QueueHandler):
 
 
 class _Listener(QueueListener):
-    """Its thread may hang in a write for ever; nobody waits for it longer than a moment."""
+    """Its thread may block in a write for ever; the end waits for it only a moment."""
 
     def enqueue_sentinel(self) -> None:
         try:
@@ -89,7 +89,7 @@ def _bound(record: logging.LogRecord) -> dict[str, object]:
 
 @contextlib.contextmanager
 def logging_to(target: TextIO, level: str, form: Format) -> Iterator[None]:
-    """Everything that is logged inside goes there, in order."""
+    """Writes everything that is logged inside to the target, in order."""
     as_json = form == "json" or (form == "auto" and not target.isatty())
     stream = logging.StreamHandler(target)
     stream.setFormatter(JsonLines() if as_json else Console())

@@ -31,7 +31,7 @@ class FileTexts:
         return await to_thread.run_sync(_read, path)
 
     async def watch(self, paths: Sequence[str], changed: Callable[[str], Awaitable[None]]) -> None:
-        """Calls `changed` for each file that is another than a moment ago; runs until cancelled."""
+        """Calls `changed` for each file that has changed; runs until cancelled."""
         before = await to_thread.run_sync(_stamps, paths)
         while True:
             await self._clock.sleep(LOOK_EVERY_S)
@@ -42,12 +42,25 @@ class FileTexts:
             before = now
 
 
+async def watch_folder(
+    folder: Path, pattern: str, clock: Clock, changed: Callable[[], Awaitable[None]]
+) -> None:
+    """Calls `changed` now, and whenever a file there has changed; runs until cancelled."""
+    before: object = None
+    while True:
+        now = await to_thread.run_sync(lambda: _stamps([*map(str, folder.glob(pattern))]))
+        if now != before:
+            await changed()
+        before = now
+        await clock.sleep(LOOK_EVERY_S)
+
+
 def _stamps(paths: Sequence[str]) -> dict[str, Stamp]:
     return {path: _stamp(path) for path in paths}
 
 
 def _stamp(path: str) -> Stamp:
-    """Tells a file from the one that was there before, also when an editor replaced it."""
+    """Differs when the file changes, also when an editor replaces it."""
     try:
         found = Path(path).stat()
     except OSError:

@@ -1,13 +1,15 @@
 """All configured servers: what agents list of them is connected before their turns."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.mcp import Lacking, McpStatus, servers_in
-from gateway.mcp.supervising import Server
+from gateway.domain.mcp import Lacking, McpServerDef, McpStatus, servers_in
+from gateway.domain.supervision import supervise
+from gateway.mcp.supervising import Means, Server
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,18 @@ class Servers:
             for name, server in self.by_name.items()
             for outcome, count in server.outcomes.items()
         }
+
+
+@asynccontextmanager
+async def open_servers(definitions: Sequence[McpServerDef], means: Means) -> AsyncIterator[Servers]:
+    """Supervises each server in a task of its own. Nothing is connected until a turn of an agent that
+    has it begins."""
+    async with anyio.create_task_group() as group:
+        servers = Servers({one.name: Server(one, means, group) for one in definitions})
+        for name, server in servers.by_name.items():
+            task = f"mcp:{name}"
+            group.start_soon(supervise, task, server.run, means.clock, name=task)
+        try:
+            yield servers
+        finally:
+            group.cancel_scope.cancel()

@@ -8,6 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
 from typing import Literal
+from urllib.parse import urlsplit
 
 from gateway.domain.budgets import NANO, Pricing
 from gateway.domain.messages import Usage
@@ -201,6 +202,14 @@ def missing_key(definition: ProviderDef) -> str | None:
 DEMO = "demo"  # in this process, so it costs nothing
 _MOST_UNKNOWN = 1000
 LISTED = frozenset({"anthropic", "openai", "gemini", "openrouter"})  # presets with a public table
+# A provider whose name contains none of these has public prices only by the address of its service.
+_PRICED = re.compile(
+    "amazon|anthropic|arcee|avian|aws|azure|baseten|bedrock|cerebras|cloudflare|cohere|copilot|cursor|"
+    "databricks|deepseek|doubleword|elevenlabs|fireworks|gemini|google|groq|huggingface|meta|minimax|"
+    "mistral|modal|moonshot|novita|openai|openrouter|ovhcloud|perplexity|quicksilverpro|together|"
+    "typesafe|vertex|voyage|x-ai|xai|zai|zhipuai",
+    re.IGNORECASE,
+)
 
 
 class PriceTable:
@@ -222,7 +231,7 @@ class PriceTable:
         if own is not None:
             money = usage.input_tokens * own.input + usage.output_tokens * own.output
             return round(money * NANO / 1_000_000), "config"
-        public = _public(definition, model, usage, at)
+        public = _public(definition, model, usage, at) if may_be_priced(definition) else None
         if public is None:
             if len(self._unknown) < _MOST_UNKNOWN:
                 self._unknown.add((provider, model))
@@ -230,11 +239,22 @@ class PriceTable:
         return round(public * NANO), "table"
 
     def warm(self) -> None:
-        """Loads the table, which takes a moment: call it in a thread, before it is needed."""
+        """Loads the table, which takes a moment: call it in a thread, before it is needed. It takes
+        megabytes, and models on this machine have no public price."""
+        if not any(map(may_be_priced, self._definitions.values())):
+            return
         from genai_prices import Usage, calc_price  # noqa: PLC0415  # slow; the demo needs no prices
 
         with suppress(LookupError):  # the import alone leaves the table to whoever asks first
             calc_price(Usage(input_tokens=1), "gpt-4o", provider_id="openai")
+
+
+def may_be_priced(definition: ProviderDef) -> bool:
+    """Whether the public table has to be asked: not for an unknown name at an address like localhost."""
+    if _PRICED.search(definition.name):
+        return True
+    host = urlsplit(definition.base_url).hostname or ""
+    return host != "localhost" and ":" not in host and not host.replace(".", "").isdigit()
 
 
 def is_priced(definition: ProviderDef, model: str, now: datetime) -> bool:

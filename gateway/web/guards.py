@@ -1,6 +1,7 @@
-"""What is looked at before anybody is asked who they are: Host, Origin, sizes, depth."""
+"""Checks that come before authentication: Host, Origin, sizes, depth of JSON."""
 
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from math import isfinite
 from urllib.parse import urlsplit
 
@@ -92,8 +93,8 @@ def parse_json(data: bytes | str, max_depth: int = 64) -> object:
 
 
 def _is_crowded(data: bytes | str) -> bool:
-    """Found out by counting, before anything is built: the parser cannot be interrupted, and holds
-    up every other thread as well."""
+    """Counts before anything is parsed: the parser cannot be interrupted, and blocks every other
+    thread."""
     text = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
     if _values(text) <= MOST_VALUES:
         return False
@@ -109,34 +110,25 @@ def _values(text: bytes) -> int:
 
 
 def _check_inside(value: object, max_depth: int) -> None:
-    level = [value]
-    for _ in range(max_depth):
-        below: list[object] = []
-        for node in level:
-            _look_into(node, below)
+    """Raises InvalidJson for what is nested too deep, and for a number that no double can hold."""
+    level: list[Iterable[object]] = [(value,)]
+    for _ in range(max_depth + 1):
+        below: list[Iterable[object]] = []
+        for child in chain.from_iterable(level):
+            if type(child) is dict:
+                below.append(child.values())
+            elif type(child) is list:
+                below.append(child)
+            elif type(child) is float and not isfinite(child):
+                raise InvalidJson("not valid JSON: a number is out of range")
         if not below:
             return
         level = below
     raise InvalidJson(f"not valid JSON: nested deeper than {max_depth} levels")
 
 
-def _look_into(node: object, below: list[object]) -> None:
-    """Puts what is nested in a node aside for the next level."""
-    children: Iterable[object] = (node,)
-    if type(node) is dict:
-        children = node.values()
-    elif type(node) is list:
-        children = node
-    for child in children:
-        kind = type(child)
-        if kind is dict or kind is list:
-            below.append(child)
-        elif isinstance(child, float) and not isfinite(child):
-            raise InvalidJson("not valid JSON: a number is out of range")
-
-
 class BodyLimit:
-    """ASGI: refuses a body that says it is too large, and cuts off one that turns out to be."""
+    """ASGI: refuses a body whose Content-Length is too large, and one that turns out to be."""
 
     def __init__(self, app: ASGIApp, limit: int) -> None:
         self._app, self._limit = app, limit
@@ -171,7 +163,7 @@ def _length(value: bytes) -> int:
 
 
 class SecurityHeaders:
-    """ASGI: adds what a browser needs to hear, unless the answer says it already."""
+    """ASGI: adds the headers that protect browsers, unless the answer has them."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

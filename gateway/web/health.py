@@ -1,11 +1,14 @@
-"""`/healthz` says that the process answers, `/readyz` whether it should be sent work."""
+"""`/healthz` says that the process answers, `/readyz` whether it should be sent work, and why not."""
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import anyio
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from gateway.domain.errors import StoreLost, StoreUnavailable
+from gateway.domain.ports import Clock
 from gateway.web.published.answers import Alive, NotReady, ReadyForWork
 from gateway.web.published.errors import ErrorAnswer
 from gateway.web.published.operations import WAIT, Answer, Operation
@@ -13,6 +16,11 @@ from gateway.web.responses import json_response
 
 Ready = Callable[[], Awaitable[Sequence[str]]]  # the reasons against it; none: ready
 RETRY_AFTER_S = "2"
+PROBE_EVERY_S = 5.0  # if nobody asks
+KNOWN_S = 0.25  # so long a probe counts that found nothing
+AGAIN_S = 1.0  # so long one that failed
+SLOW_S = 0.5  # a store that takes longer cannot commit now
+SILENT = "the store does not answer: look for a program that locks it, or at the disk"
 
 
 ALIVE = Operation(
@@ -61,3 +69,61 @@ def _readiness(reasons: Sequence[str], *, tells_why: bool) -> Response:
     if tells_why:
         why["reasons"] = list(reasons)
     return json_response(why, 503, {"retry-after": RETRY_AFTER_S})
+
+
+@dataclass(slots=True)
+class Health:
+    """The reasons against sending work; without any the gateway is ready."""
+
+    starting: bool = True
+    draining: bool = False
+    store: str | None = None
+
+    def reasons(self) -> Sequence[str]:
+        said = (
+            "the gateway is starting" if self.starting else None,
+            "the gateway is draining before it stops" if self.draining else None,
+            self.store,
+        )
+        return [reason for reason in said if reason is not None]
+
+
+@dataclass(slots=True)
+class StoreWatch:
+    """Keeps `Health.store` true. A message costs nothing: the store is probed every few seconds, and
+    when somebody asks for readiness."""
+
+    probe: Callable[[], Awaitable[None]]
+    clock: Clock
+    health: Health = field(default_factory=Health)
+    _probed_at: float = float("-inf")
+    _asked: anyio.Event = field(default_factory=anyio.Event)
+    _probed: anyio.Event = field(default_factory=anyio.Event)
+
+    async def run(self) -> None:
+        """Probes until it is cancelled."""
+        while True:
+            with anyio.move_on_after(PROBE_EVERY_S):
+                await self._asked.wait()
+            self._asked = anyio.Event()
+            try:
+                await self.probe()
+                self.health.store = None
+            except StoreLost:
+                raise  # accepted messages are safe; a new start finds out which answers are
+            except StoreUnavailable as error:
+                self.health.store = str(error)
+            self._probed_at = self.clock.monotonic()
+            self._probed.set()
+            self._probed = anyio.Event()
+
+    async def reasons(self) -> Sequence[str]:
+        """Those of `Health`, with what the store can do now."""
+        known_s = KNOWN_S if self.health.store is None else AGAIN_S
+        if self.clock.monotonic() - self._probed_at > known_s:
+            self._asked.set()
+            with anyio.move_on_after(SLOW_S) as waiting:
+                await self._probed.wait()
+            if waiting.cancelled_caught and self.health.store is None:
+                self.health.store = SILENT
+        return self.health.reasons()

@@ -10,12 +10,20 @@ from typing import Protocol
 import anyio
 from uvicorn.server import ServerState
 
-from gateway.web.outgoing import Backlog
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import IpAddress, Reception, place_of
 
 _REFUSED_AT_ONCE = 256
 _REFUSED_OF_ADDRESS = 16
+
+
+class Backlog:
+    """Bytes that wait for their readers, of all connections."""
+
+    __slots__ = ("bytes",)
+
+    def __init__(self) -> None:
+        self.bytes = 0
 
 
 class Guest(Protocol):

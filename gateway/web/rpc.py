@@ -26,6 +26,7 @@ MAX_ID = 256  # characters; an answer repeats it
 MAX_PARAMS = 256
 MAX_PROBLEMS = 20
 _REQUEST_MEMBERS = frozenset({"jsonrpc", "id", "method", "params"})
+NOTIFICATION = b'{"jsonrpc":"2.0","method":"%b","params":%b}'  # %: a name of ours, and JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """What is no request; it is answered with `error`, under its id if that could be read."""
+    """A broken request. The answer is `error`, under its id if that can be read."""
 
     error: GatewayError
     id: JsonId = None
@@ -59,7 +60,7 @@ class Peer(Protocol):
     def notify(self, method: str, params_json: bytes) -> None: ...
 
     def offer(self, method: str, params_json: bytes) -> bool:
-        """Notifies of what can be had later. False: not now, the reader is behind."""
+        """Sends a notification that can be had later. False: the reader is behind, nothing was sent."""
         ...
 
     async def room(self) -> None:
@@ -67,12 +68,12 @@ class Peer(Protocol):
         ...
 
     def catch_up(self, name: str, work: Callable[[], Awaitable[None]] | None) -> None:
-        """Runs it once there is room, one after another; in the place of what has the same name. None:
-        there is nothing left to do under that name."""
+        """Runs the work once there is room, one after another. It replaces work of the same name; None
+        removes that."""
         ...
 
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Runs it once when the connection ends; what it gives back takes it off the list again."""
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
+        """Calls it once when the connection ends. Returns how to remove it."""
         ...
 
 
@@ -83,20 +84,11 @@ class Call:
     principal: Principal
     peer: Peer
     method: str
-    _afterwards: list[Callable[[], None]] = field(default_factory=list)
-
-    def after_answer(self, callback: Callable[[], None]) -> None:
-        """Runs it as soon as the answer is on its way: what must not overtake the answer."""
-        self._afterwards.append(callback)
-
-    def answered(self) -> None:
-        if self._afterwards:
-            callbacks, self._afterwards = self._afterwards, []
-            run_all(callbacks)
+    after_answer: list[Callable[[], None]] = field(default_factory=list)  # runs when it is sent
 
 
 def run_all(callbacks: Iterable[Callable[[], None]]) -> None:
-    """Every one of them, whatever another does."""
+    """Calls each of them, also when another fails."""
     for callback in callbacks:
         try:
             callback()
@@ -157,7 +149,7 @@ class Prepared:
 
 
 class Registry:
-    """The methods there are; built once."""
+    """All methods by name."""
 
     def __init__(self, methods: Iterable[Method]) -> None:
         self._methods: dict[str, tuple[Method, frozenset[str], bool]] = {}
@@ -202,30 +194,21 @@ def read_frame(text: str, *, max_depth: int, max_batch: int) -> Frame:
 
 
 def _item(value: object) -> Item:
-    id_ = value.get("id") if isinstance(value, dict) else None
-    try:
-        members = _checked(value)
-    except GatewayError as error:
-        return Malformed(error, id_ if _is_id(id_) else None)
-    return Request(id_, members["method"], members.get("params") or {}, "id" not in members)
-
-
-def _checked(value: object) -> dict[str, Any]:
-    """Raises InvalidRequest, InvalidParams."""
     if not isinstance(value, dict):
-        raise InvalidRequest("a request is an object")
-    if not _is_id(value.get("id")):
-        raise InvalidRequest("an id is a short string, a number or null")
+        return Malformed(InvalidRequest("a request is an object"))
+    id_, method, params = value.get("id"), value.get("method"), value.get("params")
+    if not _is_id(id_):
+        return Malformed(InvalidRequest("an id is a short string, a number or null"))
     if value.get("jsonrpc") != "2.0":
-        raise InvalidRequest('jsonrpc must be "2.0"')
-    if not isinstance(value.get("method"), str):
-        raise InvalidRequest("method must be a string")
+        return Malformed(InvalidRequest('jsonrpc must be "2.0"'), id_)
+    if not isinstance(method, str):
+        return Malformed(InvalidRequest("method must be a string"), id_)
     if not value.keys() <= _REQUEST_MEMBERS:
         extra = str(min(value.keys() - _REQUEST_MEMBERS))[:100]
-        raise InvalidRequest(f"a request has no member {extra!r}")
-    if not isinstance(value.get("params"), dict | None):
-        raise InvalidParams("params must be an object: they go by name")
-    return value
+        return Malformed(InvalidRequest(f"a request has no member {extra!r}"), id_)
+    if not isinstance(params, dict | None):
+        return Malformed(InvalidParams("params must be an object: they go by name"), id_)
+    return Request(id_, method, params or {}, "id" not in value)
 
 
 def _is_id(value: object) -> bool:
@@ -292,10 +275,6 @@ def encode_error(id_: JsonId, error: BaseException) -> bytes:
     data = error_object(error)
     answer = {"code": failure_of(error).rpc, "message": data["message"], "data": data}
     return b'{"jsonrpc":"2.0","id":%b,"error":%b}' % (to_json(id_), to_json(answer))
-
-
-def encode_notification(method: str, params_json: bytes) -> bytes:
-    return b'{"jsonrpc":"2.0","method":%b,"params":%b}' % (to_json(method), params_json)
 
 
 def answer_at_once(prepared: Prepared, call: Call) -> bytes:

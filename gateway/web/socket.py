@@ -4,11 +4,15 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar, TypeVarTuple
 
+import anyio
+from anyio.abc import TaskGroup
 from pydantic import BaseModel
 
 from gateway.domain.errors import Busy, GatewayError
+from gateway.domain.supervision import contained, survives
 from gateway.web import rpc
 from gateway.web.frames import LAGGING, TOO_MANY, Wire
 from gateway.web.guards import Doorway
@@ -24,7 +28,6 @@ from gateway.web.refusals import (
 )
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import Reception, Visitor
-from gateway.web.workers import Workers
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +36,78 @@ UNAUTHORIZED = 4401
 NOT_UTF8 = 1007
 BUSY_S = 0.1  # until a worker is asked for again
 CALLS, GUESS = "calls", "guess"  # why a socket is not read
+KEPT_IDLE = 256  # workers
 What = TypeVar("What")
+Job = tuple[Callable[..., Awaitable[None]], tuple[Any, ...]]
+Args = TypeVarTuple("Args")
+
+
+class Workers:
+    """Tasks that are kept and used again: a call that waits costs a wake-up, not a new task. Jobs start in
+    the order in which they are given; their tasks live in the group of `run`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._group: TaskGroup | None = None
+        self._idle: list[asyncio.Future[Job]] = []
+        self._busy = 0
+        self._rested = anyio.Event()
+
+    @property
+    def busy(self) -> int:
+        return self._busy
+
+    async def run(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Works until it is cancelled."""
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                task_status.started()
+                await anyio.sleep_forever()
+        finally:
+            self._group = None
+            self._idle.clear()
+
+    def take(self, work: Callable[[*Args], Awaitable[None]], *args: *Args) -> bool:
+        """False if too many jobs are at work: the job is not taken."""
+        if self._group is None or self._busy >= self._limit:
+            return False
+        self._busy += 1
+        while self._idle:
+            waiting = self._idle.pop()
+            if not waiting.done():
+                waiting.set_result((work, args))
+                return True
+        self._group.start_soon(self._work, (work, args), name="rpc worker")
+        return True
+
+    async def rest(self) -> None:
+        """Returns once no job is at work."""
+        while self._busy:
+            self._rested = anyio.Event()
+            await self._rested.wait()
+
+    async def _work(self, job: Job) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                await contained("an RPC call", partial(job[0], *job[1]))
+            finally:
+                self._busy -= 1
+                if not self._busy:
+                    self._rested.set()
+            if len(self._idle) >= KEPT_IDLE:
+                return
+            waiting: asyncio.Future[Job] = loop.create_future()
+            self._idle.append(waiting)
+            try:
+                job = await waiting
+            except asyncio.CancelledError as error:
+                if not survives(error):
+                    raise
+                if waiting.cancelled():
+                    return  # another begins when it is needed
+                job = waiting.result()
 
 
 class Auth(BaseModel, extra="forbid", strict=True):
@@ -67,14 +141,14 @@ class Sockets:
         return Entering(self, visitor, identity)
 
     def close_revoked(self) -> None:
-        """Whoever could not come in again as who they are has to leave."""
+        """Closes the sockets whose token is no longer valid."""
         for connection in tuple(self.connections):
             connection.leave_if_revoked()
 
 
 @dataclass(frozen=True, slots=True)
 class Entering:
-    """Let in by the door, but on no socket yet. Without an identity it has to `auth` first."""
+    """A visitor that was admitted and has no socket yet. Without an identity it has to `auth` first."""
 
     sockets: Sockets
     visitor: Visitor
@@ -136,7 +210,7 @@ class Connection:
             return
         settings = self._sockets.settings
         frame = rpc.read_frame(text, max_depth=settings.json_depth, max_batch=settings.max_batch)
-        if self._seat is None or _is_auth(frame):
+        if self._seat is None or (type(frame) is rpc.Request and frame.method == "auth"):
             self._authenticate(frame)
         elif isinstance(frame, tuple):
             self._calls.begin_batch(frame, self._seat)
@@ -158,7 +232,7 @@ class Connection:
     # inside
 
     def _authenticate(self, frame: rpc.Frame) -> None:
-        """The only thing that somebody unknown may ask for. Whoever fails has to leave."""
+        """Handles `auth`, the only method without an identity. A failure closes the socket."""
         id_ = None if isinstance(frame, tuple) else frame.id
         try:
             if not isinstance(frame, rpc.Request) or frame.method != "auth":
@@ -173,14 +247,14 @@ class Connection:
         seat = self._sit_down(identity)
         if not frame.is_notification:
             call = rpc.Call(seat.principal, seat, frame.method)
-            self._wire.send(rpc.encode_result(id_, introduce(call, None)))
+            self._wire.out.send(rpc.encode_result(id_, introduce(call, None)))
 
     def _refuse(self, answer: bytes, error: GatewayError) -> None:
-        """Whoever guesses tokens hears of it late."""
+        """Delays the refusal of a guessed token."""
         code = TOO_MANY if isinstance(error, TooManyFailures) else UNAUTHORIZED
 
         def refuse() -> None:
-            self._wire.send(answer)
+            self._wire.out.send(answer)
             self._wire.close(code, "authenticate first")
 
         if not (delay_s := delay_of(error)):
@@ -210,10 +284,6 @@ class Connection:
             self._deadline = None
 
 
-def _is_auth(frame: rpc.Frame) -> bool:
-    return isinstance(frame, rpc.Request) and frame.method == "auth"
-
-
 def introduce(call: rpc.Call, _params: object) -> Introduced:
     """Says who one is."""
     principal = call.principal
@@ -226,8 +296,8 @@ AUTH = rpc.Method("auth", Auth, None, introduce)
 
 
 class Seat:
-    """One principal on one socket: nothing that was meant for it is heard when the socket has ended
-    or has become another's. What methods and listeners use of it never waits."""
+    """One principal on one socket. Nothing is sent to it once the socket has closed or belongs to another
+    principal. Methods and listeners never wait for it, but by `room`."""
 
     __slots__ = (
         "_behind",
@@ -248,12 +318,13 @@ class Seat:
 
     def notify(self, method: str, params_json: bytes) -> None:
         if self.is_open:
-            self._wire.push(rpc.encode_notification(method, params_json))
+            self._wire.out.push(rpc.NOTIFICATION % (method.encode(), params_json))
 
     def offer(self, method: str, params_json: bytes) -> bool:
         if not self.is_open:
             return True
-        return self._wire.send(rpc.encode_notification(method, params_json), if_room=True)
+        frame = rpc.NOTIFICATION % (method.encode(), params_json)
+        return self._wire.out.send(frame, if_room=True)
 
     async def room(self) -> None:
         await self._wire.room()
@@ -264,7 +335,7 @@ class Seat:
             self._behind[name] = work
 
     def roomy(self) -> None:
-        """One worker does all that waits for room, so that many of them starve no other socket."""
+        """Starts one worker for all catching up of this socket, so that it starves no other socket."""
         if not self._behind or self._is_catching_up or not self.is_open:
             return
         self._is_catching_up = self._workers.take(self._catch_up)
@@ -282,33 +353,30 @@ class Seat:
         finally:
             self._is_catching_up = False
 
-    def on_close(self, callback: Callable[[], None]) -> Callable[[], None]:
-        """Runs it at the end, at once if that has been; gives back how to take it off again."""
+    def on_close(self, callback: Callable[[], None]) -> Callable[[], object]:
+        """Calls it when the seat ends, at once if it has ended. Returns how to remove it."""
         if not self.is_open:
             callback()
             return _nothing
         key = id(callback)  # the same callback twice is one
         self._callbacks[key] = callback
-
-        def take_off() -> None:
-            self._callbacks.pop(key, None)
-
-        return take_off
+        return partial(self._callbacks.pop, key, None)
 
     def leave(self) -> None:
         self.is_open = False
         self._behind.clear()
-        callbacks, self._callbacks = self._callbacks, {}
-        rpc.run_all(callbacks.values())
+        callbacks = tuple(self._callbacks.values())
+        self._callbacks.clear()
+        rpc.run_all(callbacks)
 
 
 def _nothing() -> None:
-    """There is nothing to take off."""
+    """The callback ran already."""
 
 
 class Calls:
-    """The calls of one connection: they start in the order of their frames, none waits for
-    another, and with too many at work the connection is read no further."""
+    """The calls of one connection. They start in the order of their frames and run side by side. With too
+    many at work the connection is not read."""
 
     __slots__ = ("_in_flight", "_room", "_sockets", "_unstarted", "_wire")
 
@@ -322,22 +390,22 @@ class Calls:
         prepared = self._prepare(item, seat.principal)
         if isinstance(prepared, bytes):
             if prepared:
-                self._wire.send(prepared)
+                self._wire.out.send(prepared)
         elif prepared.waits or self._unstarted:
             if not self._hand_over(self._answer, prepared, seat):
-                self._wire.send(rpc.encode_error(prepared.request.id, _BUSY))
+                self._wire.out.send(rpc.encode_error(prepared.request.id, _BUSY))
         else:
             call = rpc.Call(seat.principal, seat, prepared.request.method)
             self._send(prepared.request, rpc.answer_at_once(prepared, call))
-            call.answered()
+            rpc.run_all(call.after_answer)
 
     def begin_batch(self, items: tuple[rpc.Item, ...], seat: Seat) -> None:
         """Its calls run one after another, and are answered in one frame."""
         if not self._hand_over(self._answer_all, items, seat):
-            self._wire.send(rpc.encode_error(None, _BUSY))
+            self._wire.out.send(rpc.encode_error(None, _BUSY))
 
     def _prepare(self, item: rpc.Item, principal: Principal) -> rpc.Prepared | bytes:
-        """What may run, or the error to send; nothing for a notification's error."""
+        """The call to run, or the error to send; b"" for the error of a notification."""
         if isinstance(item, rpc.Malformed):
             return rpc.encode_error(item.id, item.error)
         try:
@@ -361,7 +429,8 @@ class Calls:
         try:
             call = rpc.Call(seat.principal, seat, prepared.request.method)
             self._send(prepared.request, await rpc.answer(prepared, call))
-            call.answered()
+            if call.after_answer:
+                rpc.run_all(call.after_answer)
         finally:
             self._finish()
 
@@ -378,9 +447,9 @@ class Calls:
                     answers.append(answer)
                     room -= len(answer)
             if answers:
-                self._wire.send(b"[%b]" % b",".join(answers))
+                self._wire.out.send(b"[%b]" % b",".join(answers))
             for call in calls:
-                call.answered()
+                rpc.run_all(call.after_answer)
         finally:
             self._finish()
 
@@ -397,16 +466,16 @@ class Calls:
         return payload
 
     def _send(self, request: rpc.Request, payload: bytes) -> None:
-        """An answer larger than what may wait for a reader is replaced by saying so."""
+        """Sends an answer. One that is larger than the send queue is replaced by an error."""
         if request.is_notification:
             return
         if len(payload) > self._room:
             payload = rpc.encode_error(request.id, _TOO_LARGE)
-        self._wire.send(payload)
+        self._wire.out.send(payload)
 
     def _finish(self) -> None:
         self._in_flight -= 1
-        if self._in_flight < self._sockets.settings.max_calls:
+        if self._in_flight == self._sockets.settings.max_calls - 1:
             self._wire.go_on(CALLS)
 
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from anyio import to_thread
 
-from gateway.app.agents import soul_paths
 from gateway.app.assembly import assembled, strict_json
-from gateway.app.doors import web_settings
+from gateway.app.generation import soul_paths, web_settings
 from gateway.cli.known import known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
@@ -106,7 +105,7 @@ async def test_the_rooms_are_assembled_and_taken_down_twice_on_the_same_data(
     config = await to_thread.run_sync(read, tmp_path)
     for _ in range(2):
         async with assembled(config, version="1") as rooms:
-            soul = rooms.front.souls.of(config.agents[1].id)
+            soul = rooms.core.front.souls.of(config.agents[1].id)
             assert soul is not None
             assert soul.content == "I am another."
             assert rooms.health.reasons() == ["the gateway is starting"]

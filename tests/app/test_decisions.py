@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gateway.app.agents import DecisionTreeBroken, decision_trees
+from gateway.app.generation import DecisionTreeBroken, decision_trees
 from gateway.domain.agents import Limits
 
 ENTRIES = """\

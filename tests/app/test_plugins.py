@@ -8,13 +8,14 @@ from pathlib import Path
 import anyio
 import pytest
 from anyio import to_thread
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
-from gateway.app.plugins import follow, host_functions
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId
 from gateway.domain.plugins import FunctionGrant, PluginDef
 from gateway.host.clock import SystemClock
+from gateway.host.folder import Folder
+from gateway.sandbox.opening import follow, host_functions
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
@@ -50,8 +51,9 @@ def test_one_that_cannot_be_loaded_is_left_out_and_logged(
 ) -> None:
     names = ("shelf", "broken", "absent", "clock")
     plugin = PluginDef("p", Path("p.wasm"), tuple(map(FunctionGrant, names)))
+    folder = Folder(to_json, from_json)
 
-    assert set(host_functions([plugin])) == {"folder", "shelf"}
+    assert set(host_functions([plugin], {"folder": folder})) == {"folder", "shelf"}
     said = {(one.getMessage(), vars(one)["function"]) for one in caplog.records}
     assert said == {
         ("a host function cannot be loaded", "broken"),

@@ -6,9 +6,11 @@ import anyio
 import pytest
 from anyio import to_thread
 
-from gateway.app.agents import LOOK_EVERY_S, Rulebook
+from gateway.app.background import Rulebook
+from gateway.app.generation import build
 from gateway.config.values import GatewayConfig, GatewaySettings, RuleFolder
 from gateway.control.rules import RunRules
+from gateway.host.texts import LOOK_EVERY_S
 from tests.fakes.clock import FakeClock
 from tests.fakes.rules import core_definitions, event, rule
 
@@ -33,7 +35,7 @@ async def test_a_rule_is_switched_off_without_a_restart_and_a_core_one_is_not(
 ) -> None:
     path, clock = anyio.Path(tmp_path) / "mine.toml", FakeClock()
     await path.write_text(rule("on = ['query.*']", "mine"))
-    book = await to_thread.run_sync(Rulebook, config(tmp_path), clock)
+    book = Rulebook(await to_thread.run_sync(build, config(tmp_path)), clock)
 
     async def looked() -> None:
         clock.move(LOOK_EVERY_S)
@@ -64,7 +66,8 @@ async def test_a_rule_is_switched_off_without_a_restart_and_a_core_one_is_not(
 
 
 async def test_without_a_folder_nobody_looks() -> None:
-    book = Rulebook(GatewayConfig(GatewaySettings(), (), None, {}, {}), FakeClock())
+    empty = GatewayConfig(GatewaySettings(), (), None, {}, {})
+    book = Rulebook(await to_thread.run_sync(build, empty), FakeClock())
 
     with anyio.fail_after(5):
         await book.keep_fresh()

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import anyio
 
-from gateway.app.assembly import SENT_AGAIN, sweep
+from gateway.app.background import SENT_AGAIN, sweep
 from gateway.config.values import GatewayConfig, GatewaySettings
 from gateway.domain.inbox import Heard
 from tests.fakes.clock import FakeClock

@@ -8,7 +8,8 @@ import click
 from click.testing import CliRunner, Result
 
 from gateway.cli.ending import ending_well
-from gateway.cli.main import exogate, gathered
+from gateway.cli.main import exogate
+from gateway.cli.options import gathered
 from tests.fakes.wat import describing, handling
 
 HTTP = '(import "exogate:plugin/http@1.0.0" "request" (func (param i32 i32 i32)))'

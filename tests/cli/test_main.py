@@ -2,7 +2,8 @@
 
 import pytest
 
-from gateway.cli.main import VERBS, gathered
+from gateway.cli.main import VERBS
+from gateway.cli.options import gathered
 from tests.cli.conftest import Shell
 
 

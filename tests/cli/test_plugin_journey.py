@@ -15,11 +15,11 @@ import anyio
 import click
 import pytest
 
-from gateway.app.plugins import HOST_FUNCTIONS
 from gateway.cli.main import exogate
 from gateway.cli.plugin_files import About
 from gateway.cli.plugin_testing import Cases
 from gateway.sandbox.describing import ToolPluginSaid
+from gateway.sandbox.opening import HOST_FUNCTIONS
 from tests.cli.conftest import end
 from tests.fakes.gateway import Command
 

@@ -29,7 +29,7 @@ from gateway.agent.effects import (
 )
 from gateway.agent.leaves import LEAVES, REGISTRY
 from gateway.agent.turn import ROOTS, Turn
-from gateway.app.agents import decision_trees
+from gateway.app.generation import decision_trees
 from gateway.cli.main import exogate
 from gateway.cli.tree import SHIPPED
 from gateway.cli.tree import tree as tree_verbs

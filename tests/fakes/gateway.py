@@ -15,15 +15,14 @@ import anyio
 from anyio import to_thread
 
 from gateway.app.assembly import Gateway, assembled
-from gateway.app.channels import keep_lines
-from gateway.app.doors import web_settings
-from gateway.app.plugins import PATIENCE_S
+from gateway.app.generation import web_settings
 from gateway.cli.known import BUNDLED, known
 from gateway.config.load import load
 from gateway.config.values import GatewayConfig
 from gateway.domain.supervision import supervise
 from gateway.domain.version import VERSION
 from gateway.host.keyfile import make_key
+from gateway.sandbox.opening import PATIENCE_S
 from gateway.web.server import Address, WebServer
 
 START_S = 20.0
@@ -127,11 +126,9 @@ async def running(
         server = WebServer(rooms.web(settings), settings)
         async with anyio.create_task_group() as group:
             address: Address = await group.start(server.serve)
-            await rooms.front.reception.resume()
-            lines = partial(keep_lines, rooms.channels)
-            group.start_soon(
-                partial(supervise, "lines", lines, rooms.clock, may_end=True), name="lines"
-            )
+            await rooms.core.front.reception.resume()
+            lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
+            group.start_soon(lines, name="lines")
             rooms.health.starting = False
             yield Site(f"http://{address}", rooms)
             group.cancel_scope.cancel()

@@ -1,15 +1,17 @@
 """What calls cost: own prices, then public ones, and never an exception."""
 
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
 
 import pytest
+from genai_prices.data import providers
 
 from gateway.domain.budgets import NANO
 from gateway.domain.messages import Usage
 from gateway.domain.model import Price, ProviderDef
-from gateway.providers.prices import PriceTable
+from gateway.providers.prices import PriceTable, may_be_priced
 
 AT = datetime(2026, 6, 1, tzinfo=UTC)
 MILLION = Usage(1_000_000, 1_000_000)
@@ -74,3 +76,35 @@ def test_what_nobody_knows_has_no_price(provider: str, model: str) -> None:
     prices = table()
 
     assert [prices.cost(provider, model, MILLION, AT) for _ in range(2)] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "url", ["http://localhost:11434/v1", "http://10.0.0.7:1/v1", "http://[::1]/v1"]
+)
+def test_of_the_public_table_no_local_service_has_a_price_but_by_a_known_name(url: str) -> None:
+    assert not may_be_priced(ProviderDef("mock", "openai", url))
+    assert may_be_priced(ProviderDef("mock", "openai", "https://api.example.com/v1"))
+    for provider in providers:
+        assert may_be_priced(ProviderDef(provider.id, "openai", url))
+        assert not re.match(provider.api_pattern, url)
+        rule = repr(provider.provider_match)
+        words = re.findall(r"'([^']+)'", rule)
+        for name in ["-".join(words)] if "ClauseAnd" in rule else words:
+            assert may_be_priced(ProviderDef(f"my-{name}", "openai", url)), name
+
+
+LOCAL = """
+import sys
+from datetime import UTC, datetime
+from gateway.domain.messages import Usage
+from gateway.domain.model import ProviderDef
+from gateway.providers.prices import PriceTable
+prices = PriceTable({"mock": ProviderDef("mock", "openai", "http://127.0.0.1:1/v1")})
+prices.warm()
+assert prices.cost("mock", "m", Usage(1), datetime(2026, 6, 1, tzinfo=UTC)) is None
+assert "genai_prices" not in sys.modules
+"""
+
+
+def test_local_models_load_no_table() -> None:
+    subprocess.run([sys.executable, "-c", LOCAL], check=True, timeout=30)

@@ -305,7 +305,7 @@ async def a_site(folder: Path, change: Any = with_tools) -> AsyncIterator[Site]:
         scripted_server(script) as model,
         running(setup_of(model.url), folder, change) as site,
     ):
-        site.rooms.gate._take(FakeTool("work", work))
+        site.rooms.opened.gate._take(FakeTool("work", work))
         yield site
 
 
@@ -330,7 +330,7 @@ async def record(site: Site, client: Client, plan: Plan) -> Recorded:
         GATES[plan.gate].set()
     if plan.kind == "steered":
         await client.until(run_id, lambda seen: any(event["type"] == "tool_call" for event in seen))
-        live = site.rooms.front.live.find(run_id)
+        live = site.rooms.core.front.live.find(run_id)
         assert live is not None
         live.control.steer(Said(RunId("r_more"), "And more."))
         GATES[plan.gate].set()

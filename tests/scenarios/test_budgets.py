@@ -454,7 +454,7 @@ async def test_what_the_meter_said_is_said_again_when_a_run_is_replayed(tmp_path
 
 async def spent_at(site: Site, at: datetime, tokens: int) -> None:
     """As it was left by a process whose clock was there."""
-    ledger, wanted = site.rooms.stores.ledger, a_reservation(f"r-{at}", at=at)
+    ledger, wanted = site.rooms.shared.stores.ledger, a_reservation(f"r-{at}", at=at)
     held, _ = await ledger.reserve(wanted, lambda _: Grant(1, Amount(tokens)))
     await ledger.settle(a_record(held, tokens, 0), lambda _: "")
 
@@ -470,7 +470,7 @@ async def test_a_day_that_a_clock_was_ahead_in_can_be_seen_and_freed(tmp_path: P
         await spent_at(site, datetime(2990, 5, 6, tzinfo=UTC), 8_900)
         refused = await client.ask("hi", peer="b")
         await client.call("budget.status")
-        await spent_at(site, site.rooms.clock.now(), 300)  # it counts in the day to come
+        await spent_at(site, site.rooms.shared.clock.now(), 300)  # it counts in the day to come
         pinned = (await client.call("budget.status"))["budgets"][:2]
         done = await client.call("budget.resync")
         again = await client.call("budget.resync")

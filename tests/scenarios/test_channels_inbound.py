@@ -55,7 +55,7 @@ class Place:
     async def until_idle(self) -> None:
         """Until every turn has ended, so that none has to be taken up again."""
         with anyio.fail_after(LONG_S):
-            while self.site.rooms.front.reception.pending:
+            while self.site.rooms.core.front.reception.pending:
                 await anyio.lowlevel.checkpoint()
 
     async def pages(self) -> list[list[str]]:
@@ -68,7 +68,7 @@ class Place:
         ]
 
     async def sessions(self) -> int:
-        return await self.site.rooms.stores.sessions.count()
+        return await self.site.rooms.shared.stores.sessions.count()
 
 
 @asynccontextmanager
@@ -126,7 +126,7 @@ async def test_the_messages_of_a_call_are_all_taken_or_come_again(tmp_path: Path
     numbers = range(0, MESSAGES, PEERS)  # all of one peer
     async with scripted_server(echo) as model:
         async with opened(model, tmp_path, FakeDoor()) as place:
-            place.site.rooms.front.reception.close()
+            place.site.rooms.core.front.reception.close()
             refused = await place.call(said(*numbers, state="after"))
         async with opened(model, tmp_path, FakeDoor()) as again:
             taken = await again.call(said(*numbers, state="after"))
@@ -189,7 +189,7 @@ async def test_who_was_told_to_pair_is_answered_from_the_next_message_on(tmp_pat
             await again.until_idle()
 
             pages = await again.pages()
-            stores, now = again.site.rooms.stores, again.site.rooms.clock.now()
+            stores, now = again.site.rooms.shared.stores, again.site.rooms.shared.clock.now()
             told = await stores.outbox.due(CHANNEL.name, now=now, limit=9)
             told = [*await stores.dead_letters.list(None, before=None, limit=9), *told]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from starlette.applications import Starlette
 
-from gateway.app.doors import web_settings
+from gateway.app.generation import web_settings
 from gateway.config.keys import json_schema
 from gateway.web.health import ALIVE, READY
 from gateway.web.published.operations import Described
@@ -24,7 +24,7 @@ async def test_every_route_is_in_the_document_and_nothing_else(tmp_path: Path) -
         running(Setup(model.url, rest=SERVING), tmp_path) as site,
     ):
         document = (await http(f"{site.url}/openapi.json")).json
-        app = site.rooms.web(web_settings(site.rooms.config, "key"))
+        app = site.rooms.web(web_settings(site.rooms.made.config, "key"))
 
     starlette = app._routes._app
     assert isinstance(starlette, Starlette)

@@ -65,7 +65,7 @@ async def test_it_is_identical_after_a_restart_and_without_any_model_service(
         recorded = await record_all(site, client, PLANS[: len(KINDS)])
 
     async with running(setup_of(NOWHERE), tmp_path, with_tools) as site:
-        site.rooms.gate._take(FakeTool("work", work))
+        site.rooms.opened.gate._take(FakeTool("work", work))
         async with connected(site.url) as client:
             answers = await replayed(client, recorded)
 
@@ -107,10 +107,10 @@ async def recorded_and_reopened(
         one = await record(site, client, plan)
     setup = setup_of(NOWHERE)
     async with running(setup, folder, change) as site:
-        site.rooms.gate._take(tool or FakeTool("work", work))
+        site.rooms.opened.gate._take(tool or FakeTool("work", work))
         if soul is not None:
             await anyio.Path(folder / "soul.md").write_text(soul, encoding="utf-8")
-            await site.rooms.souls.refresh(str(folder / "soul.md"))
+            await site.rooms.opened.souls.refresh(str(folder / "soul.md"))
         async with connected(site.url) as client:
             answer = await client.call("run.replay", run_id=one.run_id)
     assert not answer["identical"]
@@ -164,13 +164,13 @@ async def test_a_run_that_was_taken_up_again_replays_its_last_attempt(tmp_path: 
     async with scripted_server(script) as model:
         setup = Setup(model.url, agent="[agent.limits]\ntimeout_seconds = 30")
         async with running(setup, tmp_path, with_tools) as site:
-            site.rooms.gate._take(FakeTool("work", work))
+            site.rooms.opened.gate._take(FakeTool("work", work))
             async with connected(site.url) as client:
                 sent = await client.send("hi")
                 await model.wait_for(2)
         held.set()
         async with running(setup, tmp_path, with_tools) as site:
-            site.rooms.gate._take(FakeTool("work", work))
+            site.rooms.opened.gate._take(FakeTool("work", work))
             async with connected(site.url) as client:
                 await client.call("chat.resume", run_id=sent["run_id"])
                 events = await client.ended(sent["run_id"])
@@ -191,9 +191,9 @@ async def test_keys_are_nowhere_in_a_journal(tmp_path: Path) -> None:
         connected(site.url) as client,
     ):
         run_id = (await client.ask("hi"))["run_id"]
-        record = await site.rooms.stores.runs.find(run_id)
+        record = await site.rooms.shared.stores.runs.find(run_id)
         assert record is not None
-        attempt = await site.rooms.replays.attempt(record)
+        attempt = await site.rooms.core.replays.attempt(record)
         answer = await client.call("run.replay", run_id=run_id)
 
     said = "".join(entry.values[0] for entry in attempt.entries if entry.kind == "bytes")
@@ -225,9 +225,9 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
     found: Counter[str] = Counter()
     async with a_site(tmp_path) as site, connected(site.url) as client:
         run_id = RunId((await record(site, client, PLANS[number])).run_id)
-        stored = await site.rooms.stores.runs.find(run_id)
+        stored = await site.rooms.shared.stores.runs.find(run_id)
         assert stored is not None
-        replays = site.rooms.replays
+        replays = site.rooms.core.replays
         recorded: Attempt = await replays.attempt(stored)
         entries, wrong = recorded.entries, Entry("reply", (0, {"text": 1}))
         journals = [(*entries[:place], *entries[place + 1 :]) for place in range(len(entries))]
@@ -264,7 +264,9 @@ async def test_a_run_without_a_journal_says_why(tmp_path: Path) -> None:
         live = await client.refused("run.replay", run_id=sent["run_id"])
         held.set()
         await client.ended(sent["run_id"])
-        swept = await site.rooms.stores.care.sweep(before=datetime.max.replace(tzinfo=UTC), limit=9)
+        swept = await site.rooms.shared.stores.care.sweep(
+            before=datetime.max.replace(tzinfo=UTC), limit=9
+        )
         gone = await client.refused("run.replay", run_id=sent["run_id"])
         unknown = await client.refused("run.replay", run_id="r_nobody")
 
@@ -313,7 +315,7 @@ async def test_another_model_is_asked_with_the_recorded_results(tmp_path: Path, 
         running(Setup(model.url), tmp_path, agents(model="first")) as site,
         connected(site.url) as client,
     ):
-        site.rooms.gate._take(tool)
+        site.rooms.opened.gate._take(tool)
         sent = await client.send("hi")
         await client.ended(sent["run_id"])
         answer = await client.call("run.replay", run_id=sent["run_id"], model="other")
@@ -336,7 +338,7 @@ async def test_what_models_used_for_a_tool_is_told_again(tmp_path: Path) -> None
         running(Setup(model.url), tmp_path, agents(model="first")) as site,
         connected(site.url) as client,
     ):
-        site.rooms.gate._take(tool)
+        site.rooms.opened.gate._take(tool)
         sent = await client.send("hi")
         events = await client.ended(sent["run_id"])
         answer = await client.call("run.replay", run_id=sent["run_id"])
@@ -376,14 +378,14 @@ async def test_only_an_operator_has_another_model_asked(tmp_path: Path) -> None:
 async def test_the_first_event_that_is_another_is_named(tmp_path: Path) -> None:
     async with a_site(tmp_path) as site, connected(site.url) as client:
         one = await record(site, client, PLANS[0])
-        stored = await site.rooms.stores.runs.find(RunId(one.run_id))
+        stored = await site.rooms.shared.stores.runs.find(RunId(one.run_id))
         assert stored is not None
         events = stored.log.split(b"\n")
         place = [event["type"] for event in one.events].index("content")
 
         async def with_log(changed: Sequence[bytes]) -> tuple[object, ...]:
             log = b"\n".join(changed)
-            found = (await site.rooms.replays.replay(replace(stored, log=log))).divergence
+            found = (await site.rooms.core.replays.replay(replace(stored, log=log))).divergence
             assert found is not None
             return found.at, found.seq, found.recorded is None, found.now is None
 
@@ -416,7 +418,7 @@ async def test_runs_that_met_others_replay_identically(tmp_path: Path, mode: str
     async with scripted_server(script) as model:
         setup = Setup(model.url, rest=f'[queue]\nmode = "{mode}"')
         async with running(setup, tmp_path, with_tools) as site, connected(site.url) as client:
-            site.rooms.gate._take(FakeTool("work", work))
+            site.rooms.opened.gate._take(FakeTool("work", work))
             sent = [await client.send("one")]
             await model.wait_for(1)
             sent += [await client.send("two"), await client.send("three")]

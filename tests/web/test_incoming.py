@@ -4,17 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 
-from gateway.web.incoming import Incoming
+from gateway.web.frames import FrameReader
 from gateway.web.settings import WebSettings
 
 
 class Ear:
-    """Owner and listener in one: keeps what it is told."""
+    """FrameOwner and listener in one: keeps what it is told."""
 
     def __init__(self) -> None:
         self.heard: list[bytes] = []
         self.closed: list[int] = []
-        self.incoming: Incoming | None = None
+        self.incoming: FrameReader | None = None
 
     def message(self, data: bytes) -> None:
         self.heard.append(bytes(data))
@@ -28,13 +28,15 @@ class Ear:
         assert self.incoming is not None
         self.incoming.is_over = True
 
+    def answer_pings(self, pongs: bytes) -> None: ...
+
     def parted(self, *, by_peer: bool) -> None:
         self.close(1000 if by_peer else 1002)
 
 
-def listening(max_frame: int = 1_000, max_fragments: int = 8) -> tuple[Incoming, Ear]:
+def listening(max_frame: int = 1_000, max_fragments: int = 8) -> tuple[FrameReader, Ear]:
     ear = Ear()
-    incoming = Incoming(ear, WebSettings(max_fragments=max_fragments), max_frame)
+    incoming = FrameReader(ear, WebSettings(max_fragments=max_fragments), max_frame)
     incoming.listener = ear
     ear.incoming = incoming
     return incoming, ear

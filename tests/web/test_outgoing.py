@@ -7,7 +7,8 @@ from typing import Any
 import anyio
 import pytest
 
-from gateway.web.outgoing import MOST_GATHERED, Backlog, Outgoing, text_frame
+from gateway.web.frames import MOST_GATHERED, FrameWriter
+from gateway.web.lobby import Backlog
 from gateway.web.settings import WebSettings
 
 
@@ -36,15 +37,18 @@ def outgoing(
     room_changed: Callable[[], None] = lambda: None,
     backlog: Backlog | None = None,
     **limits: Any,
-) -> tuple[Outgoing, Pipe]:
+) -> tuple[FrameWriter, Pipe]:
     pipe = Pipe()
     settings = WebSettings(**limits)
-    return Outgoing(pipe, settings, backlog or Backlog(), lagging, room_changed), pipe
+    return FrameWriter(pipe, settings, backlog or Backlog(), lagging, room_changed), pipe
 
 
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65_535, 65_536, 200_000])
-def test_a_frame_says_its_length(size: int) -> None:
-    frame = text_frame(b"x" * size)
+async def test_a_frame_says_its_length(size: int) -> None:
+    out, pipe = outgoing(lambda: None)
+    out.send(b"x" * size)
+    out.end(b"")
+    (frame,) = pipe.written
     head = {True: 2, False: 4}[size < 126] if size < 65_536 else 10
 
     assert len(frame) == head + size
@@ -55,10 +59,10 @@ def test_a_frame_says_its_length(size: int) -> None:
 async def test_what_is_sent_in_one_round_of_the_loop_is_written_at_once_and_in_order() -> None:
     out, pipe = outgoing(lambda: None)
     for frame in (b"1", b"2", b"3"):
-        out.send(frame)
+        out.send(frame, is_frame=True)
     before = list(pipe.written)
     await anyio.lowlevel.checkpoint()
-    out.send(b"4")
+    out.send(b"4", is_frame=True)
     out.end(b"5")
     await anyio.lowlevel.checkpoint()
 
@@ -69,7 +73,7 @@ async def test_what_is_sent_in_one_round_of_the_loop_is_written_at_once_and_in_o
 async def test_a_flood_in_one_round_is_not_gathered_without_a_bound() -> None:
     out, pipe = outgoing(lambda: None)
     for _ in range(100):
-        out.send(b"x" * 1024)
+        out.send(b"x" * 1024, is_frame=True)
 
     assert len(b"".join(pipe.written)) >= MOST_GATHERED
     out.end(b"")
@@ -77,10 +81,10 @@ async def test_a_flood_in_one_round_is_not_gathered_without_a_bound() -> None:
 
 async def test_what_waits_goes_out_in_order_and_just_as_much_as_is_taken() -> None:
     out, pipe = outgoing(lambda: None)
-    out.send(b"1")
+    out.send(b"1", is_frame=True)
     out.fill()
     for frame in (b"2", b"3", b"4"):
-        out.send(frame)
+        out.send(frame, is_frame=True)
     await anyio.lowlevel.checkpoint()
     assert pipe.written == [b"1"]
 
@@ -131,9 +135,9 @@ async def test_what_the_transport_itself_holds_counts_and_may_be_one_frame(
     pipe.unsent = unsent
     pipe.on_write = out.fill
 
-    out.send(b"one")
+    out.send(b"one", is_frame=True)
     await anyio.lowlevel.checkpoint()
-    out.send(b"more")
+    out.send(b"more", is_frame=True)
     assert len(pipe.written) == 1
     await anyio.lowlevel.checkpoint()
     await anyio.lowlevel.checkpoint()
@@ -156,7 +160,7 @@ async def test_answers_wait_for_their_reader_however_many_they_are() -> None:
     out, pipe = outgoing(lambda: reports.append(1), push_queue_bytes=100, send_queue_bytes=50)
     out.fill()
     for number in range(100):
-        out.send(b"%03d" % number)
+        out.send(b"%03d" % number, is_frame=True)
     out.drain()
     await anyio.lowlevel.checkpoint()
 
@@ -171,14 +175,14 @@ async def test_what_can_be_had_later_is_refused_while_there_is_no_room() -> None
         lambda: None, lambda: told.append(out.has_room), backlog, send_queue_bytes=9
     )
     out.fill()
-    taken = [out.send(b"four", if_room=True) for _ in range(5)]
+    taken = [out.send(b"four", is_frame=True, if_room=True) for _ in range(5)]
     waiting = backlog.bytes
     out.drain()
 
     assert taken == [True, True, True, False, False]
     assert (told, waiting, backlog.bytes) == ([False, True], 12, 0)
     assert pipe.written == [b"four"] * 3
-    assert out.send(b"more", if_room=True)
+    assert out.send(b"more", is_frame=True, if_room=True)
     out.end(b"")
 
 

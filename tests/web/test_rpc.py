@@ -249,15 +249,14 @@ def test_one_bad_callback_does_not_keep_the_others_from_running() -> None:
     def bad() -> None:
         raise RuntimeError("bad")
 
-    call.after_answer(bad)
-    call.after_answer(lambda: ran.append("good"))
-    call.answered()
+    call.after_answer += [bad, lambda: ran.append("good")]
+    rpc.run_all(call.after_answer)
 
     assert ran == ["good"]
 
 
 def test_a_notification_frame_is_json() -> None:
-    frame = json.loads(rpc.encode_notification("chat.event", b'{"seq":1}'))
+    frame = json.loads(rpc.NOTIFICATION % (b"chat.event", b'{"seq":1}'))
 
     assert frame == {"jsonrpc": "2.0", "method": "chat.event", "params": {"seq": 1}}
 

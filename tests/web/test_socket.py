@@ -108,7 +108,7 @@ async def test_who_becomes_another_hears_nothing_that_was_meant_for_the_first() 
 
     def subscribe(call: Call, _params: NoParams) -> str:
         call.peer.on_close(lambda: heard.append(f"{call.principal.name} left"))
-        call.after_answer(lambda: call.peer.notify("event", b'"hers"'))
+        call.after_answer.append(lambda: call.peer.notify("event", b'"hers"'))
         return call.principal.name
 
     async def later(call: Call, params: NoParams) -> str:
@@ -356,7 +356,7 @@ async def test_a_notification_is_never_answered() -> None:
 
 async def test_what_belongs_after_the_answer_comes_after_it() -> None:
     def at_once(call: Call, _params: NoParams) -> str:
-        call.after_answer(lambda: call.peer.notify("event", b'{"seq":1}'))
+        call.after_answer.append(lambda: call.peer.notify("event", b'{"seq":1}'))
         return "accepted"
 
     async def later(call: Call, params: NoParams) -> str:

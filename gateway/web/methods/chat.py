@@ -1,7 +1,8 @@
 """chat.send, chat.abort, chat.history, chat.resume."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal
 
 from anyio.lowlevel import checkpoint
@@ -114,7 +115,7 @@ class ChatMethods:
         if not accepted.duplicate:
             run, peer = self.front.live.find(accepted.run_id), call.peer
             if run is not None:
-                call.after_answer(lambda: follow(self.front, run, peer))
+                call.after_answer.append(partial(follow, self.front, run, peer))
         return {
             "message_id": accepted.message_id,
             "run_id": accepted.run_id,
@@ -188,7 +189,7 @@ async def history_page(
 
 
 def _said(page: Path) -> tuple[Node, ...]:
-    """Summaries are nothing that anybody said."""
+    """Without summaries: nobody said them."""
     return tuple(node for node in page.nodes if node.message.role != "summary")
 
 
@@ -197,8 +198,8 @@ def given(limits: OwnLimits | None) -> Mapping[str, int]:
 
 
 def follow(front: Front, run: LiveRun, peer: Peer, *, after_seq: int = 0) -> None:
-    """The peer hears the run until either of them ends. While it reads more slowly than the run
-    speaks, nothing is kept for it: it is caught up from the run's own events."""
+    """Sends the events of a run to a peer until either of them ends. Nothing is queued for a peer that reads
+    too slowly: it catches up from the run's own events."""
     seq = max(after_seq, run.first_seq - 1)
     for event in run.events_after(seq, len(run.events)) if run.events else ():
         if not peer.offer("chat.event", event):
@@ -216,17 +217,20 @@ def follow(front: Front, run: LiveRun, peer: Peer, *, after_seq: int = 0) -> Non
         elif last:
             forget()
 
-    forget = _nothing
-    stop = run.listen(hear, after_seq=seq, owner=peer, replaced=lambda: forget())
+    def replaced() -> None:
+        forget()
+
+    forget: Callable[[], object] = _nothing
+    stop = run.listen(hear, after_seq=seq, owner=peer, replaced=replaced)
     forget = peer.on_close(stop)
 
 
 def _nothing() -> None:
-    """There is nothing to forget yet."""
+    """Nothing is registered yet."""
 
 
 def _follow_later(front: Front, run: LiveRun, peer: Peer, seq: int) -> None:
-    """What comes after that event is told once the peer has read."""
+    """Sends the events after `seq` once the peer has read."""
     run_id = run.run_id
 
     async def go_on() -> None:
@@ -236,7 +240,7 @@ def _follow_later(front: Front, run: LiveRun, peer: Peer, seq: int) -> None:
 
 
 async def _replay(front: Front, run: LiveRun | RunRecord, peer: Peer, after_seq: int) -> bool:
-    """Tells what was missed as fast as it is read, then follows; whether the run is still live."""
+    """Sends the missed events as fast as they are read, then follows the run. True if it is still live."""
     if isinstance(run, RunRecord):
         events = run.log.split(b"\n") if run.log else []
         await _tell(events[max(0, after_seq + 1 - run.first_seq) :], peer)
@@ -267,8 +271,8 @@ async def find_run(front: Front, principal: Principal, run_id: str) -> LiveRun |
 
 
 def reachable_route(front: Front, principal: Principal, inbound: Inbound) -> Route:
-    """To whoever does not reach every agent, one that is out of reach and one that is not there are
-    alike: NotFound. Raises NotOfProject, Forbidden, and what `resolve` raises."""
+    """An agent that the principal does not reach raises NotFound, like one that does not exist. Raises
+    NotOfProject, Forbidden, and what `resolve` raises."""
     asked = inbound.requested_agent
     if asked is not None and not may_use(principal, asked):
         raise NotFound(f"agent {asked[:64]!r}")
@@ -283,7 +287,7 @@ def key_of(run: LiveRun | RunRecord) -> SessionKey:
 
 
 def require_own(principal: Principal, key: SessionKey) -> None:
-    """Seeing is not enough to change something; raises Forbidden."""
+    """Only the owner may change a session. Raises Forbidden."""
     if not speaks_as(principal, key.channel, key.account):
         raise Forbidden("your token may read this, but not change it")
 
@@ -301,7 +305,7 @@ def newest_within(nodes: Sequence[Node], most: int) -> Sequence[Node]:
 
 
 def key_in_path(principal: Principal, text: str) -> SessionKey:
-    """As `visible_key`, but what is no key at all is not there either; raises NotFound."""
+    """As `visible_key`, but raises NotFound also for a text that is no key."""
     try:
         return visible_key(principal, text)
     except BadSessionKey as error:

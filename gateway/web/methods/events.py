@@ -45,7 +45,7 @@ class EventMethods:
         text = params.session_key
         key = None if text is None else visible_key(call.principal, text)
         hear = partial(_tell, call.peer, call.principal, key)
-        call.after_answer(lambda: self._begin(call.peer, hear, types))
+        call.after_answer.append(lambda: self._begin(call.peer, hear, types))
         return {"types": None if types is None else sorted(types), "session_key": text}
 
     def _begin(

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.web.identity import Principal
-from gateway.web.rpc import Call, Method, encode_notification, encode_result, validate
+from gateway.web.rpc import NOTIFICATION, Call, Method, encode_result, run_all, validate
 from tests.fakes.promises import require_promised, require_promised_answer
 
 LOCAL = Principal("p", frozenset({"admin", "chat", "read", "impersonate"}))
@@ -22,7 +22,7 @@ class FakePeer:
     is_open: bool = True
 
     def notify(self, method: str, params_json: bytes) -> None:
-        frame = json.loads(encode_notification(method, params_json))
+        frame = json.loads(NOTIFICATION % (method.encode(), params_json))
         require_promised(method, frame)
         heard = {"chat.event": self.events, "event": self.told}[method]
         heard.append(frame["params"])
@@ -62,7 +62,7 @@ async def call(
     made = Call(by, on or FakePeer(), name)
     answer = method.handler(made, validate(method.params, params))
     result = await answer if method.waits else answer
-    made.answered()
+    run_all(made.after_answer)
     frame = json.loads(encode_result(1, result))
     require_promised_answer(name, frame)
     return frame["result"]

@@ -16,7 +16,7 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.web.identity import Principal
 from gateway.web.methods.events import EventMethods
 from gateway.web.refusals import InvalidParams
-from gateway.web.rpc import Call, Method, validate
+from gateway.web.rpc import Call, Method, run_all, validate
 from tests.web.methods.calling import FakePeer, call
 from tests.web.running import ALICE, BEARER, GUARDED, ask, hear, running
 
@@ -178,7 +178,7 @@ async def test_nothing_is_told_before_the_answer_nor_to_who_left_before_it() -> 
     method.handler(made, validate(method.params, {}))
     bus.publish(event())
     peer.leave()
-    made.answered()
+    run_all(made.after_answer)
     bus.publish(event())
 
     assert peer.told == []

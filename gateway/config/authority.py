@@ -1,7 +1,8 @@
-"""What a configuration says about authority and money, and what of it changed: for the audit."""
+"""What a configuration says about authority and money: whom agents answer, what a token reaches, and what
+a start changed of it, for the audit."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
 
@@ -10,7 +11,10 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import NANO, Audit, Budgets, Limit
 from gateway.domain.channels import ChannelDef
 from gateway.domain.events import Deed, DeedKind
+from gateway.domain.ids import AgentId
 from gateway.domain.plugins import PluginDef, PluginInfo
+
+NO_AGENT = "agent:"  # a scope that limits to an agent that nobody can define
 
 Authority = Mapping[str, object]  # plain data by place in the configuration, without any secret
 
@@ -113,3 +117,21 @@ def _models(agent: AgentDef | None) -> Iterator[str]:
     while agent is not None:
         yield f"{agent.provider}/{agent.model}"
         agent = agent.fallback
+
+
+def closed_agents(config: GatewayConfig) -> Mapping[AgentId, frozenset[str]]:
+    """Agents of projects, and the users whom they answer."""
+    users = {project.id: frozenset(project.users) for project in config.projects}
+    return {agent.id: users[agent.project] for agent in config.agents if agent.project in users}
+
+
+def reach(config: GatewayConfig, name: str, scopes: Iterable[str]) -> frozenset[str]:
+    """The scopes of a token, narrowed to agents of its own projects: others do not exist for it.
+    A token that reads everything, or speaks for others, sees them nevertheless."""
+    given, closed = frozenset(scopes), closed_agents(config)
+    if given & {"admin", "read", "impersonate"} or all(name in users for users in closed.values()):
+        return given
+    mine = {agent.id for agent in config.agents if name in closed.get(agent.id, {name})}
+    asked = {scope for scope in given if scope.startswith("agent:")}
+    reached = {f"agent:{agent}" for agent in mine}
+    return given - asked | ((asked & reached if asked else reached) or {NO_AGENT})

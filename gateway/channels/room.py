@@ -1,8 +1,9 @@
-"""The configured channels: adapters, connections to platforms, pairing, and the outbox at work."""
+"""The configured channels: opened with all they need, connected to their platforms, and delivering."""
 
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -15,63 +16,33 @@ from collections.abc import (
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple, Protocol
 
 import anyio
-from pydantic_core import from_json
 
-from gateway.app.doors import tell_of_gateway
-from gateway.app.memory import Memory, sharing
 from gateway.channels.adapters import Adapter, Description, Poll, Socket, Webhook
 from gateway.channels.commands import ChatCommands
 from gateway.channels.delivery import Courier, Post
 from gateway.channels.doorkeeping import Doorman
-from gateway.channels.intake import Commands, Intake
+from gateway.channels.intake import Intake
 from gateway.channels.live import LiveChannel
-from gateway.channels.pairing import PairingBook
 from gateway.channels.progress import Health, Tell
 from gateway.channels.streaming import Streaming
 from gateway.channels.supervision import supervise
-from gateway.channels.translating import WayIn
+from gateway.channels.translating import Scrub, WayIn
 from gateway.channels.verification import ChannelRefused, proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
-from gateway.config.values import GatewayConfig
 from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelMemos, ChannelStatus
 from gateway.domain.dialling import Dialler
 from gateway.domain.errors import Conflict
 from gateway.domain.inbox import Accepted, Heard, Inbound
-from gateway.domain.outbox import DeadLetters, Deliver, Outbox
-from gateway.domain.plugins import PluginInfo
-from gateway.domain.ports import Clock, Fetch, Ids, Leave, Stores
+from gateway.domain.outbox import Deliver, Outbox
+from gateway.domain.plugins import PluginInfo, PluginSecret
+from gateway.domain.ports import Clock, Fetch, Leave, Stores
 from gateway.domain.supervision import supervise as keep_at_it
-from gateway.sandbox.plugins import Plugins
-from gateway.sessions.intake import Front, Reception
+from gateway.sessions.intake import Front
 from gateway.sessions.outbox import Deliveries
-from gateway.web.methods.channels import ChannelMethods
-from gateway.web.metrics import ChannelFigures
-from gateway.web.rpc import Method
-
-
-def pairing_book(stores: Stores, bus: Bus, clock: Clock, ids: Ids) -> PairingBook:
-    tell = partial(tell_of_gateway, bus, clock)
-    return PairingBook(stores.pairings, stores.audit, clock, ids, tell)
-
-
-def chat_commands(
-    config: GatewayConfig, stores: Stores, front: Front, memory: Memory, book: PairingBook
-) -> ChatCommands:
-    return ChatCommands(
-        front=front,
-        spending=stores.spending,
-        budgets=config.budgets,
-        facts=stores.facts,
-        find=memory.recall,
-        settled=memory.settled,
-        shared=sharing(config.agents),
-        book=book,
-        decode=from_json,
-    )
-
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +50,18 @@ COMPILED = "its adapter is being compiled"
 SENDING_S = 5.0  # for answers that are on their way to a platform when we stop
 
 Transport = Webhook | Poll | Socket
+Counts = Counter[tuple[str, str]]  # by channel and another word
+Accounts = frozenset[tuple[str, str]]
+Scrubbing = Callable[[Sequence[PluginSecret]], Scrub]
 _SECRET = re.compile(r"\$\{secret:([^{}]+)\}")
+
+
+class Traffic(NamedTuple):
+    """Counts since the start: what became of messages, why some are ignored, what became of answers."""
+
+    taken: Counts
+    ignored: Counts
+    delivered: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +83,32 @@ class ComingChannel:
     is_over: anyio.Event = field(default_factory=anyio.Event)
 
 
+class Compiling(Protocol):
+    """The plugins, some of which are still being compiled."""
+
+    @property
+    def adapters(self) -> Sequence[Adapter]: ...
+
+    @property
+    def infos(self) -> Sequence[PluginInfo]: ...
+
+    async def ready(self, names: Iterable[str]) -> None:
+        """Waits until these are loaded or refused."""
+        ...
+
+
 @dataclass(slots=True)
 class ChannelRoom:
-    """Opens channels; whatever is wrong with one keeps no other from working."""
+    """Opens channels. A channel that cannot be opened keeps no other from working. `scrubbing` takes a
+    channel's secrets out of what its platform sends. `delivered` counts deliveries."""
 
     intake: Intake
     memos: ChannelMemos
     clock: Clock
     tell: Tell
     door: WebhookDoor
+    scrubbing: Scrubbing
+    delivered: Counts = field(default_factory=Counter)
     open: list[OpenChannel] = field(default_factory=list)
     coming: dict[str, ComingChannel] = field(default_factory=dict)
     deliveries: Deliveries | None = None
@@ -135,14 +134,14 @@ class ChannelRoom:
             else:
                 await self._open_or_refuse(coming, adapters, infos)
 
-    async def open_late(self, plugins: Plugins) -> None:
+    async def open_late(self, plugins: Compiling) -> None:
         """Opens each channel that is coming once its adapter is compiled. Raises StoreUnavailable."""
         async with anyio.create_task_group() as group:
             for coming in self.coming.values():
                 if not coming.is_over.is_set():
                     group.start_soon(self._open_late, coming, plugins)
 
-    async def _open_late(self, coming: ComingChannel, plugins: Plugins) -> None:
+    async def _open_late(self, coming: ComingChannel, plugins: Compiling) -> None:
         name = coming.channel.name
         await plugins.ready([coming.channel.plugin])
         await self._open_or_refuse(coming, plugins.adapters, plugins.infos)
@@ -163,9 +162,9 @@ class ChannelRoom:
         return {one.way_in.channel.name for one in self.open} | self.coming.keys()
 
     def refuse_alike(self, *late: str) -> None:
-        """Channels whose callers prove themselves by the same; the configuration is checked for that
-        as far as adapters are known that ship with the gateway. With names only these are refused:
-        the others are at work."""
+        """Refuses webhook channels that share a secret or key. The configuration is checked for that only
+        for adapters that ship with the gateway. With names only these are refused: the others are at
+        work."""
         called = [one for one in self.open if isinstance(one.transport, Webhook)]
         known = {
             one.way_in.channel.name: proofs(one.way_in.adapter.description, one.way_in.channel)
@@ -184,11 +183,6 @@ class ChannelRoom:
                 one.health.end("refused", problem)
                 log.warning("a channel is refused", extra={"channel": name, "why": problem})
 
-    def methods(self, stores: Stores) -> Sequence[Method]:
-        kept = (stores.dead_letters, stores.channel_events)
-        nudge = lambda: self.intake.nudge()  # noqa: E731  # it is put in place later
-        return ChannelMethods(self.statuses, *kept, nudge, self.clock, self.take_again).all()
-
     async def take_again(self, letter: Heard) -> None:
         """Raises Conflict, and as WayIn.take_again."""
         place = (letter.channel, letter.account)
@@ -198,18 +192,14 @@ class ChannelRoom:
             raise Conflict(f"channel {letter.channel} is not open: see `exogate channel list`")
         await way.take_again(letter)
 
-    def figures(self, letters: DeadLetters) -> ChannelFigures:
-        intake, delivered = self.intake, self.deliveries.counts if self.deliveries else {}
-        return ChannelFigures(self.statuses, letters, intake.counts, intake.ignored, delivered)
-
     async def drain(self) -> None:
-        """What is on its way to a platform gets there; nothing else is begun."""
+        """Finishes deliveries that are being sent; starts no other."""
         if self.deliveries is not None:
             with anyio.move_on_after(SENDING_S):
                 await self.deliveries.drain()
 
     def hang_up(self) -> None:
-        """Its lines are closed so that their sessions can be resumed, and not opened again."""
+        """Closes the connections to platforms so that their sessions can be resumed, and opens none again."""
         self.lines.cancel()
 
     def statuses(self) -> tuple[ChannelStatus, ...]:
@@ -227,15 +217,12 @@ class ChannelRoom:
             log.warning("a channel is refused", extra=extra)
 
     async def _open(self, channel: ChannelDef, adapter: Adapter, health: Health) -> None:
-        from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # the HTTP client is slow to import
-
         transport = transport_of(channel, adapter.description)
         health.transport = transport.type
         _check_needs(channel, adapter.description)
-        scrub = Scrubber(channel.secrets).body
         memos = await self.memos.read(channel.name, channel.account)
         state = next((memo.text for memo in memos if memo.slot == "adapter"), "")
-        way_in = WayIn(channel, adapter, self.intake, scrub, state)
+        way_in = WayIn(channel, adapter, self.intake, self.scrubbing(channel.secrets), state)
         if isinstance(transport, Webhook):
             self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
         leave = Leave(adapter.plugin.origins, channel.secrets)
@@ -243,14 +230,29 @@ class ChannelRoom:
 
 
 def channel_room(
-    stores: Stores, reception: Reception, bus: Bus, book: PairingBook, commands: Commands
+    stores: Stores,
+    commands: ChatCommands,
+    *,
+    tell: Tell,
+    scrubbing: Scrubbing,
+    traffic: Traffic,
 ) -> ChannelRoom:
-    """Empty; what is to be delivered waits for somebody who delivers."""
-    memos, clock = stores.channel_memos, reception.clock
-    kept = (stores.channel_events, memos, clock, lambda: None)
-    intake = Intake(reception.accept, *kept, Doorman(book), commands)
+    """No channel is open yet. Deliveries wait until somebody delivers."""
+    front, memos = commands.front, stores.channel_memos
+    clock = front.clock
+    intake = Intake(
+        front.reception.accept,
+        stores.channel_events,
+        memos,
+        clock,
+        lambda: None,
+        Doorman(commands.book),
+        commands,
+        traffic.taken,
+        traffic.ignored,
+    )
     door = WebhookDoor(stores.audit, clock)
-    return ChannelRoom(intake, memos, clock, partial(tell_of_gateway, bus, clock), door)
+    return ChannelRoom(intake, memos, clock, tell, door, scrubbing, traffic.delivered)
 
 
 def _adapter(
@@ -307,17 +309,11 @@ def _check_needs(channel: ChannelDef, description: Description) -> None:
 
 @asynccontextmanager
 async def delivering(
-    room: ChannelRoom, known: Collection[ChannelDef], outbox: Outbox, front: Front, bus: Bus
+    room: ChannelRoom, accounts: Accounts, outbox: Outbox, front: Front, bus: Bus, *, fetch: Fetch
 ) -> AsyncIterator[None]:
-    """`known` are all that are configured: what waits for one that is refused goes on waiting."""
-    if not known:
-        await outbox.strand((), at=front.clock.now())
-        yield
-        return
-    from gateway.outbound.guard import open_guarded  # noqa: PLC0415  # the HTTP client is slow to import
-
-    clock = front.clock
-    async with open_guarded() as fetch, anyio.create_task_group() as group:
+    """Delivers answers to the open channels. `accounts` are those of all that are configured: answers
+    wait for a channel that is refused."""
+    async with anyio.create_task_group() as group:
         couriers: dict[str, Deliver] = {}
         streams: dict[str, Streaming] = {}
         coming = {name: anyio.Event() for name in room.names}
@@ -325,20 +321,20 @@ async def delivering(
         async def join(name: str) -> None:
             one = await room.opened(name)
             if one is not None:
-                post = Post(one.way_in.channel, one.way_in.adapter, fetch, clock)
+                post = Post(one.way_in.channel, one.way_in.adapter, fetch, front.clock)
                 streams[name] = Streaming(post, front.live.find, group)
                 couriers[name] = Courier(post, one.health, streams[name].draft_of)
             coming[name].set()
 
         for name in coming:
             group.start_soon(join, name)
-        accounts = frozenset((one.name, one.account) for one in known)
-        how = (clock, bus.publish, random.random)
-        deliveries = Deliveries(outbox, couriers, accounts, *how, coming=coming)
+        how = (front.clock, bus.publish, random.random, coming, room.delivered)
+        deliveries = Deliveries(outbox, couriers, accounts, *how)
         room.intake.nudge, room.deliveries = deliveries.nudge, deliveries
         room.intake.accept = partial(_accept, room.intake.accept, streams)
         stop = bus.subscribe(lambda _: deliveries.nudge(), types=frozenset({"session.end"}))
-        group.start_soon(partial(keep_at_it, "deliveries", deliveries.run, clock, may_end=True))
+        work = partial(keep_at_it, "deliveries", deliveries.run, front.clock, may_end=True)
+        group.start_soon(work)
         try:
             yield
         finally:
@@ -351,7 +347,7 @@ async def _accept(
     streams: Mapping[str, Streaming],
     inbound: Inbound,
 ) -> Accepted:
-    """Whoever waits for an answer is shown that it is coming."""
+    """Accepts a message, and shows its sender that an answer is coming."""
     accepted = await accept(inbound)
     stream = streams.get(inbound.address.channel)
     if stream is not None and inbound.whence is not None and not accepted.duplicate:
@@ -359,36 +355,22 @@ async def _accept(
     return accepted
 
 
-async def keep_lines(room: ChannelRoom) -> None:
-    """Until the room hangs up."""
-    if not room.names:
-        return
-    # The HTTP client is slow to import.
-    from gateway.outbound.dialling import open_dialler  # noqa: PLC0415
-    from gateway.outbound.guard import open_guarded  # noqa: PLC0415
-
+async def keep_lines(room: ChannelRoom, fetch: Fetch, dialler: Dialler) -> None:
+    """Keeps the connections of the channels until the room hangs up."""
     with room.lines:
-        async with (
-            open_guarded() as fetch,
-            open_dialler() as dialler,
-            anyio.create_task_group() as group,
-        ):
+        async with anyio.create_task_group() as group:
             for name in room.names:
                 work = partial(_keep_line, room, name, fetch, dialler)
                 task = f"channel:{name}"
-                group.start_soon(
-                    partial(keep_at_it, task, work, room.clock, may_end=True), name=task
-                )
+                kept = partial(keep_at_it, task, work, room.clock, may_end=True)
+                group.start_soon(kept, name=task)
 
 
 async def _keep_line(room: ChannelRoom, name: str, fetch: Fetch, dialler: Dialler) -> None:
     opened = await room.opened(name)
-    if opened is not None:
-        await supervise(_live(room, opened, fetch, dialler), opened.transport)
-
-
-def _live(room: ChannelRoom, opened: OpenChannel, fetch: Fetch, dialler: Dialler) -> LiveChannel:
-    return LiveChannel(
+    if opened is None:
+        return
+    live = LiveChannel(
         way_in=opened.way_in,
         leave=opened.leave,
         fetch=fetch,
@@ -398,3 +380,4 @@ def _live(room: ChannelRoom, opened: OpenChannel, fetch: Fetch, dialler: Dialler
         clock=room.clock,
         jitter=random.random,
     )
+    await supervise(live, opened.transport)

@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import anyio
 
-from gateway.app.channels import ChannelRoom, OpenChannel, keep_lines
+from gateway.app.shared import scrubbing
+from gateway.channels.room import ChannelRoom, OpenChannel, keep_lines
 from gateway.channels.webhooks import WebhookDoor
 from gateway.domain.ports import Leave, Stores
 from gateway.host.clock import SystemClock
+from gateway.outbound.dialling import open_dialler
+from gateway.outbound.guard import open_guarded
 from tests.channels.described import telegram
 from tests.channels.living import World
 from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server
@@ -20,7 +23,7 @@ def empty_room(world: World, stores: Stores) -> ChannelRoom:
     clock = SystemClock()
     door = WebhookDoor(stores.audit, clock)
     return ChannelRoom(
-        world.live.way_in.intake, world.shelf, clock, lambda kind, payload: None, door
+        world.live.way_in.intake, world.shelf, clock, lambda kind, payload: None, door, scrubbing
     )
 
 
@@ -51,18 +54,11 @@ async def test_a_channel_that_polls_takes_in_what_its_platform_has_until_it_hang
             anyio.create_task_group() as group,
         ):
             room = room_of(world, stores, server)
-            group.start_soon(keep_lines, room)
-            await world.shelf.until_accepted(1)
-            room.hang_up()
+            async with open_guarded() as fetch, open_dialler() as dialler:
+                group.start_soon(keep_lines, room, fetch, dialler)
+                await world.shelf.until_accepted(1)
+                room.hang_up()
 
     assert server.requests[0].path == "/bothush/deleteWebhook"
     assert world.shelf.accepted == ["7"]
     assert world.shelf.memos == {"adapter": "8"}
-
-
-async def test_without_channels_nothing_is_opened() -> None:
-    world = World(telegram())
-
-    with anyio.fail_after(5):
-        async with open_memory() as stores:
-            await keep_lines(empty_room(world, stores))

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.app.channels import ChannelRoom
+from gateway.app.shared import scrubbing
 from gateway.channels.adapters import CallRecipe, Poll, Verify
 from gateway.channels.intake import Intake
+from gateway.channels.room import ChannelRoom
 from gateway.channels.webhooks import WebhookDoor
 from gateway.domain.channels import ChannelDef, ChannelMemo
 from gateway.domain.ids import Secret
@@ -35,7 +36,7 @@ async def a_room(told: list[tuple[str, Mapping[str, object]]]) -> AsyncIterator[
         def tell(type_: str, payload: Mapping[str, object]) -> None:
             told.append((type_, payload))
 
-        yield ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock))
+        yield ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock), scrubbing)
 
 
 async def test_a_channel_that_has_all_it_needs_is_open_with_what_its_adapter_kept() -> None:

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 import anyio
 from anyio.abc import SocketAttribute, SocketStream
 
-from gateway.app.channels import ChannelRoom, OpenChannel, delivering
+from gateway.app.shared import scrubbing
 from gateway.channels.adapters import CallRecipe, Outbound, Poll, Whence
 from gateway.channels.crossing import write_whence
 from gateway.channels.intake import Intake
 from gateway.channels.progress import Health
+from gateway.channels.room import ChannelRoom, OpenChannel, delivering
 from gateway.channels.translating import WayIn
 from gateway.channels.webhooks import WebhookDoor
 from gateway.config.capabilities import parse_capability
@@ -18,6 +19,7 @@ from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import Leave
+from gateway.outbound.guard import open_guarded
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.writer import WritingAdapter
@@ -39,7 +41,7 @@ def a_room(stage: Stage, adapter: WritingAdapter) -> tuple[ChannelRoom, Health]:
     intake = Intake(accept, stores.channel_events, memos, clock, lambda: None)
     health = Health(CHANNEL, "poll", clock, tell)
     way_in, poll = WayIn(CHANNEL, adapter, intake, scrub), Poll("poll", CallRecipe("http://x"))
-    room = ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock))
+    room = ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock), scrubbing)
     room.open.append(OpenChannel(way_in, poll, health, Leave(adapter.plugin.origins)))
     return room, health
 
@@ -73,7 +75,11 @@ async def test_an_answer_goes_to_the_platform_that_asked() -> None:
                 grant=parse_capability(f"http:{base}"),
             )
             room, health = a_room(stage, adapter)
-            async with delivering(room, [CHANNEL], stores.outbox, stage.front, Bus()):
+            accounts = frozenset({(CHANNEL.name, CHANNEL.account)})
+            async with (
+                open_guarded() as fetch,
+                delivering(room, accounts, stores.outbox, stage.front, Bus(), fetch=fetch),
+            ):
                 whence = write_whence(Whence("room"))
                 address = Address("websocket", "default", "main")
                 await room.intake.accept(Inbound(address, "hi", whence=whence))

@@ -1,0 +1,184 @@
+"""What a configuration makes of the gateway: one immutable value, built without opening anything."""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from typing import cast
+
+from gateway.agent.leaves import SHIPPED
+from gateway.config.authority import closed_agents, reach
+from gateway.config.values import GatewayConfig, RuleFolder
+from gateway.control.policy import (
+    DECISION_TREES,
+    AgentConfig,
+    DecisionTree,
+    DecisionTrees,
+    MakeDecisionTree,
+)
+from gateway.control.rules import RuleSet, load_rules
+from gateway.domain.agents import AgentDef
+from gateway.domain.errors import GatewayError
+from gateway.domain.ids import AgentId
+from gateway.domain.mcp import McpNotInstalled
+from gateway.domain.sessions import Choosable
+from gateway.host.shipped import shipped_folder
+from gateway.providers.prices import PriceTable
+from gateway.providers.thinking import why_no_thinking
+from gateway.routing import Router
+from gateway.sessions.intake import Bounds
+from gateway.sessions.lanes import Manner
+from gateway.web.settings import TokenDef, WebSettings
+
+
+class DecisionTreeBroken(GatewayError):
+    """An agent names one whose package fails."""
+
+    code = "decision_tree_broken"
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """All that another configuration changes. Store, lanes, live runs, counters and sockets belong to
+    no generation: several can be at work over the same ones. `souls`, `templates` and `trees` are the
+    files of each agent; `sharing` names agents whose facts belong to all who talk to them."""
+
+    config: GatewayConfig
+    agents: Mapping[AgentId, AgentDef]
+    router: Router
+    bounds: Bounds
+    manner: Manner
+    souls: Mapping[AgentId, str]
+    templates: Mapping[AgentId, str]
+    trees: Mapping[AgentId, str]
+    decisions: DecisionTrees
+    rules: RuleSet
+    prices: PriceTable
+    choosable: Choosable
+    sharing: Set[AgentId]
+
+
+def build(config: GatewayConfig) -> Generation:
+    """Imports the packages of decision trees that agents name. Raises DecisionTreeBroken,
+    McpNotInstalled, RulesInvalid."""
+    if (config.mcp_servers or config.mcp_serving.is_enabled) and find_spec("mcp") is None:
+        raise McpNotInstalled
+    agents = {agent.id: agent for agent in config.agents}
+    queue, everyone = config.queue, with_subagents(config)
+    closed = closed_agents(config)
+    return Generation(
+        config=config,
+        agents=agents,
+        router=Router(tuple(agents), config.bindings, config.default_agent, closed=closed),
+        bounds=Bounds(
+            queue.max_pending,
+            queue.max_pending_total,
+            queue.max_pending_mb,
+            queue.max_pending_total_mb,
+            queue.max_pending_per_principal,
+        ),
+        manner=Manner(queue.mode, queue.debounce_ms / 1000),
+        souls=soul_paths(everyone),
+        templates={one.id: one.prompt_template for one in config.agents if one.prompt_template},
+        trees=tree_paths(everyone),
+        decisions=decision_trees({agent.decision for agent in config.agents}),
+        rules=rule_set(config, config.rule_folder),
+        prices=PriceTable(config.providers),
+        choosable=choosable(config),
+        sharing={one.id for one in config.agents if one.context.fact_scope == "agent"},
+    )
+
+
+def with_subagents(config: GatewayConfig) -> Sequence[AgentDef]:
+    """Everyone who has a prompt and a tree. A subagent inherits what it leaves open from its caller."""
+    helpers = (
+        AgentDef(AgentId(one.name), "", "", soul_path=one.prompt_path) for one in config.subagents
+    )
+    return (*config.agents, *helpers)
+
+
+def soul_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
+    """An agent's own soul, or the one that ships with the gateway."""
+    shipped = str(shipped_folder("souls") / "default.md")
+    return {agent.id: agent.soul_path or shipped for agent in agents}
+
+
+def tree_paths(agents: Sequence[AgentDef]) -> dict[AgentId, str]:
+    """A file of the operator's own, or a tree that ships with the gateway."""
+    return {
+        agent.id: agent.tree if agent.tree.endswith(".bt") else str(SHIPPED / f"{agent.tree}.bt")
+        for agent in agents
+    }
+
+
+def decision_trees(wanted: Set[str]) -> DecisionTrees:
+    """The decision trees of installed packages. Those with these names are imported now, the others
+    once a tree asks for one. Raises DecisionTreeBroken."""
+    found = entry_points(group=DECISION_TREES)
+    for point in found:
+        if point.name in wanted:
+            _loaded(point)
+    return DecisionTrees({point.name: partial(_made, point) for point in found})
+
+
+def _made(point: EntryPoint, config: AgentConfig) -> DecisionTree:
+    return _loaded(point)(config)
+
+
+def _loaded(point: EntryPoint) -> MakeDecisionTree:
+    try:
+        return cast(MakeDecisionTree, point.load())
+    except Exception as error:  # a package may fail in any way when it is imported
+        raise DecisionTreeBroken(
+            f"the decision tree {point.name} cannot be loaded from {point.value} ({error!r}); "
+            'correct its package, or write decision = "default" for the agents that name it'
+        ) from error
+
+
+def rule_set(config: GatewayConfig, folder: RuleFolder | None) -> RuleSet:
+    """The rules of the file and of the folder. Raises RulesInvalid."""
+    if folder is None:
+        return load_rules(config.rules)
+    return load_rules((*config.rules, *folder.rules), folder.refused)
+
+
+def usual_agent(config: GatewayConfig) -> AgentDef:
+    """The default agent, or else the first; a configuration may have none at all."""
+    nobody = AgentDef(AgentId("main"), "", "")
+    first = next(iter(config.agents), nobody)
+    return next((agent for agent in config.agents if agent.id == config.default_agent), first)
+
+
+def choosable(config: GatewayConfig) -> Choosable:
+    """What users can set for themselves."""
+
+    def no_thinking(agent: AgentDef) -> str | None:
+        provider = config.providers.get(agent.provider)
+        wire = provider.wire if provider else None
+        return why_no_thinking(agent.provider, wire, agent.model, agent.max_tokens)
+
+    return Choosable(usual_agent(config), config.agents, config.subagents, no_thinking)
+
+
+def web_settings(config: GatewayConfig, operator_key: str) -> WebSettings:
+    """Where the front door is, and who is let in."""
+    settings = config.gateway
+    tokens = tuple(
+        TokenDef(token.name, token.token.reveal(), reach(config, token.name, token.scopes))
+        for token in config.tokens
+    )
+    return WebSettings(
+        bind=settings.bind,
+        port=settings.port,
+        tokens=tokens,
+        operator_secret=settings.token.reveal() if settings.token else None,
+        cli_secret=operator_key,
+        allowed_origins=settings.allowed_origins,
+        trusted_proxies=settings.trusted_proxies,
+        max_connections=settings.max_connections,
+        max_connections_per_address=settings.max_connections_per_address,
+        max_unauthenticated=settings.max_unauthenticated,
+        max_frame_bytes=settings.max_frame_bytes,
+        max_body_bytes=settings.max_body_bytes,
+    )

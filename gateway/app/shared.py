@@ -1,0 +1,171 @@
+"""What is opened once for every generation: the store, the lanes, live runs, counters and sockets."""
+
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import anyio
+from anyio import to_thread
+from anyio.abc import TaskGroup
+from pydantic_core import from_json, to_json
+
+from gateway.budgets.estimates import Estimates
+from gateway.budgets.metering import Meter
+from gateway.budgets.queue import BudgetQueue
+from gateway.channels.room import Traffic
+from gateway.channels.translating import Scrub
+from gateway.config.values import GatewayConfig
+from gateway.control.notices import Bus
+from gateway.domain.dialling import Dialler
+from gateway.domain.events import Event, kind_named
+from gateway.domain.plugins import PluginSecret
+from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
+from gateway.host.clock import SystemClock, TimeIds
+from gateway.memory.episodes import Episodes
+from gateway.providers.client import Models, ProviderClient
+from gateway.providers.demo import DemoModel
+from gateway.providers.prices import DEFAULT_MODELS, PriceTable
+from gateway.sessions.lanes import Lanes
+from gateway.sessions.runs import LiveRuns
+from gateway.sessions.settings import SettingsBook
+from gateway.store.opening import open_store
+from gateway.web.methods.providers import ProviderTest
+
+Opened = TypeVar("Opened")
+
+
+class HttpClients:
+    """The ways out, each opened when it is first needed and closed with the stack. Only here the HTTP
+    client is imported: it takes as long as all the rest, and a start without providers does without."""
+
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack, self._lock = stack, anyio.Lock()
+        self._opened: dict[str, Any] = {}
+
+    async def http(self, use: str) -> Http:
+        from gateway.outbound.client import open_outbound  # noqa: PLC0415  # see above
+
+        return await self._once(f"http:{use}", open_outbound)
+
+    async def guarded(self, use: str) -> Fetch:
+        from gateway.outbound.guard import open_guarded  # noqa: PLC0415  # see above
+
+        return await self._once(f"guarded:{use}", open_guarded)
+
+    async def dialler(self) -> Dialler:
+        from gateway.outbound.dialling import open_dialler  # noqa: PLC0415  # see above
+
+        return await self._once("dialler", open_dialler)
+
+    async def _once(
+        self, use: str, open_one: Callable[[], AbstractAsyncContextManager[Opened]]
+    ) -> Opened:
+        async with self._lock:
+            if use not in self._opened:
+                self._opened[use] = await self._stack.enter_async_context(open_one())
+        found: Opened = self._opened[use]
+        return found
+
+
+def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
+    from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # as HttpClients
+
+    return Scrubber(secrets).body
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """The lanes live in the group. `settings` and `episodes` are caches over the store. `estimates`, `queue`
+    and `refusals` count for budgets, `traffic` for channels, since the start."""
+
+    clock: Clock
+    ids: Ids
+    stores: Stores
+    sockets: HttpClients
+    group: TaskGroup
+    lanes: Lanes
+    bus: Bus
+    live: LiveRuns
+    estimates: Estimates
+    queue: BudgetQueue
+    refusals: Counter[str]
+    traffic: Traffic
+    episodes: Episodes
+    settings: SettingsBook
+
+    def tell(self, type_: str, payload: Mapping[str, object]) -> None:
+        """Publishes an event of the gateway that belongs to no run."""
+        kind = kind_named(type_)
+        severity = kind.severity if kind else "info"
+        self.bus.publish(Event(type_, severity, "gateway", self.clock.now(), None, None, payload))
+
+    def meter(self, config: GatewayConfig, prices: PriceTable) -> Meter:
+        """The budgets of a configuration over the one ledger."""
+        counted = (self.estimates, self.queue, self.refusals)
+        kept = (self.clock, self.ids, self.stores.audit)
+        return Meter(self.stores.ledger, config.budgets, prices, *kept, *counted)
+
+    async def models(self, config: GatewayConfig, meter: Meter) -> Model:
+        """The providers that the configuration defines, and the demo model: each attempt is metered."""
+        found: dict[str, Model] = {}
+        if config.providers:
+            http, chance = await self.sockets.http("models"), random.random
+            for name, definition in config.providers.items():
+                found[name] = ProviderClient(definition, http, self.clock, chance, meter.around)
+        found.setdefault("demo", meter.around(DemoModel()))
+        return Models(found)
+
+
+@asynccontextmanager
+async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIterator[Shared]:
+    """Opens the store of the configuration. Raises DataDirInUse, StoreRefused, StoreUnavailable."""
+    clock = SystemClock()
+    async with AsyncExitStack() as stack:
+        url, data_dir = config.store.url, config.gateway.data_dir
+        store = open_store(url, data_dir, clock=clock, accept_loss=accept_loss)
+        stores = await stack.enter_async_context(store)
+        await stores.care.probe()
+        sockets = HttpClients(await stack.enter_async_context(AsyncExitStack()))
+        group = await stack.enter_async_context(anyio.create_task_group())
+        shared = Shared(
+            clock=clock,
+            ids=TimeIds(clock),
+            stores=stores,
+            sockets=sockets,
+            group=group,
+            lanes=Lanes(group, width=config.queue.max_running),
+            bus=Bus(),
+            live=LiveRuns(to_json),
+            estimates=Estimates(),
+            queue=BudgetQueue(),
+            refusals=Counter(),
+            traffic=Traffic(Counter(), Counter(), Counter()),
+            episodes=Episodes(stores.transcript),
+            settings=SettingsBook(stores.settings, to_json, from_json),
+        )
+        prices = PriceTable(config.providers)
+        if config.providers:  # before any call: whoever needs it meanwhile would stop everybody
+            await to_thread.run_sync(prices.warm)
+        await shared.meter(config, prices).settle_lost()
+        try:
+            yield shared
+        finally:
+            group.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def provider_test(config: GatewayConfig) -> AsyncIterator[ProviderTest]:
+    """Tests a provider without a gateway. The store is locked meanwhile. Raises DataDirInUse."""
+    once = {name: replace(one, max_retries=0) for name, one in config.providers.items()}
+    async with opened(config) as shared:
+        meter = shared.meter(config, PriceTable(config.providers))
+        model = await shared.models(replace(config, providers=once), meter)
+        yield provider_trial(config, model, shared.ids)
+
+
+def provider_trial(config: GatewayConfig, model: Model, ids: Ids) -> ProviderTest:
+    defaults = {name: DEFAULT_MODELS.get(name) for name in config.providers}
+    return ProviderTest(model, ids, config.agents, defaults)

@@ -1,0 +1,51 @@
+"""Memory as a whole: it extracts facts, indexes what was said, and finds both."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from anyio.abc import TaskGroup
+
+from gateway.domain.agents import AgentDef
+from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.model import ToolSpec
+from gateway.domain.plugins import PluginDef
+from gateway.domain.ports import PluginStore, Stores
+from gateway.memory.extraction import Keeper, Keeping
+from gateway.memory.indexer import Indexer
+from gateway.memory.recall import Recall, Remembrance, Vault, vault_of
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    keeper: Keeper
+    indexer: Indexer
+    recall: Recall
+    remembrance: Remembrance
+
+    async def settled(self, key: SessionKey) -> None:
+        """Returns once everything that was said there is kept and can be found."""
+        await self.keeper.settled(key)
+        await self.indexer.catch_up(key)
+
+    def forget(self, key: SessionKey) -> None:
+        """The conversation is erased."""
+        self.keeper.last.pop(key, None)
+
+
+def memory_of(stores: Stores, keeping: Keeping, group: TaskGroup) -> Memory:
+    """Nothing is begun yet; extraction runs in the group."""
+    recall = Recall(stores.turns, stores.facts)
+    indexer = Indexer(stores.turn_index, keeping.clock)
+    return Memory(Keeper(keeping, group), indexer, recall, Remembrance(recall, stores.facts))
+
+
+def vaults_of(
+    agents: Iterable[AgentDef],
+    offered: Callable[[AgentDef], Sequence[ToolSpec]],
+    plugins: Sequence[PluginDef],
+    store: PluginStore,
+) -> Mapping[AgentId, Vault]:
+    """Those of the agents that can read what the bundled notes plugin keeps."""
+    named = {one.name: one for one in plugins}
+    found = {one.id: vault_of(offered(one), named, store) for one in agents}
+    return {agent: vault for agent, vault in found.items() if vault is not None}
