@@ -26,7 +26,7 @@ _MOST_SKIPPED = 8  # times the limit: hits of a word that must not be seen
 _FEW, _SHARE = 8, 0.25  # turns, and a share of them: a word in more of them tells nothing apart
 _MOST_COMMON = 3  # frequent words that are looked for beside each other
 _STAYS_COMMON, _MOST_COMMON_KEPT = 1.2, 1_000  # times the length, sessions
-_MERGED_PAGES = 200  # a commit
+_MERGED_PAGES = 2_000  # a commit: half a megabyte
 # Bytes of a page of the index. Within a page all is read from one end to the other: the smaller it
 # is, the less of what others said is passed on the way to a session.
 PAGE_BYTES = 250
