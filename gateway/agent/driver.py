@@ -315,7 +315,7 @@ class Driver:
         return fitted(request, context, window)
 
     def _request(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
-        is_first = agent is self.job.agent
+        is_first, scope = agent is self.job.agent, self.job.scope
         left_s = max(0.0, self._deadline - self.clock.monotonic())
         return ModelRequest(
             provider=agent.provider,
@@ -329,7 +329,7 @@ class Driver:
             stream=agent.stream,
             idle_timeout_s=wish.idle_timeout_s,
             deadline_s=left_s if wish.timeout_s is None else min(left_s, wish.timeout_s),
-            payer=Payer(self.job.scope.session_key, self.job.scope.run_id),
+            payer=Payer(scope.session_key, scope.run_id, is_accepted=scope.is_kept),
         )
 
     async def _call(self, wish: CallTool) -> None:

@@ -110,7 +110,7 @@ class Meter:
         try:
             if self._unwritten:
                 await self._write_what_waits()
-            if not kinds:
+            if not kinds and payer.is_accepted:
                 return self.ledger.begin(wanted), Grant(request.max_tokens, most)
             return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
         except get_cancelled_exc_class():

@@ -26,6 +26,7 @@ class Payer:
 
     session_key: SessionKey
     run_id: RunId
+    is_accepted: bool = field(default=False, compare=False)  # its message was just committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,7 +314,8 @@ class Ledger(Protocol):
     """
 
     def begin(self, wanted: Reservation) -> Reservation:
-        """Holds what is `wanted` for a call that no limit holds for."""
+        """Holds what is `wanted` for a call that no limit holds for, of a run whose message was just
+        committed: so the store can be written."""
         ...
 
     async def reserve(

@@ -83,9 +83,8 @@ class SqliteLedger:
 
     What is used and what is set aside never exceed a limit together, at no commit: so a process that
     dies and is charged with its slices leaves no limit exceeded. A slice belongs to one session on
-    one day. It lasts until nobody used it for a while, or until others need the room. A call that no
-    limit holds for has no slice; if it lasts, it gets a row, so that a dead process is known to have
-    made it.
+    one day. It lasts until no call used it for a while, or until others need the room. A call that
+    begins without a slice gets a row if it lasts, so that the next process knows of it.
     """
 
     def __init__(self, writer: Writer, pen: Pen) -> None:
@@ -199,7 +198,7 @@ class SqliteLedger:
         that leaves no limit exceeded; else what others do not need is given back."""
         need = part.held.beyond(part.amount)
         spare: list[tuple[_Slice, Amount]] = []
-        if _fits(decide, accounts, call, need + call.held):
+        if accounts and _fits(decide, accounts, call, need + call.held):
             need += call.held
         elif not _fits(decide, accounts, call, need):
             others = (one for one in self._kept.values() if one is not part)
