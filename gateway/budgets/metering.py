@@ -282,18 +282,25 @@ class Metered:
                 guess = _guessed(progress, expected, unheard, BYTES_A_TOKEN)
                 usage = guess if outcome == "broken" else Usage()
                 meter.settle(meter.record(reservation, outcome, usage))
-        usage = reply.usage
+        return self._paid(reply, reservation, raw, progress, warns=granted.is_limited)
+
+    def _paid(
+        self, reply: ModelReply, call: Reservation, raw: int, progress: Progress, *, warns: bool
+    ) -> ModelReply:
+        """Records an answer and learns from it."""
+        meter, usage, estimates = self._meter, reply.usage, self._meter.estimates
+        outcome: Outcome = "answered"
         if reply.finish == "overrun":
+            outcome, dense = "overrun", estimates.bytes_a_token(call.model)
             told = progress.told.output_tokens if progress.told else 0
-            outcome, usage = "overrun", _guessed(progress, expected, told, dense)
+            usage = _guessed(progress, call.input_tokens, told, dense)
         elif not usage.estimated:
-            session, sent = reservation.payer.session_key, usage.input_tokens
-            meter.estimates.learn(raw, session, request.model, sent)
+            estimates.learn(raw, call.payer.session_key, call.model, usage.input_tokens)
             if progress.size >= LEAST_LEARNED:
                 shown = usage.output_tokens - usage.reasoning_tokens
-                meter.estimates.learn_reply(progress.size, request.model, shown)
-        record = meter.record(reservation, outcome, usage)
-        warnings = meter.settle(record, warns=granted.is_limited)
+                estimates.learn_reply(progress.size, call.model, shown)
+        record = meter.record(call, outcome, usage)
+        warnings = meter.settle(record, warns=warns)
         if usage.cost_usd is None and record.pricing != "unpriced":
             usage = replace(usage, cost_usd=record.nano_usd / NANO)
         if usage is reply.usage and not warnings:

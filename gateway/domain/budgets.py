@@ -175,6 +175,11 @@ class Reservation:
     input_tokens: int  # estimated
     held: Amount = Amount()
 
+    @property
+    def amount(self) -> Amount:
+        """What a call came to that was not sent."""
+        return Amount()
+
 
 @dataclass(frozen=True, slots=True)
 class Resync:

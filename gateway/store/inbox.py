@@ -373,6 +373,11 @@ def _finish(ending: Ending, pen: Pen) -> bool:
     for one in ending.merged:
         end = ("done", at, "merged", one.summary, one.log, None)
         pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
+    return _grow(ending, session, parent, at, pen)
+
+
+def _grow(ending: Ending, session: SessionRow, parent: int | None, at: int, pen: Pen) -> bool:
+    """Writes what a run leaves to its session. Returns whether HEAD moves."""
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     append(ending.nodes, parent, session, pen.db)
     for new in ending.deliveries:
