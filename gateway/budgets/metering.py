@@ -110,7 +110,7 @@ class Meter:
         try:
             if self._unwritten:
                 await self._write_what_waits()
-            if not kinds:
+            if not kinds and payer.is_accepted:
                 return self.ledger.begin(wanted), Grant(request.max_tokens, most)
             return await self._hold(wanted, kinds, self._ask(request, wanted), request.deadline_s)
         except get_cancelled_exc_class():
@@ -282,18 +282,24 @@ class Metered:
                 guess = _guessed(progress, expected, unheard, BYTES_A_TOKEN)
                 usage = guess if outcome == "broken" else Usage()
                 meter.settle(meter.record(reservation, outcome, usage))
-        usage, is_overrun = reply.usage, reply.finish == "overrun"
+        return self._paid(reply, reservation, raw, progress, granted)
+
+    def _paid(
+        self, reply: ModelReply, call: Reservation, raw: int, progress: Progress, granted: Grant
+    ) -> ModelReply:
+        """Records an answer and learns from it."""
+        meter, usage, estimates = self._meter, reply.usage, self._meter.estimates
+        is_overrun = reply.finish == "overrun"
         if is_overrun:
-            usage = _overrun(usage, expected, ceil(progress.size / dense))
+            output = ceil(progress.size / estimates.bytes_a_token(call.model))
+            usage = _overrun(usage, call.input_tokens, output)
         elif not usage.estimated:
-            session, sent = reservation.payer.session_key, usage.input_tokens
-            meter.estimates.learn(raw, session, request.model, sent)
+            estimates.learn(raw, call.payer.session_key, call.model, usage.input_tokens)
             if progress.size >= LEAST_LEARNED:
                 shown = usage.output_tokens - usage.reasoning_tokens
-                meter.estimates.learn_reply(progress.size, request.model, shown)
-        if is_overrun or usage.output_tokens > most:
-            outcome = "overrun"
-        record = meter.record(reservation, outcome, usage)
+                estimates.learn_reply(progress.size, call.model, shown)
+        is_longer = is_overrun or usage.output_tokens > granted.max_tokens
+        record = meter.record(call, "overrun" if is_longer else "answered", usage)
         warnings = meter.settle(record, warns=granted.is_limited)
         if usage.cost_usd is None and record.pricing != "unpriced":
             usage = replace(usage, cost_usd=record.nano_usd / NANO)

@@ -26,6 +26,7 @@ class Payer:
 
     session_key: SessionKey
     run_id: RunId
+    is_accepted: bool = field(default=False, compare=False)  # its message was just committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +175,11 @@ class Reservation:
     input_tokens: int  # estimated
     held: Amount = Amount()
 
+    @property
+    def amount(self) -> Amount:
+        """What a call came to that was not sent."""
+        return Amount()
+
 
 @dataclass(frozen=True, slots=True)
 class Resync:
@@ -313,7 +319,8 @@ class Ledger(Protocol):
     """
 
     def begin(self, wanted: Reservation) -> Reservation:
-        """Holds what is `wanted` for a call that no limit holds for."""
+        """Holds what is `wanted` for a call that no limit holds for, of a run whose message was just
+        committed: so the store can be written."""
         ...
 
     async def reserve(

@@ -367,6 +367,11 @@ def _finish(ending: Ending, pen: Pen) -> bool:
         end = ("done", at, "merged", one.summary)
         pen.db.execute(_END_RUN, (*end, one.run_id, session.id))
         pen.db.execute(_ADD_PART, (one.run_id, 0, one.journal))
+    return _grow(ending, session, parent, at, pen)
+
+
+def _grow(ending: Ending, session: SessionRow, parent: int | None, at: int, pen: Pen) -> bool:
+    """Writes what a run leaves to its session. Returns whether HEAD moves."""
     moves = bool(ending.nodes) and (ending.take_head or session.head == parent)
     append(ending.nodes, parent, session, pen.db)
     for new in ending.deliveries:

@@ -83,9 +83,8 @@ class SqliteLedger:
 
     What is used and what is set aside never exceed a limit together, at no commit: so a process that
     dies and is charged with its slices leaves no limit exceeded. A slice belongs to one session on
-    one day. It lasts until nobody used it for a while, or until others need the room. A call that no
-    limit holds for has no slice; if it lasts, it gets a row, so that a dead process is known to have
-    made it.
+    one day. It lasts until no call used it for a while, or until others need the room. A call that
+    begins without a slice gets a row if it lasts, so that the next process knows of it.
     """
 
     def __init__(self, writer: Writer, pen: Pen) -> None:
@@ -155,24 +154,23 @@ class SqliteLedger:
     async def _get_to_know(self, scopes: Sequence[Scope]) -> None:
         """Reads what was used in scopes that are not known by heart. Calls go on meanwhile: what
         they hold and use is added."""
-        new = [
-            _Account(scope, self.held(scope).held, self._aside_in(scope))
+        new = {
+            scope: _Account(scope, self.held(scope).held, self._aside_in(scope))
             for scope in scopes
             if scope not in self._accounts
-        ]
+        }
         if not new:  # another call reads them
             for account in [self._accounts[scope] for scope in scopes]:
                 await account.known.wait()
             return
-        self._accounts |= {one.scope: one for one in new}
+        self._accounts |= new
         try:
-            reading = partial(_spent_in, [one.scope for one in new])
-            found = await self._writer.write(reading, durable=False)
-            for account, (used, _, warned) in zip(new, found, strict=True):
+            found = await self._writer.write(partial(_spent_in, list(new)), durable=False)
+            for account, (used, _, warned) in zip(new.values(), found, strict=True):
                 account.used, account.warned = account.used + used, warned
                 account.known.set()
         finally:
-            for account in new:
+            for account in new.values():
                 if not account.known.is_set() and self._accounts.get(account.scope) is account:
                     del self._accounts[account.scope]
                 account.known.set()
@@ -198,12 +196,11 @@ class SqliteLedger:
         """Commits a slice that is large enough. It is made larger than needed, for the next calls, if
         that leaves no limit exceeded; else what others do not need is given back."""
         need = part.held.beyond(part.amount)
-        spare: list[tuple[_Slice, Amount]] = []
-        if _fits(decide, accounts, call, need + call.held):
+        spare: Sequence[tuple[_Slice, Amount]] = ()
+        if accounts and _fits(decide, accounts, call, need + call.held):
             need += call.held
         elif not _fits(decide, accounts, call, need):
-            others = (one for one in self._kept.values() if one is not part)
-            spare = [(one, one.amount - one.held) for one in others if one.amount != one.held]
+            spare = self._spare_beside(part)
         for other, amount in spare:
             self._resize(other, other.amount - amount)
         self._resize(part, part.amount + need)
@@ -219,6 +216,10 @@ class SqliteLedger:
             raise
         finally:
             part.growing -= 1
+
+    def _spare_beside(self, part: _Slice) -> Sequence[tuple[_Slice, Amount]]:
+        others = (one for one in self._kept.values() if one is not part)
+        return [(one, one.amount - one.held) for one in others if one.amount != one.held]
 
     def _resize(self, part: _Slice, amount: Amount) -> None:
         more, part.amount = amount - part.amount, amount
@@ -286,8 +287,7 @@ class SqliteLedger:
         part, rows = self._slices.pop(call.id, None), list[_Saved]()
         if part is None and not self._accounts:
             return rows, []
-        used = ended.amount if isinstance(ended, TokenRecord) else NOTHING
-        accounts = self._accounts_of(call)
+        used, accounts = ended.amount, self._accounts_of(call)
         for account in accounts:
             account.held -= call.held
             account.used += used

@@ -161,7 +161,7 @@ class Commits:
         """Runs all operations in one transaction. Returns an outcome for each."""
         pen, outcomes = self._pen, list[Outcome]()
         try:
-            if self._io_errors or self._synchronous != self._modes[durable]:
+            if self._synchronous != self._modes[durable]:
                 self._prepare(self._modes[durable])
             pen.db.execute("BEGIN IMMEDIATE")
             for operation in operations:
@@ -223,7 +223,7 @@ class Commits:
         self._undo()
         log.error("store cannot commit", extra={"why": why})
         if no_room is None and is_io_error(error):
-            self._io_errors += 1
+            self._io_errors, self._synchronous = self._io_errors + 1, ""
             if self._io_errors >= GIVE_UP_AFTER and self.given_up is None:
                 self.given_up = (
                     f"{self._io_errors} commits to {self._where} failed one after another: "
