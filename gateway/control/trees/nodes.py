@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import ClassVar, Final, cast
 
 from gateway.control.expressions import CANNOT
@@ -268,7 +269,9 @@ class Node:
         if self.at is not None:
             self.at = None
             self.ground.timers.pop(self, None)
-        self.__dict__.update(self.fresh)
+        if self.fresh:
+            for name, value in self.fresh.items():
+                setattr(self, name, value)
         if status is not SKIPPED:
             self.status = status
         return status
@@ -344,7 +347,9 @@ class Call(Leaf):
         act = find(plan) if find else offered.act if offered else None
         if act is None:
             raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
-        self.act, self.is_plain = act, plan.plain is not None and find is None
+        given = self.ground.host.given
+        self.act = partial(act, *given) if given else act
+        self.is_plain = plan.plain is not None and find is None
 
     # -- for its function
 
@@ -391,18 +396,22 @@ class Call(Leaf):
     # -- for its parent
 
     def tick(self) -> Status:
-        answer: object = self.waiting
-        if self.waiting is None:
+        waiting = self.waiting
+        answer: object = waiting
+        if waiting is None:
             try:
-                given = self.ground.host.given
-                answer = self.act(*given) if self.is_plain else self.act(*given, self)
+                answer = self.act() if self.is_plain else self.act(self)
             except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                 return self.broke(error)
-        elif self.waiting.is_over:
-            answer, self.waiting = self.waiting.outcome, None
-        if answer is True or answer is SUCCESS:
-            self.status = SUCCESS
-            return SUCCESS
+        elif waiting.is_over:
+            answer, self.waiting = waiting.outcome, None
+        else:
+            answer = RUNNING
+        if answer is True:
+            answer = SUCCESS
+        if answer is SUCCESS or answer is RUNNING:
+            self.status = answer
+            return answer
         return self.answered(answer)
 
     def answered(self, answer: object) -> Status:
@@ -443,36 +452,42 @@ class InOrder(Node):
 
     ends_with: Status = FAILURE
     otherwise: Status = SUCCESS
-    fresh = {"index": 0, "skipped": 0}
-    index = skipped = 0
+    index = skipped = 0  # how far it was when it waited
     beside = 0  # children at the end that are not in the order
 
     def tick(self) -> Status:
         self.status = RUNNING
-        body, plans, index = self.children, self.plan.children, self.index
-        count, host = len(body) - self.beside, self.ground.host
+        body, index, skipped = self.children, self.index, self.skipped
+        if index or skipped:
+            self.index = self.skipped = 0
+        plans, host, count = self.plan.children, self.ground.host, len(body) - self.beside
         while index < count:
             child, plan = body[index], plans[index]
-            if plan.plain is not None and plan.shape in _CALLING and host.find_act is None:
+            if child is not None:
+                status = child.tick()
+            elif plan.plain is None or plan.shape not in _CALLING or host.find_act is not None:
+                child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
+                status = child.tick()
+            else:
                 try:
                     answer = plan.plain(*host.given)
                 except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                     answer = error
                 is_well = answer is True or (answer is None and plan.kind == "action")
                 status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
-            else:
-                if child is None:
-                    child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
-                status = child.tick()
             if status is RUNNING:
-                self.index = index
-                return RUNNING
+                self.index, self.skipped = index, skipped
+                return status
             if status is self.ends_with:
                 return self.done(status)
             index += 1
             if status is SKIPPED:
-                self.skipped += 1
-        return self.done(SKIPPED if self.skipped == count else self.otherwise)
+                skipped += 1
+        return self.done(SKIPPED if skipped == count else self.otherwise)
+
+    def halt(self) -> None:
+        self.index = self.skipped = 0
+        self.done(IDLE)
 
 
 class Selector(InOrder):
@@ -483,6 +498,8 @@ class Selector(InOrder):
 
 class MemorySequence(InOrder):
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
+
+    fresh = {"index": 0, "skipped": 0}
 
     def tick(self) -> Status:
         if self.status is IDLE:
@@ -517,8 +534,8 @@ class Reactive(InOrder):
     def tick(self) -> Status:
         self.status = RUNNING
         is_skipped = True
-        for place in range(len(self.children)):
-            child = self.children[place] or self.child(place)
+        for place, child in enumerate(self.children):
+            child = child or self.child(place)
             status = child.tick()
             if status is RUNNING:
                 reset_all(self.children, but=child)
@@ -541,7 +558,7 @@ class Try(InOrder):
 
     beside = 1
     is_catching = False
-    fresh = {**InOrder.fresh, "is_catching": False}
+    fresh = {"is_catching": False}
 
     def tick(self) -> Status:
         if not self.is_catching:
