@@ -299,10 +299,10 @@ class Node:
 
     def number(self, value: Value) -> float:
         number = value.constant if value.run is None else value.run(self.frame)
-        if type(number) not in {int, float}:
-            what = f"{type(number).__name__} where a number belongs"
-            raise TreeAbort(f"{self.plan.path}: {what}")
-        return cast(float, number)
+        if isinstance(number, int | float) and type(number) is not bool:
+            return number
+        what = f"{type(number).__name__} where a number belongs"
+        raise TreeAbort(f"{self.plan.path}: {what}")
 
     def failed(self, reason: str, kind: str = "failed") -> Status:
         """Ends with a FAILURE that has a reason."""
@@ -420,12 +420,13 @@ class Call(Leaf):
             answer = answer.outcome if answer.is_over else RUNNING
         if answer is None:
             answer = self.plan.kind != "condition"
-        status = _MEANING.get(answer) if isinstance(answer, bool | Status) else None
-        if status is FAILURE:
+        if answer is FAILURE or answer is False:
             return self.failed("")
-        if status is not None:
-            self.status = self.status if status is SKIPPED else status
-            return status
+        if answer is True:
+            answer = SUCCESS
+        if isinstance(answer, Status) and answer is not IDLE:
+            self.status = self.status if answer is SKIPPED else answer
+            return answer
         if not isinstance(answer, Exception):
             answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
         return self.broke(answer)
@@ -434,14 +435,6 @@ class Call(Leaf):
         waiting, self.waiting, self.status = self.waiting, None, IDLE
         if waiting is not None:
             waiting.halt()
-
-
-# What a function's answer means; who waits for a Pending may give RUNNING only to wake the tree.
-_MEANING: Mapping[object, Status] = {
-    True: SUCCESS,
-    False: FAILURE,
-    **{status: status for status in (SUCCESS, FAILURE, RUNNING, SKIPPED)},
-}
 
 
 _CALLING = frozenset({"action", "condition"})

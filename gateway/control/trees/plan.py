@@ -604,7 +604,7 @@ def _looking(path: tuple[str, ...]) -> Callable[[Scope], object]:
     def walk(scope: Scope) -> object:
         value = scope.get(key)
         for part in rest:
-            value = value.get(part) if isinstance(value, Mapping) else None
+            value = value.get(part) if isinstance(value, dict | Mapping) else None
         return value
 
     return walk
