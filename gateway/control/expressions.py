@@ -258,8 +258,7 @@ class _Compiler:
         if node.keywords:
             raise self.refusal(node, f"{name}() takes no names of arguments")
         if len(parts) == 1:
-            [only] = parts
-            return lambda scope: function(only(scope))
+            return lambda scope: function(parts[0](scope))
         return lambda scope: function(*[part(scope) for part in parts])
 
 

@@ -537,10 +537,8 @@ class Work:
         found, missing = await means.recollection.of(new, agent, episode)
         besides = Besides(episode.summary, found, missing, earlier, new.message_id, template)
         context = pack(agent, soul, episode.nodes, question, tools, besides=besides)
-        batch.most_nodes, batch.crowds = (
-            agent.context.max_nodes,
-            agent if context.is_crowded else None,
-        )
+        batch.most_nodes = agent.context.max_nodes
+        batch.crowds = agent if context.is_crowded else None
         plan = means.plans.of(agent.id)
         decision = means.decisions.chosen(agent.decision, plan.decision)
         if decision != agent.decision:

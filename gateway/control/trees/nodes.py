@@ -65,7 +65,7 @@ class Host:
     now: Callable[[], float]
     roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
     emit: Emit = lambda event, payload: None
-    find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
+    find_act: Callable[[NodePlan], Act | None] | None = None  # for plans without a registry
     woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
     given: tuple[object, ...] = ()  # what functions of leaves are given before their call
 
@@ -269,9 +269,8 @@ class Node:
         if self.at is not None:
             self.at = None
             self.ground.timers.pop(self, None)
-        if self.fresh:
-            for name, value in self.fresh.items():
-                setattr(self, name, value)
+        for name, value in self.fresh.items():
+            setattr(self, name, value)
         if status is not SKIPPED:
             self.status = status
         return status
@@ -310,20 +309,8 @@ class Node:
         self.status = FAILURE
         return FAILURE
 
-
-def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
-    for node in nodes:
-        if node is not None and node is not but:
-            if node.status is RUNNING:
-                node.halt()
-            node.status = IDLE
-
-
-class Leaf(Node):
-    """Has no children."""
-
     def broke(self, error: Exception) -> Status:
-        """An exception is a failure with a reason, unless the tree says that it ends the run."""
+        """An exception of a leaf is a failure with a reason, unless the tree says that it ends the run."""
         if isinstance(error, TreeAbort):
             raise error
         kind, message = type(error).__name__, str(error)
@@ -334,7 +321,15 @@ class Leaf(Node):
         return self.failed(message or kind, kind)
 
 
-class Call(Leaf):
+def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
+    for node in nodes:
+        if node is not None and node is not but:
+            if node.status is RUNNING:
+                node.halt()
+            node.status = IDLE
+
+
+class Call(Node):
     """A leaf that calls a function once, and waits for the answer if that is a Pending. The function
     is given this node."""
 
@@ -349,7 +344,7 @@ class Call(Leaf):
             raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
         given = self.ground.host.given
         self.act = partial(act, *given) if given else act
-        self.is_plain = plan.plain is not None and find is None
+        self.is_plain = offered is not None and offered.is_plain and find is None
 
     # -- for its function
 
@@ -365,9 +360,7 @@ class Call(Leaf):
     def option(self, name: str) -> object:
         """As it is now; None if it is not there."""
         value = self.plan.options.get(name)
-        if value is None or value.run is None:
-            return value and value.constant
-        return value.run(self.frame)
+        return None if value is None else value.of(self.frame)
 
     @property
     def values(self) -> list[object]:
@@ -416,8 +409,8 @@ class Call(Leaf):
 
     def answered(self, answer: object) -> Status:
         if isinstance(answer, Pending):
-            self.waiting = None if answer.is_over else answer
-            answer = answer.outcome if answer.is_over else RUNNING
+            self.waiting = answer
+            return self.tick()
         if answer is None:
             answer = self.plan.kind != "condition"
         if answer is FAILURE or answer is False:
@@ -437,9 +430,6 @@ class Call(Leaf):
             waiting.halt()
 
 
-_CALLING = frozenset({"action", "condition"})
-
-
 class InOrder(Node):
     """Goes on where it was, and stops at a FAILURE. It asks plain functions itself: they need no node."""
 
@@ -450,33 +440,38 @@ class InOrder(Node):
 
     def tick(self) -> Status:
         self.status = RUNNING
-        body, index, skipped = self.children, self.index, self.skipped
-        if index or skipped:
-            self.index = self.skipped = 0
-        plans, host, count = self.plan.children, self.ground.host, len(body) - self.beside
+        index, skipped, self.index, self.skipped = self.index, self.skipped, 0, 0
+        body, plans = self.children, self.plan.children
+        count = len(body) - self.beside
         while index < count:
-            child, plan = body[index], plans[index]
-            if child is not None:
-                status = child.tick()
-            elif plan.plain is None or plan.shape not in _CALLING or host.find_act is not None:
-                child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
-                status = child.tick()
+            child = body[index]
+            if child is None and plans[index].plain is not None:
+                status = self._asked(plans[index])
             else:
-                try:
-                    answer = plan.plain(*host.given)
-                except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-                    answer = error
-                is_well = answer is True or (answer is None and plan.kind == "action")
-                status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
+                if child is None:
+                    plan = plans[index]
+                    child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
+                status = child.tick()
             if status is RUNNING:
                 self.index, self.skipped = index, skipped
-                return status
+                return RUNNING
             if status is self.ends_with:
                 return self.done(status)
             index += 1
             if status is SKIPPED:
                 skipped += 1
         return self.done(SKIPPED if skipped == count else self.otherwise)
+
+    def _asked(self, plan: NodePlan) -> Status:
+        """Calls a plain function; there is a node only for one that does not simply succeed."""
+        assert plan.plain is not None
+        try:
+            answer = plan.plain(*self.ground.host.given)
+        except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+            answer = error
+        if answer is True or (answer is None and plan.kind == "action"):
+            return SUCCESS
+        return Call(plan, self.frame).answered(answer)
 
     def halt(self) -> None:
         self.index = self.skipped = 0
