@@ -1,7 +1,6 @@
-"""Makes a request fit the window of the model that is asked, in a fixed order, or says what is too
-large. Pure."""
+"""Makes a request fit the window of its model, in a fixed order, or says what is too large. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from gateway.domain.errors import TooLarge
@@ -15,11 +14,12 @@ SLACK = 400  # tokens of what may be offered besides: the tool `result`
 
 
 def fitted(request: ModelRequest, context: Context, window: int) -> ModelRequest:
-    """With what the window has room for. Left out are, until it fits: the facts and recalled turns,
-    the oldest exchanges, the summary; then the results of this turn are shown begin and end, the
-    oldest first. Raises TooLarge."""
+    """The request with as much as the window holds. It leaves out, until it fits: the facts and
+    recalled turns, the oldest exchanges, the summary; then it shows only begin and end of the results
+    of this turn, the oldest first. Raises TooLarge."""
     request = replace(request, max_tokens=reply_room(request.max_tokens, window))
-    room = window - request.max_tokens - _system(request) - _tools(request)
+    system, tools = estimate_tokens(request.system), sum(map(tool_tokens, request.tools))
+    room = window - request.max_tokens - system - tools
     messages = list(request.messages)
     size = sum(map(message_tokens, messages))
     for leaving in _what_may_leave(messages, context):
@@ -31,20 +31,13 @@ def fitted(request: ModelRequest, context: Context, window: int) -> ModelRequest
         messages = _shortened(messages, context, size - room)
         size = sum(map(message_tokens, messages))
     if size > room:
-        raise _too_large(request, messages, context, window)
+        fixed = {"the system text": system, "the list of tools": tools}
+        raise _too_large(request, messages, context, window, fixed)
     return replace(request, messages=tuple(messages))
 
 
-def _system(request: ModelRequest) -> int:
-    return estimate_tokens(request.system)
-
-
-def _tools(request: ModelRequest) -> int:
-    return sum(map(tool_tokens, request.tools))
-
-
 def _what_may_leave(messages: Sequence[Message], context: Context) -> list[set[int]]:
-    """Messages by their identity, in the order in which they go."""
+    """Groups of messages, by identity, in the order in which they are left out."""
     summary = [one for one in context.history[:1] if one.text.startswith(OPENING)]
     exchanges = _answered(context.history[len(summary) :])
     memory = [] if context.memory is None else [context.memory]
@@ -66,7 +59,7 @@ def _answered(history: Sequence[Message]) -> Sequence[Sequence[Message]]:
 
 
 def _shortened(messages: Sequence[Message], context: Context, excess: int) -> list[Message]:
-    """With as many results of this turn shown in part as are too many."""
+    """Shows results of this turn in part, until the excess is gone."""
     before = {id(one) for one in context.history}
     short: list[Message] = []
     for one in messages:
@@ -89,15 +82,16 @@ def _in_part(message: Message) -> Message:
 
 
 def _too_large(
-    request: ModelRequest, messages: Sequence[Message], context: Context, window: int
+    request: ModelRequest,
+    messages: Sequence[Message],
+    context: Context,
+    window: int,
+    fixed: Mapping[str, int],
 ) -> TooLarge:
-    """Names what takes most of what is left."""
+    """Names the part that takes most of the window."""
     asked = {id(context.question), *map(id, context.history)}
-    parts = {
-        "the question": sum(message_tokens(one) for one in messages if id(one) in asked),
-        "the system text": _system(request),
-        "the list of tools": _tools(request),
-    }
+    question = sum(message_tokens(one) for one in messages if id(one) in asked)
+    parts = {"the question": question, **fixed}
     for one in messages:
         if id(one) in asked:
             continue

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path, PurePath
-from typing import cast
+from typing import get_args
 
 from gateway.agent.turn import EXECUTE, ROOTS, Turn
 from gateway.control.notices import Moment as Point
@@ -19,7 +19,7 @@ from gateway.domain.ports import Texts
 
 FRUITLESS = "Not executed: this call gave the same result before. Do something else, or answer."
 QUERY_SHOWN = 200  # characters of a question that an event tells
-POINTS = ("immediate", "turn_start", "after_tool")
+POINTS: Sequence[Point] = get_args(Point)
 CALLS = {"tool_calls": "list"}  # the key that holds those of the last reply
 
 Plain = Callable[[Turn], object]
@@ -131,10 +131,12 @@ def on_turn_start(turn: Turn) -> None:
 
 @REGISTRY.action("notify.drain", options=("point",))
 def drain(turn: Turn, call: Call) -> None:
-    point = call.option("point") or "turn_start"
-    if point not in POINTS:
-        raise ValueError(f"notices are told at {', '.join(POINTS)}, not at {point!r}")
-    turn.exchange.drain(cast(Point, point))
+    wanted = call.option("point") or "turn_start"
+    for point in POINTS:
+        if point == wanted:
+            turn.exchange.drain(point)
+            return
+    raise ValueError(f"notices are told at {', '.join(POINTS)}, not at {wanted!r}")
 
 
 @REGISTRY.action("llm-call", writes=CALLS)

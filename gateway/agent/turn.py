@@ -224,11 +224,10 @@ class Exchange:
         for name in leaf.plan.options.keys() & options.keys():
             value = leaf.option(name)
             options[name] = number(value) if name in _NUMBERS else value
-        if taken:
-            self.queued = []
-            for said in taken:
-                self.tell(Message("user", said.text))
-            self.taken.extend(taken)
+        self.queued = []
+        for said in taken:
+            self.tell(Message("user", said.text))
+        self.taken.extend(taken)
         if self._state.context_tokens != self._state.shown:
             self._state.show_context()
         self._state.asked += 1
@@ -258,12 +257,17 @@ class Exchange:
         tools, without = self._job.tools, self._output.without
         if isinstance(named, list) and named is not self.tools:
             tools = tuple([tool for tool in tools if tool.name in named])
-        for message in self.messages:
-            excerpt = message.result.excerpt if message.result is not None else None
-            if excerpt is not None and excerpt.reference:
-                tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
-                break
+        if self._has_excerpt():
+            tools = (*[tool for tool in tools if tool.name != SPEC.name], SPEC)
         return tuple([tool for tool in tools if tool.name not in without]) if without else tools
+
+    def _has_excerpt(self) -> bool:
+        """Whether the model sees a part of a result, and may read the rest."""
+        for message in self.messages:
+            result = message.result
+            if result is not None and result.excerpt is not None and result.excerpt.reference:
+                return True
+        return False
 
     def take(self, told: ModelReplied) -> None:
         """Takes a complete reply and opens its calls."""
@@ -732,19 +736,20 @@ class Turn:
         if self.failure is not None:
             return _failed(exchange, self.failure.failure)
         if outcome.reason == "done" and exchange.is_answered:
-            said = exchange.last_text
-            return Finish("answered", said if said.strip() else _empty(exchange.last))
+            return Finish("answered", _answer(exchange))
         facts = {"tree": self.job.plan.name, "why": outcome.detail, "failure": outcome.failure}
         log.error("a tree ended without an answer", extra=facts)
         told = DEFECT if outcome.reason == "internal_error" else NO_END
         return Fail(told, exchange.heard or exchange.last_text or told, "internal_error")
 
 
-def _empty(last: ModelReply | None) -> str:
-    """The text that replaces an empty answer."""
-    if last is not None and last.finish == "overrun":
-        return OVERRUN.format(provider=last.provider)
-    return EMPTY
+def _answer(exchange: Exchange) -> str:
+    """The last text, or what replaces it if it is empty."""
+    text, last = exchange.last_text, exchange.last
+    if text.strip():
+        return text
+    is_overrun = last is not None and last.finish == "overrun"
+    return OVERRUN.format(provider=last.provider) if last and is_overrun else EMPTY
 
 
 def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:

@@ -73,8 +73,9 @@ def _numbers(values: object) -> list[float]:
     return [_number(value) for value in values]
 
 
+_SIZED = (str, list, dict, Sequence, Mapping, Set)  # the usual ones first: they are cheap to know
 FUNCTIONS: Mapping[str, Function] = {
-    "len": lambda value: len(value) if isinstance(value, str | Sequence | Mapping | Set) else 0,
+    "len": lambda value: len(value) if isinstance(value, _SIZED) else 0,
     "any": lambda values: isinstance(values, Sequence | Set) and any(values),
     "all": lambda values: isinstance(values, Sequence | Set) and all(values),
     "min": lambda values: min(_numbers(values), default=None),
@@ -257,8 +258,7 @@ class _Compiler:
         if node.keywords:
             raise self.refusal(node, f"{name}() takes no names of arguments")
         if len(parts) == 1:
-            [only] = parts
-            return lambda scope: function(only(scope))
+            return lambda scope: function(parts[0](scope))
         return lambda scope: function(*[part(scope) for part in parts])
 
 

@@ -269,7 +269,7 @@ def notice_chunk(notice: Notice, at: datetime) -> Chunk:
     metadata = {"source": notice.source, "priority": notice.priority}
     if notice.source.startswith(FAMILY):
         server = notice.source.removeprefix(FAMILY)
-        metadata = {**metadata, "error_type": "mcp_connection_error", "server": server}
+        metadata |= {"error_type": "mcp_connection_error", "server": server}
     return Chunk(
         "system",
         {

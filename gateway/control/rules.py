@@ -496,7 +496,7 @@ def view(event: Event, scope: Mapping[str, object], plugin: Mapping[str, object]
 class RunRules:
     """The rules of one run. `only`: the ids that its agent names; none: every one that is enabled.
 
-    `kept` is what rules of this session have set before, `changes` what they set in this run."""
+    `kept` is what rules of this session have set before."""
 
     def __init__(
         self,
@@ -507,17 +507,13 @@ class RunRules:
     ) -> None:
         self._rules, self._only, self.hearing = rules, frozenset(only), rules.hearing
         self._kept = dict(kept)
-        self._changes: dict[str, object] = {}
+        self._has_changed = False
         self._fired: set[str] = set()
-
-    @property
-    def changes(self) -> Mapping[str, object]:
-        return MappingProxyType(self._changes)
 
     @property
     def kept(self) -> Mapping[str, object] | None:
         """What the session keeps from now on; None if nothing has changed."""
-        return MappingProxyType(self._kept) if self._changes else None
+        return MappingProxyType(self._kept) if self._has_changed else None
 
     def on(self, event: Event, scope: Mapping[str, object]) -> tuple[Act, ...]:
         """What the rules want done about an event, in the order of their priority."""
@@ -552,4 +548,4 @@ class RunRules:
         return acts
 
     def _keep(self, key: str, value: object) -> None:
-        self._kept[key] = self._changes[key] = value
+        self._kept[key], self._has_changed = value, True

@@ -119,15 +119,14 @@ class Run:
         if self._stop is not None and not self.is_ending:
             self._abort("interrupted", self._stop)
         elif status is RUNNING:
-            self._yields = 0 if has_heard or not self.ground.is_awake else self._yields + 1
-            if self._yields >= STUCK or self.plan.max_ticks is not None:
-                self._check_ticks()
+            self._go_on(has_heard=has_heard)
         else:
             failure = self.ground.failure if status is FAILURE else None
             self._ended(Outcome(status, "done", "", failure))
         return self.outcome is not None
 
-    def _check_ticks(self) -> None:
+    def _go_on(self, *, has_heard: bool) -> None:
+        self._yields = 0 if has_heard or not self.ground.is_awake else self._yields + 1
         if self._yields >= STUCK:
             self._abort("stuck", f"{STUCK} ticks in a row without anything happening")
             return
@@ -170,7 +169,7 @@ class Run:
     def _halt(self) -> None:
         try:
             reset_all((self._node,))
-        except Exception:
+        except GatewayError:
             log.exception("tree.halt_broke", extra={"tree": self.plan.name})
         self.ground.timers.clear()
 

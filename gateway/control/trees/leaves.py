@@ -14,7 +14,6 @@ from gateway.control.trees.nodes import (
     BadWrite,
     Call,
     Frame,
-    Leaf,
     Make,
     Node,
     Status,
@@ -26,7 +25,7 @@ from gateway.control.trees.nodes import (
 from gateway.control.trees.plan import HOSTED, NodePlan
 
 
-class Check(Leaf):
+class Check(Node):
     """Asks an expression; also as `condition` with `:expr`."""
 
     def tick(self) -> Status:
@@ -35,7 +34,7 @@ class Check(Leaf):
         return self.status
 
 
-class Assign(Leaf):
+class Assign(Node):
     """All values are those from before it."""
 
     def tick(self) -> Status:
@@ -51,7 +50,7 @@ class Assign(Leaf):
         return SUCCESS
 
 
-class Emit(Leaf):
+class Emit(Node):
     def tick(self) -> Status:
         event, *payload = [value.of(self.frame) for value in self.plan.values]
         said = payload[0] if payload else {}
@@ -63,19 +62,19 @@ class Emit(Leaf):
         return SUCCESS
 
 
-class Wait(Leaf):
+class Wait(Node):
     def tick(self) -> Status:
         self.status = RUNNING
         return self.done(SUCCESS) if self.is_over(self.plan.values[0]) else RUNNING
 
 
-class Succeed(Leaf):
+class AlwaysSucceed(Node):
     def tick(self) -> Status:
         self.status = SUCCESS
         return SUCCESS
 
 
-class Fail(Leaf):
+class AlwaysFail(Node):
     def tick(self) -> Status:
         values = self.plan.values
         return self.failed(str(values[0].of(self.frame)) if values else "fail", "fail")
@@ -88,8 +87,8 @@ LEAVES: Mapping[str, type[Node]] = {
     "set!": Assign,
     "emit": Emit,
     "wait": Wait,
-    "succeed": Succeed,
-    "fail": Fail,
+    "succeed": AlwaysSucceed,
+    "fail": AlwaysFail,
     **dict.fromkeys(HOSTED, Call),
 }
 
@@ -233,8 +232,8 @@ class Loop(Node):
         self.status = RUNNING
         if self.at is not None and not self._has_rested():
             return RUNNING
-        child, until = self.children[0] or self.child(0), self.plan.options.get("until")
-        while child.status is RUNNING or not self._is_at_limit():
+        child, until = self.child(0), self.plan.options.get("until")
+        while not self._is_at_limit(child):
             was = child.status
             status = child.tick()
             if status is RUNNING:
@@ -245,22 +244,27 @@ class Loop(Node):
             self.count += 1
             if until and self.holds(until):
                 return self.done(SUCCESS)
-            if self._gives_way(was):
+            if self._gives_way(child, was):
                 return RUNNING
-        if self.goes_on is SUCCESS and until is None:
+        return self._done_at_limit()
+
+    def _done_at_limit(self) -> Status:
+        if self.goes_on is SUCCESS and "until" not in self.plan.options:
             return self.done(SUCCESS)
         if self.plan.kind == "repeat":
             self.ground.note(self.plan, "limit", f"not done after {self.count} rounds")
         return self.done(FAILURE)
 
-    def _is_at_limit(self) -> bool:
+    def _is_at_limit(self, child: Node) -> bool:
         """Asked before each round."""
         most = self.plan.options.get("max")
-        return most is not None and 0 <= self.number(most) <= self.count
+        if most is None or child.status is RUNNING:
+            return False
+        return 0 <= self.number(most) <= self.count
 
-    def _gives_way(self, was: Status) -> bool:
+    def _gives_way(self, child: Node, was: Status) -> bool:
         """Between two rounds."""
-        if self._is_at_limit():
+        if self._is_at_limit(child):
             return False
         is_resting = "backoff" in self.plan.options and not self._has_rested()
         if was is IDLE and not is_resting:
@@ -328,7 +332,7 @@ class ForEach(Node):
         assert self.items is not None
         while len(self.children) < self.parallel and len(self.frames) < len(self.items):
             self._add(self.items[len(self.frames)])
-        self.children = [node for node in self.children if node and self._is_running(node)]
+        self.children = list(filter(self._is_running, self.children))
         if self._has_failed():
             return self._ended(FAILURE)
         if len(self.frames) < len(self.items):
@@ -365,8 +369,8 @@ class ForEach(Node):
     def _has_failed(self) -> bool:
         return self.failed_ones > 0 and not self.goes_on
 
-    def _is_running(self, node: Node) -> bool:
-        if self._has_failed():
+    def _is_running(self, node: Node | None) -> bool:
+        if node is None or self._has_failed():
             return True  # is halted in a moment, with the others
         status = node.tick()
         if status is RUNNING:

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from typing import ClassVar, Final, cast
 
 from gateway.control.expressions import CANNOT
@@ -64,7 +65,7 @@ class Host:
     now: Callable[[], float]
     roots: Mapping[str, object] = field(default_factory=dict)  # what trees look up besides keys
     emit: Emit = lambda event, payload: None
-    find_act: Callable[[NodePlan], Act | None] | None = None  # None: what the registry offered
+    find_act: Callable[[NodePlan], Act | None] | None = None  # for plans without a registry
     woken: Callable[[], None] | None = None  # something happened outside: step() makes sense
     given: tuple[object, ...] = ()  # what functions of leaves are given before their call
 
@@ -268,7 +269,8 @@ class Node:
         if self.at is not None:
             self.at = None
             self.ground.timers.pop(self, None)
-        self.__dict__.update(self.fresh)
+        for name, value in self.fresh.items():
+            setattr(self, name, value)
         if status is not SKIPPED:
             self.status = status
         return status
@@ -296,10 +298,10 @@ class Node:
 
     def number(self, value: Value) -> float:
         number = value.constant if value.run is None else value.run(self.frame)
-        if type(number) not in {int, float}:
-            what = f"{type(number).__name__} where a number belongs"
-            raise TreeAbort(f"{self.plan.path}: {what}")
-        return cast(float, number)
+        if isinstance(number, int | float) and type(number) is not bool:
+            return number
+        what = f"{type(number).__name__} where a number belongs"
+        raise TreeAbort(f"{self.plan.path}: {what}")
 
     def failed(self, reason: str, kind: str = "failed") -> Status:
         """Ends with a FAILURE that has a reason."""
@@ -307,20 +309,8 @@ class Node:
         self.status = FAILURE
         return FAILURE
 
-
-def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
-    for node in nodes:
-        if node is not None and node is not but:
-            if node.status is RUNNING:
-                node.halt()
-            node.status = IDLE
-
-
-class Leaf(Node):
-    """Has no children."""
-
     def broke(self, error: Exception) -> Status:
-        """An exception is a failure with a reason, unless the tree says that it ends the run."""
+        """An exception of a leaf is a failure with a reason, unless the tree says that it ends the run."""
         if isinstance(error, TreeAbort):
             raise error
         kind, message = type(error).__name__, str(error)
@@ -331,7 +321,15 @@ class Leaf(Node):
         return self.failed(message or kind, kind)
 
 
-class Call(Leaf):
+def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
+    for node in nodes:
+        if node is not None and node is not but:
+            if node.status is RUNNING:
+                node.halt()
+            node.status = IDLE
+
+
+class Call(Node):
     """A leaf that calls a function once, and waits for the answer if that is a Pending. The function
     is given this node."""
 
@@ -344,7 +342,9 @@ class Call(Leaf):
         act = find(plan) if find else offered.act if offered else None
         if act is None:
             raise TreeAbort(f"{plan.path}: nobody offers a function for {plan.label}")
-        self.act, self.is_plain = act, plan.plain is not None and find is None
+        given = self.ground.host.given
+        self.act = partial(act, *given) if given else act
+        self.is_plain = offered is not None and offered.is_plain and find is None
 
     # -- for its function
 
@@ -360,9 +360,7 @@ class Call(Leaf):
     def option(self, name: str) -> object:
         """As it is now; None if it is not there."""
         value = self.plan.options.get(name)
-        if value is None or value.run is None:
-            return value and value.constant
-        return value.run(self.frame)
+        return None if value is None else value.of(self.frame)
 
     @property
     def values(self) -> list[object]:
@@ -391,32 +389,37 @@ class Call(Leaf):
     # -- for its parent
 
     def tick(self) -> Status:
-        answer: object = self.waiting
-        if self.waiting is None:
+        waiting = self.waiting
+        answer: object = waiting
+        if waiting is None:
             try:
-                given = self.ground.host.given
-                answer = self.act(*given) if self.is_plain else self.act(*given, self)
+                answer = self.act() if self.is_plain else self.act(self)
             except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                 return self.broke(error)
-        elif self.waiting.is_over:
-            answer, self.waiting = self.waiting.outcome, None
-        if answer is True or answer is SUCCESS:
-            self.status = SUCCESS
-            return SUCCESS
+        elif waiting.is_over:
+            answer, self.waiting = waiting.outcome, None
+        else:
+            answer = RUNNING
+        if answer is True:
+            answer = SUCCESS
+        if answer is SUCCESS or answer is RUNNING:
+            self.status = answer
+            return answer
         return self.answered(answer)
 
     def answered(self, answer: object) -> Status:
         if isinstance(answer, Pending):
-            self.waiting = None if answer.is_over else answer
-            answer = answer.outcome if answer.is_over else RUNNING
+            self.waiting = answer
+            return self.tick()
         if answer is None:
             answer = self.plan.kind != "condition"
-        status = _MEANING.get(answer) if isinstance(answer, bool | Status) else None
-        if status is FAILURE:
+        if answer is FAILURE or answer is False:
             return self.failed("")
-        if status is not None:
-            self.status = self.status if status is SKIPPED else status
-            return status
+        if answer is True:
+            answer = SUCCESS
+        if isinstance(answer, Status) and answer is not IDLE:
+            self.status = self.status if answer is SKIPPED else answer
+            return answer
         if not isinstance(answer, Exception):
             answer = TypeError(f"a leaf cannot answer {type(answer).__name__}")
         return self.broke(answer)
@@ -427,52 +430,52 @@ class Call(Leaf):
             waiting.halt()
 
 
-# What a function's answer means; who waits for a Pending may give RUNNING only to wake the tree.
-_MEANING: Mapping[object, Status] = {
-    True: SUCCESS,
-    False: FAILURE,
-    **{status: status for status in (SUCCESS, FAILURE, RUNNING, SKIPPED)},
-}
-
-
-_CALLING = frozenset({"action", "condition"})
-
-
 class InOrder(Node):
     """Goes on where it was, and stops at a FAILURE. It asks plain functions itself: they need no node."""
 
     ends_with: Status = FAILURE
     otherwise: Status = SUCCESS
-    fresh = {"index": 0, "skipped": 0}
-    index = skipped = 0
+    index = skipped = 0  # how far it was when it waited
     beside = 0  # children at the end that are not in the order
 
     def tick(self) -> Status:
         self.status = RUNNING
-        body, plans, index = self.children, self.plan.children, self.index
-        count, host = len(body) - self.beside, self.ground.host
+        index, skipped, self.index, self.skipped = self.index, self.skipped, 0, 0
+        body, plans = self.children, self.plan.children
+        count = len(body) - self.beside
         while index < count:
-            child, plan = body[index], plans[index]
-            if plan.plain is not None and plan.shape in _CALLING and host.find_act is None:
-                try:
-                    answer = plan.plain(*host.given)
-                except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-                    answer = error
-                is_well = answer is True or (answer is None and plan.kind == "action")
-                status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
+            child = body[index]
+            if child is None and plans[index].plain is not None:
+                status = self._asked(plans[index])
             else:
                 if child is None:
+                    plan = plans[index]
                     child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
                 status = child.tick()
             if status is RUNNING:
-                self.index = index
+                self.index, self.skipped = index, skipped
                 return RUNNING
             if status is self.ends_with:
                 return self.done(status)
             index += 1
             if status is SKIPPED:
-                self.skipped += 1
-        return self.done(SKIPPED if self.skipped == count else self.otherwise)
+                skipped += 1
+        return self.done(SKIPPED if skipped == count else self.otherwise)
+
+    def _asked(self, plan: NodePlan) -> Status:
+        """Calls a plain function; there is a node only for one that does not simply succeed."""
+        assert plan.plain is not None
+        try:
+            answer = plan.plain(*self.ground.host.given)
+        except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+            answer = error
+        if answer is True or (answer is None and plan.kind == "action"):
+            return SUCCESS
+        return Call(plan, self.frame).answered(answer)
+
+    def halt(self) -> None:
+        self.index = self.skipped = 0
+        self.done(IDLE)
 
 
 class Selector(InOrder):
@@ -483,6 +486,8 @@ class Selector(InOrder):
 
 class MemorySequence(InOrder):
     """After a FAILURE, and after a halt, it goes on with the child where it was."""
+
+    fresh = {"index": 0, "skipped": 0}
 
     def tick(self) -> Status:
         if self.status is IDLE:
@@ -517,8 +522,8 @@ class Reactive(InOrder):
     def tick(self) -> Status:
         self.status = RUNNING
         is_skipped = True
-        for place in range(len(self.children)):
-            child = self.children[place] or self.child(place)
+        for place, child in enumerate(self.children):
+            child = child or self.child(place)
             status = child.tick()
             if status is RUNNING:
                 reset_all(self.children, but=child)
@@ -541,7 +546,7 @@ class Try(InOrder):
 
     beside = 1
     is_catching = False
-    fresh = {**InOrder.fresh, "is_catching": False}
+    fresh = {"is_catching": False}
 
     def tick(self) -> Status:
         if not self.is_catching:

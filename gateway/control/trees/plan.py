@@ -284,6 +284,7 @@ REACTIVE = frozenset({"reactive-sequence", "reactive-selector"})
 ASYNC = frozenset({*HOSTED, "wait", "delay"})
 
 _ASKING = frozenset({"check", "condition"})
+_CALLING = frozenset({"action", "condition"})
 FAILED = "failure"  # the root under which expressions find why a node failed last
 
 
@@ -318,12 +319,12 @@ class NodePlan:
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
     writes: frozenset[str] = frozenset()
     shape: str = field(init=False)  # by which its node is made
-    plain: Act | None = field(init=False)  # its function, if that is a plain one
+    plain: Act | None = field(init=False, default=None)  # its function, if it is only to be called
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", self.bare if self.when is None else "when")
-        is_plain = self.offered is not None and self.offered.is_plain
-        object.__setattr__(self, "plain", self.offered.act if self.offered and is_plain else None)
+        if self.offered is not None and self.offered.is_plain and self.shape in _CALLING:
+            object.__setattr__(self, "plain", self.offered.act)
 
     @property
     def bare(self) -> str:
@@ -604,7 +605,7 @@ def _looking(path: tuple[str, ...]) -> Callable[[Scope], object]:
     def walk(scope: Scope) -> object:
         value = scope.get(key)
         for part in rest:
-            value = value.get(part) if isinstance(value, Mapping) else None
+            value = value.get(part) if isinstance(value, dict | Mapping) else None
         return value
 
     return walk

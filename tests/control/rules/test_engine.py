@@ -88,7 +88,7 @@ def test_a_rule_that_fails_half_way_does_nothing_at_all(rest: str) -> None:
     acts = rules.on(event(payload=payload), {})
 
     assert said(acts) == ["rule.error"]
-    assert not rules.changes
+    assert rules.kept is None
 
 
 def test_after_three_errors_in_whatever_runs_a_rule_is_quarantined(
@@ -134,7 +134,8 @@ def test_a_rule_of_once_a_session_fires_again_in_the_next_one() -> None:
 
     assert said(run.on(event(), {})) == ["n"]
     assert not run.on(event(), {})
-    assert not RunRules(rules, kept=run.changes).on(event(), {})
+    assert run.kept is not None
+    assert not RunRules(rules, kept=run.kept).on(event(), {})
     assert said(RunRules(rules).on(event(), {})) == ["n"]
 
 
@@ -152,8 +153,8 @@ def test_what_a_rule_keeps_is_there_for_the_next_rule_and_the_next_run() -> None
 
     assert first.on(event(), {})[0] == SetState("n", 5)
     assert said(first.on(event(), {})) == ["SetState", "6"]
-    assert first.changes == {"n": 6}
-    assert said(RunRules(rules, kept=first.changes).on(event(), {})) == ["SetState", "7"]
+    assert first.kept == {"n": 6, "other": "stays"}
+    assert said(RunRules(rules, kept=first.kept).on(event(), {})) == ["SetState", "7"]
 
 
 def test_what_the_turn_says_of_kept_values_does_not_count() -> None:
