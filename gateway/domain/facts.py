@@ -453,10 +453,9 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
     """Consecutive periods. Neighbours have different objects unless the first one ended."""
     periods: list[_Period] = []
     for at, is_end, number, one in _points(told):
-        last = periods[-1] if periods and periods[-1].until is None else None
+        last = _open_one(periods)
         goes_on = last is not None and last.object == one.object
-        # What is over says nothing of another that is there now: that one goes on.
-        if last is not None and not goes_on and not is_end and one.only_ends:
+        if not is_end and _is_beside(last, one):
             periods.insert(0, _Period(one.object, at, at, {number: one}))
             continue
         if last is not None and goes_on == is_end:  # it has ended, or there is another
@@ -467,6 +466,15 @@ def _periods(told: Sequence[tuple[int, Told]]) -> list[_Period]:
             periods.append(_Period(one.object, at))
         periods[-1].told[number] = one
     return periods
+
+
+def _open_one(periods: Sequence[_Period]) -> _Period | None:
+    return periods[-1] if periods and periods[-1].until is None else None
+
+
+def _is_beside(last: _Period | None, one: Told) -> bool:
+    """The end of one object says nothing about another that holds now."""
+    return last is not None and last.object != one.object and one.only_ends
 
 
 def _points(

@@ -9,7 +9,7 @@ from typing import Literal
 
 from gateway.domain.agents import AgentDef, Soul, Template
 from gateway.domain.facts import CLOSING, OPENING, Recalled, told_line
-from gateway.domain.ids import AgentId, NodeId
+from gateway.domain.ids import AgentId
 from gateway.domain.messages import MESSAGE_OVERHEAD, TAG, Message, Node, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
@@ -102,40 +102,36 @@ def pack(
     out. Exchanges are shown whole or not at all, the newest first until one does not fit. Parts
     that change with every question stand at the end, so that the next request has the same
     beginning, unless a template places them elsewhere."""
-    template = besides.template
     fixed = _fixed(agent, soul, tools, besides)
-    asked = message_tokens(question)
-    if besides.earlier:
-        asked += sum(map(message_tokens, besides.earlier))
+    asked = sum(map(message_tokens, (question, *besides.earlier)))
     allowed = allowance(agent)
     room = allowed - fixed.tokens - fixed.tools[1] - asked
-    follows = besides.summary.covers if besides.summary else None
-    summary = _told_summary(besides.summary, room) if besides.summary else None
-    of_summary = message_tokens(summary) if summary else 0
+    summary, of_summary = _told_summary(besides.summary, room)
     memory = _memory(agent, besides, room) if besides.recalled else _NO_MEMORY
-    room -= of_summary + memory.tokens
-    window = window if isinstance(window, Window) else Window(window)
+    room -= of_summary[1] + memory.tokens
     crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-    window, first, is_crowded = _shown(agent, window, room, crowded_from, follows)
-    nodes, seen = window.since(first), window.size(first)
+    shown, first, is_crowded = _shown(agent, window, room, crowded_from, besides.summary)
+    nodes, seen = shown.since(first), shown.size(first)
     memory = memory.without(nodes) if memory.turns else memory
     parts: tuple[Part, ...] = (
         *fixed.parts,
-        ("summary", of_summary, [(follows, of_summary, STANDS)] if follows and summary else []),
-        ("window", seen, _items_of(window, first)),
+        of_summary,
+        ("window", seen, _items_of(shown, first)),
         *memory.parts(besides.missing),
         fixed.tools,
         ("question", asked, [(besides.question_id, asked, ASKED)]),
     )
     history = tuple(map(_MESSAGE, nodes))
-    history = (*(paired(history) if window.has_tools else history), *besides.earlier)
+    history = (*(paired(history) if shown.has_tools else history), *besides.earlier)
     system, of_system = fixed.system, fixed.tokens
-    placed = _placed(template, summary, memory) if template is not None else {}
-    if placed:
-        system = _system({name: one.text for name, one in placed.items()} | fixed.values, template)
+    placed: Mapping[str, Message] = {}
+    if besides.template is not None:
+        placed = _placed(besides.template, summary, memory)
+        values = {name: one.text for name, one in placed.items()}
+        system = _system(values | fixed.values, besides.template)
         of_system += sum(map(message_tokens, placed.values()))
     if summary is not None and "summary" not in placed:
-        history, seen = (summary, *history), seen + of_summary
+        history, seen = (summary, *history), seen + of_summary[1]
     counted = (of_system, seen, asked, fixed.tools[1])
     return Context(system, history, question, *counted, memory.message, parts, is_crowded)
 
@@ -186,7 +182,17 @@ def _fixed(
     known = _KEPT.get(agent.id)
     if known is not None and known[0] == given:
         return known[1]
-    template = besides.template
+    fixed = _KEPT[agent.id] = given, _made(agent, soul, tools, besides.template, listed)
+    return fixed[1]
+
+
+def _made(
+    agent: AgentDef,
+    soul: Soul | None,
+    tools: Sequence[ToolSpec],
+    template: Template | None,
+    listed: Mapping[str, str],
+) -> _Fixed:
     own, results = agent.system_prompt.strip(), RESULTS if tools else ""
     values = {
         "soul": soul.content.strip() if soul else "",
@@ -198,19 +204,24 @@ def _fixed(
         told = (f"- {tool.name}: {' '.join(tool.description.split())}" for tool in tools)
         values["tools"] = "\n".join(told)
     system = _system(values, template)
+    parts = _system_parts(soul, values, template, estimate_tokens(system))
+    offered = _part("tools", [(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
+    return _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered)
+
+
+def _system_parts(
+    soul: Soul | None, values: Mapping[str, str], template: Template | None, total: int
+) -> tuple[Part, Part]:
+    """The soul, and the rest of the system text."""
     own, places = ("system_prompt", USUAL) if template is None else ("template", template.places)
     size = {name: estimate_tokens(values.get(name, "")) for name in (*places, "results")}
     of_soul = size.pop("soul", 0)
     items = [(name, size[name], WHY[name]) for name in WHY if name != own and size.get(name)]
-    rest = estimate_tokens(system) - of_soul - sum(map(_TOKENS, items))
+    rest = total - of_soul - sum(map(_TOKENS, items))
     if rest > 0:
         items.insert(0, (own, rest, WHY[own]))
     souls = [(soul.loaded_from, of_soul, SOUL)] if soul and of_soul else []
-    parts = _part("soul", souls), _part("system", items)
-    offered = _part("tools", [(tool.name, tool_tokens(tool), OFFERED) for tool in tools])
-    fixed = _Fixed(values, system, parts[0][1] + parts[1][1], parts, offered)
-    _KEPT[agent.id] = given, fixed
-    return fixed
+    return _part("soul", souls), _part("system", items)
 
 
 def _system(values: Mapping[str, str], template: Template | None) -> str:
@@ -231,16 +242,29 @@ def _placed(
     return {name: one for name, one in found.items() if one and name in template.places}
 
 
-def _told_summary(summary: Summary, room: int) -> Message | None:
-    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD)
-    return Message("user", text) if text else None
+def _told_summary(summary: Summary | None, room: int) -> tuple[Message | None, Part]:
+    """As a message, if there is room for any of it."""
+    text = told_summary(summary, int(room * SUMMARY_SHARE) - MESSAGE_OVERHEAD) if summary else ""
+    if summary is None or not text:
+        return None, _NO_SUMMARY
+    message = Message("user", text)
+    tokens = message_tokens(message)
+    return message, ("summary", tokens, [(summary.covers, tokens, STANDS)])
+
+
+_NO_SUMMARY: Part = ("summary", 0, ())
 
 
 def _shown(
-    agent: AgentDef, window: Window, room: int, crowded_from: int, follows: NodeId | None
+    agent: AgentDef,
+    nodes: Sequence[Node],
+    room: int,
+    crowded_from: int,
+    summary: Summary | None,
 ) -> tuple[Window, int, bool]:
     """Selects the newest exchanges that fit. Returns their window, the index of the first one, and
     whether there are more than the rules allow."""
+    window = nodes if isinstance(nodes, Window) else Window(nodes)
     first = max(0, len(window.begins) - agent.context.recent_turns)
     if window.has_tools and window.size(first) > crowded_from:
         whole, newest = window, max(first, len(window.begins) - SHOWN_WHOLE)
@@ -248,6 +272,7 @@ def _shown(
         if whole.size(newest) > room:  # else what was said last is lost to its results
             window = whole.shortened(first, whole=0)
         first = 0
+    follows = summary.covers if summary else None
     return window, window.fitting(first, room, follows), window.size(first) > crowded_from
 
 

@@ -349,13 +349,17 @@ class Remembrance:
         facts = [one for one in found if one.fact][: rules.facts]
         turns = [one for one in found if not one.fact]
         if len(facts) < rules.facts:  # few say outright what they ask about
-            known = {one.id for one in facts}
-            more = await self.facts.around(theirs, (SUBJECT,), limit=rules.facts)
-            others = [
-                recalled_fact(one, 0.0, "about the person") for one in more if one.id not in known
-            ]
-            facts += others[: rules.facts - len(facts)]
+            facts += await self._about_person(theirs, facts, rules.facts)
         return (*facts, *turns)
+
+    async def _about_person(
+        self, theirs: Whose, facts: Sequence[Recalled], most: int
+    ) -> Sequence[Recalled]:
+        """Further facts about the person who asks, up to `most` in all."""
+        known = {one.id for one in facts}
+        more = await self.facts.around(theirs, (SUBJECT,), limit=most)
+        others = [one for one in more if one.id not in known][: most - len(facts)]
+        return [recalled_fact(one, 0.0, "about the person") for one in others]
 
 
 SPACE = "notes"

@@ -235,14 +235,18 @@ def _of_form(form: Form, match: re.Match[str], source: Source, since: datetime) 
         yield from _made(form.predicate, was, source, since - _JUST_BEFORE, ends=True)
     at = source.at if form.makes is Makes.MENTIONED else since
     is_beside = _ANOTHER.match(match.string) is not None
-    objects = _AND_ALSO.split(parts["object"]) if form.is_list else (parts["object"],)
-    for object_ in filter(None, (tidied(one, form.keeps) for one in objects)):
+    for object_ in _objects(form, parts["object"]):
         subject, predicate = _about(form, parts, object_)
         type_: EntityType = "relationship" if subject != SUBJECT else form.type
         made = _made(predicate, object_, source, at, ends=form.makes is Makes.END)
         for one in made if predicate else ():
             functional = one.functional and not is_beside
             yield replace(one, subject=subject, entity_type=type_, functional=functional)
+
+
+def _objects(form: Form, text: str) -> Iterator[str]:
+    texts = _AND_ALSO.split(text) if form.is_list else (text,)
+    return filter(None, (tidied(one, form.keeps) for one in texts))
 
 
 def _about(form: Form, parts: dict[str, str | None], object_: str) -> tuple[str, str]:

@@ -61,12 +61,13 @@ class Window(tuple[Node, ...]):
     has_tools: bool
 
     def __new__(cls, nodes: Iterable[Node] = (), *, after: "Window | None" = None) -> "Window":
-        more = tuple(nodes)
-        window = super().__new__(cls, more if after is None else (*after, *more))
-        begins = [] if after is None else [*after.begins]
-        tokens, weight = (0, 0) if after is None else (after.tokens, after.weight)
-        has_tools = after is not None and after.has_tools
-        role = after[-1].message.role if after else "assistant"
+        more, earlier = tuple(nodes), after or ()
+        window = super().__new__(cls, (*earlier, *more))
+        begins, tokens, weight, has_tools = list[Begin](), 0, 0, False
+        if after is not None:
+            begins += after.begins
+            tokens, weight, has_tools = after.tokens, after.weight, after.has_tools
+        role = earlier[-1].message.role if earlier else "assistant"
         for place, node in enumerate(more, len(window) - len(more)):
             message = node.message
             if message.role == "user" and role == "assistant":
@@ -76,7 +77,7 @@ class Window(tuple[Node, ...]):
             weight += node.token_count + NODE_WEIGHT
             if result is not None and result.excerpt is not None:  # not all of it is shown
                 weight += len(result.content) // 3
-            has_tools = has_tools or result is not None or bool(message.tool_calls)
+            has_tools |= result is not None or bool(message.tool_calls)
         window.begins, window.tokens, window.weight = tuple(begins), tokens, weight
         window.has_tools = has_tools
         return window

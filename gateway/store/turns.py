@@ -84,17 +84,25 @@ class SqliteTurns:
             for one in messages
             if one in seqs and (depth := trail.depth_of(seqs[one])) is not None
         }
+        hits = self._hits(name, words, indexed, _Look(db, session, trail, limit))
+        return Found(trail, hits, depths)
+
+    def _hits(
+        self, name: str, words: Sequence[str], indexed: int, look: "_Look"
+    ) -> Mapping[str, Hits]:
+        """Without words that are known to be common in this session."""
+        trail = look.trail
         length, common = self._common.get(name, (0, frozenset()))
         if not length <= trail.length <= length * _STAYS_COMMON:
             length, common = trail.length, frozenset()
         asked = [word for word in words if word not in common]
         if not asked or not trail.spans:
-            return Found(trail, {}, depths)
-        hits, told = _hits_of(asked, trail, indexed, _Look(db, session, trail, limit))
+            return {}
+        hits, told = _hits_of(asked, indexed, look)
         self._common[name] = (length, common | told)
         if len(self._common) > _MOST_COMMON_KEPT:
             del self._common[next(iter(self._common))]
-        return Found(trail, hits, depths)
+        return hits
 
     async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
         require_text("the session's key", str(key))
@@ -128,55 +136,62 @@ def forks_of(session: int, db: sqlite3.Connection) -> list[Fork]:
 def trail_of(forks: Sequence[Fork], head: int | None, last: int) -> Trail:
     """`forks` holds (seq, parent seq) of each message that does not follow the one before it in
     time, oldest first. All other messages do, so a path is a few spans, however long it is."""
-    if not forks:  # the first message is not answered yet
-        return Trail()
-    if len(forks) == 1:
-        return Trail.of([(forks[0][0], last if head is None else head)])
+    if len(forks) < 2:  # none: the first message is not answered yet
+        end = last if head is None else head
+        return Trail.of([(start, end) for start, _ in forks])
     starts = [seq for seq, _ in forks]
     spans = set(spans_to(head, forks, starts)) if head is not None else set()
     own = min(spans, default=(last + 1, 0))[0]  # where the conversation begins
-    ends = [*(start - 1 for start in starts[1:]), last]
-    tips: dict[int, int] = {}  # of earlier conversations: the last that was said
-    roots: list[int] = []
-    for (start, parent), end in zip(forks, ends, strict=True):
-        at = -1 if parent is None else bisect_right(starts, parent) - 1
-        roots.append(start if at < 0 else roots[at])
-        tips[roots[-1]] = end
-    for root, tip in tips.items():
+    for root, tip in _tips(forks, starts, last).items():
         if root < own:
             spans.update(spans_to(tip, forks, starts))
     return Trail.of(spans)
 
 
+def _tips(forks: Sequence[Fork], starts: Sequence[int], last: int) -> Mapping[int, int]:
+    """The last message of each conversation, by its first."""
+    ends = [*(start - 1 for start in starts[1:]), last]
+    tips: dict[int, int] = {}
+    roots: list[int] = []
+    for (start, parent), end in zip(forks, ends, strict=True):
+        at = -1 if parent is None else bisect_right(starts, parent) - 1
+        roots.append(start if at < 0 else roots[at])
+        tips[roots[-1]] = end
+    return tips
+
+
 def _hits_of(
-    words: Sequence[str], trail: Trail, indexed: int, look: "_Look"
+    words: Sequence[str], indexed: int, look: "_Look"
 ) -> tuple[Mapping[str, Hits], frozenset[str]]:
     """The hits of each word, and the words that are too common to search for."""
     found = look({word: f'"{word}"' for word in words})
     if not found:
         return {}, frozenset()
-    totals = {word: len(depths) for word, depths in found.items()}
-    if many := {word for word, total in totals.items() if total >= look.limit}:
-        # Beyond the newest, as if a word was always said as often.
-        looked_at = trail.count_to(indexed)
-        for word in many:
-            spread = max(1, looked_at - min(found[word]))
-            totals[word] = max(totals[word], totals[word] * trail.length // spread)
+    trail = look.trail
+    looked_at, totals = trail.count_to(indexed), dict[str, int]()
+    for word, depths in found.items():
+        total = len(depths)
+        if total >= look.limit:  # beyond the newest, as if it was always said as often
+            total = max(total, total * trail.length // max(1, looked_at - min(depths)))
+        totals[word] = total
     most = max(_FEW, _SHARE * trail.length)
     common = frozenset(word for word, total in totals.items() if total > most)
-    if frequent := sorted(many - common, key=lambda word: (totals[word], word))[:_MOST_COMMON]:
-        rare = " OR ".join(f'"{word}"' for word in found if word not in many | common)
-        asked = {(word,): f'"{word}" AND ({rare})' for word in frequent} if rare else {}
-        pairs = {pair: '"{}" AND "{}"'.format(*pair) for pair in combinations(frequent, 2)}
-        for those, depths in look({**asked, **pairs}).items():
-            for word in those:
-                found[word] |= depths
-    told = {
-        word: Hits(frozenset(depths), max(len(depths), totals[word]))
-        for word, depths in found.items()
-        if word not in common
-    }
-    return told, common
+    found = {word: depths for word, depths in found.items() if word not in common}
+    if frequent := [word for word, depths in found.items() if len(depths) >= look.limit]:
+        _add_meetings(found, sorted(frequent, key=lambda word: (totals[word], word)), look)
+    told = ((word, frozenset(depths)) for word, depths in found.items())
+    return {word: Hits(depths, max(len(depths), totals[word])) for word, depths in told}, common
+
+
+def _add_meetings(found: dict[str, set[int]], frequent: Sequence[str], look: "_Look") -> None:
+    """Adds where frequent words meet a rare one or each other: else only their newest are found."""
+    rare = " OR ".join(f'"{word}"' for word in found if word not in frequent)
+    rarest = frequent[:_MOST_COMMON]
+    asked = {(word,): f'"{word}" AND ({rare})' for word in rarest} if rare else {}
+    pairs = {pair: '"{}" AND "{}"'.format(*pair) for pair in combinations(rarest, 2)}
+    for those, depths in look({**asked, **pairs}).items():
+        for word in those:
+            found[word] |= depths
 
 
 @dataclass(frozen=True, slots=True)
