@@ -101,6 +101,9 @@ async def test_a_template_frames_what_it_is_told() -> None:
     assert model.asked[0].system == "Frame: inside."
 
 
+SERVED = replace(HELPER, tools=("mcp:books",))
+
+
 class SlowGate:
     """Its servers are never there."""
 
@@ -122,6 +125,16 @@ class SlowGate:
         return NOTHING
 
 
+async def test_an_agent_without_tools_of_servers_waits_for_none() -> None:
+    gate = SlowGate()
+    beside = await runner(ScriptedModel(says("never")), gate=gate)
+
+    with anyio.fail_after(5):
+        lacking = await beside.lacking(HELPER, RunControl())
+
+    assert (list(lacking), gate.asked.is_set()) == ([], False)
+
+
 @pytest.mark.parametrize("is_early", [True, False])
 async def test_a_stop_ends_the_waiting_for_servers_and_stays_for_the_turn(is_early: bool) -> None:
     gate, control, model = SlowGate(), RunControl(), ScriptedModel(says("never"))
@@ -138,9 +151,10 @@ async def test_a_stop_ends_the_waiting_for_servers_and_stays_for_the_turn(is_ear
             else:
                 group.start_soon(stop)
             beside = await runner(model, gate=gate)
-            lacking = await beside.lacking(PARENT, control)
+            lacking = await beside.lacking(SERVED, control)
         requests = len(control.requests)
-        answer = await beside.answer(assignment(), RunJournal(CLOCK), lambda _: None, control)
+        its = replace(assignment(), agent=SERVED)
+        answer = await beside.answer(its, RunJournal(CLOCK), lambda _: None, control)
 
     assert (list(lacking), requests, model.asked) == ([], 1, [])
     assert answer.end == Finish("cancelled", "Cancelled by user", partial=True)
