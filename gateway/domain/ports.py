@@ -294,6 +294,9 @@ class Stores:
     originals: Originals
 
 
+MOST_READ = 64 * 1024  # bytes: others have their turn between two reads
+
+
 class HttpAnswer(Protocol):
     @property
     def status(self) -> int: ...
@@ -309,7 +312,7 @@ class HttpAnswer(Protocol):
         ...
 
     async def read_some(self) -> bytes:
-        """What has arrived, at least one byte; b"" at the end. Raises HttpFailed."""
+        """What has arrived, at most MOST_READ bytes; b"" at the end. Raises HttpFailed."""
         ...
 
 

@@ -1,17 +1,13 @@
 """What to say when the network did not bring an answer."""
 
-import aiohttp
+import ssl
+from socket import gaierror
 
 # Most special first.
 _WHAT: tuple[tuple[type[Exception], str], ...] = (
-    (aiohttp.ClientConnectorCertificateError, "has no certificate that this machine trusts"),
-    (aiohttp.ClientConnectorSSLError, "does not speak TLS as this machine does"),
-    (aiohttp.ClientConnectorDNSError, "is not a name that can be resolved"),
-    (aiohttp.ConnectionTimeoutError, "cannot be connected in time"),
-    (aiohttp.ServerDisconnectedError, "closed the connection before it answered"),
-    (aiohttp.ClientPayloadError, "broke off in the middle of its answer"),
-    (aiohttp.ClientResponseError, "answered something that is not HTTP"),
-    (aiohttp.InvalidURL, "is no address that can be asked"),
+    (ssl.CertificateError, "has no certificate that this machine trusts"),
+    (ssl.SSLError, "does not speak TLS as this machine does"),
+    (gaierror, "is not a name that can be resolved"),
 )
 
 
