@@ -315,6 +315,12 @@ class HttpAnswer(Protocol):
         """What has arrived, at most MOST_READ bytes; b"" at the end. Raises HttpFailed."""
         ...
 
+    async def read_into(self, take: Callable[[bytes], bool]) -> bool:
+        """Calls `take` with each read as it comes, until it returns False. True: the answer has
+        ended. `take` never waits, and others have their turn between two calls. Raises HttpFailed,
+        and what `take` raises."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class HttpCall:

@@ -6,6 +6,7 @@ timer watches over silence: it compares times when it fires, and is not armed an
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from typing import cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
@@ -39,7 +40,10 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._unread = self._unsent = 0
         self._idle_s = self._since = 0.0
-        self._waiter: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[bool] | None = None
+        self._take: Callable[[bytes], bool] | None = None
+        self._context = copy_context()
+        self._is_due = False  # `_give` will be called in this pass of the loop
         # What the parser calls; two of them without any Python.
         self.on_header, self.on_body = self._raw.__setitem__, self._pieces.append
         self._parser = HttpResponseParser(self)
@@ -62,20 +66,41 @@ class Connection(asyncio.Protocol):
         self._timer.cancel()
         self._timer = self._loop.call_later(IDLE_CONNECTION_S, self.abort)
 
-    def arrival(self) -> asyncio.Future[None]:
+    def arrival(self) -> asyncio.Future[bool]:
         """Done as soon as anything arrives, or nothing can arrive any more."""
         self._since = self._loop.time()
         self._waiter = self._loop.create_future()
         return self._waiter
 
     async def read_some(self) -> bytes:
-        pieces = self._pieces
-        while not pieces:
+        while not self._pieces:
             if self._has_ended:
                 return b""
             if self.failure is not None:
                 raise self.failed()
             await self.arrival()
+        return self._next()
+
+    async def read_into(self, take: Callable[[bytes], bool]) -> bool:
+        """`take` is called by the event loop, in the context of who waits here: that task, and all
+        that wait for it, run again only at the end."""
+        while True:
+            while self._pieces:
+                if not take(self._next()):
+                    return False
+            if self._has_ended:
+                return True
+            if self.failure is not None:
+                raise self.failed()
+            self._take, self._context = take, copy_context()
+            try:
+                if not await self.arrival():
+                    return False
+            finally:
+                self._take = None
+
+    def _next(self) -> bytes:
+        pieces = self._pieces
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         self._unread = 0
@@ -86,6 +111,22 @@ class Connection(asyncio.Protocol):
             self._is_paused = False
             self._transport.resume_reading()
         return data
+
+    def _give(self) -> None:
+        """Gives `take` what has arrived since it was called last."""
+        self._is_due = False
+        take, waiter = self._take, self._waiter
+        if take is None or waiter is None:
+            return
+        try:
+            while self._pieces and not waiter.done():
+                if not take(self._next()):
+                    self._wake(go_on=False)
+        except Exception as error:  # noqa: BLE001  # it belongs to the task that waits
+            if not waiter.done():
+                waiter.set_exception(error)
+        if self._has_ended or self.failure is not None:
+            self._wake()
 
     @property
     def is_over(self) -> bool:
@@ -125,8 +166,11 @@ class Connection(asyncio.Protocol):
             self._fail("network", "answered something that is not HTTP")
         if self._unread > HEAD_CAP:
             self._hold_back()
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._take is None:
+            self._wake()
+        elif not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._give, context=self._context)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
@@ -182,9 +226,9 @@ class Connection(asyncio.Protocol):
             self.failure = kind, what
         self._transport.abort()
 
-    def _wake(self) -> None:
+    def _wake(self, *, go_on: bool = True) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+            self._waiter.set_result(go_on)
 
     def _check(self) -> None:
         """Has nothing arrived for too long? A reader that is busy does not count, and nor does a
