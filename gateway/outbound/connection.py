@@ -58,6 +58,8 @@ class Connection(asyncio.Protocol):
         self._idle_s, self._since = idle_s, self._loop.time()
         self._timer.cancel()
         self._timer = self._loop.call_later(idle_s, self._check)
+        if self._transport.is_closing():
+            self.failure = "network", "closed the connection before it answered"
         self._transport.write(request)
         self._unsent = self._transport.get_write_buffer_size()
 
@@ -174,7 +176,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._timer.cancel()
-        if self._until_close and error is None:
+        if self._until_close and error is None and self.failure is None:
             self._has_ended = True
         elif self.is_unheard:
             self._fail("network", "closed the connection before it answered")
