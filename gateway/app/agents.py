@@ -30,7 +30,7 @@ from gateway.domain.sessions import Choosable
 from gateway.host.shipped import shipped_folder
 from gateway.providers.client import Models
 from gateway.providers.demo import DemoModel
-from gateway.providers.thinking import why_no_thinking
+from gateway.providers.prices import why_no_thinking
 
 
 class DecisionTreeBroken(GatewayError):

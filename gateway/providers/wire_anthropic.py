@@ -9,8 +9,8 @@ from pydantic_core import from_json
 from gateway.domain.messages import Message, ToolCall, Usage
 from gateway.domain.model import FinishReason, ModelRequest, ProviderDef
 from gateway.providers.encoding import Heads, json_bytes, keep, object_of, sendable_name
+from gateway.providers.prices import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
 from gateway.providers.reply import PART_COST, CallDraft, ReplyReader, counts
-from gateway.providers.thinking import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
 
 PATH = "/messages"
 VERSION = "2023-06-01"

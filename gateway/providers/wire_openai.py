@@ -16,9 +16,8 @@ from gateway.providers.encoding import (
     parsed_object,
     sendable_name,
 )
-from gateway.providers.prices import Quirks, quirks_of
+from gateway.providers.prices import REASONING_FAMILIES, Quirks, quirks_of
 from gateway.providers.reply import PART_COST, CallDraft, ReplyReader, cost, counts
-from gateway.providers.thinking import REASONING_FAMILIES
 
 PATH = "/chat/completions"
 
