@@ -6,7 +6,8 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache, partial
-from socket import AF_INET, AF_INET6, IPPROTO_TCP, SOCK_STREAM
+from os import strerror
+from socket import AF_INET, AF_INET6, IPPROTO_TCP, SOCK_STREAM, gaierror
 from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
@@ -19,7 +20,6 @@ from anyio.lowlevel import checkpoint
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed
 from gateway.outbound.addresses import Lookup, is_address, look_up
 from gateway.outbound.connection import Connection
-from gateway.outbound.failures import what_failed
 
 MOST_KEPT = 512  # connections that wait for another call
 _NEXT_ADDRESS_S = 0.25  # a name's next address is tried beside one that does not answer
@@ -44,6 +44,23 @@ async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["Outbound"]:
         outbound.close()
         with anyio.CancelScope(shield=True):
             await checkpoint()  # the loop closes the sockets
+
+
+# Most special first.
+_WHAT: tuple[tuple[type[Exception], str], ...] = (
+    (ssl.CertificateError, "has no certificate that this machine trusts"),
+    (ssl.SSLError, "does not speak TLS as this machine does"),
+    (gaierror, "is not a name that can be resolved"),
+)
+
+
+def what_failed(error: Exception) -> str:
+    """The rest of a sentence that begins with the host; never the URL, headers or a body."""
+    for kind, what in _WHAT:
+        if isinstance(error, kind):
+            return what
+    known = isinstance(error, OSError) and error.errno
+    return f"cannot be reached ({strerror(known) if known else type(error).__name__})"
 
 
 class Origin(NamedTuple):

@@ -5,7 +5,7 @@ import socket
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from gateway.outbound import failures
+from gateway.outbound import client
 from gateway.outbound.addresses import Lookup, checked_addresses
 
 # Most special first.
@@ -68,4 +68,4 @@ class CheckedResolver(AbstractResolver):
 def what_failed(error: Exception) -> str:
     """The rest of a sentence that begins with the host."""
     told = (what for kind, what in _WHAT if isinstance(error, kind))
-    return next(told, None) or failures.what_failed(error)
+    return next(told, None) or client.what_failed(error)

@@ -8,6 +8,7 @@ import pytest
 
 from gateway.domain.ports import Http, HttpCall, HttpFailed
 from gateway.outbound.client import open_outbound
+from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.model_server import Reply, scripted_server
 from tests.outbound.raw import raw_server
 
@@ -131,6 +132,17 @@ async def test_a_name_that_nobody_knows_says_so(http: Http) -> None:
     assert failed.value.kind == "network"
     assert "no-such-host.invalid" in str(failed.value)
     assert "hush" not in str(failed.value)
+
+
+async def test_of_several_addresses_the_first_that_answers_is_asked() -> None:
+    lookup = ScriptedLookup(["127.0.0.9", "127.0.0.1"])
+    with anyio.fail_after(5):
+        async with raw_server(b"HTTP/1.1 204 No\r\n\r\n") as server, open_outbound(lookup) as http:
+            url = server.url.replace("127.0.0.1", "some.example")
+            for _ in range(2):
+                assert await read_all(http, HttpCall("GET", url, {})) == (204, b"")
+
+    assert [name for name, _ in lookup.asked] == ["some.example"]  # it is known for a while
 
 
 async def test_a_header_that_would_smuggle_another_is_refused(http: Http) -> None:
