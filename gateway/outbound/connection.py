@@ -170,7 +170,7 @@ class Connection(asyncio.Protocol):
             self._hold_back()
         if self._take is None:
             self._wake()
-        elif not self._is_due:
+        elif not self._is_due:  # once for all that comes in one pass of the loop
             self._is_due = True
             self._loop.call_soon(self._give, context=self._context)
 

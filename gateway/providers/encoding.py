@@ -6,7 +6,6 @@ from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from gateway.domain.messages import Message
 from gateway.domain.model import ModelRequest, ToolSpec
 
 LONGEST_SENT = 64  # characters of a tool's name
@@ -31,12 +30,6 @@ class Heads:
             head = self._encode(request)
             self._kept[key] = one.tools, head
         return head
-
-
-def keep(message: Message, key: str, encoded: bytes) -> bytes:
-    """With the message: it is encoded once in its life."""
-    message.kept[key] = encoded
-    return encoded
 
 
 def parsed_object(arguments: str) -> dict[str, Any] | None:

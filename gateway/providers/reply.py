@@ -195,6 +195,14 @@ class ReplyReader(ABC):
     once a network read, unless it is flooded. `started` says that text was heard; thinking may be
     thought again. `recovers`: calls in the text are calls too, and `hear` gets no markup."""
 
+    started = False
+    has_ended = False  # nothing of interest follows, whatever the connection does
+    is_overrun = False  # it is not read any further
+    is_recorded = False  # how it ended
+    breath = 0  # bytes since others had their turn
+    _size = _told_size = 0
+    _beside = 0  # what a reply takes beside its text
+
     def __init__(
         self,
         request: ModelRequest,
@@ -205,20 +213,13 @@ class ReplyReader(ABC):
         recovers: bool = False,
     ) -> None:
         self.request, self.provider = request, request.provider
-        self.started = False
-        self.has_ended = False  # nothing of interest follows, whatever the connection does
-        self.is_overrun = False  # it is not read any further
-        self.is_recorded = False  # how it ended
         self.progress = request.progress or Progress()
         self.calls: list[CallDraft] = []
         self._hear, self._scrub, self._sent_bytes = hear, scrub, sent_bytes
         self._record = request.record
         self._sse = SseDecoder()
-        self._size = self.breath = 0  # `breath`: since others had their turn
         self._stream_cap = max(LEAST_STREAM_CAP, request.max_tokens * STREAM_BYTES_A_TOKEN)
         self._cap = max(LEAST_CAP, request.max_tokens * CHARACTERS_A_TOKEN)
-        self._beside = 0  # what a reply takes beside its text
-        self._told_size = 0
         self._deltas_left = request.max_tokens * DELTAS_A_TOKEN + LEAST_DELTAS
         self._text: list[str] = []
         self._thinking: list[str] = []
@@ -280,8 +281,9 @@ class ReplyReader(ABC):
 
     def close(self) -> ModelReply:
         """The bytes of a stream have ended. Raises ModelFailed."""
-        # An event that was cut off is none: `reply` finds out whether it was needed.
-        self._take_events([event for event in self._sse.finish() if _is_json(event[0])])
+        if rest := self._sse.finish():
+            # An event that was cut off is none: `reply` finds out whether it was needed.
+            self._take_events([event for event in rest if _is_json(event[0])])
         return self.reply()
 
     def take_whole(self, body: bytes) -> None:
@@ -366,7 +368,7 @@ class ReplyReader(ABC):
 
     def count(self, usage: Usage | None) -> None:
         """What the provider told of its usage before the end, if it can be believed."""
-        if usage is not None and _is_sane(usage.input_tokens, self._sent_bytes):
+        if usage is not None and 0 < usage.input_tokens <= self._sent_bytes + HIDDEN_INPUT:
             self.progress.told = usage
 
     def grow(self, size: int) -> None:
@@ -419,8 +421,10 @@ class ReplyReader(ABC):
 
     def leave(self) -> None:
         """The answer is left. Where its end was not reached, the recording says why."""
-        if not self.is_recorded:
-            self.end(*((OVERRUN, str(self.progress.most)) if self.is_overrun else ("cut", "")))
+        if self.is_overrun:
+            self.end(OVERRUN, str(self.progress.most))
+        else:
+            self.end("cut", "")
 
     def failed(self, kind: FailureKind, detail: str, *, sent: bool = True) -> ModelFailed:
         """The failure to raise. Of a reply that nobody has read yet the rest stays unheard, so that
@@ -471,7 +475,8 @@ class ReplyReader(ABC):
             deque(self.recover(), maxlen=0)
             self._new_text.append(self._in_text.finish())
             self._new_thinking.append(self._in_thinking.finish())
-        self.tell(is_end=True)
+        if self._new_text or self._new_thinking:
+            self.tell(is_end=True)
 
     def _finished_calls(
         self, finish: FinishReason, reply_id: str, answer: str
@@ -506,7 +511,7 @@ class ReplyReader(ABC):
         told = told or Usage(-1, -1)
         visible = len(text) + len(thinking) + len(called)
         most_output = 4 * visible + max(HIDDEN_OUTPUT, 4 * self.request.max_tokens)
-        input_is_sane = _is_sane(told.input_tokens, self._sent_bytes)
+        input_is_sane = 0 < told.input_tokens <= self._sent_bytes + HIDDEN_INPUT
         output_is_sane = min(1, visible) <= told.output_tokens <= most_output
         if input_is_sane and output_is_sane:
             return told
@@ -548,10 +553,6 @@ def _is_json(data: bytes) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_sane(input_tokens: int, sent_bytes: int) -> bool:
-    return 0 < input_tokens <= sent_bytes + HIDDEN_INPUT
 
 
 def _made_up_id(reply_id: str, place: int, name: str, arguments: str) -> str:

@@ -8,7 +8,7 @@ from pydantic_core import from_json
 
 from gateway.domain.messages import Message, ToolCall, Usage
 from gateway.domain.model import FinishReason, ModelRequest, ProviderDef
-from gateway.providers.encoding import Heads, json_bytes, keep, object_of, sendable_name
+from gateway.providers.encoding import Heads, json_bytes, object_of, sendable_name
 from gateway.providers.prices import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
 from gateway.providers.reply import PART_COST, CallDraft, ReplyReader, counts
 
@@ -41,7 +41,7 @@ class AnthropicEncoder:
         for message in request.messages:
             piece = message.kept.get(key)
             if piece is None:
-                piece = keep(message, key, b",".join(map(json_bytes, self._plain(message))))
+                piece = message.kept[key] = b",".join(map(json_bytes, self._plain(message)))
             if not piece:
                 continue
             now = b"assistant" if message.role == "assistant" else b"user"

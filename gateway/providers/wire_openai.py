@@ -11,7 +11,6 @@ from gateway.domain.model import FinishReason, ModelRequest, ProviderDef
 from gateway.providers.encoding import (
     Heads,
     json_bytes,
-    keep,
     object_of,
     parsed_object,
     sendable_name,
@@ -43,7 +42,8 @@ class OpenAiEncoder:
         key = f"openai:{self._name}" + (":signed" if signature else "")
         messages = b",".join(
             [
-                one.kept.get(key) or keep(one, key, json_bytes(self._plain(one, signature)))
+                one.kept.get(key)
+                or one.kept.setdefault(key, json_bytes(self._plain(one, signature)))
                 for one in request.messages
             ]
         )
@@ -279,17 +279,20 @@ class OpenAiReader(ReplyReader):
         usage = self._usage
         if not isinstance(usage, dict):
             return None
-        told, inputs = counts(usage), counts(usage.get("prompt_tokens_details"))
-        outputs = counts(usage.get("completion_tokens_details"))
+        told = counts(usage)
         input_tokens = told.get("prompt_tokens", -1)
         output_tokens = told.get("completion_tokens", -1)
-        cached = inputs.get("cached_tokens") or told.get("prompt_cache_hit_tokens", 0)
+        cached, reasoning = told.get("prompt_cache_hit_tokens", 0), 0
+        if details := usage.get("prompt_tokens_details"):
+            cached = counts(details).get("cached_tokens") or cached
+        if details := usage.get("completion_tokens_details"):
+            reasoning = counts(details).get("reasoning_tokens", 0)
         return Usage(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             cached_tokens=min(cached, max(0, input_tokens)),
-            reasoning_tokens=min(outputs.get("reasoning_tokens", 0), max(0, output_tokens)),
-            cost_usd=cost(usage.get("cost")),
+            reasoning_tokens=min(reasoning, max(0, output_tokens)),
+            cost_usd=cost(usage["cost"]) if "cost" in usage else None,
         )
 
     def extras(self, calls: tuple[ToolCall, ...]) -> str | None:
