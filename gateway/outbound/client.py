@@ -19,7 +19,7 @@ from anyio.lowlevel import checkpoint
 
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed
 from gateway.outbound.addresses import Lookup, is_address, look_up
-from gateway.outbound.connection import Connection
+from gateway.outbound.connection import HttpConnection
 
 MOST_KEPT = 512  # connections that wait for another call
 _NEXT_ADDRESS_S = 0.25  # a name's next address is tried beside one that does not answer
@@ -35,13 +35,13 @@ _HOST = re.compile(r"[0-9A-Za-z._~:%-]+")
 
 
 @asynccontextmanager
-async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["Outbound"]:
+async def open_outbound(lookup: Lookup = look_up) -> AsyncIterator["HttpClient"]:
     """The client; all its connections are closed on the way out. `lookup` resolves names."""
-    outbound = Outbound(lookup)
+    client = HttpClient(lookup)
     try:
-        yield outbound
+        yield client
     finally:
-        outbound.close()
+        client.close()
         with anyio.CancelScope(shield=True):
             await checkpoint()  # the loop closes the sockets
 
@@ -63,8 +63,8 @@ def what_failed(error: Exception) -> str:
     return f"cannot be reached ({strerror(known) if known else type(error).__name__})"
 
 
-class Origin(NamedTuple):
-    """Where a connection leads; one is kept for calls to the same origin."""
+class Endpoint(NamedTuple):
+    """Where a connection leads; one is kept for calls to the same endpoint."""
 
     is_tls: bool
     name: str
@@ -77,7 +77,7 @@ class Origin(NamedTuple):
 class Target(NamedTuple):
     """An address taken apart: `host` and `path` as a request writes them."""
 
-    origin: Origin
+    endpoint: Endpoint
     host: str
     path: str
 
@@ -97,52 +97,52 @@ def read_target(url: str) -> Target:
     if parts.query:
         path += "?" + quote(parts.query, safe=_KEPT_IN_PATHS)
     shown = host if port == usual else f"{host}:{port}"
-    return Target(Origin(usual == 443, name, port), shown, path)
+    return Target(Endpoint(usual == 443, name, port), shown, path)
 
 
-class Outbound:
+class HttpClient:
     """Implements the Http port. A connection is kept for the next call once its answer is whole."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
-        self._open: set[Connection] = set()
-        self._kept: dict[Origin, dict[Connection, None]] = {}  # the last one is used next
+        self._open: set[HttpConnection] = set()
+        self._kept: dict[Endpoint, dict[HttpConnection, None]] = {}  # the last one is used next
         self._names: dict[str, tuple[float, Sequence[str]]] = {}  # until when, and the addresses
         self._tls: ssl.SSLContext | None = None
 
     def send(self, call: HttpCall) -> AbstractAsyncContextManager[HttpAnswer]:
         return _Exchange(self, call)
 
-    def take(self, origin: Origin) -> Connection | None:
+    def take(self, endpoint: Endpoint) -> HttpConnection | None:
         """A connection that is kept, and still open."""
-        kept = self._kept.get(origin)
+        kept = self._kept.get(endpoint)
         while kept:
             connection, _ = kept.popitem()
             if connection.is_open:
                 return connection
         return None
 
-    def keep(self, origin: Origin, connection: Connection) -> None:
-        kept = self._kept.setdefault(origin, {})
+    def keep(self, endpoint: Endpoint, connection: HttpConnection) -> None:
+        kept = self._kept.setdefault(endpoint, {})
         if len(kept) < MOST_KEPT:
             kept[connection] = None
             connection.rest()
         else:
             connection.abort()
 
-    async def connect(self, origin: Origin, timeout_s: float) -> Connection:
+    async def connect(self, endpoint: Endpoint, timeout_s: float) -> HttpConnection:
         """Raises HttpFailed."""
         try:
             with anyio.fail_after(timeout_s):
-                return await self._connect(origin)
+                return await self._connect(endpoint)
         except TimeoutError as error:
-            told = f"{origin} could not be connected within {timeout_s:g} s"
+            told = f"{endpoint} could not be connected within {timeout_s:g} s"
             raise HttpFailed("timeout", told, sent=False) from error
         except (OSError, ValueError) as error:
-            raise HttpFailed("network", f"{origin} {what_failed(error)}", sent=False) from error
+            raise HttpFailed("network", f"{endpoint} {what_failed(error)}", sent=False) from error
 
-    async def _connect(self, origin: Origin) -> Connection:
-        is_tls, name, port = origin
+    async def _connect(self, endpoint: Endpoint) -> HttpConnection:
+        is_tls, name, port = endpoint
         found = [
             (AF_INET6 if ":" in address else AF_INET, SOCK_STREAM, IPPROTO_TCP, "", (address, port))
             for address in await self._addresses(name, port)
@@ -151,7 +151,7 @@ class Outbound:
             self._tls = await to_thread.run_sync(_tls)  # it reads hundreds of certificates
         socket = await start_connection(found, happy_eyeballs_delay=_NEXT_ADDRESS_S, interleave=1)
         _, connection = await asyncio.get_running_loop().create_connection(
-            partial(Connection, str(origin), partial(self._lost, origin)),
+            partial(HttpConnection, str(endpoint), partial(self._lost, endpoint)),
             sock=socket,
             ssl=self._tls if is_tls else None,
             server_hostname=name if is_tls else None,
@@ -172,9 +172,9 @@ class Outbound:
             self._names[name] = now + _DNS_S, addresses
         return addresses
 
-    def _lost(self, origin: Origin, connection: Connection) -> None:
+    def _lost(self, endpoint: Endpoint, connection: HttpConnection) -> None:
         self._open.discard(connection)
-        self._kept.get(origin, {}).pop(connection, None)
+        self._kept.get(endpoint, {}).pop(connection, None)
 
     def close(self) -> None:
         for connection in self._open:
@@ -190,23 +190,23 @@ def _tls() -> ssl.SSLContext:
 class _Exchange:
     """One request and its answer; leaving early closes the connection."""
 
-    __slots__ = ("_call", "_connection", "_origin", "_outbound")
+    __slots__ = ("_call", "_client", "_connection", "_endpoint")
 
-    def __init__(self, outbound: Outbound, call: HttpCall) -> None:
-        self._outbound, self._call = outbound, call
-        self._connection: Connection | None = None
+    def __init__(self, client: HttpClient, call: HttpCall) -> None:
+        self._client, self._call = client, call
+        self._connection: HttpConnection | None = None
 
-    async def __aenter__(self) -> Connection:
+    async def __aenter__(self) -> HttpConnection:
         call = self._call
         try:
-            origin, host, path = read_target(call.url)
+            endpoint, host, path = read_target(call.url)
             request = _encoded(call, host, path)
         except ValueError as error:
             raise HttpFailed("network", str(error), sent=False) from error
-        self._origin = origin
+        self._endpoint = endpoint
         while True:
-            kept = self._outbound.take(origin)
-            connection = kept or await self._outbound.connect(origin, call.connect_timeout_s)
+            kept = self._client.take(endpoint)
+            connection = kept or await self._client.connect(endpoint, call.connect_timeout_s)
             connection.begin(request, call.idle_timeout_s, is_head=call.method == "HEAD")
             try:
                 while not connection.status and connection.failure is None:
@@ -228,7 +228,7 @@ class _Exchange:
     ) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_reusable:
-            self._outbound.keep(self._origin, connection)
+            self._client.keep(self._endpoint, connection)
         elif connection is not None:
             connection.abort()
 

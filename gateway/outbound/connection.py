@@ -19,14 +19,14 @@ IDLE_CONNECTION_S = 60.0
 MOST_UNREAD = 256 * 1024  # bytes that wait for a reader before the server has to wait
 
 
-class Connection(asyncio.Protocol):
+class HttpConnection(asyncio.Protocol):
     """Implements the HttpAnswer port, for one exchange at a time: `begin`, and once `status` is
     there, `read_some`. `lost` is called once it is closed."""
 
     _transport: asyncio.Transport
     _timer: asyncio.TimerHandle
 
-    def __init__(self, place: str, lost: Callable[["Connection"], None]) -> None:
+    def __init__(self, place: str, lost: Callable[["HttpConnection"], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._place, self._lost = place, lost
         self.status = 0  # 0: its answer has not begun

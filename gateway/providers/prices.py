@@ -139,7 +139,7 @@ class Quirks:
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class ProviderPreset:
     """A provider that needs nothing but a key; `key_env` None: not even that."""
 
     name: str
@@ -161,13 +161,13 @@ _OPENROUTER = Quirks(thinking_by="reasoning_enabled")
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
 
 _PRESETS = (
-    Preset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
-    Preset("openai", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY", _OPENAI),
-    Preset("gemini", "openai", _GOOGLE, "GEMINI_API_KEY", _GEMINI),
-    Preset(
+    ProviderPreset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    ProviderPreset("openai", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY", _OPENAI),
+    ProviderPreset("gemini", "openai", _GOOGLE, "GEMINI_API_KEY", _GEMINI),
+    ProviderPreset(
         "openrouter", "openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", _OPENROUTER
     ),
-    Preset("ollama", "openai", "http://127.0.0.1:11434/v1", None, _OLLAMA),
+    ProviderPreset("ollama", "openai", "http://127.0.0.1:11434/v1", None, _OLLAMA),
 )
 PRESETS = {preset.name: preset for preset in _PRESETS}
 
