@@ -91,13 +91,14 @@ def read_target(url: str) -> Target:
         name = name.encode("idna").decode()
     if usual is None or parts.username is not None or not _HOST.fullmatch(name):
         raise ValueError("it is no address that can be asked")
-    port = parts.port or usual
+    endpoint = Endpoint(usual == 443, name, parts.port or usual)
     host = f"[{name}]" if ":" in name else name
-    path = quote(parts.path or "/", safe=_KEPT_IN_PATHS)
+    if endpoint.port != usual:
+        host += f":{endpoint.port}"
+    path = parts.path or "/"
     if parts.query:
-        path += "?" + quote(parts.query, safe=_KEPT_IN_PATHS)
-    shown = host if port == usual else f"{host}:{port}"
-    return Target(Endpoint(usual == 443, name, port), shown, path)
+        path += "?" + parts.query
+    return Target(endpoint, host, quote(path, safe=_KEPT_IN_PATHS))
 
 
 class HttpClient:
@@ -198,11 +199,7 @@ class _Exchange:
 
     async def __aenter__(self) -> HttpConnection:
         call = self._call
-        try:
-            endpoint, host, path = read_target(call.url)
-            request = _encoded(call, host, path)
-        except ValueError as error:
-            raise HttpFailed("network", str(error), sent=False) from error
+        endpoint, request = _encoded(call)
         self._endpoint = endpoint
         while True:
             kept = self._client.take(endpoint)
@@ -233,13 +230,18 @@ class _Exchange:
             connection.abort()
 
 
-def _encoded(call: HttpCall, host: str, path: str) -> bytes:
-    """The request as it is sent. Raises ValueError for a header that would smuggle another one."""
-    headers = {"host": host, **call.headers}
-    lines = [f"{name}: {text}" for name, text in headers.items() if name.lower() not in _FRAMING]
-    if call.body or call.method in _WITH_BODY:
-        lines.append(f"content-length: {len(call.body)}")
-    head = "\r\n".join((f"{call.method} {path} HTTP/1.1", *lines))
-    if "\0" in head or not len(lines) == head.count("\r") == head.count("\n"):
-        raise ValueError(f"{host} is not asked: a header has a character that no header has")
-    return head.encode() + b"\r\n\r\n" + call.body
+def _encoded(call: HttpCall) -> tuple[Endpoint, bytes]:
+    """Where the request goes, and its bytes. Raises HttpFailed, also for a header that would
+    smuggle another one."""
+    try:
+        endpoint, host, path = read_target(call.url)
+        headers = {"host": host, **call.headers}
+        lines = [f"{key}: {text}" for key, text in headers.items() if key.lower() not in _FRAMING]
+        if call.body or call.method in _WITH_BODY:
+            lines.append(f"content-length: {len(call.body)}")
+        head = "\r\n".join((f"{call.method} {path} HTTP/1.1", *lines))
+        if "\0" in head or not len(lines) == head.count("\r") == head.count("\n"):
+            raise ValueError(f"{host} is not asked: a header has a character that no header has")
+        return endpoint, head.encode() + b"\r\n\r\n" + call.body
+    except ValueError as error:
+        raise HttpFailed("network", str(error), sent=False) from error

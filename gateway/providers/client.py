@@ -27,8 +27,6 @@ WHOLE_CAP = 4 * 1024 * 1024
 ERROR_BODY_CAP = 64 * 1024
 # After the last event its connection may be used again, if the server ends the answer soon.
 END_WITHIN_S = 0.25
-# What the decoding of an answer looks at, and nothing else, is recorded of its head.
-RECORDED_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-after-ms")
 _LEAST_SECRET = 8  # shorter header values are no secrets, and scrubbing them would mangle texts
 
 
@@ -169,9 +167,7 @@ class _Attempt:
         try:
             async with self._http.send(call) as answer:
                 headers = answer.headers
-                if record is not None:
-                    kept = {name: headers[name] for name in RECORDED_HEADERS if name in headers}
-                    record("head", answer.status, kept)
+                reader.begin(answer.status, headers)
                 encoding = headers.get("content-encoding", "identity").strip().lower()
                 is_packed = encoding not in {"", "identity"}
                 if not 200 <= answer.status < 300:
@@ -184,8 +180,9 @@ class _Attempt:
                 return await _read_whole(answer, reader)
         except HttpFailed as error:
             reader.end(error.kind, str(error))
-            advice = "" if error.sent else self._quirks.unreachable
-            told = f"{error} ({advice})" if advice else str(error)
+            told = str(error)
+            if self._quirks.unreachable and not error.sent:
+                told += f" ({self._quirks.unreachable})"
             raise reader.failed(_kind(error, "network"), told, sent=error.sent) from error
         finally:
             reader.leave()

@@ -4,7 +4,8 @@ import json
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
@@ -70,21 +71,25 @@ class SseDecoder:
             data = self._only_lf(data)
         events: list[Event] = []
         if not (self._line or self._data or self._event):
-            # The quick way for whole events of the usual shapes.
-            blocks = data.split(b"\n\n")
-            data = blocks.pop()
-            for block in blocks:
-                start = block.rfind(b"\n") + 1  # of the last line
-                is_data = block[start : start + 6] == b"data: " and len(block) <= self._line_cap
-                if is_data and not start:
-                    events.append((block[6:], b""))
-                elif is_data and block[:7] == b"event: " and block.find(b"\n") == start - 1:
-                    events.append((block[start + 6 :], block[7 : start - 1]))
-                elif block:
-                    self._take([*block.split(b"\n"), b""], events)
+            data = self._take_blocks(data, events)
         if data:
             self._feed_lines(data, events)
         return events
+
+    def _take_blocks(self, data: bytes, events: list[Event]) -> bytes:
+        """The quick way for whole events of the usual shapes; gives back what is left over."""
+        blocks = data.split(b"\n\n")
+        rest = blocks.pop()
+        for block in blocks:
+            start = block.rfind(b"\n") + 1  # of the last line
+            is_data = block[start : start + 6] == b"data: " and len(block) <= self._line_cap
+            if is_data and not start:
+                events.append((block[6:], b""))
+            elif is_data and block[:7] == b"event: " and block.find(b"\n") == start - 1:
+                events.append((block[start + 6 :], block[7 : start - 1]))
+            elif block:
+                self._take([*block.split(b"\n"), b""], events)
+        return rest
 
     def finish(self) -> list[Event]:
         """At the end of the bytes: what an event without its empty line would have been."""
@@ -173,6 +178,8 @@ WRONG_SHAPE = (AttributeError, TypeError, KeyError, ValueError)
 # A stream with all that is not text: names and braces around each token, comments, empty lines.
 LEAST_STREAM_CAP = 64 * 1024 * 1024
 STREAM_BYTES_A_TOKEN = 1024
+# What the decoding of an answer looks at, and nothing else, is recorded of its head.
+RECORDED_HEADERS = ("content-type", "content-encoding", "retry-after", "retry-after-ms")
 
 
 class CallDraft:
@@ -303,15 +310,12 @@ class ReplyReader(ABC):
         take, progress, most = self.take, self.progress, min(self.progress.most, self._cap)
         try:
             for data, event in events:
-                if self.has_ended or not data:
-                    continue
-                if data == b"[DONE]":
-                    self.has_ended = True
-                    continue
+                if self.has_ended:
+                    break
                 try:
                     chunk = from_json(data)
                 except ValueError as error:
-                    chunk = self._mended(data, error)
+                    chunk = self._without_json(data, error)
                 if event == b"error" or type(chunk) is not dict or "error" in chunk:
                     self._refuse_error(chunk, is_error=event == b"error")
                 take(chunk)
@@ -327,13 +331,15 @@ class ReplyReader(ABC):
         else:
             self.has_ended = self.is_overrun = True
 
-    def _mended(self, data: bytes, problem: ValueError) -> Any:
-        """Some servers cut an escaped pair of surrogates in two: each half becomes a replacement."""
+    def _without_json(self, data: bytes, problem: ValueError) -> Any:
+        """What an event means whose data is no JSON. Raises ModelFailed."""
+        if not data or data == b"[DONE]":
+            self.has_ended = bool(data)
+            return {}
         if b"\\ud" in data or b"\\uD" in data:
-            try:
+            # Some servers cut an escaped pair of surrogates in two: each becomes a replacement.
+            with suppress(ValueError, RecursionError):
                 return from_json(json_bytes(json.loads(data)))  # which is no deeper than any other
-            except (ValueError, RecursionError) as error:
-                raise self._malformed("malformed JSON in a stream", error) from error
         raise self._malformed("malformed JSON in a stream", problem) from problem
 
     # From pieces to a reply.
@@ -413,6 +419,12 @@ class ReplyReader(ABC):
             self.started = True
             self._hear(TextDelta(text))
 
+    def begin(self, status: int, headers: Mapping[str, str]) -> None:
+        """Records the head of the answer."""
+        if self._record is not None:
+            kept = {name: headers[name] for name in RECORDED_HEADERS if name in headers}
+            self._record("head", status, kept)
+
     def end(self, how: str, detail: str) -> None:
         """Records how the answer ended: once, and first come."""
         if self._record is not None and not self.is_recorded:
@@ -446,14 +458,7 @@ class ReplyReader(ABC):
             raise self.failed("truncated", "the stream ended before the reply was complete")
         self._tell_rest()
         text, thinking = "".join(self._text), "".join(self._thinking)
-        calls: tuple[ToolCall, ...] = ()
-        kept = None
-        if not self.is_overrun:
-            if self.calls or self.recovers:
-                calls = self._finished_calls(finish, reply_id, text)
-            kept = self.extras(calls)
-        if kept:
-            self.grow(len(kept))  # it is stored, and sent again with every request
+        calls, kept = self._calls_and_extras(finish, reply_id, text)
         if calls and finish == "stop":
             finish = "tool_calls"  # some servers say "stop" all the same
         elif finish == "tool_calls" and not calls:
@@ -469,6 +474,19 @@ class ReplyReader(ABC):
             extras=Extras(self.provider, kept) if kept else None,
         )
 
+    def _calls_and_extras(
+        self, finish: FinishReason, reply_id: str, answer: str
+    ) -> tuple[tuple[ToolCall, ...], str | None]:
+        if self.is_overrun:
+            return (), None
+        calls: tuple[ToolCall, ...] = ()
+        if self.calls or self.recovers:
+            self._settle_drafts(finish, answer)
+            calls = self._finished_calls(reply_id)
+        kept = self.extras(calls)
+        self.grow(len(kept or ""))  # it is stored, and sent again with every request
+        return calls, kept
+
     def _tell_rest(self) -> None:
         """No more comes: what was held back, as it might have been markup, is told too."""
         if self.recovers:
@@ -478,16 +496,16 @@ class ReplyReader(ABC):
         if self._new_text or self._new_thinking:
             self.tell(is_end=True)
 
-    def _finished_calls(
-        self, finish: FinishReason, reply_id: str, answer: str
-    ) -> tuple[ToolCall, ...]:
+    def _settle_drafts(self, finish: FinishReason, answer: str) -> None:
         drafts = self.calls = [one for one in self.calls if one.name or one.arguments or one.id]
         if self.recovers and not drafts:
             self._find_calls(answer)
         if finish == "length":
             drafts[-1:] = [draft for draft in drafts[-1:] if draft.is_whole()]  # else cut off
+
+    def _finished_calls(self, reply_id: str) -> tuple[ToolCall, ...]:
         calls: dict[str, ToolCall] = {}
-        for place, draft in enumerate(drafts):
+        for place, draft in enumerate(self.calls):
             draft.name = draft.name[:LONGEST_NAME]  # no tool has one so long: its result says so
             arguments = "".join(draft.arguments).strip() or "{}"
             if not 0 < len(draft.id) <= LONGEST_ID or draft.id in calls:

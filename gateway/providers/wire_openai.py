@@ -166,29 +166,21 @@ class OpenAiReader(ReplyReader):
         self._usage: object = None
 
     def take(self, chunk: dict[str, Any]) -> None:
-        usage = chunk.get("usage")
-        if usage:
+        self._chunk = chunk
+        if usage := chunk.get("usage"):
             self._usage = usage  # cumulative where it comes often: the last one counts
-        choices = chunk.get("choices")
-        if not choices:
-            return
-        if not self._id:
-            self._id = str(chunk.get("id") or "")
-        for choice in choices:
+        for choice in chunk.get("choices") or ():
             if choice.get("index"):
                 continue  # one answer was asked for
-            delta = choice.get("delta") or choice.get("message")
-            if delta:
-                content = delta.get("content")
-                if len(delta) > 1 or type(content) is not str:
-                    self._take_delta(delta)
-                elif content:  # what nearly all are: the same as `say`, without the calls
-                    self.progress.size += (
-                        len(content) if content.isascii() else len(content.encode())
-                    )
-                    self.texts.append(content)
-            reason = choice.get("finish_reason")
-            if reason:
+            delta = choice.get("delta") or choice.get("message") or {}
+            content = delta.get("content")
+            if len(delta) == 1 and type(content) is str:
+                # What nearly all are: the same as `say`, without a call.
+                self.progress.size += len(content.encode())
+                self.texts.append(content)
+            else:
+                self._take_delta(delta)
+            if reason := choice.get("finish_reason"):
                 self._finished(reason)
 
     def take_body(self, body: dict[str, Any]) -> None:
@@ -206,6 +198,7 @@ class OpenAiReader(ReplyReader):
         self._finish = _FINISH.get(reason, "stop")
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
+        self._id = self._id or str(self._chunk.get("id") or "")
         thought = delta.get("reasoning") or delta.get("reasoning_content")
         details = delta.get("reasoning_details")
         if details:
