@@ -73,6 +73,12 @@ class Endpoint(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name}:{self.port}"
 
+    @property
+    def host(self) -> str:
+        """As a request names it."""
+        host = f"[{self.name}]" if ":" in self.name else self.name
+        return host if self.port == (443 if self.is_tls else 80) else f"{host}:{self.port}"
+
 
 class Target(NamedTuple):
     """An address taken apart: `host` and `path` as a request writes them."""
@@ -92,13 +98,10 @@ def read_target(url: str) -> Target:
     if usual is None or parts.username is not None or not _HOST.fullmatch(name):
         raise ValueError("it is no address that can be asked")
     endpoint = Endpoint(usual == 443, name, parts.port or usual)
-    host = f"[{name}]" if ":" in name else name
-    if endpoint.port != usual:
-        host += f":{endpoint.port}"
     path = parts.path or "/"
     if parts.query:
         path += "?" + parts.query
-    return Target(endpoint, host, quote(path, safe=_KEPT_IN_PATHS))
+    return Target(endpoint, endpoint.host, quote(path, safe=_KEPT_IN_PATHS))
 
 
 class HttpClient:

@@ -161,7 +161,7 @@ class OpenAiReader(ReplyReader):
         self._by_index: dict[int, CallDraft] = {}
         self._details: list[dict[str, Any]] = []  # OpenRouter's opaque reasoning
         self._finish: FinishReason | None = None
-        self._id = ""
+        self._id: object = None
         self._refused = False
         self._usage: object = None
 
@@ -190,7 +190,7 @@ class OpenAiReader(ReplyReader):
 
     def finish(self) -> tuple[FinishReason | None, str]:
         is_refusal = self._finish == "stop" and self._refused
-        return "refusal" if is_refusal else self._finish, self._id
+        return "refusal" if is_refusal else self._finish, str(self._id or "")
 
     def _finished(self, reason: str) -> None:
         if reason == "error":
@@ -198,7 +198,7 @@ class OpenAiReader(ReplyReader):
         self._finish = _FINISH.get(reason, "stop")
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
-        self._id = self._id or str(self._chunk.get("id") or "")
+        self._id = self._id or self._chunk.get("id")
         thought = delta.get("reasoning") or delta.get("reasoning_content")
         details = delta.get("reasoning_details")
         if details:
