@@ -67,6 +67,8 @@ class HttpConnection(asyncio.Protocol):
         """Nobody needs it for now: it is closed after a while."""
         self._timer.cancel()
         self._timer = self._loop.call_later(IDLE_CONNECTION_S, self.abort)
+        if self._is_paused:
+            self._resume()  # the end of an answer that was not read to its end
 
     def arrival(self) -> asyncio.Future[bool]:
         """Done as soon as anything arrives, or nothing can arrive any more."""
@@ -109,9 +111,8 @@ class HttpConnection(asyncio.Protocol):
         if len(data) > MOST_READ:
             pieces.append(data[MOST_READ:])
             self._unread, data = len(pieces[0]), data[:MOST_READ]
-        if self._is_paused and self.is_open:
-            self._is_paused = False
-            self._transport.resume_reading()
+        if self._is_paused:
+            self._resume()
         return data
 
     def _give(self) -> None:
@@ -145,9 +146,8 @@ class HttpConnection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Closes it at once; what was not sent yet is not sent."""
-        self.is_reusable = False
         self._timer.cancel()
-        self._transport.abort()
+        self._fail("network", "was left before the end of its answer")
 
     # What the event loop calls.
 
@@ -221,6 +221,11 @@ class HttpConnection(asyncio.Protocol):
         elif self._unread > MOST_UNREAD and not self._is_paused:
             self._is_paused = True
             self._transport.pause_reading()
+
+    def _resume(self) -> None:
+        self._is_paused = False
+        if self.is_open:
+            self._transport.resume_reading()
 
     def _fail(self, kind: str, what: str) -> None:
         self.is_reusable = False
