@@ -8,7 +8,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import lru_cache, partial
 from os import strerror
 from socket import AF_INET, AF_INET6, IPPROTO_TCP, SOCK_STREAM, gaierror
-from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
@@ -220,12 +219,7 @@ class _Exchange:
             if kept is None or not connection.is_unheard or call.method not in _REPEATABLE:
                 raise connection.failed()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and connection.is_reusable:
             self._client.keep(self._endpoint, connection)
