@@ -1,7 +1,7 @@
 """What a tree may do and ask in a turn, and the trees of the agents."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path, PurePath
 from typing import get_args

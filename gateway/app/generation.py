@@ -24,8 +24,7 @@ from gateway.domain.ids import AgentId
 from gateway.domain.mcp import McpNotInstalled
 from gateway.domain.sessions import Choosable
 from gateway.host.shipped import shipped_folder
-from gateway.providers.prices import PriceTable
-from gateway.providers.thinking import why_no_thinking
+from gateway.providers.prices import PriceTable, why_no_thinking
 from gateway.routing import Router
 from gateway.sessions.intake import Bounds
 from gateway.sessions.lanes import Manner

@@ -16,8 +16,8 @@ from gateway.providers.prices import (
     context_window,
     is_priced,
     output_limit,
+    why_no_thinking,
 )
-from gateway.providers.thinking import why_no_thinking
 
 # The plugins that ship with the gateway, and what each cannot work without.
 BUNDLED: dict[str, tuple[str, ...]] = {

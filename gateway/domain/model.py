@@ -141,6 +141,7 @@ class BudgetWarning:
 
 
 Delta = TextDelta | ThinkingDelta
+# Called by the event loop as bytes arrive, in the context of the call but in no task. It never waits.
 Hear = Callable[[Delta], None]
 
 

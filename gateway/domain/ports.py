@@ -291,6 +291,9 @@ class Stores:
     originals: Originals
 
 
+MOST_READ = 64 * 1024  # bytes: others have their turn between two reads
+
+
 class HttpAnswer(Protocol):
     @property
     def status(self) -> int: ...
@@ -306,7 +309,13 @@ class HttpAnswer(Protocol):
         ...
 
     async def read_some(self) -> bytes:
-        """What has arrived, at least one byte; b"" at the end. Raises HttpFailed."""
+        """What has arrived, at most MOST_READ bytes; b"" at the end. Raises HttpFailed."""
+        ...
+
+    async def read_into(self, take: Callable[[bytes], bool]) -> bool:
+        """Calls `take` with each read as it comes, until it returns False. True: the answer has
+        ended. `take` never waits, and others have their turn between two calls. Raises HttpFailed,
+        and what `take` raises."""
         ...
 
 

@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 import anyio
-from aiohttp.abc import AbstractResolver, ResolveResult
 
 from gateway.domain.errors import Denied
 
@@ -82,40 +81,26 @@ async def look_up(host: str, port: int) -> Sequence[str]:
     return [str(address[0]) for *_, address in found]
 
 
-class CheckedResolver(AbstractResolver):
-    """Gives a connector the addresses that it may connect to, all of them checked, or none.
+def is_address(host: str) -> bool:
+    """Whether it is itself an IP address, and no name."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
-    It looks a name up once for each connection, so what was checked is what is connected to. The
-    connector never asks it for a host that is itself an address: the grant names that literally.
-    """
 
-    def __init__(self, lookup: Lookup) -> None:
-        self._lookup = lookup
+async def checked_addresses(lookup: Lookup, host: str, port: int) -> Sequence[str]:
+    """The addresses of a name that a guarded connection may go to: all of them checked, or none.
+    Asked once for each connection, which goes to what was checked. A host that is itself an
+    address is never asked for: the grant names it literally.
 
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        """Raises Denied if one of the answers may not be connected to, OSError if there is none."""
-        addresses = list(dict.fromkeys(await self._lookup(host, port)))
-        if not addresses:
-            raise OSError("no address")
-        may_be = is_loopback if host == "localhost" else is_public
-        if not all(map(may_be, addresses)):
-            wanted = "not one of this machine" if host == "localhost" else "not public"
-            raise Denied(
-                f"not allowed to connect to {host}: it leads to an address that is {wanted}"
-            )
-        return [
-            ResolveResult(
-                hostname=host,
-                host=address,
-                port=port,
-                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
-                proto=socket.IPPROTO_TCP,
-                flags=socket.AI_NUMERICHOST,
-            )
-            for address in addresses
-        ]
-
-    async def close(self) -> None:
-        """Nothing is held."""
+    Raises Denied if one of the answers may not be connected to, OSError if there is none."""
+    addresses = list(dict.fromkeys(await lookup(host, port)))
+    if not addresses:
+        raise OSError("no address")
+    may_be = is_loopback if host == "localhost" else is_public
+    if not all(map(may_be, addresses)):
+        wanted = "not one of this machine" if host == "localhost" else "not public"
+        raise Denied(f"not allowed to connect to {host}: it leads to an address that is {wanted}")
+    return addresses

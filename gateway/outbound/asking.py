@@ -40,14 +40,14 @@ Headers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class AskedUrl:
     """A URL taken apart; `target` is the path and the query as they were written."""
 
     origin: Origin
     target: str
 
 
-def read_url(text: str) -> Address:
+def read_url(text: str) -> AskedUrl:
     """Raises Denied for whatever two readers could read differently. A fragment is dropped."""
     parts = None
     if len(text) <= MAX_URL_BYTES and not _AMBIGUOUS.search(text):
@@ -62,7 +62,7 @@ def read_url(text: str) -> Address:
     port = int(parts["port"] or USUAL_PORT[scheme])
     if host is None:
         raise Denied(f"{text[:100]!r} cannot be asked: it names no host exactly")
-    return Address(Origin(scheme, host, port), parts["target"])
+    return AskedUrl(Origin(scheme, host, port), parts["target"])
 
 
 def check_granted(origin: Origin, leave: Leave) -> None:

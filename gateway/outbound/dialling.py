@@ -13,11 +13,10 @@ from gateway.domain.dialling import Dial, Line
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
 from gateway.domain.ports import HttpFailed, Leave
-from gateway.outbound.addresses import CheckedResolver, Lookup, look_up
+from gateway.outbound.addresses import Lookup, look_up
 from gateway.outbound.asking import Headers, check_granted, read_headers, read_url, to_url
-from gateway.outbound.client import quiet_session
-from gateway.outbound.failures import what_failed
 from gateway.outbound.secrets import Filling, Scrubber
+from gateway.outbound.sessions import guarded_session, what_failed
 
 LARGEST_SENT = 4_096  # bytes of a frame
 SEND_S = 10.0  # for a platform that reads nothing any more
@@ -31,12 +30,9 @@ _SCHEME = re.compile(r"ws(s?://)", re.IGNORECASE)
 @asynccontextmanager
 async def open_dialler(lookup: Lookup = look_up) -> AsyncIterator["GuardedDialler"]:
     """Closed on the way out. `lookup` resolves names."""
-    connector = aiohttp.TCPConnector(
-        limit=0, resolver=CheckedResolver(lookup), use_dns_cache=False, force_close=True
-    )
     traces = aiohttp.TraceConfig()
     traces.on_request_redirect.append(_refuse_redirect)
-    async with quiet_session(connector) as session:
+    async with guarded_session(lookup, limit=0) as session:
         session.trace_configs.append(traces)
         traces.freeze()
         yield GuardedDialler(session)

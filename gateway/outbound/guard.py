@@ -12,7 +12,7 @@ from yarl import URL
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
 from gateway.domain.ports import Ask, Fetched, HttpFailed, Leave
-from gateway.outbound.addresses import CheckedResolver, Lookup, look_up
+from gateway.outbound.addresses import Lookup, look_up
 from gateway.outbound.asking import (
     Headers,
     check_granted,
@@ -21,15 +21,14 @@ from gateway.outbound.asking import (
     read_url,
     to_url,
 )
-from gateway.outbound.client import quiet_session
-from gateway.outbound.failures import what_failed
 from gateway.outbound.secrets import Filling, Scrubber
+from gateway.outbound.sessions import guarded_session, what_failed
 from gateway.outbound.unpacking import ACCEPTED, read_body
 
 MAX_SECONDS = 60.0
-CONNECT_S = (
-    10.0  # or what is told of a host that drops everything would be that it may have heard us
-)
+# Shorter than the whole: of a host that drops everything it is certain that it heard nothing.
+CONNECT_S = 10.0
+MOST_AT_ONCE = 100  # requests
 MAX_REDIRECTS = 3
 MAX_ASKED_BYTES = 1024 * 1024
 
@@ -48,12 +47,7 @@ async def open_guarded(
     lookup: Lookup = look_up, connect_s: float = CONNECT_S
 ) -> AsyncIterator["GuardedOutbound"]:
     """The guarded client, closed on the way out. `lookup` resolves names."""
-    # No connection is used twice: what one plugin left in it can never answer another one, and
-    # each request has its addresses checked.
-    connector = aiohttp.TCPConnector(
-        resolver=CheckedResolver(lookup), use_dns_cache=False, force_close=True
-    )
-    async with quiet_session(connector) as session:
+    async with guarded_session(lookup, limit=MOST_AT_ONCE) as session:
         yield GuardedOutbound(session, connect_s)
 
 

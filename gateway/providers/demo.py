@@ -70,7 +70,7 @@ _LINE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class ToldFact:
     """A sentence to say back. Only a memory has the days, of an older conversation perhaps."""
 
     said: str
@@ -91,25 +91,25 @@ def answered(text: str, messages: Sequence[Message]) -> str | None:
     return f"{known.said[0].upper()}{known.said[1:]}." if known else NOT_TOLD
 
 
-def stated(text: str) -> Mapping[str, Known]:
+def stated(text: str) -> Mapping[str, ToldFact]:
     """What somebody says of what is theirs."""
-    facts: dict[str, Known] = {}
+    facts: dict[str, ToldFact] = {}
     for sentence in _SENTENCE.findall(text):
         if sentence.rstrip().endswith("?") or _ASKS.match(sentence):
             continue
         if name := _TOLD_NAME.match(sentence):
-            facts["name"] = Known(f"your name is {name['value'].strip()}")
+            facts["name"] = ToldFact(f"your name is {name['value'].strip()}")
         elif place := _TOLD_PLACE.match(sentence):
-            facts["location"] = Known(f"you live in {_SINCE.sub('', place['value']).strip()}")
+            facts["location"] = ToldFact(f"you live in {_SINCE.sub('', place['value']).strip()}")
         elif fact := _TOLD.search(sentence):
             said = f"your {fact['thing']} is {fact['how'] or ''}{fact['value'].strip()}"
-            facts[_key(fact["thing"])] = Known(said)
+            facts[_key(fact["thing"])] = ToldFact(said)
     return facts
 
 
-def _known(messages: Sequence[Message]) -> Mapping[str, Known]:
+def _known(messages: Sequence[Message]) -> Mapping[str, ToldFact]:
     """The latest of each: a memory stands before its question, and knows what was put right."""
-    known: dict[str, Known] = {}
+    known: dict[str, ToldFact] = {}
     for message in messages:
         if message.role == "user":
             is_memory = message.text.startswith(OPENING)
@@ -117,18 +117,18 @@ def _known(messages: Sequence[Message]) -> Mapping[str, Known]:
     return known
 
 
-def _remembered(block: str) -> Mapping[str, Known]:
-    known: dict[str, Known] = {}
+def _remembered(block: str) -> Mapping[str, ToldFact]:
+    known: dict[str, ToldFact] = {}
     for line in block.splitlines():
         if (fact := _LINE.fullmatch(line)) and not fact["ended"]:
             key = _key(fact["predicate"].replace("_", " "))
             named = f"your {key} is called {{}}" if fact["predicate"].endswith("_name") else None
             said = named or _SAID.get(key, f"your {key} is {{}}")
-            known[key] = Known(said.format(fact["object"]), fact["since"], fact["told"])
+            known[key] = ToldFact(said.format(fact["object"]), fact["since"], fact["told"])
     return known
 
 
-def _when(text: str, known: Mapping[str, Known]) -> str:
+def _when(text: str, known: Mapping[str, ToldFact]) -> str:
     words = set(re.findall(r"\w+", text.lower()))
     for key, one in known.items():
         if words & set(_NAMED.get(key, ())) or words >= set(key.split()):

@@ -20,7 +20,7 @@ class NotMarkup(Exception):
     """What is read cannot be a tool call."""
 
 
-class Tape:
+class Lookahead:
     """Keeps what is not read yet, and what was taken since the last mark."""
 
     def __init__(self) -> None:
@@ -145,18 +145,18 @@ _STEPS: dict[str, dict[str, str]] = {
 }
 
 
-def read_json(tape: Tape, opened: str = "") -> Waits[tuple[str, bool]]:
+def read_json(ahead: Lookahead, opened: str = "") -> Waits[tuple[str, bool]]:
     """The text of an object or array, of which `opened` is taken already, and whether it is whole:
     it ends before the first character that cannot belong to it."""
     said = [opened]
     stack = [_CLOSING[opened]] if opened else []
     want = f"first {stack[0]}" if opened else "value"
     while stack or want == "value":
-        said.append((yield from tape.space()))
-        char = tape.peek() if (yield from tape.has_more()) else ""
+        said.append((yield from ahead.space()))
+        char = ahead.peek() if (yield from ahead.has_more()) else ""
         kind = char if char in '{}[]:,"' else "v"
         want = _step(want, kind, stack)
-        if not want or not (yield from _token(tape, kind, said)):
+        if not want or not (yield from _token(ahead, kind, said)):
             return "".join(said), False
     return "".join(said), True
 
@@ -177,23 +177,23 @@ def _step(want: str, kind: str, stack: list[str]) -> str:
     return step
 
 
-def _token(tape: Tape, kind: str, said: list[str]) -> Waits[bool]:
+def _token(ahead: Lookahead, kind: str, said: list[str]) -> Waits[bool]:
     """Takes it; whether it is whole."""
     if kind == "v":
-        said.append((yield from tape.run(_SCALAR)))
+        said.append((yield from ahead.run(_SCALAR)))
         return bool(said[-1])
-    said.append(tape.take(1))
+    said.append(ahead.take(1))
     while kind == '"':
-        said.append((yield from tape.run(_PLAIN)))
-        char = tape.peek() if (yield from tape.has_more()) else ""
+        said.append((yield from ahead.run(_PLAIN)))
+        char = ahead.peek() if (yield from ahead.has_more()) else ""
         if char not in {'"', "\\"}:
             return False
-        said.append(tape.take(1))
+        said.append(ahead.take(1))
         if char == '"':
             break
-        if not (yield from tape.has_more()):
+        if not (yield from ahead.has_more()):
             return False
-        said.append(tape.take(1))
+        said.append(ahead.take(1))
     return True
 
 
@@ -313,11 +313,11 @@ class Marks(NamedTuple):
 Pairs = list[tuple[str, str]]
 
 
-class Calls:
-    """Reads calls off a tape. What is no call stays among what was taken since the last one."""
+class CallParser:
+    """Reads calls off the text. What is no call stays among what was taken since the last one."""
 
-    def __init__(self, tape: Tape, tools: Mapping[str, ToolSpec]) -> None:
-        self.tape, self._tools = tape, tools
+    def __init__(self, ahead: Lookahead, tools: Mapping[str, ToolSpec]) -> None:
+        self.ahead, self._tools = ahead, tools
         self.found: list[MarkupCall] = []
 
     def add(self, name: str, arguments: str | None) -> None:
@@ -326,9 +326,9 @@ class Calls:
         name = _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME]
         if not name:
             raise NotMarkup
-        told = _BROKEN + self.tape.taken()[:_BROKEN_KEPT] if arguments is None else arguments
+        told = _BROKEN + self.ahead.taken()[:_BROKEN_KEPT] if arguments is None else arguments
         self.found.append(MarkupCall(name, told, arguments is not None))
-        self.tape.mark()
+        self.ahead.mark()
 
     def add_pairs(
         self, name: str, pairs: Pairs | None, typed: Callable[[str, str], tuple[str, str, bool]]
@@ -339,7 +339,7 @@ class Calls:
         self.add(name, told)
 
     def word(self) -> Waits[str]:
-        word = yield from self.tape.run(_WORD)
+        word = yield from self.ahead.run(_WORD)
         if not word:
             raise NotMarkup
         return word
@@ -347,22 +347,22 @@ class Calls:
     def json(self, end: str = "", begins: re.Pattern[str] = _OBJECT) -> Waits[str | None]:
         """JSON and the mark behind it, as it was written; None if it does not end. What is no JSON
         is a call all the same once it has begun like one."""
-        yield from self.tape.space()
-        if not (yield from self.tape.is_next("{[")):
+        yield from self.ahead.space()
+        if not (yield from self.ahead.is_next("{[")):
             raise NotMarkup
-        said, is_whole = yield from read_json(self.tape)
+        said, is_whole = yield from read_json(self.ahead)
         if not begins.match(said) and not (is_whole and parsed(said)):
             raise NotMarkup
-        if is_whole and (not end or (yield from self.tape.after_space((end,)))):
+        if is_whole and (not end or (yield from self.ahead.after_space((end,)))):
             return said
-        rest = yield from self.tape.until(end or "\n")
+        rest = yield from self.ahead.until(end or "\n")
         return None if rest is None else said + rest
 
     def named_json(self, end: str = "") -> Waits[None]:
         """`{"name": …, "arguments": …}`, or a list of such."""
         said = yield from self.json(end, _NAMED)
         told = parsed(said or "")
-        raw = self.tape.taken()
+        raw = self.ahead.taken()
         if told is None and (named := _NAMED.match(raw[raw.find("{") :])):
             self.add(named[1], None)
         for one in told if isinstance(told, list) else [told] if told else []:
@@ -372,33 +372,33 @@ class Calls:
 
     def pairs(self, marks: Marks) -> Waits[Pairs | None]:
         """Keys and values up to the end of the call; None if there is something else."""
-        tape, found = self.tape, Pairs()
-        yield from tape.space()
-        if not (yield from tape.is_next((marks.key, marks.end))):
+        ahead, found = self.ahead, Pairs()
+        yield from ahead.space()
+        if not (yield from ahead.is_next((marks.key, marks.end))):
             raise NotMarkup
         try:
-            while (mark := (yield from tape.after_space((marks.key, marks.end)))) == marks.key:
-                key = yield from tape.short(marks.key_end)
-                if marks.value and not (yield from tape.after_space((marks.value,))):
+            while (mark := (yield from ahead.after_space((marks.key, marks.end)))) == marks.key:
+                key = yield from ahead.short(marks.key_end)
+                if marks.value and not (yield from ahead.after_space((marks.value,))):
                     break
                 found.append((key, (yield from self._value(marks))))
         except NotMarkup:
             mark = ""
         if mark == marks.end:
             return found
-        yield from tape.until(marks.end)
+        yield from ahead.until(marks.end)
         return None
 
     def _value(self, marks: Marks) -> Waits[str]:
         """Up to the end mark that the grammar goes on behind: any other belongs to the value."""
         parts: list[str] = []
         while True:
-            said = yield from self.tape.until(marks.value_end)
+            said = yield from self.ahead.until(marks.value_end)
             if said is None:
                 raise NotMarkup
             parts.append(said)
-            space = yield from self.tape.space()
-            if (yield from self.tape.is_next((marks.key, marks.end))):
+            space = yield from self.ahead.space()
+            if (yield from self.ahead.is_next((marks.key, marks.end))):
                 return "".join(parts)
             parts += (marks.value_end, space)
 
@@ -406,19 +406,19 @@ class Calls:
         self,
         opener: str,
         marks: tuple[Sequence[str], Sequence[str]],
-        one: Callable[["Calls", str], Waits[None]],
+        one: Callable[["CallParser", str], Waits[None]],
     ) -> Waits[None]:
-        """Calls one behind the other, by the marks that begin each and that end all; they may
+        """CallParser one behind the other, by the marks that begin each and that end all; they may
         stand without what should be around them."""
         begins, ends = marks
-        mark = opener if opener in begins else (yield from self.tape.after_space(begins))
+        mark = opener if opener in begins else (yield from self.ahead.after_space(begins))
         if not mark:
             raise NotMarkup
         while mark in begins:
             yield from one(self, mark)
-            mark = yield from self.tape.after_space((*begins, *ends))
+            mark = yield from self.ahead.after_space((*begins, *ends))
         if mark:
-            self.tape.mark()
+            self.ahead.mark()
 
 
 def parsed(said: str) -> Any:
@@ -451,35 +451,35 @@ _DEEPSEEK_END = "<｜tool▁call▁end｜>"
 _KIMI = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_calls_section_end|>")
 
 
-def read_calls(calls: Calls, lines: Sequence[str]) -> Waits[list[MarkupCall]]:
+def read_calls(calls: CallParser, lines: Sequence[str]) -> Waits[list[MarkupCall]]:
     """The calls that begin here; `lines`: how one begins that is a line of its own, if it may."""
     calls.found = []
     try:
-        if line := (yield from calls.tape.next_of(lines)):
+        if line := (yield from calls.ahead.next_of(lines)):
             yield from _named_line(calls, line[:-1])
-        elif opener := (yield from calls.tape.next_of(DIALECTS)):
+        elif opener := (yield from calls.ahead.next_of(DIALECTS)):
             yield from DIALECTS[opener](calls, opener)
     except NotMarkup:
         pass
     return calls.found
 
 
-def _named_line(calls: Calls, name: str) -> Waits[None]:
+def _named_line(calls: CallParser, name: str) -> Waits[None]:
     """`name{…}` and nothing behind it, for a tool that was offered: unless it is whole it is text."""
-    said, is_whole = yield from read_json(calls.tape, "{")
-    yield from calls.tape.run(_BLANK)
-    is_alone = not (yield from calls.tape.has_more()) or calls.tape.peek() in "\r\n"
+    said, is_whole = yield from read_json(calls.ahead, "{")
+    yield from calls.ahead.run(_BLANK)
+    is_alone = not (yield from calls.ahead.has_more()) or calls.ahead.peek() in "\r\n"
     if is_whole and is_alone and parsed(said) is not None:
         calls.add(name, said)
 
 
-def _invokes(calls: Calls, opener: str) -> Waits[None]:
+def _invokes(calls: CallParser, opener: str) -> Waits[None]:
     yield from calls.section(opener, _INVOKE_MARKS, _invoke)
 
 
-def _invoke(calls: Calls, opener: str) -> Waits[None]:
+def _invoke(calls: CallParser, opener: str) -> Waits[None]:
     space = _INVOKES[opener]
-    head = yield from calls.tape.short(">")
+    head = yield from calls.ahead.short(">")
     name = _attributes(head).get("name", "")
     if not name:
         raise NotMarkup
@@ -498,11 +498,11 @@ def _attributes(head: str) -> dict[str, str]:
     return {key: double or single for key, double, single in _ATTRIBUTE.findall(head)}
 
 
-def _tool_call(calls: Calls, _: str) -> Waits[None]:
+def _tool_call(calls: CallParser, _: str) -> Waits[None]:
     """One mark for three: JSON, Qwen's functions, and GLM's name with keys and values."""
-    if (yield from calls.tape.after_space(("<function=",))):
+    if (yield from calls.ahead.after_space(("<function=",))):
         yield from _function(calls, "")
-    elif (yield from calls.tape.is_next("{[")):
+    elif (yield from calls.ahead.is_next("{[")):
         yield from calls.named_json(_GLM.end)
     else:
         name = yield from calls.word()
@@ -510,73 +510,77 @@ def _tool_call(calls: Calls, _: str) -> Waits[None]:
         calls.add_pairs(name, pairs, lambda key, value: (key.strip(), value, False))
 
 
-def _function(calls: Calls, _: str) -> Waits[None]:
+def _function(calls: CallParser, _: str) -> Waits[None]:
     """Llama's with JSON inside, or Qwen's with keys and values on lines of their own."""
     name = yield from calls.word()
-    if not (yield from calls.tape.next_of(">")):
+    if not (yield from calls.ahead.next_of(">")):
         raise NotMarkup
-    yield from calls.tape.space()
-    if (yield from calls.tape.is_next("{")):
+    yield from calls.ahead.space()
+    if (yield from calls.ahead.is_next("{")):
         calls.add(name, (yield from calls.json(_FUNCTION.end)))
     else:
         calls.add_pairs(name, (yield from calls.pairs(_FUNCTION)), _without_line_ends)
-    if (yield from calls.tape.after_space((_GLM.end,))):
-        calls.tape.mark()
+    if (yield from calls.ahead.after_space((_GLM.end,))):
+        calls.ahead.mark()
 
 
 def _without_line_ends(key: str, value: str) -> tuple[str, str, bool]:
     return key.strip(), value.removeprefix("\n").removesuffix("\n"), False
 
 
-def _llama(calls: Calls, _: str) -> Waits[None]:
+def _llama(calls: CallParser, _: str) -> Waits[None]:
     mark = ";"
     while mark == ";":
         yield from calls.named_json()
-        mark = yield from calls.tape.after_space((";", "<|eom_id|>", "<|eot_id|>"))
+        mark = yield from calls.ahead.after_space((";", "<|eom_id|>", "<|eot_id|>"))
     if mark:
-        calls.tape.mark()
+        calls.ahead.mark()
 
 
-def _mistral(calls: Calls, _: str) -> Waits[None]:
+def _mistral(calls: CallParser, _: str) -> Waits[None]:
     """The older list, or pairs of a name and its arguments."""
-    yield from calls.tape.space()
-    if (yield from calls.tape.is_next("[")):
+    yield from calls.ahead.space()
+    if (yield from calls.ahead.is_next("[")):
         return (yield from calls.named_json())
     name = yield from calls.word()
-    if (yield from calls.tape.next_of(("[CALL_ID]",))):
+    if (yield from calls.ahead.next_of(("[CALL_ID]",))):
         yield from calls.word()
-    yield from calls.tape.next_of(("[ARGS]",))
+    yield from calls.ahead.next_of(("[ARGS]",))
     calls.add(name, (yield from calls.json()))
 
 
-def _deepseek(calls: Calls, opener: str) -> Waits[None]:
+def _deepseek(calls: CallParser, opener: str) -> Waits[None]:
     yield from calls.section(opener, (_DEEPSEEK[1:2], _DEEPSEEK[2:]), _deepseek_call)
 
 
-def _deepseek_call(calls: Calls, _: str) -> Waits[None]:
+def _deepseek_call(calls: CallParser, _: str) -> Waits[None]:
     """The name and its JSON; or a type, the name on the same line, and the JSON in a fence."""
-    name = (yield from calls.tape.short("<｜tool▁sep｜>")).strip()
+    name = (yield from calls.ahead.short("<｜tool▁sep｜>")).strip()
     is_fenced = name == "function"
     if is_fenced:
-        name = (yield from calls.tape.short("\n")).strip()
-        yield from calls.tape.after_space(("```json",))
+        name = (yield from calls.ahead.short("\n")).strip()
+        yield from calls.ahead.after_space(("```json",))
     said = yield from calls.json("```" if is_fenced else _DEEPSEEK_END)
-    if is_fenced and said is not None and not (yield from calls.tape.after_space((_DEEPSEEK_END,))):
+    if (
+        is_fenced
+        and said is not None
+        and not (yield from calls.ahead.after_space((_DEEPSEEK_END,)))
+    ):
         said = None
     calls.add(name, said)
 
 
-def _kimi(calls: Calls, opener: str) -> Waits[None]:
+def _kimi(calls: CallParser, opener: str) -> Waits[None]:
     yield from calls.section(opener, (_KIMI[1:2], _KIMI[2:]), _kimi_call)
 
 
-def _kimi_call(calls: Calls, _: str) -> Waits[None]:
-    name = yield from calls.tape.short("<|tool_call_argument_begin|>")
+def _kimi_call(calls: CallParser, _: str) -> Waits[None]:
+    name = yield from calls.ahead.short("<|tool_call_argument_begin|>")
     calls.add(name, (yield from calls.json("<|tool_call_end|>")))
 
 
 # By the mark that opens it; none of them begins another.
-DIALECTS: dict[str, Callable[[Calls, str], Waits[None]]] = {
+DIALECTS: dict[str, Callable[[CallParser, str], Waits[None]]] = {
     **dict.fromkeys((*_INVOKES, *(f"<{wrapper}" for wrapper in _WRAPPERS)), _invokes),
     **dict.fromkeys(_DEEPSEEK[:2], _deepseek),
     **dict.fromkeys(_KIMI[:2], _kimi),
@@ -604,8 +608,8 @@ class Recovery:
     def __init__(self, tools: Sequence[ToolSpec], *, is_thought: bool = False) -> None:
         self.calls: list[MarkupCall] = []
         self._is_thought = is_thought
-        self._tape = Tape()
-        self._reader = Calls(self._tape, {tool.name: tool for tool in tools})
+        self._tape = Lookahead()
+        self._reader = CallParser(self._tape, {tool.name: tool for tool in tools})
         self._lines = [tool.name + "{" for tool in tools]
         self._begins, self._begins_line, self._may_begin = _beginnings(tuple(self._lines))
         self._prose = _Prose()

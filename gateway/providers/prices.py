@@ -1,4 +1,5 @@
-"""What calls cost, how much a model can read and write, and the providers that we know by name."""
+"""What is known of models and providers by their names: prices, how much a model can read and write,
+whether it can think, presets."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from gateway.domain.budgets import NANO, Pricing
@@ -139,7 +140,7 @@ class Quirks:
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class ProviderPreset:
     """A provider that needs nothing but a key; `key_env` None: not even that."""
 
     name: str
@@ -161,13 +162,13 @@ _OPENROUTER = Quirks(thinking_by="reasoning_enabled")
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
 
 _PRESETS = (
-    Preset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
-    Preset("openai", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY", _OPENAI),
-    Preset("gemini", "openai", _GOOGLE, "GEMINI_API_KEY", _GEMINI),
-    Preset(
+    ProviderPreset("anthropic", "anthropic", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
+    ProviderPreset("openai", "openai", "https://api.openai.com/v1", "OPENAI_API_KEY", _OPENAI),
+    ProviderPreset("gemini", "openai", _GOOGLE, "GEMINI_API_KEY", _GEMINI),
+    ProviderPreset(
         "openrouter", "openai", "https://openrouter.ai/api/v1", "OPENROUTER_API_KEY", _OPENROUTER
     ),
-    Preset("ollama", "openai", "http://127.0.0.1:11434/v1", None, _OLLAMA),
+    ProviderPreset("ollama", "openai", "http://127.0.0.1:11434/v1", None, _OLLAMA),
 )
 PRESETS = {preset.name: preset for preset in _PRESETS}
 
@@ -241,12 +242,8 @@ class PriceTable:
     def warm(self) -> None:
         """Loads the table, which takes a moment: call it in a thread, before it is needed. It takes
         megabytes, and models on this machine have no public price."""
-        if not any(map(may_be_priced, self._definitions.values())):
-            return
-        from genai_prices import Usage, calc_price  # noqa: PLC0415  # slow; the demo needs no prices
-
-        with suppress(LookupError):  # the import alone leaves the table to whoever asks first
-            calc_price(Usage(input_tokens=1), "gpt-4o", provider_id="openai")
+        if any(map(may_be_priced, self._definitions.values())):
+            _listed("gpt-4o", Usage(1), provider_id="openai")
 
 
 def may_be_priced(definition: ProviderDef) -> bool:
@@ -264,25 +261,27 @@ def is_priced(definition: ProviderDef, model: str, now: datetime) -> bool:
 
 
 def _public(definition: ProviderDef, model: str, usage: Usage, at: datetime) -> Decimal | None:
-    from genai_prices import Usage as Counts  # noqa: PLC0415  # slow to import
-    from genai_prices import calc_price  # noqa: PLC0415  # slow to import
+    price = _listed(model, usage, provider_id=definition.name, genai_request_timestamp=at)
+    if price is not None:
+        return price
+    url = definition.base_url
+    return _listed(model, usage, provider_api_url=url, genai_request_timestamp=at)
+
+
+def _listed(model: str, usage: Usage, **where: Any) -> Decimal | None:
+    """By the public table; None for a model that is not in it."""
+    from genai_prices import Usage as Counts  # noqa: PLC0415  # slow; the demo needs no prices
+    from genai_prices import calc_price  # noqa: PLC0415
 
     cached = min(usage.cached_tokens, usage.input_tokens)
-    written = min(usage.written_tokens, usage.input_tokens - cached)
     counts = Counts(
         input_tokens=usage.input_tokens,
         output_tokens=usage.output_tokens,
         cache_read_tokens=cached,
-        cache_write_tokens=written,
+        cache_write_tokens=min(usage.written_tokens, usage.input_tokens - cached),
     )
     with suppress(LookupError):
-        name = definition.name
-        return calc_price(counts, model, provider_id=name, genai_request_timestamp=at).total_price
-    with suppress(LookupError):
-        url = definition.base_url
-        return calc_price(
-            counts, model, provider_api_url=url, genai_request_timestamp=at
-        ).total_price
+        return calc_price(counts, model, **where).total_price
     return None
 
 
@@ -292,10 +291,37 @@ def is_listed(definition: ProviderDef, model: str) -> bool | None:
     is_own = preset is None or definition.base_url.rstrip("/") != preset.base_url
     if is_own or definition.name not in LISTED:
         return None
-    from genai_prices import Usage as Counts  # noqa: PLC0415  # slow to import
-    from genai_prices import calc_price  # noqa: PLC0415  # slow to import
+    found = _listed(model, Usage(1), provider_id=definition.name)
+    return found is not None or model in definition.prices
 
-    with suppress(LookupError):
-        calc_price(Counts(input_tokens=1), model, provider_id=definition.name)
-        return True
-    return model in definition.prices
+
+LEAST_THINKING = 1024  # tokens of a reply that are thinking, where it has a budget
+REASONING_FAMILIES = ("o1", "o3", "o4", "gpt-5", "gpt-6", "gemini-2.5", "gemini-3")
+CANNOT_THINK = re.compile(r"claude-(?:2|instant|3-(?:5|opus|sonnet|haiku))")
+THINKS_BY_BUDGET = re.compile(
+    r"claude-(?:3-7|(?:opus|sonnet|haiku)-4(?:-[0-5])?(?:-\d{8}|-latest|@.*)?$)"
+)
+
+
+def why_no_thinking(provider: str, wire: Wire | None, model: str, max_tokens: int) -> str | None:
+    """The reason, where asking to think would change nothing; None where it is asked. `wire` None:
+    the demo."""
+    if wire is None:
+        return "the demo cannot think"
+    if wire == "openai":
+        return _why_not_on_chat(provider, model)
+    if CANNOT_THINK.search(model):
+        return f"{model} cannot think"
+    if THINKS_BY_BUDGET.search(model) and max_tokens <= LEAST_THINKING:
+        return f"{model} only thinks with max_tokens above {LEAST_THINKING}"
+    return None
+
+
+def _why_not_on_chat(provider: str, model: str) -> str | None:
+    preset = PRESETS.get(provider)
+    by = preset.quirks.thinking_by if preset and preset.wire == "openai" else "nothing"
+    if by == "nothing":
+        return f"it is not known how {provider} is asked to think"
+    if by == "reasoning_effort" and not model.startswith(REASONING_FAMILIES):
+        return f"{model} is not known to think"
+    return None

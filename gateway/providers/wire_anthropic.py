@@ -2,25 +2,15 @@
 
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
 
 from gateway.domain.messages import Message, ToolCall, Usage
-from gateway.domain.model import FinishReason, ModelReply, ModelRequest, ProviderDef
-from gateway.providers.reply import (
-    PART_COST,
-    Assembly,
-    CallDraft,
-    count,
-    json_bytes,
-    object_of,
-    optional_count,
-    sendable_name,
-    without_messages,
-)
-from gateway.providers.thinking import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
+from gateway.domain.model import FinishReason, ModelRequest, ProviderDef
+from gateway.providers.encoding import Heads, json_bytes, object_of, sendable_name
+from gateway.providers.prices import CANNOT_THINK, LEAST_THINKING, THINKS_BY_BUDGET
+from gateway.providers.reply import PART_COST, CallDraft, ReplyReader, counts
 
 PATH = "/messages"
 VERSION = "2023-06-01"
@@ -34,7 +24,8 @@ class AnthropicEncoder:
 
     def __init__(self, definition: ProviderDef) -> None:
         self._name = definition.name
-        self._own_key = f"anthropic:{definition.name}"
+        self._key = f"anthropic:{definition.name}"
+        self._heads = Heads(_head)
 
     def headers(self, api_key: str | None) -> Mapping[str, str]:
         headers = {
@@ -45,44 +36,43 @@ class AnthropicEncoder:
         return headers | ({"x-api-key": api_key} if api_key else {})
 
     def body(self, request: ModelRequest) -> bytes:
-        turns: list[bytes] = []
-        blocks: list[bytes] = []
-        role = b""
+        key, role = self._key, b""
+        said = [self._heads.of(request)]
         for message in request.messages:
-            piece = self._blocks(message)
+            piece = message.kept.get(key)
+            if piece is None:
+                piece = message.kept[key] = b",".join(map(json_bytes, self._plain(message)))
             if not piece:
                 continue
             now = b"assistant" if message.role == "assistant" else b"user"
-            if now != role and blocks:  # neighbours of one role become one message
-                turns.append(_turn(role, blocks))
-                blocks = []
+            if now == role:  # neighbours of one role become one message
+                said.append(b",")
+            else:
+                said += (b"]}," if role else b"", b'{"role":"', now, b'","content":[')
             role = now
-            blocks.append(piece)
-        if blocks:
-            turns.append(_turn(role, blocks))
-        return _head(without_messages(request)) + b",".join(turns) + b"]}"
+            said.append(piece)
+        return b"".join(said) + (b"]}]}" if role else b"]}")
 
     def adapt(self, refusal: str) -> bool:
         """Servers of this wire have no quirks to learn."""
         return False
 
-    def _blocks(self, message: Message) -> bytes:
-        own = message.extras is not None and message.extras.provider == self._name
-        key = self._own_key if own else "anthropic"
-        kept = message.kept.get(key)
-        if kept is None:
-            blocks = _plain_blocks(message, extras_too=own)
-            kept = message.kept[key] = b",".join([json_bytes(block) for block in blocks])
-        return kept
+    def _plain(self, message: Message) -> list[dict[str, Any]]:
+        if message.result is not None:
+            block: dict[str, Any] = {
+                "type": "tool_result",
+                "tool_use_id": message.result.call_id,
+                "content": message.result.told,
+            }
+            return [block | {"is_error": True}] if message.result.is_error else [block]
+        if message.role == "user":
+            return [_text(message.text if message.text.strip() else _NO_TEXT)]
+        if message.extras is not None and message.extras.provider == self._name:
+            return _as_it_came(message, from_json(message.extras.json)["layout"])
+        return _said(message)
 
 
-def _turn(role: bytes, blocks: list[bytes]) -> bytes:
-    return b'{"role":"' + role + b'","content":[' + b",".join(blocks) + b"]}"
-
-
-@lru_cache(maxsize=64)
 def _head(request: ModelRequest) -> bytes:
-    """All that comes before the messages: the same for every call of an agent."""
     fields: dict[str, Any] = {
         "model": request.model,
         "max_tokens": request.max_tokens,
@@ -111,21 +101,6 @@ def thinking_of(request: ModelRequest) -> dict[str, Any] | None:
     if request.max_tokens <= LEAST_THINKING:
         return None
     return {"type": "enabled", "budget_tokens": max(LEAST_THINKING, request.max_tokens // 2)}
-
-
-def _plain_blocks(message: Message, *, extras_too: bool) -> list[dict[str, Any]]:
-    if message.result is not None:
-        block: dict[str, Any] = {
-            "type": "tool_result",
-            "tool_use_id": message.result.call_id,
-            "content": message.result.told,
-        }
-        return [block | {"is_error": True}] if message.result.is_error else [block]
-    if message.role == "user":
-        return [_text(message.text if message.text.strip() else _NO_TEXT)]
-    if extras_too and message.extras is not None:
-        return _as_it_came(message, from_json(message.extras.json)["layout"])
-    return _said(message)
 
 
 def _said(message: Message) -> list[dict[str, Any]]:
@@ -187,16 +162,14 @@ class _Block:
         self.draft: CallDraft | None = None
 
 
-class AnthropicReading:
+class AnthropicReader(ReplyReader):
     """Complete with `message_stop`, or when the bytes end after a stop reason."""
 
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
+    def prepare(self) -> None:
         self._blocks: dict[int, _Block] = {}
         self._order: list[_Block] = []
         self._finish: FinishReason | None = None
         self._id = ""
-        self.is_done = False
         self._usage: dict[str, Any] = {}
 
     def take(self, chunk: dict[str, Any]) -> None:
@@ -206,29 +179,25 @@ class AnthropicReading:
             case "content_block_start":
                 self._begin(chunk["index"], chunk["content_block"])
             case "message_delta":
-                self._count(chunk.get("usage"))
+                self._take_usage(chunk.get("usage"))
                 self._finished(chunk["delta"].get("stop_reason"))
             case "message_start":
                 self._id = str(chunk["message"].get("id") or "")
-                self._count(chunk["message"].get("usage"))
+                self._take_usage(chunk["message"].get("usage"))
             case "message_stop":
-                self.is_done = True
+                self.has_ended = True
             case _:  # `ping`, `content_block_stop`, and events that nobody has invented yet
                 pass
 
-    def take_whole(self, body: dict[str, Any]) -> None:
+    def take_body(self, body: dict[str, Any]) -> None:
         self._id = str(body.get("id") or "")
         for index, block in enumerate(body["content"]):
             self._begin(index, block)
-        self._count(body.get("usage"))
+        self._take_usage(body.get("usage"))
         self._finished(body.get("stop_reason") or "end_turn")
-        self.is_done = True
 
-    def reply(self) -> ModelReply:
-        finish = self._finish or ("stop" if self.is_done else None)
-        return self._assembly.reply(
-            finish, self._read_usage(), reply_id=self._id, extras=self._extras
-        )
+    def finish(self) -> tuple[FinishReason | None, str]:
+        return self._finish or ("stop" if self.has_ended else None), self._id
 
     def _finished(self, reason: str | None) -> None:
         if reason:
@@ -236,7 +205,7 @@ class AnthropicReading:
 
     def _begin(self, index: int, raw: dict[str, Any]) -> None:
         block = _Block(raw)
-        self._assembly.grow(PART_COST)
+        self.grow(PART_COST)
         self._blocks[index] = block
         self._order.append(block)
         if block.type == "text":
@@ -244,18 +213,18 @@ class AnthropicReading:
         elif block.type == "tool_use":
             self._begin_call(block)
         elif block.type == "thinking" and raw.get("thinking"):
-            self._assembly.think(raw["thinking"])
+            self.think(raw["thinking"])
         else:
-            self._assembly.grow(len(json_bytes(raw)))
+            self.grow(len(json_bytes(raw)))
 
     def _begin_call(self, block: _Block) -> None:
         id, name = block.raw.get("id") or "", block.raw.get("name") or ""
         if not isinstance(id, str) or not isinstance(name, str):
             raise TypeError("a tool call's id or name is no text")
-        block.draft = self._assembly.begin_call(id, name)
+        block.draft = self.begin_call(id, name)
         if given := block.raw.get("input"):  # all at once, where no deltas follow
-            self._assembly.add(block.draft, "", json_bytes(given).decode())
-        self._assembly.grow(len(id))
+            self.add(block.draft, "", json_bytes(given).decode())
+        self.grow(len(id))
 
     def _take_delta(self, block: _Block, delta: dict[str, Any]) -> None:
         match delta.get("type"):
@@ -264,7 +233,7 @@ class AnthropicReading:
             case "input_json_delta":
                 self._take_input(block, delta["partial_json"])
             case "thinking_delta":
-                self._assembly.think(delta["thinking"])
+                self.think(delta["thinking"])
                 block.pieces.setdefault("thinking", []).append(delta["thinking"])
             case "citations_delta":
                 pass  # the text says it without them
@@ -272,45 +241,44 @@ class AnthropicReading:
                 self._take_opaque(block, delta)
 
     def _say(self, block: _Block, text: str) -> None:
-        self._assembly.say(text)
+        self.say(text)
         block.length += len(text)
 
     def _take_input(self, block: _Block, piece: str) -> None:
         if not isinstance(piece, str):
             raise TypeError("a piece of a call's arguments is no text")
         if block.draft is None:
-            self._assembly.grow(len(piece))
+            self.grow(len(piece))
             block.pieces.setdefault(_INPUT, []).append(piece)
         else:
-            self._assembly.add(block.draft, "", piece)
+            self.add(block.draft, "", piece)
 
     def _take_opaque(self, block: _Block, delta: dict[str, Any]) -> None:
         for key, value in delta.items():
             if key != "type" and isinstance(value, str):
-                self._assembly.grow(len(value))
+                self.grow(len(value))
                 block.pieces.setdefault(key, []).append(value)
 
-    def _count(self, usage: dict[str, Any] | None) -> None:
+    def _take_usage(self, usage: dict[str, Any] | None) -> None:
         """Later numbers are cumulative: they replace what was told before."""
         if usage:
             self._usage.update({key: told for key, told in usage.items() if told is not None})
-            self._assembly.count(self._read_usage())
+            self.count(self.usage())
 
-    def _read_usage(self) -> Usage | None:
-        usage = self._usage
-        if not usage:
+    def usage(self) -> Usage | None:
+        if not self._usage:
             return None
-        cached = optional_count(usage.get("cache_read_input_tokens"))
-        fresh = count(usage.get("input_tokens"))
-        written = optional_count(usage.get("cache_creation_input_tokens"))
+        told = counts(self._usage)
+        cached, written = (told.get(f"cache_{how}_input_tokens", 0) for how in ("read", "creation"))
+        fresh = told.get("input_tokens", -1)
         return Usage(
             input_tokens=fresh + cached + written if fresh >= 0 else -1,
-            output_tokens=count(usage.get("output_tokens")),
+            output_tokens=told.get("output_tokens", -1),
             cached_tokens=cached,
             written_tokens=written,
         )
 
-    def _extras(self, calls: tuple[ToolCall, ...]) -> str | None:
+    def extras(self, calls: tuple[ToolCall, ...]) -> str | None:
         """How the blocks followed each other, if there are some that only the provider can read."""
         layout: list[object] = []
         for block in self._order:

@@ -2,28 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from pydantic_core import from_json
 
 from gateway.domain.messages import Message, ToolCall, Usage
-from gateway.domain.model import FinishReason, ModelReply, ModelRequest, ProviderDef
-from gateway.providers.prices import Quirks, quirks_of
-from gateway.providers.reply import (
-    PART_COST,
-    Assembly,
-    CallDraft,
-    cost,
-    count,
+from gateway.domain.model import FinishReason, ModelRequest, ProviderDef
+from gateway.providers.encoding import (
+    Heads,
     json_bytes,
     object_of,
-    optional_count,
     parsed_object,
     sendable_name,
-    without_messages,
 )
-from gateway.providers.thinking import REASONING_FAMILIES
+from gateway.providers.prices import REASONING_FAMILIES, Quirks, quirks_of
+from gateway.providers.reply import PART_COST, CallDraft, ReplyReader, cost, counts
 
 PATH = "/chat/completions"
 
@@ -35,9 +28,9 @@ class OpenAiEncoder:
 
     def __init__(self, definition: ProviderDef) -> None:
         self._name = definition.name
-        self._own_key = f"openai:{definition.name}"
         self._quirks = quirks_of(definition)
         self._has_swapped = False
+        self._heads = Heads(self._head)
 
     def headers(self, api_key: str | None) -> Mapping[str, str]:
         headers = {"content-type": "application/json", "accept": "text/event-stream"}
@@ -46,8 +39,15 @@ class OpenAiEncoder:
     def body(self, request: ModelRequest) -> bytes:
         # Gemini 3 refuses calls without a signature, so those of other models get one that says so.
         signature = self._quirks.foreign_signature if "gemini-3" in request.model else None
-        messages = b",".join([self._message(one, signature) for one in request.messages])
-        head = _head(self._quirks, without_messages(request))
+        key = f"openai:{self._name}" + (":signed" if signature else "")
+        messages = b",".join(
+            [
+                one.kept.get(key)
+                or one.kept.setdefault(key, json_bytes(self._plain(one, signature)))
+                for one in request.messages
+            ]
+        )
+        head = self._heads.of(request)
         if request.system and messages:
             head += b","
         return head + messages + b"]}"
@@ -66,43 +66,55 @@ class OpenAiEncoder:
         else:
             return False
         self._quirks = quirks
+        self._heads = Heads(self._head)
         return True
 
-    def _message(self, message: Message, signature: str | None) -> bytes:
-        own = message.extras is not None and message.extras.provider == self._name
-        signature = signature if message.tool_calls else None
-        key = self._own_key if own or signature else "openai"
-        key += ":signed" if signature else ""
-        kept = message.kept.get(key)
-        if kept is None:
-            kept = message.kept[key] = json_bytes(_plain(message, signature, extras_too=own))
-        return kept
+    def _head(self, request: ModelRequest) -> bytes:
+        quirks = self._quirks
+        fields: dict[str, Any] = {
+            "model": request.model,
+            quirks.max_tokens_key: request.max_tokens,
+            "stream": request.stream,
+        }
+        if request.stream and quirks.stream_usage:
+            fields["stream_options"] = {"include_usage": True}
+        if request.temperature is not None:
+            fields["temperature"] = request.temperature
+        if request.thinking:
+            fields |= _thinking(quirks, request.model)
+        if request.tools:
+            functions = [
+                {
+                    "name": t.name,
+                    "description": t.description,
+                    "parameters": from_json(t.parameters),
+                }
+                for t in request.tools
+            ]
+            fields["tools"] = [{"type": "function", "function": told} for told in functions]
+        head = json_bytes(fields)[:-1] + b',"messages":['
+        if request.system:
+            head += json_bytes({"role": "system", "content": request.system})
+        return head
 
-
-@lru_cache(maxsize=64)
-def _head(quirks: Quirks, request: ModelRequest) -> bytes:
-    """All that comes before the messages: the same for every call of an agent."""
-    fields: dict[str, Any] = {
-        "model": request.model,
-        quirks.max_tokens_key: request.max_tokens,
-        "stream": request.stream,
-    }
-    if request.stream and quirks.stream_usage:
-        fields["stream_options"] = {"include_usage": True}
-    if request.temperature is not None:
-        fields["temperature"] = request.temperature
-    if request.thinking:
-        fields |= _thinking(quirks, request.model)
-    if request.tools:
-        functions = [
-            {"name": t.name, "description": t.description, "parameters": from_json(t.parameters)}
-            for t in request.tools
-        ]
-        fields["tools"] = [{"type": "function", "function": told} for told in functions]
-    head = json_bytes(fields)[:-1] + b',"messages":['
-    if request.system:
-        head += json_bytes({"role": "system", "content": request.system})
-    return head
+    def _plain(self, message: Message, signature: str | None) -> dict[str, Any]:
+        if message.result is not None:
+            result = message.result
+            return {"role": "tool", "tool_call_id": result.call_id, "content": result.told}
+        if message.role == "user":
+            return {"role": "user", "content": message.text}
+        plain: dict[str, Any] = {"role": "assistant", "content": message.text}
+        extras: Mapping[str, Any] = {}
+        if message.extras is not None and message.extras.provider == self._name:
+            extras = from_json(message.extras.json)
+        if message.tool_calls:
+            plain["content"] = message.text or None
+            plain["tool_calls"] = calls = _calls(message, extras.get("calls", {}))
+            if signature:  # calls made side by side have one together, at the first of them
+                calls[0].setdefault("extra_content", {"google": {"thought_signature": signature}})
+        if details := extras.get("reasoning_details"):
+            plain["reasoning_details"] = details
+        return plain
 
 
 def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
@@ -112,26 +124,6 @@ def _thinking(quirks: Quirks, model: str) -> dict[str, Any]:
     if quirks.thinking_by == "reasoning_effort" and model.startswith(REASONING_FAMILIES):
         return {"reasoning_effort": "medium"}
     return {}
-
-
-def _plain(message: Message, signature: str | None, *, extras_too: bool) -> dict[str, Any]:
-    if message.result is not None:
-        result = message.result
-        return {"role": "tool", "tool_call_id": result.call_id, "content": result.told}
-    if message.role == "user":
-        return {"role": "user", "content": message.text}
-    plain: dict[str, Any] = {"role": "assistant", "content": message.text}
-    extras: Mapping[str, Any] = {}
-    if extras_too and message.extras is not None:
-        extras = from_json(message.extras.json)
-    if message.tool_calls:
-        plain["content"] = message.text or None
-        plain["tool_calls"] = calls = _calls(message, extras.get("calls", {}))
-        if signature:  # calls that are made side by side have one together, at the first of them
-            calls[0].setdefault("extra_content", {"google": {"thought_signature": signature}})
-    if details := extras.get("reasoning_details"):
-        plain["reasoning_details"] = details
-    return plain
 
 
 def _calls(message: Message, extras: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -162,74 +154,65 @@ _FINISH: dict[str, FinishReason] = {
 }
 
 
-class OpenAiReading:
-    """Complete once a finish reason came; yet read on, for usage and more may follow it."""
+class OpenAiReader(ReplyReader):
+    """Complete once a finish reason came; yet read on to `[DONE]`, for usage and more may follow."""
 
-    is_done = False  # only `[DONE]` and the end of the bytes say so
-
-    def __init__(self, assembly: Assembly) -> None:
-        self._assembly = assembly
+    def prepare(self) -> None:
         self._by_index: dict[int, CallDraft] = {}
         self._details: list[dict[str, Any]] = []  # OpenRouter's opaque reasoning
         self._finish: FinishReason | None = None
-        self._id = ""
-        self._is_whole = False
+        self._id: object = None
         self._refused = False
-        self._usage: dict[str, Any] | None = None
+        self._usage: object = None
 
     def take(self, chunk: dict[str, Any]) -> None:
-        usage = chunk.get("usage")
-        if usage:
+        self._chunk = chunk
+        if usage := chunk.get("usage"):
             self._usage = usage  # cumulative where it comes often: the last one counts
-        choices = chunk.get("choices")
-        if not choices:
-            return
-        if not self._id:
-            self._id = str(chunk.get("id") or "")
-        for choice in choices:
+        for choice in chunk.get("choices") or ():
             if choice.get("index"):
                 continue  # one answer was asked for
-            delta = choice.get("delta") or choice.get("message")
-            if delta:
+            delta = choice.get("delta") or choice.get("message") or {}
+            content = delta.get("content")
+            if len(delta) == 1 and type(content) is str:
+                # What nearly all are: the same as `say`, without a call.
+                self.progress.size += len(content.encode())
+                self.texts.append(content)
+            else:
                 self._take_delta(delta)
-            reason = choice.get("finish_reason")
-            if reason:
+            if reason := choice.get("finish_reason"):
                 self._finished(reason)
 
-    def take_whole(self, body: dict[str, Any]) -> None:
-        self._is_whole = bool(body.get("choices"))
+    def take_body(self, body: dict[str, Any]) -> None:
         self.take(body)
+        if body.get("choices"):
+            self._finish = self._finish or "stop"  # one JSON object is complete in itself
 
-    def reply(self) -> ModelReply:
-        # One JSON object is complete in itself.
-        finish = self._finish or ("stop" if self._is_whole else None)
-        if finish == "stop" and self._refused:
-            finish = "refusal"
-        return self._assembly.reply(
-            finish, self._read_usage(), reply_id=self._id, extras=self._extras
-        )
+    def finish(self) -> tuple[FinishReason | None, str]:
+        is_refusal = self._finish == "stop" and self._refused
+        return "refusal" if is_refusal else self._finish, str(self._id or "")
 
     def _finished(self, reason: str) -> None:
         if reason == "error":
-            raise self._assembly.failed("server", "the provider gave up in the middle of its reply")
+            raise self.failed("server", "the provider gave up in the middle of its reply")
         self._finish = _FINISH.get(reason, "stop")
 
     def _take_delta(self, delta: dict[str, Any]) -> None:
+        self._id = self._id or self._chunk.get("id")
         thought = delta.get("reasoning") or delta.get("reasoning_content")
         details = delta.get("reasoning_details")
         if details:
             self._take_details(details, is_heard=bool(thought))
         if thought:
-            self._assembly.think(thought)
+            self.think(thought)
         content = delta.get("content")
-        if content:
-            if isinstance(content, str):
-                self._assembly.say(content)
-            else:
-                self._take_parts(content)
+        if isinstance(content, str):
+            self.say(content)
+        elif content:
+            self._take_parts(content)
         if refusal := delta.get("refusal"):
             self._refused = True
-            self._assembly.say(refusal)
+            self.say(refusal)
         for call in delta.get("tool_calls") or ():
             self._take_call(call)
 
@@ -237,24 +220,24 @@ class OpenAiReading:
         """Content as a list: text, and thinking that holds text again."""
         for part in parts:
             if text := part.get("text"):
-                self._assembly.say(text)
+                self.say(text)
             thinking = part.get("thinking")
             if isinstance(thinking, str):
-                self._assembly.think(thinking)
+                self.think(thinking)
             for piece in thinking if isinstance(thinking, list) else ():
-                self._assembly.think(piece.get("text") or "")
+                self.think(piece.get("text") or "")
 
     def _take_details(self, details: list[dict[str, Any]], *, is_heard: bool) -> None:
         """Pieces of one block are put together again; its text is heard only if nobody said it."""
         for detail in details:
             words = detail.get("text") or detail.get("summary") or ""
-            self._assembly.grow(len(words) + len(detail.get("data") or ""))
+            self.grow(len(words) + len(detail.get("data") or ""))
             if words and not is_heard:
-                self._assembly.think(words)
+                self.think(words)
             if self._details and _is_same_block(self._details[-1], detail):
                 _join_detail(self._details[-1], detail)
             else:
-                self._assembly.grow(PART_COST)
+                self.grow(PART_COST)
                 self._details.append(dict(detail))
 
     def _take_call(self, call: dict[str, Any]) -> None:
@@ -263,15 +246,15 @@ class OpenAiReading:
         if not isinstance(id, str) or not isinstance(name, str):
             raise TypeError("a tool call's id or name is no text")
         arguments = _arguments_text(function.get("arguments"))
-        self._assembly.grow(len(id) + len(name))
+        self.grow(len(id) + len(name))
         draft = self._draft(call.get("index"), id, name, begins=bool(arguments))
         draft.id = draft.id or id
-        self._assembly.add(draft, name, arguments)
+        self.add(draft, name, arguments)
         draft.extra = call.get("extra_content") or draft.extra
 
     def _draft(self, index: int | None, id: str, name: str, *, begins: bool) -> CallDraft:
         """The draft that a piece belongs to; a new one if it begins another call."""
-        calls = self._assembly.calls
+        calls = self.calls
         if index is None:
             known = next((draft for draft in calls if id and draft.id == id), None)
             if known is not None:
@@ -280,35 +263,35 @@ class OpenAiReading:
         else:
             current = self._by_index.get(index)
         if current is None or (name and _begins_another(current, id, name, begins=begins)):
-            current = self._assembly.begin_call()
+            current = self.begin_call()
             if index is not None:
                 self._by_index[index] = current
         return current
 
-    def _read_usage(self) -> Usage | None:
+    def usage(self) -> Usage | None:
         usage = self._usage
         if not isinstance(usage, dict):
             return None
-        inputs = usage.get("prompt_tokens_details")
-        outputs = usage.get("completion_tokens_details")
-        cached = inputs.get("cached_tokens") if isinstance(inputs, dict) else None
-        reasoning = outputs.get("reasoning_tokens") if isinstance(outputs, dict) else None
-        input_tokens = count(usage.get("prompt_tokens"))
-        output_tokens = count(usage.get("completion_tokens"))
-        cached = optional_count(cached or usage.get("prompt_cache_hit_tokens"))
+        told = counts(usage)
+        input_tokens = told.get("prompt_tokens", -1)
+        output_tokens = told.get("completion_tokens", -1)
+        cached, reasoning = told.get("prompt_cache_hit_tokens", 0), 0
+        if details := usage.get("prompt_tokens_details"):
+            cached = counts(details).get("cached_tokens") or cached
+        if details := usage.get("completion_tokens_details"):
+            reasoning = counts(details).get("reasoning_tokens", 0)
         return Usage(
             input_tokens=input_tokens,
             output_tokens=output_tokens,
             cached_tokens=min(cached, max(0, input_tokens)),
-            reasoning_tokens=min(optional_count(reasoning), max(0, output_tokens)),
-            cost_usd=cost(usage.get("cost")),
+            reasoning_tokens=min(reasoning, max(0, output_tokens)),
+            cost_usd=cost(usage["cost"]) if "cost" in usage else None,
         )
 
-    def _extras(self, calls: tuple[ToolCall, ...]) -> str | None:
-        drafts = zip(calls, self._assembly.calls, strict=True)
-        by_call = {call.id: draft.extra for call, draft in drafts if draft.extra}
+    def extras(self, calls: tuple[ToolCall, ...]) -> str | None:
         kept: dict[str, Any] = {}
-        if by_call:
+        drafts = zip(calls, self.calls, strict=True)
+        if calls and (by_call := {call.id: draft.extra for call, draft in drafts if draft.extra}):
             kept["calls"] = by_call
         if self._details:
             kept["reasoning_details"] = self._details

@@ -359,6 +359,12 @@ class _Answer:
         data: str = entry.values[0]
         return data.encode("latin-1")
 
+    async def read_into(self, take: Callable[[bytes], bool]) -> bool:
+        while data := await self.read_some():
+            if not take(data):
+                return False
+        return True
+
 
 class ReplayedModel:
     """Implements the Model port. `wired` makes the real clients over a reel."""

@@ -1,10 +1,10 @@
 """An Http port that answers from a script, without sockets."""
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 
-from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed
+from gateway.domain.ports import MOST_READ, HttpAnswer, HttpCall, HttpFailed
 
 
 @dataclass
@@ -17,19 +17,32 @@ class ScriptedAnswer:
         default_factory=lambda: {"content-type": "text/event-stream"}
     )
     reads: int = 0
+    rest: bytes = b""
 
     @property
     def is_over(self) -> bool:
-        return self.reads >= len(self.pieces)
+        return self.reads >= len(self.pieces) and not self.rest
 
     async def read_some(self) -> bytes:
+        if self.rest:
+            return self._some(self.rest)
         if self.reads >= len(self.pieces):
             return b""
         piece = self.pieces[self.reads]
         self.reads += 1
         if isinstance(piece, HttpFailed):
             raise piece
-        return piece
+        return self._some(piece)
+
+    def _some(self, data: bytes) -> bytes:
+        self.rest = data[MOST_READ:]
+        return data[:MOST_READ]
+
+    async def read_into(self, take: Callable[[bytes], bool]) -> bool:
+        while data := await self.read_some():
+            if not take(data):
+                return False
+        return True
 
 
 class ScriptedHttp:
@@ -46,7 +59,7 @@ class ScriptedHttp:
         step = self.script.pop(0) if len(self.script) > 1 else self.script[0]
         if isinstance(step, HttpFailed):
             raise step
-        step.reads = 0
+        step.reads, step.rest = 0, b""
         self.left_open += 1
         try:
             yield step

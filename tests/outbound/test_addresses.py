@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.errors import Denied
-from gateway.outbound.addresses import CheckedResolver, is_public, look_up
+from gateway.outbound.addresses import is_public, look_up
+from gateway.outbound.sessions import CheckedResolver
 from tests.fakes.lookup import ScriptedLookup
 
 PUBLIC = [

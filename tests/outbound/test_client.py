@@ -2,15 +2,15 @@
 
 import gzip
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import anyio
 import pytest
-from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.domain.ports import Http, HttpCall, HttpFailed
 from gateway.outbound.client import open_outbound
+from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.model_server import Reply, scripted_server
+from tests.outbound.raw import raw_server
 
 
 async def read_all(http: Http, call: HttpCall) -> tuple[int, bytes]:
@@ -108,40 +108,11 @@ async def test_silence_is_a_timeout(http: Http, before_first_byte: bool) -> None
     assert failed.value.kind == "timeout"
 
 
-@asynccontextmanager
-async def raw_server(answer: bytes) -> AsyncIterator[str]:
-    """Says these bytes to whoever asks, and closes."""
-
-    async def handle(stream: SocketStream) -> None:
-        async with stream:
-            await stream.receive()
-            await stream.send(answer)
-
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
-    async with listener, anyio.create_task_group() as group:
-        group.start_soon(listener.serve, handle)
-        yield f"http://127.0.0.1:{listener.extra(SocketAttribute.local_port)}"
-        group.cancel_scope.cancel()
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        b"",
-        b"nonsense\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\ncontent-length: 10\r\n\r\nshort",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhel",
-        b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nzz\r\n",
-        b"HTTP/1.1 200 OK\r\nx: " + b"y" * 100_000 + b"\r\n\r\n",
-    ],
-)
-async def test_an_answer_that_is_broken_is_a_failure_of_the_network(
-    http: Http, answer: bytes
-) -> None:
+async def test_a_failure_names_the_server_and_nothing_of_the_request(http: Http) -> None:
     with anyio.fail_after(5):
-        async with raw_server(answer) as url:
+        async with raw_server(b"nonsense\r\n\r\n") as server:
             with pytest.raises(HttpFailed) as failed:
-                await read_all(http, a_call(url + "/x?key=hush"))
+                await read_all(http, a_call(server.url + "x?key=hush"))
 
     assert failed.value.kind == "network"
     assert "127.0.0.1" in str(failed.value)
@@ -161,6 +132,17 @@ async def test_a_name_that_nobody_knows_says_so(http: Http) -> None:
     assert failed.value.kind == "network"
     assert "no-such-host.invalid" in str(failed.value)
     assert "hush" not in str(failed.value)
+
+
+async def test_of_several_addresses_the_first_that_answers_is_asked() -> None:
+    lookup = ScriptedLookup(["127.0.0.9", "127.0.0.1"])
+    with anyio.fail_after(5):
+        async with raw_server(b"HTTP/1.1 204 No\r\n\r\n") as server, open_outbound(lookup) as http:
+            url = server.url.replace("127.0.0.1", "some.example")
+            for _ in range(2):
+                assert await read_all(http, HttpCall("GET", url, {})) == (204, b"")
+
+    assert [name for name, _ in lookup.asked] == ["some.example"]  # it is known for a while
 
 
 async def test_a_header_that_would_smuggle_another_is_refused(http: Http) -> None:

@@ -18,9 +18,9 @@ from gateway.domain.model import (
 from gateway.domain.ports import Clock, Http
 from gateway.providers.client import ProviderClient
 from gateway.providers.failures import Scrub
-from gateway.providers.reply import Assembly, Reading, StreamReader, take_whole
-from gateway.providers.wire_anthropic import AnthropicReading
-from gateway.providers.wire_openai import OpenAiReading
+from gateway.providers.reply import ReplyReader
+from gateway.providers.wire_anthropic import AnthropicReader
+from gateway.providers.wire_openai import OpenAiReader
 from tests.fakes.clock import FakeClock
 
 KEY = "sk-very-secret-key-0123456789"
@@ -86,24 +86,29 @@ def read_stream(
     request: ModelRequest | None = None,
 ) -> ModelReply:
     """What a stream that arrives in these reads comes to."""
-    assembly = Assembly(request or a_request(), heard or Heard(), Scrub((KEY,)), 1000)
-    reader = StreamReader(_reading(wire, assembly), assembly)
+    reader = a_reader(wire, heard, request)
     for data in reads:
-        if not reader.is_done:
+        if not reader.has_ended:
             reader.feed(data)
-            assembly.end_read()
     return reader.close()
 
 
 def read_whole(wire: Wire, body: bytes, heard: Heard | None = None) -> ModelReply:
-    assembly = Assembly(a_request(stream=False), heard or Heard(), Scrub((KEY,)), 1000)
-    reading = _reading(wire, assembly)
-    take_whole(body, reading, assembly)
-    return reading.reply()
+    reader = a_reader(wire, heard, a_request(stream=False))
+    reader.take_whole(body)
+    return reader.reply()
 
 
-def _reading(wire: Wire, assembly: Assembly) -> Reading:
-    return OpenAiReading(assembly) if wire == "openai" else AnthropicReading(assembly)
+def a_reader(
+    wire: Wire,
+    heard: Heard | None = None,
+    request: ModelRequest | None = None,
+    *,
+    recovers: bool = False,
+) -> ReplyReader:
+    reader = OpenAiReader if wire == "openai" else AnthropicReader
+    scrub = Scrub((KEY,))
+    return reader(request or a_request(), heard or Heard(), scrub, 1000, recovers=recovers)
 
 
 def cut(data: bytes, places: Sequence[int]) -> list[bytes]:

@@ -16,14 +16,13 @@ from gateway.domain.model import ModelRequest, ToolMarkup, Wire
 from gateway.domain.ports import ToolScope
 from gateway.outbound.client import open_outbound
 from gateway.providers.client import ProviderClient
-from gateway.providers.failures import Scrub
 from gateway.providers.markup import Recovery
-from gateway.providers.reply import RECOVERED_AT_ONCE, STEP_COST, Assembly
+from gateway.providers.reply import RECOVERED_AT_ONCE, STEP_COST
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import FakeClock
 from tests.fakes.model_server import Reply, scripted_server
 from tests.fakes.tools import FakeTool, NoSchemas
-from tests.providers.asking import Heard, a_client, a_request
+from tests.providers.asking import Heard, a_client, a_reader, a_request
 from tests.providers.marked import TOOLS, hermes
 
 WIRES: list[Wire] = ["openai", "anthropic"]
@@ -188,11 +187,11 @@ async def test_markup_that_others_wrote_is_not_called(wire: Wire) -> None:
 def test_others_have_their_turn_while_calls_are_looked_for(hostile: str) -> None:
     """All of it in one event, so that no read from the network comes between."""
     text = hostile * (400_000 // len(hostile))
-    assembly = Assembly(asked(), Heard(), Scrub(()), 1000, recovers=True)
+    reader = a_reader("openai", request=asked(), recovers=True)
     recovery = Recovery(TOOLS)
 
-    assembly.say(text)
-    turns = sum(1 for _ in assembly.recover())
+    reader.say(text)
+    turns = sum(1 for _ in reader.recover())
 
     recovery.feed(text)
     assert turns >= 10

@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.domain.errors import RETRYABLE, FailureKind, ModelFailed
-from gateway.domain.model import ModelReply
-from gateway.providers.client import Retries
+from gateway.domain.model import Hear, ModelReply, ModelRequest, ProviderDef
+from gateway.domain.ports import HttpFailed
+from gateway.providers.client import ProviderClient, pause_s
 from tests.fakes.clock import FakeClock
+from tests.fakes.http import ScriptedHttp
+from tests.providers.asking import Heard, a_request
 
 REPLY = ModelReply("p", "m", "ok")
 
@@ -27,8 +30,8 @@ class Attempts:
         self.count = 0
         self.left_s: list[float] = []
 
-    async def __call__(self, left_s: float) -> ModelReply:
-        self.left_s.append(left_s)
+    async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
+        self.left_s.append(request.deadline_s)
         self.count += 1
         outcome = self.outcomes.pop(0)
         if isinstance(outcome, ModelFailed):
@@ -41,11 +44,14 @@ async def run(
 ) -> tuple[ModelReply | ModelFailed, Sequence[float]]:
     """What it comes to, and the pauses; the clock moves as soon as someone sleeps."""
     clock = FakeClock()
+    definition = ProviderDef("p", "openai", "http://127.0.0.1:1/v1", max_retries=most)
+    nobody = ScriptedHttp(HttpFailed("network", "not asked"))
+    client = ProviderClient(definition, nobody, clock, lambda: random, lambda _: attempts)
     ended: list[ModelReply | ModelFailed] = []
 
     async def ask() -> None:
         try:
-            ended.append(await Retries(most, clock, lambda: random).run(attempts, deadline_s))
+            ended.append(await client.reply(a_request(deadline_s=deadline_s), Heard()))
         except ModelFailed as error:
             ended.append(error)
         group.cancel_scope.cancel()
@@ -127,14 +133,14 @@ async def test_a_wait_beyond_the_deadline_gives_up_at_once_and_says_until_when()
 def test_nobody_is_asked_sooner_than_they_said_nor_after_the_deadline(
     told: float, random: float, tried: int, left: float
 ) -> None:
-    pause = Retries(3, FakeClock(), lambda: random).pause_s(failed(after=told), tried, left)
+    pause = pause_s(failed(after=told), tried, left, lambda: random)
 
-    assert pause is None or (told <= pause < left and tried < 3)
+    assert pause is None or told <= pause < left
 
 
 @given(st.floats(0, 1, exclude_max=True), st.integers(0, 30))
 def test_without_a_word_the_pause_is_bounded(random: float, tried: int) -> None:
-    pause = Retries(99, FakeClock(), lambda: random).pause_s(failed(), tried, 1000.0)
+    pause = pause_s(failed(), tried, 1000.0, lambda: random)
 
     assert pause is not None
     assert 0 <= pause <= min(8.0, 0.5 * 2.0**tried)

@@ -10,6 +10,10 @@ from tests.providers.asking import cut
 BOM = b"\xef\xbb\xbf"
 
 
+def an_event(data: bytes, name: bytes = b"") -> Event:
+    return data, name
+
+
 def decoded(*reads: bytes) -> list[Event]:
     decoder = SseDecoder()
     events = [event for data in reads for event in decoder.feed(data)]
@@ -20,17 +24,20 @@ def decoded(*reads: bytes) -> list[Event]:
 @pytest.mark.parametrize(
     ("stream", "events"),
     [
-        (b'data: {"a":1}\n\n', [Event(b'{"a":1}')]),
-        (b"data: a\r\n\r\ndata: b\r\rdata: c\n\n", [Event(b"a"), Event(b"b"), Event(b"c")]),
-        (b"data: a\r\n\ndata: b\n\r\n", [Event(b"a"), Event(b"b")]),
-        (BOM + b"data: a\n\n", [Event(b"a")]),
-        (b": keep-alive\n\ndata: a\n: between\ndata: b\n\n", [Event(b"a\nb")]),
-        (b"event: error\ndata: x\n\ndata: y\n\n", [Event(b"x", b"error"), Event(b"y")]),
-        (b"data:a\n\ndata:  b\n\n", [Event(b"a"), Event(b" b")]),
-        (b"data\n\nid: 7\nretry: 5\nother: x\ndata: a\n\n", [Event(b""), Event(b"a")]),
-        (b"event: lonely\n\ndata: a\n\n", [Event(b"a")]),
-        (b"data: unterminated", [Event(b"unterminated")]),
-        (b"data: half\n", [Event(b"half")]),
+        (b'data: {"a":1}\n\n', [an_event(b'{"a":1}')]),
+        (
+            b"data: a\r\n\r\ndata: b\r\rdata: c\n\n",
+            [an_event(b"a"), an_event(b"b"), an_event(b"c")],
+        ),
+        (b"data: a\r\n\ndata: b\n\r\n", [an_event(b"a"), an_event(b"b")]),
+        (BOM + b"data: a\n\n", [an_event(b"a")]),
+        (b": keep-alive\n\ndata: a\n: between\ndata: b\n\n", [an_event(b"a\nb")]),
+        (b"event: error\ndata: x\n\ndata: y\n\n", [an_event(b"x", b"error"), an_event(b"y")]),
+        (b"data:a\n\ndata:  b\n\n", [an_event(b"a"), an_event(b" b")]),
+        (b"data\n\nid: 7\nretry: 5\nother: x\ndata: a\n\n", [an_event(b""), an_event(b"a")]),
+        (b"event: lonely\n\ndata: a\n\n", [an_event(b"a")]),
+        (b"data: unterminated", [an_event(b"unterminated")]),
+        (b"data: half\n", [an_event(b"half")]),
         (b"", []),
         (b"\xef\xbb", []),
     ],

@@ -123,8 +123,8 @@ def test_the_same_message_is_kept_apart_for_its_own_and_for_other_providers() ->
     encoder("custom").body(a_request(messages=(message,)))
     encoder("other").body(a_request(messages=(message,)))
 
-    assert set(message.kept) == {"anthropic", "anthropic:custom"}
-    assert b"c2ln" not in message.kept["anthropic"]
+    assert set(message.kept) == {"anthropic:other", "anthropic:custom"}
+    assert b"c2ln" not in message.kept["anthropic:other"]
 
 
 @pytest.mark.requirement("S-002-LLM-01")

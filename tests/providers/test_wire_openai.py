@@ -170,8 +170,8 @@ def test_a_message_is_encoded_once_and_its_bytes_are_kept() -> None:
     asking = encoder()
 
     first = asking.body(a_request(messages=(said,)))
-    kept = said.kept["openai"]
-    said.kept["openai"] = b'{"role":"user","content":"kept"}'
+    kept = said.kept["openai:custom"]
+    said.kept["openai:custom"] = b'{"role":"user","content":"kept"}'
 
     assert kept == b'{"role":"user","content":"hi"}'
     assert kept in first

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.providers.markup import NotMarkup, Tape, Waits
-from tests.providers.taped import read
+from gateway.providers.markup import Lookahead, NotMarkup, Waits
+from tests.providers.looking import read
 
 
 @given(st.text("ab<", max_size=20), st.sampled_from(["<a>", "<", "ab<ab"]))
@@ -13,13 +13,13 @@ def test_what_is_searched_for_is_found_at_its_first_place(text: str, mark: str) 
     expected = (before, behind) if found else (None, "")
 
     for pieces in ([text], list(text)):
-        assert read(pieces, lambda tape: tape.until(mark)) == expected
+        assert read(pieces, lambda ahead: ahead.until(mark)) == expected
 
 
 def test_what_is_never_long_is_given_up_with_nothing_taken() -> None:
-    def ask(tape: Tape) -> Waits[str]:
+    def ask(ahead: Lookahead) -> Waits[str]:
         try:
-            return (yield from tape.short(">", most=3))
+            return (yield from ahead.short(">", most=3))
         except NotMarkup:
             return "given up"
 

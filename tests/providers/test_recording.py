@@ -8,9 +8,8 @@ import pytest
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.model import Wire
-from gateway.domain.ports import HttpFailed
+from gateway.domain.ports import MOST_READ, HttpFailed
 from gateway.outbound.client import open_outbound
-from gateway.providers.client import BREATH_BYTES
 from tests.fakes.clock import FakeClock
 from tests.fakes.http import ScriptedAnswer, ScriptedHttp
 from tests.fakes.model_server import Reply, scripted_server
@@ -75,7 +74,7 @@ async def test_only_headers_that_decoding_needs_are_kept() -> None:
 
 async def test_a_long_read_is_taken_down_in_the_pieces_that_are_worked_on() -> None:
     notes = Notes()
-    long = b": " + b"x" * (2 * BREATH_BYTES) + b"\n\n" + EVENT
+    long = b": " + b"x" * (2 * MOST_READ) + b"\n\n" + EVENT
 
     reply = await a_client(ScriptedHttp(ScriptedAnswer([long]))).reply(
         a_request(record=notes), Heard()
@@ -83,7 +82,7 @@ async def test_a_long_read_is_taken_down_in_the_pieces_that_are_worked_on() -> N
 
     pieces = [values[0] for values in notes.of("bytes")]
     assert b"".join(pieces) == long
-    assert [len(piece) for piece in pieces[:-1]] == [BREATH_BYTES, BREATH_BYTES]
+    assert [len(piece) for piece in pieces[:-1]] == [MOST_READ, MOST_READ]
     assert reply.text == "hi"
 
 
