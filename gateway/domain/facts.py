@@ -48,11 +48,8 @@ def words_of(text: str) -> tuple[str, ...]:
         return tuple(_ASCII.findall(text.lower()))
     even = normalize("NFKC", normalize("NFKC", text).casefold())
     even = even[: MOST_GROWN * len(text) + LONGEST]  # some signs stand for whole sentences
-    even = even.translate(_APART)
-    if _PIECE.search(even) is None:
-        return tuple(_SPACED.findall(even))
     words: list[str] = []
-    for piece in _PIECE.split(even):
+    for piece in _PIECE.split(even.translate(_APART)):
         words += _pairs(piece) if _PIECE.match(piece) else _SPACED.findall(piece)
     return tuple(words)
 

@@ -111,9 +111,8 @@ def _add(
     scope: str, claims: Sequence[Claim], ids: Sequence[str], now: datetime, pen: Pen
 ) -> Sequence[Fact]:
     told = [one for one in zip(claims, ids, strict=True) if not _is_forgotten(one[0], scope, pen)]
-    claims, ids = [claim for claim, _ in told], [id_ for _, id_ in told]
-    writing.add(scope, claims, ids, now, pen)
-    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for id_ in ids]
+    writing.add(scope, [claim for claim, _ in told], [id_ for _, id_ in told], now, pen)
+    found = [_rows([(_OF_CLAIM, (id_,))], "", (), pen.db)[0] for _, id_ in told]
     return [_with_sources(row, pen.db) for row in found]
 
 
@@ -246,7 +245,8 @@ def _matching(
     asked, most = _HITS.format(", ".join(["(?)"] * len(words))), max(limit, _MOST_HITS)
     for some in ranges if words else ():
         for word, places in db.execute(asked, (*map('"{}"'.format, words), *some, most)).fetchall():
-            hits.setdefault(word, []).extend(map(int, places.split(",")) if places else ())
+            if places:
+                hits.setdefault(word, []).extend(map(int, places.split(",")))
     facts: list[Fact] = []
     for place in ranked(hits.values()):
         if len(facts) >= limit:

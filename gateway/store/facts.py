@@ -163,18 +163,11 @@ def to_told(row: Sequence[Any], fact: Fact) -> Told:
     _, id_, _, object_, functional, confidence, session, learned, since, until, said, *source = row
     key, said_at = SessionKey.parse(session), to_time(said)
     message_id, quote, said_by = source
-    claim = Claim(
-        fact.subject,
-        fact.predicate,
-        object_,
-        bool(functional),
-        to_time(since),
-        fact.session_key if id_ == fact.id else key,
-        fact.entity_type,
-        confidence,
-        None if until is None else to_time(until),
-        None if message_id is None else Source(message_id, key, said_at, quote, said_by),
-    )
+    what = (fact.subject, fact.predicate, object_, bool(functional), to_time(since))
+    learned_in = fact.session_key if id_ == fact.id else key
+    end = None if until is None else to_time(until)
+    told_by = None if message_id is None else Source(message_id, key, said_at, quote, said_by)
+    claim = Claim(*what, learned_in, fact.entity_type, confidence, end, told_by)
     return Told(id_, claim, to_time(learned), said_at)
 
 
@@ -188,10 +181,9 @@ def as_told(fact: Fact, said_at: datetime | None) -> Told:
 
 def changing(fact: Fact) -> tuple[object, ...]:
     """The columns of a fact's row that may change: functional, confidence, times, successor."""
-    times = (fact.valid_to, fact.superseded_at)
+    times = (fact.valid_from, fact.valid_to, fact.superseded_at)
     micros = (None if at is None else to_micros(at) for at in times)
-    since = to_micros(fact.valid_from)
-    return (fact.functional, fact.confidence, since, *micros, fact.superseded_by)
+    return (fact.functional, fact.confidence, *micros, fact.superseded_by)
 
 
 def claims_of(places: Sequence[int], db: sqlite3.Connection) -> list[Sequence[Any]]:

@@ -73,9 +73,8 @@ class SqliteTurns:
         if row is None:
             return Found()
         session, head, last, indexed = row
-        wanted = messages if upto is None else (*messages, upto)
-        marks = ", ".join("?" * len(wanted))
-        seqs = dict(db.execute(_SEQS.format(marks), (session, *wanted)).fetchall())
+        asked = _SEQS.format(", ".join("?" * len(messages)) or "NULL")
+        seqs = dict(db.execute(asked, (session, upto, *messages)).fetchall())
         if upto is not None and upto not in seqs:
             raise NotFound(f"message {upto}")
         trail = trail_of(forks_of(session, db), head if upto is None else seqs[upto], last)
@@ -109,7 +108,7 @@ class SqliteTurns:
         return await self._readers.read(partial(_fetch, key, trail, depths))
 
     async def behind(self, *, limit: int) -> Sequence[SessionKey]:
-        return await self._readers.read(partial(_behind, limit))
+        return await self._readers.read(partial(_keys, _BEHIND, limit))
 
     async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
         require_text("the session's key", *map(str, keys))
@@ -175,8 +174,8 @@ def _hits_of(
             total = max(total, total * trail.length // max(1, looked_at - min(depths)))
         totals[word] = total
     most = max(_FEW, _SHARE * trail.length)
-    common = frozenset(word for word, total in totals.items() if total > most)
-    found = {word: depths for word, depths in found.items() if word not in common}
+    found = {word: depths for word, depths in found.items() if totals[word] <= most}
+    common = frozenset(totals.keys() - found.keys())
     if frequent := [word for word, depths in found.items() if len(depths) >= look.limit]:
         _add_meetings(found, sorted(frequent, key=lambda word: (totals[word], word)), look)
     told = ((word, frozenset(depths)) for word, depths in found.items())
@@ -207,19 +206,22 @@ class _Look:
         """The newest `limit` depths of each query that has any."""
         if not queries:
             return {}
-        (first, _, before), last = self.trail.spans[0], self.trail.spans[-1][1]
-        is_whole = len(self.trail.spans) == 1  # then all within its bounds may be seen
-        most = self.limit if is_whole else self.limit * _MOST_SKIPPED
-        bounds = (place_of(self.session, first), place_of(self.session, last), most)
+        spans = self.trail.spans
+        (first, _, before), is_whole = spans[0], len(spans) == 1
+        most = self.limit * (1 if is_whole else _MOST_SKIPPED)  # some must not be seen
+        bounds = (place_of(self.session, first), place_of(self.session, spans[-1][1]), most)
         asked = _MATCH.format(", ".join(["(?)"] * len(queries)))
         places = dict(self.db.execute(asked, (*queries.values(), *bounds)).fetchall())
         found: dict[K, set[int]] = {}
         for name, query in queries.items():
-            if (these := places[query]) and is_whole:
-                found[name] = {int(place) - bounds[0] + before for place in these.split(",")}
-            elif these:
-                seen = (self.trail.depth_of(seq_of(int(place))) for place in these.split(","))
-                found[name] = set(islice((at for at in seen if at is not None), self.limit))
+            if not places[query]:
+                continue
+            these = map(int, places[query].split(","))
+            if is_whole:
+                found[name] = {place - bounds[0] + before for place in these}
+            else:
+                depths = map(self.trail.depth_of, map(seq_of, these))
+                found[name] = set(islice((at for at in depths if at is not None), self.limit))
         return found
 
 
@@ -245,10 +247,6 @@ def _fetch(
 def names_by(key: SessionKey, turn: Turn, asked: str | None) -> Names:
     """Names under which the turn, or the message that it answers, may be marked as forgotten."""
     return names_of(scope_of(key, turn.sender), str(key), turn.id, asked)
-
-
-def _behind(limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
-    return [SessionKey.parse(row[0]) for row in db.execute(_BEHIND, (limit,))]
 
 
 def _advance(keys: Sequence[SessionKey], limit: int, pen: Pen) -> Sequence[SessionKey]:
@@ -318,7 +316,7 @@ _SESSION = """
 SELECT s.id, s.head & 0xffffffff, s.last_seq, coalesce(c.upto, 0)
 FROM session s LEFT JOIN turn_cursor c ON c.session = s.id WHERE s.key = ?
 """
-_SEQS = "SELECT id, place & 0xffffffff FROM node WHERE place >> 32 = ? AND id IN ({})"
+_SEQS = "SELECT id, place & 0xffffffff FROM node WHERE place >> 32 = ? AND id IN (?, {})"
 _FORKS = """
 SELECT place & 0xffffffff, parent & 0xffffffff FROM node INDEXED BY node_fork
 WHERE parent IS NOT place - 1 AND place > ? AND place < ? ORDER BY place DESC LIMIT ?
@@ -356,7 +354,7 @@ class SqliteHearing:
         self._writer, self._readers = writer, readers
 
     async def behind(self) -> Sequence[SessionKey]:
-        return await self._readers.read(partial(_keys, _UNREAD))
+        return await self._readers.read(partial(_keys, _UNREAD, -1))
 
     async def next(self, key: SessionKey, *, limit: int) -> Heard:
         return await self._next("heard", key, limit)
@@ -364,14 +362,14 @@ class SqliteHearing:
     async def looked(self, upto: Mapping[SessionKey, NodeId]) -> None:
         require_text("a message's id", *upto.values())
         rows = [(node,) for node in upto.values()]
-        await self._writer.write(partial(_looked, rows), durable=False)
+        await self._writer.write(partial(_run, _LOOKED, rows), durable=False)
 
     async def owe(self, key: SessionKey, since: NodeId) -> None:
         require_text("a message's id", since)
-        await self._writer.write(partial(_owe, since), durable=False)
+        await self._writer.write(partial(_run, _OWE, [(since,)]), durable=False)
 
     async def owed(self) -> Sequence[SessionKey]:
-        return await self._readers.read(partial(_keys, _OWED))
+        return await self._readers.read(partial(_keys, _OWED, -1))
 
     async def next_owed(self, key: SessionKey, *, limit: int) -> Heard:
         return await self._next("unread", key, limit)
@@ -385,8 +383,8 @@ class SqliteHearing:
         return await self._readers.read(partial(_next, table, str(key), limit))
 
 
-def _keys(query: str, db: sqlite3.Connection) -> Sequence[SessionKey]:
-    return [SessionKey.parse(row[0]) for row in db.execute(query)]
+def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey]:
+    return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
 def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Heard:
@@ -406,12 +404,8 @@ def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Heard:
     return Heard(said, rows[-1][0] if rows else None)
 
 
-def _looked(rows: Sequence[tuple[NodeId]], pen: Pen) -> None:
-    pen.db.executemany(_LOOKED, rows)
-
-
-def _owe(since: NodeId, pen: Pen) -> None:
-    pen.db.execute(_OWE, (since,))
+def _run(change: str, rows: Sequence[tuple[NodeId]], pen: Pen) -> None:
+    pen.db.executemany(change, rows)
 
 
 def _read(key: SessionKey, upto: NodeId, pen: Pen) -> bool:
@@ -426,9 +420,9 @@ def _read(key: SessionKey, upto: NodeId, pen: Pen) -> bool:
 
 _UNREAD = """
 SELECT s.key FROM session s LEFT JOIN heard h ON h.session = s.id
-WHERE s.last_seq > coalesce(h.seq, 0) ORDER BY s.updated_at DESC
+WHERE s.last_seq > coalesce(h.seq, 0) ORDER BY s.updated_at DESC LIMIT ?
 """
-_OWED = "SELECT s.key FROM unread u JOIN session s ON s.id = u.session WHERE u.is_owed"
+_OWED = "SELECT s.key FROM unread u JOIN session s ON s.id = u.session WHERE u.is_owed LIMIT ?"
 _PLACE = {
     "heard": """
         SELECT s.id, coalesce(h.seq, 0) FROM session s LEFT JOIN heard h ON h.session = s.id

@@ -12,7 +12,6 @@ import anyio
 
 from gateway.domain.agents import RESULT, AgentDef, Originals
 from gateway.domain.errors import ToolFailed
-from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
 from gateway.domain.messages import Spent, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
@@ -69,7 +68,7 @@ class ToolGate:
         self._tools: dict[str, _Checked] = {}
         self._families: dict[str, list[str]] = {}
         self._refused: list[RefusedTool] = []
-        self._offered: dict[tuple[AgentId, tuple[str, ...]], tuple[ToolSpec, ...]] = {}
+        self._offered: dict[object, tuple[ToolSpec, ...]] = {}  # by agent and list
         self.foreign: Foreign = NoServers()
         for tool in tools:
             self._take(tool)
@@ -95,8 +94,8 @@ class ToolGate:
     async def whole(self, agent: AgentDef, call: ToolCall, scope: ToolScope) -> ToolResult:
         """The full result of a call."""
         began, spent, tell = self._clock.monotonic(), list[Spent](), scope.spend
-        spec = self._tools[call.name].spec if call.name in self._tools else None
-        own = spec.timeout_s if spec else None
+        known = self._tools.get(call.name)
+        own = known.spec.timeout_s if known else None
         limit = agent.limits.tool_timeout_s if own is None else own
 
         def spend(one: Spent) -> None:
@@ -110,7 +109,7 @@ class ToolGate:
         except ToolFailed as error:
             content, is_error = str(error), True
         except TimeoutError:
-            is_foreign = spec is not None and spec.family.startswith(FAMILY)
+            is_foreign = known and known.spec.family.startswith(FAMILY)
             hint = MAY_BE_DONE if is_foreign else ASK_LESS
             content, is_error = f"{call.name} did not answer within {limit:g} s. {hint}", True
         took_ms = (self._clock.monotonic() - began) * 1000
@@ -164,9 +163,9 @@ class ToolGate:
 
     def _of(self, agent: AgentDef) -> Mapping[str, _Checked]:
         """The agent's tools by name."""
-        names = [name for entry in agent.tools for name in self._named(entry)]
-        found = {name: self._tools[name] for name in names if name in self._tools}
-        return {name: known for name, known in found.items() if known.is_for(agent)}
+        names = (name for entry in agent.tools for name in self._named(entry))
+        found = {name: self._tools.get(name) for name in names}
+        return {name: one for name, one in found.items() if one and one.is_for(agent)}
 
     def _named(self, entry: str) -> Sequence[str]:
         """The tools that an entry of the list names: a family comes before a tool; FAMILY/TOOL is
