@@ -316,6 +316,7 @@ class Driver:
 
     def _request(self, agent: AgentDef, wish: AskModel) -> ModelRequest:
         is_first, scope = agent is self.job.agent, self.job.scope
+        is_accepted = scope.is_kept and scope.depth == wish.step == 0
         left_s = max(0.0, self._deadline - self.clock.monotonic())
         return ModelRequest(
             provider=agent.provider,
@@ -329,7 +330,7 @@ class Driver:
             stream=agent.stream,
             idle_timeout_s=wish.idle_timeout_s,
             deadline_s=left_s if wish.timeout_s is None else min(left_s, wish.timeout_s),
-            payer=Payer(scope.session_key, scope.run_id, is_accepted=scope.is_kept),
+            payer=Payer(scope.session_key, scope.run_id, is_accepted=is_accepted),
         )
 
     async def _call(self, wish: CallTool) -> None:
