@@ -271,6 +271,7 @@ class Driver:
 
     def _request(self, agent: AgentDef, ask: AskModel) -> ModelRequest:
         is_first, scope = agent is self.job.agent, self.job.scope
+        is_accepted = scope.is_kept and scope.depth == ask.step == 0
         now = self.turn.moment.at if is_first else self.journal.moment().at
         left_s = max(0.0, self._deadline - now)
         return ModelRequest(
@@ -285,7 +286,7 @@ class Driver:
             stream=agent.stream,
             idle_timeout_s=ask.idle_timeout_s,
             deadline_s=left_s if ask.timeout_s is None else min(left_s, ask.timeout_s),
-            payer=Payer(scope.session_key, scope.run_id, is_accepted=scope.is_kept),
+            payer=Payer(scope.session_key, scope.run_id, is_accepted=is_accepted),
             record=self.journal if self.journal.is_recorded else None,
         )
 

@@ -26,7 +26,8 @@ class Payer:
 
     session_key: SessionKey
     run_id: RunId
-    is_accepted: bool = field(default=False, compare=False)  # its message was just committed
+    # The first call of a run whose message was just committed.
+    is_accepted: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,8 +320,8 @@ class Ledger(Protocol):
     """
 
     def begin(self, wanted: Reservation) -> Reservation:
-        """Holds what is `wanted` for a call that no limit holds for, of a run whose message was just
-        committed: so the store can be written."""
+        """Holds what is `wanted` for the first call of a run that was just accepted, if no limit holds
+        for it: the accept has shown that the store can be written."""
         ...
 
     async def reserve(

@@ -44,7 +44,8 @@ from gateway.store.writer import RESERVATION, Operation, Pen, Writer
 log = logging.getLogger(__name__)
 
 NOTHING = Amount()
-TEND_S = 1.0  # after so long a slice that nobody used is given back
+TEND_S = 0.25  # between two looks at slices and open calls
+MOST_UNUSED = 6  # looks; then a slice that no call used is given back
 _KNOWN = 4096  # scopes; about 0.5 kB each
 
 
@@ -71,7 +72,7 @@ class _Slice:
     amount: Amount = NOTHING  # what the table has, or will have once it caught up
     held: Amount = NOTHING  # of this, for open calls
     growing: int = 0  # commits that calls wait for
-    is_fresh: bool = True  # used since the last look
+    unused: int = 0  # looks since a call used it
 
 
 _Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slice; None: it goes
@@ -105,7 +106,6 @@ class SqliteLedger:
         if self._accounts:
             for account in self._accounts_of(wanted):
                 account.aside += wanted.held
-        self._writer.push()  # what a run's call came to is committed while the next one is made
         return wanted
 
     async def reserve(
@@ -123,7 +123,7 @@ class SqliteLedger:
         call = replace(wanted, day=day, held=grant.held)
         self._hold(call)
         part = self._kept.setdefault((call.payer.session_key, day), _Slice(call))
-        part.held, part.is_fresh = part.held + call.held, True
+        part.held, part.unused = part.held + call.held, 0
         self._slices[call.id] = part
         is_covered = not part.growing and part.held.beyond(part.amount) == NOTHING
         try:
@@ -227,14 +227,14 @@ class SqliteLedger:
             account.aside += more
 
     def tend(self) -> None:
-        """Gives back slices that nobody used for a while, and writes calls down that last."""
+        """Gives back slices that no call used for a while, and writes down calls that last."""
         self._timer, rows = None, list[_Saved]()
         for slot, part in list(self._kept.items()):
-            if part.held == NOTHING and not part.is_fresh and not part.growing:
+            part.unused += part.held == NOTHING
+            if part.unused > MOST_UNUSED:
                 del self._kept[slot]
                 self._resize(part, NOTHING)
                 rows.append((part.row, None))
-            part.is_fresh = False
         for call in self._open.values():
             if call.id not in self._slices:
                 self._slices[call.id] = _Slice(call, call.held, call.held)
