@@ -439,22 +439,24 @@ class InOrder(Node):
 
     def tick(self) -> Status:
         self.status = RUNNING
-        index, skipped, self.index, self.skipped = self.index, self.skipped, 0, 0
-        body, plans, given = self.children, self.plan.children, self.ground.host.given
-        count = len(body) - self.beside
+        body, index, skipped = self.children, self.index, self.skipped
+        if index:
+            self.index = self.skipped = 0
+        plans, count = self.plan.children, len(body) - self.beside
         while index < count:
             child, plan = body[index], plans[index]
-            if child is None and plan.plain is not None:
+            if child is not None:
+                status = child.tick()
+            elif plan.plain is None:
+                child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
+                status = child.tick()
+            else:
                 try:
-                    answer = plan.plain(*given)
+                    answer = plan.plain(*self.ground.host.given)
                 except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                     answer = error
                 is_well = answer in _WELL
                 status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
-            else:
-                if child is None:
-                    child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
-                status = child.tick()
             if status is RUNNING:
                 self.index, self.skipped = index, skipped
                 return RUNNING
