@@ -400,7 +400,7 @@ class Call(Node):
             answer, self.waiting = waiting.outcome, None
         else:
             answer = RUNNING
-        if answer is True:
+        if answer is True or (answer is None and self.plan.kind != "condition"):
             answer = SUCCESS
         if answer is SUCCESS or answer is RUNNING:
             self.status = answer
@@ -411,12 +411,8 @@ class Call(Node):
         if isinstance(answer, Pending):
             self.waiting = answer
             return self.tick()
-        if answer is None:
-            answer = self.plan.kind != "condition"
-        if answer is FAILURE or answer is False:
+        if answer is FAILURE or answer is False or answer is None:
             return self.failed("")
-        if answer is True:
-            answer = SUCCESS
         if isinstance(answer, Status) and answer is not IDLE:
             self.status = self.status if answer is SKIPPED else answer
             return answer
@@ -430,6 +426,9 @@ class Call(Node):
             waiting.halt()
 
 
+_WELL = (None, True)  # what an action answers that has succeeded
+
+
 class InOrder(Node):
     """Goes on where it was, and stops at a FAILURE. It asks plain functions itself: they need no node."""
 
@@ -440,38 +439,32 @@ class InOrder(Node):
 
     def tick(self) -> Status:
         self.status = RUNNING
-        index, skipped, self.index, self.skipped = self.index, self.skipped, 0, 0
-        body, plans = self.children, self.plan.children
-        count = len(body) - self.beside
+        body, index, skipped = self.children, self.index, self.skipped
+        if index:
+            self.index = self.skipped = 0
+        plans, count = self.plan.children, len(body) - self.beside
         while index < count:
-            child = body[index]
-            if child is None and plans[index].plain is not None:
-                status = self._asked(plans[index])
-            else:
-                if child is None:
-                    plan = plans[index]
-                    child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
+            child, plan = body[index], plans[index]
+            if child is not None:
                 status = child.tick()
+            elif plan.plain is None:
+                child = body[index] = self.ground.kinds[plan.shape](plan, self.frame)
+                status = child.tick()
+            else:
+                try:
+                    answer = plan.plain(*self.ground.host.given)
+                except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
+                    answer = error
+                is_well = answer in _WELL
+                status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
             if status is RUNNING:
                 self.index, self.skipped = index, skipped
                 return RUNNING
             if status is self.ends_with:
                 return self.done(status)
             index += 1
-            if status is SKIPPED:
-                skipped += 1
+            skipped += status is SKIPPED
         return self.done(SKIPPED if skipped == count else self.otherwise)
-
-    def _asked(self, plan: NodePlan) -> Status:
-        """Calls a plain function; there is a node only for one that does not simply succeed."""
-        assert plan.plain is not None
-        try:
-            answer = plan.plain(*self.ground.host.given)
-        except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
-            answer = error
-        if answer is True or (answer is None and plan.kind == "action"):
-            return SUCCESS
-        return Call(plan, self.frame).answered(answer)
 
     def halt(self) -> None:
         self.index = self.skipped = 0

@@ -284,7 +284,6 @@ REACTIVE = frozenset({"reactive-sequence", "reactive-selector"})
 ASYNC = frozenset({*HOSTED, "wait", "delay"})
 
 _ASKING = frozenset({"check", "condition"})
-_CALLING = frozenset({"action", "condition"})
 FAILED = "failure"  # the root under which expressions find why a node failed last
 
 
@@ -319,11 +318,11 @@ class NodePlan:
     reads: frozenset[str] = frozenset()  # keys, as far as they are known
     writes: frozenset[str] = frozenset()
     shape: str = field(init=False)  # by which its node is made
-    plain: Act | None = field(init=False, default=None)  # its function, if it is only to be called
+    plain: Act | None = field(init=False, default=None)  # of an action: its plain function
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "shape", self.bare if self.when is None else "when")
-        if self.offered is not None and self.offered.is_plain and self.shape in _CALLING:
+        if self.offered is not None and self.offered.is_plain and self.shape == "action":
             object.__setattr__(self, "plain", self.offered.act)
 
     @property
