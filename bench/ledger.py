@@ -128,13 +128,13 @@ async def looking(stores: Stores, rows: int) -> list[Figure]:
     }
     figures = []
     for name, query in queries.items():
-        page = await stores.spending.records(query)
+        page = await stores.ledger.records(query)
         assert bool(page.records) == (name not in EMPTY), f"nothing is measured: {name}"
-        took = await timed(lambda query=query: stores.spending.records(query), ROUNDS * 4)  # type: ignore[misc]  # bound now
+        took = await timed(lambda query=query: stores.ledger.records(query), ROUNDS * 4)  # type: ignore[misc]  # bound now
         figures.append(marked(Figure(f"records {name}", "ms", max(took)), PAGE_MS))
     day = day_of(DAY)
     scopes = [Scope("day", day), Scope("month", day[:7]), Scope("agent", "a1")]
-    took = await timed(lambda: stores.spending.tallies(scopes), ROUNDS * 4)
+    took = await timed(lambda: stores.ledger.tallies(scopes), ROUNDS * 4)
     return [*figures, marked(Figure("status", "ms", max(took)), PAGE_MS)]
 
 

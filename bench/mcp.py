@@ -94,7 +94,7 @@ async def gated(definition: McpServerDef, folder: Path) -> AsyncIterator[Call]:
             dial=Dialling(http, folder, clock).line,
             clock=clock,
             schemas=SchemaChecks(),
-            store=stores.plugins,
+            store=stores.tools,
             renew=gate.renew,
             tell=unheard,
             told_changed=unseen,

@@ -22,8 +22,9 @@ import anyio
 from bench.marks import Figure, marked, tell
 from bench.measuring import quantile, rss_mb, timed
 from bench.process import other_cores
-from gateway.domain.facts import Claim, Erasure, FactQuery, Facts, Source, Whose
+from gateway.domain.facts import Claim, Erasure, FactQuery, Source, Whose
 from gateway.domain.ids import AgentId, SessionKey
+from gateway.domain.ports import FactStore
 from gateway.host.clock import SystemClock
 from gateway.store.opening import open_store
 
@@ -44,35 +45,35 @@ def a_claim(number: int, person: str) -> Claim:
     return Claim("user", predicate, thing, is_one, at, key, source=source)
 
 
-async def fill(facts: Facts, first: int, beyond: int) -> None:
+async def fill(facts: FactStore, first: int, beyond: int) -> None:
     """As others are remembered, each person at once."""
     for start in range(first, beyond, A_PERSONS):
         numbers = range(start, min(start + A_PERSONS, beyond))
         claims = [a_claim(number, f"p{start}") for number in numbers]
         ids = [f"o{number}" for number in numbers]
-        await facts.add(f"p{start}", claims, ids=ids, now=DAY)
+        await facts.add_facts(f"p{start}", claims, ids=ids, now=DAY)
 
 
-async def measured(facts: Facts, person: str, times: int) -> Mapping[str, list[float]]:
+async def measured(facts: FactStore, person: str, times: int) -> Mapping[str, list[float]]:
     """Milliseconds of each call about a new person."""
     numbers, whose = count(), Whose(scope=person)
 
     async def add() -> None:
         number = next(numbers)
         claim = a_claim(number, person)
-        await facts.add(person, [claim], ids=[f"{person}{number}"], now=claim.valid_from)
+        await facts.add_facts(person, [claim], ids=[f"{person}{number}"], now=claim.valid_from)
 
     def matching(text: str) -> Callable[[], Awaitable[object]]:
-        return lambda: facts.matching(whose, text.split(), limit=10)
+        return lambda: facts.facts_matching(whose, text.split(), limit=10)
 
     one = FactQuery(whose, predicate="favourite 3", at=DAY + timedelta(seconds=50))
     asked: Mapping[str, Callable[[], Awaitable[object]]] = {
         "adding": add,
         "matching a rare word": matching("what about number 7"),
         "matching a frequent word": matching("does she like jazz"),
-        "one hop around": lambda: facts.around(whose, ["jazz number 1"], limit=10),
-        "50 current ones": lambda: facts.select(FactQuery(whose, limit=50)),
-        "true at a time": lambda: facts.select(one),
+        "one hop around": lambda: facts.facts_around(whose, ["jazz number 1"], limit=10),
+        "50 current ones": lambda: facts.select_facts(FactQuery(whose, limit=50)),
+        "true at a time": lambda: facts.select_facts(one),
     }
     took = {}
     for name, ask in asked.items():
@@ -91,7 +92,7 @@ async def measure(home: Path, facts_in_all: int, times: int) -> list[Figure]:
         large = await measured(stores.facts, "large", times)
         grown = rss_mb(os.getpid()) - rss
         began = time.perf_counter()
-        await stores.facts.erase(Erasure(scope="large"), dry_run=False, now=DAY)
+        await stores.facts.erase_facts(Erasure(scope="large"), dry_run=False, now=DAY)
         erased = time.perf_counter() - began
     figures = [
         marked(Figure(f"adding p50 beside {SMALL:,}", "ms", median(small["adding"])), ADD_MS),

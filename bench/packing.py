@@ -72,12 +72,12 @@ async def learn(stores: Stores, case: Case) -> None:
     for start in range(0, case.facts, AT_ONCE):
         claims = list(islice(told, min(AT_ONCE, case.facts - start)))
         ids = [f"{key.peer}-fact-{number}" for number in range(start, start + len(claims))]
-        await stores.facts.add(scope_of(key, None), claims, ids=ids, now=BEGIN)
+        await stores.facts.add_facts(scope_of(key, None), claims, ids=ids, now=BEGIN)
 
 
 async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
-    episode = await Episodes(stores.transcript).recall(key, AGENT.context)
-    remembrance = Remembrance(Recall(stores.turns, stores.facts), stores.facts)
+    episode = await Episodes(stores.sessions).recall(key, AGENT.context)
+    remembrance = Remembrance(Recall(stores.facts), stores.facts)
     found = await remembrance.of(question, key, None, AGENT, episode.nodes)
     besides = Besides(episode.summary, found)
     return pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)

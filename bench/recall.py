@@ -77,7 +77,7 @@ async def say(stores: Stores, key: SessionKey, turns: Sequence[Said]) -> None:
         )
         await stores.inbox.finish(ending)
         head = nodes[-1].id
-    await Indexer(stores.turn_index, SystemClock()).catch_up(key)
+    await Indexer(stores.facts, SystemClock()).catch_up(key)
 
 
 async def finding(stores: Stores, many: int) -> list[Figure]:
@@ -85,7 +85,7 @@ async def finding(stores: Stores, many: int) -> list[Figure]:
     for seed in range(many):
         made, key = conversation(seed), key_of(seed)
         await say(stores, key, made.turns)
-        recall = Recall(stores.turns, stores.facts)
+        recall = Recall(stores.facts)
 
         async def find(
             question: str, key: SessionKey = key, recall: Recall = recall
@@ -148,7 +148,7 @@ async def vectors(many: int, ours: float) -> list[Figure]:
 
 async def cost(stores: Stores, long: int) -> list[Figure]:
     """The same questions in a short session and in a long one, in turns."""
-    recall = Recall(stores.turns, stores.facts)
+    recall = Recall(stores.facts)
     questions = [question.text for question in conversation(0).questions]
     keys = {length: key_of(number) for number, length in enumerate((SHORT, long), 1000)}
     for length, key in keys.items():
@@ -180,7 +180,7 @@ async def learn(stores: Stores, key: SessionKey) -> None:
         for number, value in enumerate(values)
     ]
     ids = [f"{key.peer}-fact-{number}" for number in range(len(claims))]
-    await stores.facts.add(scope_of(key, None), claims, ids=ids, now=BEGIN)
+    await stores.facts.add_facts(scope_of(key, None), claims, ids=ids, now=BEGIN)
 
 
 def long_talk(length: int) -> list[Said]:

@@ -16,7 +16,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.plugins import PluginDef, PluginLimits
-from gateway.domain.ports import Fetch, PluginSpace, PluginStore, ToolScope
+from gateway.domain.ports import Fetch, PluginSpace, ToolScope, ToolStore
 from gateway.host.clock import SystemClock
 from gateway.sandbox.engines import component_engine
 from gateway.sandbox.hosting import Means
@@ -26,6 +26,7 @@ from gateway.sandbox.plugins import Sandbox
 from gateway.sandbox.pool import Pool
 from gateway.schemas import SchemaChecks
 from gateway.tools.gate import ToolGate
+from tests.fakes.ports import PartOfToolStore
 
 try:
     import extism  # type: ignore[import-not-found, unused-ignore]  # it may not be installed
@@ -81,7 +82,7 @@ def extism_call() -> Callable[[str], object] | None:
     return call
 
 
-class Kept:
+class Kept(PartOfToolStore):
     """Implements PluginStore: one value, so that only the way to it takes time."""
 
     async def get(self, _space: PluginSpace, _key: str) -> str | None:
@@ -97,7 +98,7 @@ class Kept:
 
 def means() -> Means:
     fetch: Fetch = Nowhere()
-    store: PluginStore = Kept()
+    store: ToolStore = Kept()
     return Means(fetch, store, SystemClock(), to_json, from_json, read_description)
 
 

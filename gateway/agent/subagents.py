@@ -19,7 +19,6 @@ from gateway.domain.agents import (
     AgentDef,
     Delegation,
     Original,
-    Originals,
     SubagentDef,
 )
 from gateway.domain.errors import ToolFailed
@@ -37,7 +36,7 @@ from gateway.domain.messages import (
     within_boundary,
 )
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Allowance, Clock, Encode, Tool, ToolScope
+from gateway.domain.ports import Allowance, Clock, Encode, Tool, ToolScope, ToolStore
 from gateway.domain.sessions import UserSettings, chain_of
 from gateway.memory.souls import Souls
 from gateway.tools.excerpts import MOST_KEPT, reference_of
@@ -295,7 +294,7 @@ class Delegating:
     gate: ToolGate
     subagents: Subagents
     delegation: Delegation
-    originals: Originals
+    originals: ToolStore
     encode: Encode
     _known: OrderedDict[tuple[RunId, str, int], str] = field(default_factory=OrderedDict)
 
@@ -312,7 +311,9 @@ class Delegating:
         if call.name == RESULT or call.name.startswith(DELEGATE):
             return await self.gate.call(agent, call, scope)
         clock, reference = self.subagents.clock, reference_of(scope.run_id, call.id)
-        kept = await retry_store(clock, lambda: self.originals.read(scope.session_key, reference))
+        kept = await retry_store(
+            clock, lambda: self.originals.read_original(scope.session_key, reference)
+        )
         began = clock.monotonic()
         if kept is None:
             whole = await self.gate.whole(agent, call, scope)
@@ -333,7 +334,7 @@ class Delegating:
             original = Original(
                 reference, scope.session_key, scope.run_id, call.name, result.content, now
             )
-            await retry_store(clock, lambda: self.originals.keep(original))
+            await retry_store(clock, lambda: self.originals.keep_original(original))
         result = await self._shortened(call, result, reference, _left(scope, took))
         self._known[place] = result.content
         if len(self._known) > KNOWN_BY_HEART:

@@ -136,16 +136,16 @@ class Gateway:
         """The front door, with all methods and routes."""
         meter, gate, clock = self.opened.meter, self.opened.gate, self.shared.clock
         stores, front = self.shared.stores, self.core.front
-        spending = BudgetMethods(front, stores.spending, meter)
+        spending = BudgetMethods(front, stores.ledger, meter)
         methods = self._methods(spending)
         metrics = Metrics(
             front,
-            stores.spending,
+            stores.ledger,
             meter.refusals,
             spending.everything,
             self.health.reasons,
             self.version,
-            ChannelFigures(self.channels.statuses, stores.dead_letters, *self.shared.traffic),
+            ChannelFigures(self.channels.statuses, stores.outbox, *self.shared.traffic),
             gate.foreign,
         )
         started = int(clock.now().timestamp())
@@ -203,8 +203,8 @@ class Gateway:
         )
         channels = ChannelMethods(
             self.channels.statuses,
-            stores.dead_letters,
-            stores.channel_events,
+            stores.outbox,
+            stores.channels,
             lambda: self.channels.intake.nudge(),
             clock,
             self.channels.take_again,
@@ -284,7 +284,7 @@ async def start(
         await follow(found.plugins, found.gate, stores.audit, clock)
         await note_start(stores.audit, config, found.plugins.infos, version, clock.now())
         core = wired(made, shared, found)
-        book = PairingBook(stores.pairings, stores.audit, clock, shared.ids, shared.tell)
+        book = PairingBook(stores.channels, stores.audit, clock, shared.ids, shared.tell)
         room = _channels(made, shared, core, book)
         await room.load(config.channels, found.plugins.adapters, found.plugins.infos)
         room.refuse_alike()
@@ -314,17 +314,17 @@ async def _open(
     await plans.load()
     group = await stack.enter_async_context(anyio.create_task_group())
     plugins = await _open_plugins(config, shared, stack, patience_s)
-    recall = Recall(stores.turns, stores.facts)
+    recall = Recall(stores.facts)
     own = (
         MemoryTool(stores.facts, recall, clock, shared.ids, made.sharing),
-        ResultTool(stores.originals, stores.transcript),
+        ResultTool(stores.tools, stores.sessions),
     )
     gate = ToolGate(
         (*own, *plugins.tools),
         schemas=SchemaChecks(),
         decode=strict_json,
         clock=clock,
-        originals=stores.originals,
+        originals=stores.tools,
     )
     await _open_mcp_servers(config, shared, gate, stack)
     return Resources(group, meter, model, souls, plans, plugins, gate, Rulebook(made, clock))
@@ -338,7 +338,7 @@ async def _open_plugins(
     own = {"folder": Folder(to_json, from_json)}
     means = SandboxMeans(
         fetch=await shared.sockets.guarded("plugins") if fetches else Nowhere(),
-        store=shared.stores.plugins,
+        store=shared.stores.tools,
         clock=shared.clock,
         encode=to_json,
         decode=from_json,
@@ -373,7 +373,7 @@ async def _open_mcp_servers(
         dial=Dialling(http, config.gateway.data_dir / "mcp", shared.clock).line,
         clock=shared.clock,
         schemas=SchemaChecks(),
-        store=shared.stores.plugins,
+        store=shared.stores.tools,
         renew=gate.renew,
         tell=shared.tell,
         told_changed=told_changed,
@@ -401,7 +401,7 @@ def _channels(made: Generation, shared: Shared, core: Core, book: PairingBook) -
     stores = shared.stores
     commands = ChatCommands(
         front=core.front,
-        spending=stores.spending,
+        spending=stores.ledger,
         budgets=made.config.budgets,
         facts=stores.facts,
         find=core.memory.recall,
@@ -453,7 +453,8 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
     memory = _memory(made, shared, opened)
     gate = _gate(made, shared, opened)
     means = _means(made, shared, opened, memory, gate)
-    kept = opened.gate.excerpts if gate is opened.gate else stores.originals
+    alone = gate is opened.gate
+    forget = opened.gate.excerpts.forget if alone else stores.tools.forget_originals
     reception = Reception(
         router=made.router,
         inbox=stores.inbox,
@@ -466,8 +467,6 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
         manner=made.manner,
     )
     upkeep = Upkeep(
-        stores.conversations,
-        stores.erasures,
         stores.sessions,
         shared.episodes,
         clock,
@@ -480,8 +479,7 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
         router=made.router,
         reception=reception,
         live=shared.live,
-        runs=stores.runs,
-        transcript=stores.transcript,
+        inbox=stores.inbox,
         sessions=stores.sessions,
         episodes=shared.episodes,
         souls=opened.souls,
@@ -494,7 +492,7 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
         front,
         memory,
         _replays(made, shared, means),
-        Stateless(means, ids, opened.group, width=width, forget=kept.forget),
+        Stateless(means, ids, opened.group, width=width, forget=forget),
     )
 
 
@@ -503,7 +501,6 @@ def _memory(made: Generation, shared: Shared, opened: Resources) -> Memory:
     keeping = Keeping(
         agents=made.agents,
         facts=stores.facts,
-        hearing=stores.hearing,
         model=opened.model,
         clock=shared.clock,
         ids=shared.ids,
@@ -523,7 +520,7 @@ def _gate(made: Generation, shared: Shared, opened: Resources) -> Gate:
     opened.gate.renew("", subagents.tools)
     if not config.delegation.is_enabled:
         return opened.gate
-    return Delegating(opened.gate, subagents, config.delegation, stores.originals, to_json)
+    return Delegating(opened.gate, subagents, config.delegation, stores.tools, to_json)
 
 
 def _runner(made: Generation, shared: Shared, opened: Resources, gate: Gate) -> Runner:
@@ -546,8 +543,7 @@ def _means(
     stores = shared.stores
     compaction = Compaction(
         opened.model,
-        stores.transcript,
-        stores.summaries,
+        stores.sessions,
         shared.episodes,
         shared.lanes,
         shared.clock,
@@ -555,13 +551,12 @@ def _means(
         on_compacted=memory.keeper.on_compacted,
     )
     config = made.config
-    vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.plugins)
+    vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.tools)
     return Means(
         agents=made.agents,
         runner=_runner(made, shared, opened, gate),
         inbox=stores.inbox,
         journal=stores.journal,
-        runs=stores.runs,
         episodes=shared.episodes,
         souls=opened.souls,
         settings=shared.settings,
@@ -569,8 +564,6 @@ def _means(
         bus=shared.bus,
         encode=to_json,
         decode=from_json,
-        rule_states=stores.rule_states,
-        notices=stores.notices,
         channels=frozenset(one.name for one in config.channels),
         keeper=memory.keeper,
         said=memory.indexer.note,
@@ -592,7 +585,7 @@ def _replays(made: Generation, shared: Shared, means: Means) -> Replays:
         return Models(clients)
 
     providers = frozenset({*definitions, "demo"})
-    return Replays(means, shared.stores.runs, shared.stores.transcript, wired_to, providers)
+    return Replays(means, shared.stores.inbox, shared.stores.sessions, wired_to, providers)
 
 
 def strict_json(text: str | bytes) -> Any:

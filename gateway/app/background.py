@@ -65,7 +65,7 @@ async def _sweep_once(config: GatewayConfig, stores: Stores, clock: Clock) -> No
     before = clock.now() - timedelta(days=config.store.journal_days)
     while await stores.care.sweep(before=before, limit=AT_ONCE):
         await clock.sleep(PAUSE_S)
-    while await stores.channel_events.forget(before=clock.now() - SENT_AGAIN, limit=AT_ONCE):
+    while await stores.channels.forget_heard(before=clock.now() - SENT_AGAIN, limit=AT_ONCE):
         await clock.sleep(PAUSE_S)
     for agent in config.agents:
         days = agent.context.expire_days

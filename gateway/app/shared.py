@@ -143,8 +143,8 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             queue=BudgetQueue(),
             refusals=Counter(),
             traffic=Traffic(Counter(), Counter(), Counter()),
-            episodes=Episodes(stores.transcript),
-            settings=SettingsBook(stores.settings, to_json, from_json),
+            episodes=Episodes(stores.sessions),
+            settings=SettingsBook(stores.sessions, to_json, from_json),
         )
         prices = PriceTable(config.providers)
         if config.providers:  # before any call: whoever needs it meanwhile would stop everybody

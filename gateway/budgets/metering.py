@@ -17,12 +17,10 @@ from gateway.domain.agents import share_of
 from gateway.domain.budgets import (
     NANO,
     Amount,
-    Audit,
     BudgetExceeded,
     Budgets,
     Ended,
     Grant,
-    Ledger,
     Outcome,
     Prices,
     Pricing,
@@ -40,7 +38,7 @@ from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.messages import BYTES_A_TOKEN, Usage
 from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, Progress
-from gateway.domain.ports import Clock, Ids, Model
+from gateway.domain.ports import Audit, Clock, Ids, Ledger, Model
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,13 @@ from gateway.channels.doorkeeping import Command
 from gateway.channels.intake import address_of
 from gateway.channels.pairing import MOST_LISTED, PairingBook
 from gateway.domain.agents import Address, AgentDef, speaker
-from gateway.domain.budgets import Budgets, Limit, Scope, Spending, Tally, day_of, shown
+from gateway.domain.budgets import Budgets, Limit, Scope, Tally, day_of, shown
 from gateway.domain.channels import ChannelDef, Pairing
 from gateway.domain.errors import Busy, NoRoute, NotFound, NotOfProject
-from gateway.domain.facts import Fact, FactQuery, Facts, Recalled, whose
+from gateway.domain.facts import Fact, FactQuery, Recalled, whose
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.inbox import QueueMode
-from gateway.domain.ports import Decode
+from gateway.domain.ports import Decode, FactStore, Ledger
 from gateway.memory.context import told_in_full
 from gateway.memory.tool import Find
 from gateway.sessions.intake import Front
@@ -64,9 +64,9 @@ class ChatCommands:
     `shared`: agents whose facts belong to all who talk to them."""
 
     front: Front
-    spending: Spending
+    spending: Ledger
     budgets: Budgets
-    facts: Facts
+    facts: FactStore
     find: Find
     settled: Callable[[SessionKey], Awaitable[None]]
     shared: Set[AgentId]
@@ -118,7 +118,7 @@ class ChatCommands:
         return f"Stopped: {_count(count, 'message')}." if count else "Nothing is being answered."
 
     async def _status(self, asked: _Asked) -> str:
-        key, record = asked.key, await self.front.sessions.find(asked.key)
+        key, record = asked.key, await self.front.sessions.find_session(asked.key)
         at_work, waiting = self._lines.load(key)
         lines = [
             f"Agent `{key.agent}`, model `{self._chosen(asked)}`",
@@ -178,7 +178,7 @@ class ChatCommands:
 
     async def _shown_last(self, key: SessionKey) -> Mapping[str, Any] | None:
         """With the last answer; None if there was none, or nobody knows any more."""
-        record = await self.front.sessions.find(key)
+        record = await self.front.sessions.find_session(key)
         if record is None or record.head is None:
             return None
         try:
@@ -194,7 +194,7 @@ class ChatCommands:
         await self.settled(asked.key)
         seen = whose(asked.key, asked.at.sender, is_shared=asked.key.agent in self.shared)
         if not asked.argument:
-            facts = await self.facts.select(FactQuery(seen, limit=MOST_READ))
+            facts = await self.facts.select_facts(FactQuery(seen, limit=MOST_READ))
             told = [_fact(one) for one in facts[-MOST_FACTS:]]
             return _listed(told) if told else "Nothing is known yet."
         found = await self.find.of(asked.argument, asked.key, seen, limit=MOST_FOUND)

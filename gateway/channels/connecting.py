@@ -170,7 +170,7 @@ class _Connection:
     async def _stand(self, ready: Ready) -> None:
         self._is_ready = True
         if ready.kept:
-            await self._live.memos.write(self._live.kept(_text(ready.kept)))
+            await self._live.memos.write_memos(self._live.kept(_text(ready.kept)))
         self._live.health.worked("in")
 
     async def _send(self, text: str) -> None:

@@ -16,10 +16,10 @@ from gateway.channels.adapters import Attachment, Incoming, Parsed, Unusable, Wh
 from gateway.channels.crossing import write_whence
 from gateway.channels.doorkeeping import Command, Ignored, Told, Verdict
 from gateway.domain.agents import Address
-from gateway.domain.channels import ChannelDef, ChannelMemo, ChannelMemos, Pairing
+from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import Conflict, NoRoute, NotOfProject
-from gateway.domain.inbox import Accepted, ChannelEvents, Heard, HeardAs, Inbound, NewDelivery
-from gateway.domain.ports import Clock
+from gateway.domain.inbox import Accepted, Heard, HeardAs, Inbound, NewDelivery
+from gateway.domain.ports import ChannelStore, Clock
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +56,8 @@ class Intake:
     """
 
     accept: Callable[[Inbound], Awaitable[Accepted]]
-    events: ChannelEvents
-    memos: ChannelMemos
+    events: ChannelStore
+    memos: ChannelStore
     clock: Clock
     nudge: Callable[[], None]  # something is to be delivered
     doorkeeper: Doorkeeper | None = None
@@ -94,7 +94,7 @@ class Intake:
             is_ours = is_ours or not isinstance(verdict, Ignored)
             written = await self._one(channel, message, verdict, memos if place == last else ())
         if memos and not written:
-            await self.memos.write(*memos)
+            await self.memos.write_memos(*memos)
         return is_ours
 
     async def _keep(self, channel: ChannelDef, one: Unusable) -> None:

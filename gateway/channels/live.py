@@ -8,10 +8,10 @@ from gateway.channels.answers import Arrived, TryAgain, read_answer
 from gateway.channels.progress import Health
 from gateway.channels.recipes import Values, fill_call
 from gateway.channels.translating import WayIn
-from gateway.domain.channels import ChannelDef, ChannelMemo, ChannelMemos
+from gateway.domain.channels import ChannelDef, ChannelMemo
 from gateway.domain.dialling import Dialler
 from gateway.domain.errors import GatewayError
-from gateway.domain.ports import Clock, Fetch, Fetched, Leave
+from gateway.domain.ports import ChannelStore, Clock, Fetch, Fetched, Leave
 
 Jitter = Callable[[], float]  # evenly between 0 and 1
 
@@ -41,7 +41,7 @@ class LiveChannel:
     leave: Leave
     fetch: Fetch
     dialler: Dialler
-    memos: ChannelMemos
+    memos: ChannelStore
     health: Health
     clock: Clock
     jitter: Jitter
@@ -56,7 +56,7 @@ class LiveChannel:
 
     async def read_memos(self) -> str:
         """Takes up what was committed last; gives what its socket kept. Raises StoreUnavailable."""
-        memos = await self.memos.read(self.channel.name, self.channel.account)
+        memos = await self.memos.read_memos(self.channel.name, self.channel.account)
         found = {memo.slot: memo.text for memo in memos}
         self.way_in.state = found.get("adapter", "")
         return found.get("socket", "")

@@ -9,11 +9,10 @@ from hashlib import sha256
 
 from gateway.channels.adapters import Sender
 from gateway.channels.progress import printable
-from gateway.domain.budgets import Audit
-from gateway.domain.channels import Pairing, Pairings, PairingState
+from gateway.domain.channels import Pairing, PairingState
 from gateway.domain.errors import Busy, Conflict, GatewayError, NotFound
 from gateway.domain.events import Deed, DeedKind
-from gateway.domain.ports import Clock, Ids
+from gateway.domain.ports import Audit, ChannelStore, Clock, Ids
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class NobodyWaits(NotFound):
 class PairingBook:
     """Implements Approvals; `at` limits a decision to a channel's account."""
 
-    store: Pairings
+    store: ChannelStore
     audit: Audit
     clock: Clock
     ids: Ids
@@ -64,7 +63,7 @@ class PairingBook:
         if (known := self._paired.get(who)) is not None:
             return known
         revoked = self._revoked
-        found = await self.store.find(*who)
+        found = await self.store.find_pairing(*who)
         if found is None or self._has_expired(found):
             return None
         if found.state == "paired" and revoked == self._revoked:
@@ -93,7 +92,7 @@ class PairingBook:
         self.tell("pair.asked", _told(asked))
 
     async def listed(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
-        found = await self.store.list(channel=channel, limit=limit)
+        found = await self.store.list_pairings(channel=channel, limit=limit)
         return [one for one in found if not self._has_expired(one)]
 
     async def approve(
@@ -114,7 +113,7 @@ class PairingBook:
     async def revoke(self, channel: str, account: str, person: str, *, by: str) -> None:
         if await self._revoked_one(channel, account, person, by):
             return
-        found = await self.store.find(channel, account, person)
+        found = await self.store.find_pairing(channel, account, person)
         if found is not None and found.state == "denied":
             raise Conflict(f"{_named(channel, account, person)} is blocked: unblock lifts that")
         raise NotFound(_named(channel, account, person))
@@ -125,7 +124,7 @@ class PairingBook:
         """Implements Approvals."""
         if await self._revoked_one(channel, account, person, by):
             return None
-        found = await self.store.find(channel, account, person)
+        found = await self.store.find_pairing(channel, account, person)
         if found is None:
             raise NotFound(_named(channel, account, person))
         if found.state == "denied":
@@ -139,7 +138,7 @@ class PairingBook:
         return blocked
 
     async def unblock(self, channel: str, account: str, person: str, *, by: str) -> None:
-        is_gone = await self.store.remove(channel, account, person, state="denied")
+        is_gone = await self.store.remove_pairing(channel, account, person, state="denied")
         self._changed((channel, account, person))
         if not is_gone:
             raise NotFound(f"blocked {_named(channel, account, person)}")
@@ -153,7 +152,7 @@ class PairingBook:
         if who in self._free or who in self._paired:
             return False
         changes = self._revoked
-        found = await self.store.find(*who)
+        found = await self.store.find_pairing(*who)
         if found is not None and found.state == "denied":
             return True
         if changes == self._revoked:
@@ -163,7 +162,7 @@ class PairingBook:
         return False
 
     async def _revoked_one(self, channel: str, account: str, person: str, by: str) -> bool:
-        is_gone = await self.store.remove(channel, account, person, state="paired")
+        is_gone = await self.store.remove_pairing(channel, account, person, state="paired")
         self._changed((channel, account, person))
         if is_gone:
             told = {"channel": channel, "account": account, "person": person, "revoked": True}
@@ -187,14 +186,14 @@ class PairingBook:
         digest, now = _digest(code), self.clock.now()
         decided = None
         if at is None or await self._waits_at(at, digest):
-            decided = await self.store.decide(digest, state, is_owner=is_owner, now=now)
+            decided = await self.store.decide_pairing(digest, state, is_owner=is_owner, now=now)
         if decided is None:
             self._count_wrong(guesses)
             raise NobodyWaits
         return decided
 
     async def _waits_at(self, at: Place, digest: str) -> bool:
-        waiting = await self.store.list(channel=at[0], limit=MOST_LISTED)
+        waiting = await self.store.list_pairings(channel=at[0], limit=MOST_LISTED)
         return any((one.channel, one.account, one.code_digest) == (*at, digest) for one in waiting)
 
     def _require_unlocked(self, guesses: _Guesses) -> None:

@@ -33,13 +33,13 @@ from gateway.channels.translating import Scrub, WayIn
 from gateway.channels.verification import ChannelRefused, proofs, secret_of, verifier
 from gateway.channels.webhooks import WebhookDoor, address
 from gateway.control.notices import Bus
-from gateway.domain.channels import ChannelDef, ChannelMemos, ChannelStatus
+from gateway.domain.channels import ChannelDef, ChannelStatus
 from gateway.domain.dialling import Dialler
 from gateway.domain.errors import Conflict
 from gateway.domain.inbox import Accepted, Heard, Inbound
-from gateway.domain.outbox import Deliver, Outbox
+from gateway.domain.outbox import Deliver
 from gateway.domain.plugins import PluginInfo, PluginSecret
-from gateway.domain.ports import Clock, Fetch, Leave, Stores
+from gateway.domain.ports import ChannelStore, Clock, Fetch, Leave, Outbox, Stores
 from gateway.domain.supervision import supervise as keep_at_it
 from gateway.sessions.intake import Front
 from gateway.sessions.outbox import Deliveries
@@ -103,7 +103,7 @@ class ChannelRoom:
     channel's secrets out of what its platform sends. `delivered` counts deliveries."""
 
     intake: Intake
-    memos: ChannelMemos
+    memos: ChannelStore
     clock: Clock
     tell: Tell
     door: WebhookDoor
@@ -220,7 +220,7 @@ class ChannelRoom:
         transport = transport_of(channel, adapter.description)
         health.transport = transport.type
         _check_needs(channel, adapter.description)
-        memos = await self.memos.read(channel.name, channel.account)
+        memos = await self.memos.read_memos(channel.name, channel.account)
         state = next((memo.text for memo in memos if memo.slot == "adapter"), "")
         way_in = WayIn(channel, adapter, self.intake, self.scrubbing(channel.secrets), state)
         if isinstance(transport, Webhook):
@@ -238,11 +238,11 @@ def channel_room(
     traffic: Traffic,
 ) -> ChannelRoom:
     """No channel is open yet. Deliveries wait until somebody delivers."""
-    front, memos = commands.front, stores.channel_memos
+    front, memos = commands.front, stores.channels
     clock = front.clock
     intake = Intake(
         front.reception.accept,
-        stores.channel_events,
+        stores.channels,
         memos,
         clock,
         lambda: None,

@@ -8,11 +8,10 @@ from gateway.channels.adapters import HttpReply, Webhook
 from gateway.channels.progress import Health
 from gateway.channels.translating import Said, WayIn
 from gateway.channels.verification import Challenger, NotGenuine, Verifier, secret_of, verifier
-from gateway.domain.budgets import Audit
 from gateway.domain.channels import WebhookAnswer, WebhookCall
 from gateway.domain.errors import AdapterFailed, Busy, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
-from gateway.domain.ports import Clock
+from gateway.domain.ports import Audit, Clock
 
 LARGEST_BODY = 4 * 1024 * 1024
 MOST_PARAMETERS = 32

@@ -184,7 +184,7 @@ class Player:
         return False
 
     async def _waiting(self) -> bool:
-        tally = await self.rooms.shared.stores.dead_letters.tally()
+        tally = await self.rooms.shared.stores.outbox.tally()
         return any(count for (_, state), count in tally.items() if state in {"pending", "sending"})
 
     def _of_requests(self, step: Step, heard: Sequence[Heard]) -> Iterator[str]:

@@ -70,7 +70,7 @@ async def opened(data_dir: Path) -> AsyncIterator[Sandbox]:
     """A sandbox that reaches nothing; what it compiles is kept where the gateway keeps it."""
     clock = SystemClock()
     async with open_memory(clock) as stores:
-        means = Means(Nowhere(), stores.plugins, clock, to_json, from_json, read_description)
+        means = Means(Nowhere(), stores.tools, clock, to_json, from_json, read_description)
         make = partial(data_dir.mkdir, mode=0o700, parents=True, exist_ok=True)
         try:
             await to_thread.run_sync(make)

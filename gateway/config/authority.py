@@ -8,11 +8,12 @@ from datetime import datetime
 
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
-from gateway.domain.budgets import NANO, Audit, Budgets, Limit
+from gateway.domain.budgets import NANO, Budgets, Limit
 from gateway.domain.channels import ChannelDef
 from gateway.domain.events import Deed, DeedKind
 from gateway.domain.ids import AgentId
 from gateway.domain.plugins import PluginDef, PluginInfo
+from gateway.domain.ports import Audit
 
 NO_AGENT = "agent:"  # a scope that limits to an agent that nobody can define
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
 from gateway.domain.ids import AgentId, RunId, SessionKey, encode_part
 from gateway.domain.messages import READS
@@ -222,19 +222,6 @@ class Original:
     tool: str
     content: str
     at: datetime
-
-
-class Originals(Protocol):
-    """Raises StoreUnavailable."""
-
-    async def keep(self, original: Original) -> None:
-        """The same reference again changes nothing. Gone with its session, or with the journals."""
-
-    async def read(self, session_key: SessionKey, reference: str) -> Original | None:
-        """None also for what another session kept."""
-
-    async def forget(self, session_key: SessionKey) -> None:
-        """All of a session that is over."""
 
 
 MatchedBy = Literal["peer", "guild", "team", "account", "channel", "default", "request"]

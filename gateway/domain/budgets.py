@@ -1,12 +1,11 @@
 """Token budgets: limits, scopes, reservations and records of model calls, and the ports that keep them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import Literal, NamedTuple, Protocol, get_args
 
 from gateway.domain.errors import GatewayError
-from gateway.domain.events import AuditEntry, Deed, DeedKind
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.messages import Usage
 
@@ -312,88 +311,9 @@ Due = Callable[[Tally], str]  # pure; the limit that somebody has to be warned a
 Ended = TokenRecord | Reservation  # what a call came to, or what was held for one that was not sent
 
 
-class Ledger(Protocol):
-    """Every provider call: held before it, recorded after it.
-
-    The process holds durable slices of the budgets and grants calls out of them in memory. Nothing
-    is committed with an fsync of its own. After a crash, what is left of its slices is `unsettled`.
-    """
-
-    def begin(self, wanted: Reservation) -> Reservation:
-        """Holds what is `wanted` for the first call of a run that was just accepted, if no limit holds
-        for it: the accept has shown that the store can be written."""
-        ...
-
-    async def reserve(
-        self, wanted: Reservation, decide: Decide, kinds: Collection[ScopeKind] = SCOPE_KINDS
-    ) -> tuple[Reservation, Grant]:
-        """Asks `decide` with the tallies of the scopes of these kinds, and holds what it grants once
-        a slice that covers it is committed. The call's day is moved on to the latest one that was
-        ever reserved in. Raises StoreUnavailable."""
-        ...
-
-    def settle_soon(
-        self, ended: Ended, failed: Callable[[Exception], None], due: Due | None = None
-    ) -> Sequence[Tally]:
-        """Counts what a reserved call came to, or lets go of what was held for nothing; a second
-        time nothing. Gives the scopes to warn about, each once a limit. The record is written with
-        the next commit: whatever is asked of the store later finds it, or `failed` is told why it
-        is not there, and the call is held again."""
-        ...
-
-    async def settle(self, ended: Ended, due: Due | None = None) -> Sequence[Tally]:
-        """The same, and waits for the commit. Raises StoreUnavailable."""
-        ...
-
-    async def resync(self, now: datetime) -> Resync:
-        """Goes back to the day of the clock, where it was ahead before: nothing is counted in days and
-        months to come any more, but what is held, and what was made today, is counted today."""
-        ...
-
-    async def unsettled(self) -> Sequence[Reservation]:
-        """All that is held; at a start, by the process that died."""
-        ...
-
-
 class Prices(Protocol):
     def cost(
         self, provider: str, model: str, usage: Usage, at: datetime
     ) -> tuple[int, Pricing] | None:
         """Billionths of a dollar, and who says so; None: nobody knows."""
-        ...
-
-
-class Spending(Protocol):
-    """Reads the ledger. The cost does not depend on its length."""
-
-    async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
-        """A day or month is moved on as in `Ledger.reserve`."""
-        ...
-
-    async def models(self, limit: int) -> Sequence[ModelSum]:
-        """Those that were asked most often first; the rest together, as `other`, comes on top."""
-        ...
-
-    async def records(self, query: RecordQuery) -> RecordPage: ...
-
-
-class Audit(Protocol):
-    """Entries are added and never changed."""
-
-    async def append(self, deed: Deed) -> None:
-        """Raises StoreUnavailable. Committed without an fsync of its own."""
-        ...
-
-    def append_soon(self, deed: Deed) -> None:
-        """The same without being waited for; what cannot be written is logged."""
-        ...
-
-    async def newest(
-        self, *, kind: DeedKind | None = None, before: int | None = None, limit: int = 1
-    ) -> Sequence[AuditEntry]:
-        """Newest first; `before` is a `seq`."""
-        ...
-
-    async def after(self, seq: int, *, limit: int) -> Sequence[AuditEntry]:
-        """Oldest first."""
         ...

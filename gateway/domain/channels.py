@@ -27,34 +27,6 @@ class Pairing:
     is_owner: bool = False  # may answer `/pair` in the chat
 
 
-class Pairings(Protocol):
-    """Durable; of direct chats alone: nothing here opens a room. Raises StoreUnavailable."""
-
-    async def find(self, channel: str, account: str, person: str) -> Pairing | None: ...
-
-    async def may_ask(self, asked: Pairing) -> bool:
-        """A look alone: who asks is written with what the person is told, by ChannelEvents.hear.
-        False if the line of that account is full, or the person waits already, is paired or denied."""
-
-    async def decide(
-        self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
-    ) -> Pairing | None:
-        """Durable. None: no such code waits, or it has expired. Who is the first to be paired on an
-        account is its owner in any case."""
-
-    async def remove(
-        self, channel: str, account: str, person: str, *, state: PairingState | None = None
-    ) -> bool:
-        """Durable. What was decided or asked for, if it is that: the person may ask again. False:
-        nothing was."""
-
-    async def block(self, channel: str, account: str, person: str, *, now: datetime) -> Pairing:
-        """Durable. Denied, whatever was before."""
-
-    async def list(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
-        """Those who wait first, then the newest."""
-
-
 class Approvals(Protocol):
     """What an operator, or an owner in the chat, decides about those who wait; `by` is told to the
     audit. Raises StoreUnavailable."""
@@ -125,15 +97,6 @@ class ChannelMemo:
     account: str
     slot: Literal["adapter", "socket"]
     text: str
-
-
-class ChannelMemos(Protocol):
-    """Kept over restarts; a memo that goes with a message is in the commit of its accept."""
-
-    async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]: ...
-
-    async def write(self, *memos: ChannelMemo) -> None:
-        """ONE durable commit. Raises StoreUnavailable."""
 
 
 # ---------------------------------------------------------------------------------- webhooks

@@ -2,11 +2,11 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from hashlib import sha256
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from gateway.domain.ids import RunId, SessionKey
 
@@ -180,20 +180,6 @@ class Notice:
     data: Mapping[str, object] = field(default_factory=dict)  # of the event, for a compact batch
     batching: Batching = Batching()
     batch: int = field(default=0, compare=False)  # given by the queue; 0: of none
-
-
-class RuleStates(Protocol):
-    async def of(self, key: SessionKey) -> str | None:
-        """The JSON object that the session's last ended run left; None: none did."""
-
-
-class NoticeBoard(Protocol):
-    async def claim(
-        self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
-    ) -> Sequence[Notice]:
-        """What ended runs of other sessions of this agent and person posted and no other run has
-        claimed, oldest first; asked again, the run gets its own again. Expired ones never come, and
-        the end of the run takes away what it claimed."""
 
 
 DeedKind = Literal[

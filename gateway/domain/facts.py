@@ -171,7 +171,7 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Provenance:
     """Why a fact is believed."""
 
     fact: Fact
@@ -202,36 +202,6 @@ def tombstone_of(what: Erasure, now: datetime) -> str:
     """The digest that an erasure leaves; it does not reveal what was erased."""
     target = what.fact_id or what.scope or str(what.session_key)
     return sha256(f"{what.kind} {target} {now.isoformat()}".encode()).hexdigest()[:32]
-
-
-class Facts(Protocol):
-    """Raises StoreUnavailable."""
-
-    async def add(
-        self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
-    ) -> Sequence[Fact]:
-        """ONE commit without an fsync of its own: each claim is settled with what is known of its
-        (scope, subject, predicate), so that of a functional predicate exactly one fact is current
-        whoever writes meanwhile. Gives the fact that each claim became or confirmed; `ids` are for
-        those that are new. What was said before it was forgotten is left out."""
-
-    def knows(self, whose: Whose) -> bool:
-        """False only if nothing was ever learned there, so that no query is needed."""
-
-    async def select(self, query: FactQuery) -> Sequence[Fact]: ...
-
-    async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
-        """Current facts that contain any of the words or other forms of them; facts with rarer
-        words first. The cost does not depend on the facts of others."""
-
-    async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
-        """Current facts whose subject or object is one of the names, newest first."""
-
-    async def origin(self, fact_id: str) -> Origin | None: ...
-
-    async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
-        """How many facts; with their words gone from every index, and a tombstone in their place.
-        Durable."""
 
 
 def scope_of(key: SessionKey, sender: str | None, *, is_shared: bool = False) -> str:
@@ -538,36 +508,11 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Unheard:
     """What people said in a part of a session, and its last node; None if it is empty."""
 
     said: tuple[Said, ...] = ()
     upto: NodeId | None = None
-
-
-class Hearing(Protocol):
-    """How far fact extraction has read: patterns read everything, a model what it is owed. Nodes
-    that are gone are skipped. Writes are not synced: what a crash undoes is read again. Raises
-    StoreUnavailable."""
-
-    async def behind(self) -> Sequence[SessionKey]:
-        """Sessions in which patterns have not looked at everything."""
-
-    async def next(self, key: SessionKey, *, limit: int) -> Heard:
-        """The `limit` nodes after those that patterns have looked at."""
-
-    async def looked(self, upto: Mapping[SessionKey, NodeId]) -> None: ...
-
-    async def owe(self, key: SessionKey, since: NodeId) -> None:
-        """A model has to look at that node and all after it, as far as it has not: besides what it
-        is owed already."""
-
-    async def owed(self) -> Sequence[SessionKey]: ...
-
-    async def next_owed(self, key: SessionKey, *, limit: int) -> Heard: ...
-
-    async def read(self, key: SessionKey, upto: NodeId) -> bool:
-        """A model has looked at it; whether more is owed."""
 
 
 RecallKind = Literal["fact", "turn"]
@@ -649,40 +594,6 @@ class Turn:
     text: str
     at: datetime
     sender: str | None = None
-
-
-class Turns(Protocol):
-    """Finds messages of a session by their words. Never returns messages of other sessions, of
-    sibling branches or of tools. Raises StoreUnavailable."""
-
-    async def find(
-        self,
-        key: SessionKey,
-        words: Sequence[str],
-        *,
-        messages: Sequence[str] = (),
-        upto: NodeId | None = None,
-        limit: int,
-    ) -> Found:
-        """On the path to HEAD (or to `upto`) and in earlier conversations under the same key; the
-        newest `limit` of a word, and of frequent words also where they meet rarer ones; words that most turns hold are left out. Costs the
-        same in a session of any length. Raises NotFound for an `upto` of another session."""
-
-    async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
-        """In any order; what is gone is left out."""
-
-
-class TurnIndex(Protocol):
-    """Indexes messages in the background. Raises StoreUnavailable."""
-
-    async def behind(self, *, limit: int) -> Sequence[SessionKey]: ...
-
-    async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
-        """Indexes at most `limit` messages in one commit without an fsync; returns the sessions
-        that are still behind."""
-
-    async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
-        """Takes messages out before their texts are erased; durable, and no word of them stays."""
 
 
 class Remember(Protocol):

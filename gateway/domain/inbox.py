@@ -1,13 +1,13 @@
 """A message on its way in: as a front door hands it in, as it is accepted, and how it ends."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from gateway.domain.agents import Address, MatchedBy, place_in
-from gateway.domain.channels import ChannelMemo, Pairing
+from gateway.domain.channels import ChannelMemo
 from gateway.domain.events import Notice
 from gateway.domain.ids import MessageId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Node
@@ -180,45 +180,3 @@ class Heard:
     detail: str = ""  # of what nobody could read: as it came, for the operator
     why: str = ""  # it could not be read
     again: str = ""  # JSON of what has to be taken in to try it again; empty: nothing helps
-
-
-class ChannelEvents(Protocol):
-    """A message is heard once: what is told twice is told by nobody."""
-
-    async def knows(self, channel: str, account: str, platform_id: str) -> bool:
-        """Whether that message was heard or accepted before; one that could not be read was not.
-        Raises StoreUnavailable."""
-        ...
-
-    async def hear(
-        self,
-        heard: Heard,
-        deliveries: Sequence[NewDelivery] = (),
-        memos: Sequence[ChannelMemo] = (),
-        asked: Pairing | None = None,
-    ) -> bool:
-        """ONE durable commit, which puts whoever has `asked` in the line, where expired ones are
-        gone. False, and nothing but the memos is written, if that message was heard or accepted
-        before, or its sender may not ask. A delivery whose id is there already is not made again. Raises
-        StoreUnavailable."""
-        ...
-
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
-        """What no adapter could read, newest first."""
-        ...
-
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
-        """Of all accounts, and of all channels where none is named."""
-        ...
-
-    async def drop_unread(self, one: Heard) -> None:
-        """Durable."""
-        ...
-
-    async def count_unread(self) -> Mapping[str, int]:
-        """By channel."""
-        ...
-
-    async def forget(self, *, before: datetime, limit: int) -> int:
-        """Those that no platform sends again; gives how many."""
-        ...

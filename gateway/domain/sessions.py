@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from hashlib import sha256
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from gateway.domain.agents import BOUNDS, AgentDef, Limits, SubagentDef
 from gateway.domain.errors import GatewayError
@@ -85,30 +85,6 @@ class Erased:
     tombstone: str | None = None
 
 
-class Conversations(Protocol):
-    """Durable, all of it. Raises NotFound, StoreUnavailable."""
-
-    async def begin(self, key: SessionKey, *, now: datetime) -> None:
-        """HEAD goes to no message: the next one is a root. Makes the session if there is none."""
-
-    async def label(self, key: SessionKey, node: NodeId, label: str | None) -> None:
-        """A label that another node of the session has moves here; None: it has none any more."""
-
-    async def checkpoint(self, key: SessionKey, node: NodeId, *, is_kept: bool) -> None:
-        """A checkpoint and the path to it are never archived."""
-
-    async def take_in(self, key: SessionKey, nodes: Sequence[Node], *, now: datetime) -> TakenIn:
-        """Nodes that are not there yet, each under its `parent_id`: one of the session, or one
-        before it. HEAD goes along where they grow from it. Raises ImportRefused."""
-
-
-class Erasures(Protocol):
-    async def erase(self, key: SessionKey, *, by: str, dry_run: bool, now: datetime) -> Erased:
-        """All that was said in a session, whatever was made of it, and the facts that were learned
-        there: gone for good in ONE durable commit; ids, counts, ledger and audit stay. Raises
-        NotFound, StoreUnavailable, and Busy while a run of the session has not ended."""
-
-
 def not_there_yet(
     key: SessionKey, nodes: Sequence[Node], is_known: Callable[[NodeId], bool | None]
 ) -> list[Node]:
@@ -180,14 +156,6 @@ def from_plain(plain: object) -> Summary:
         return Summary(**values)
     except TypeError as error:
         raise ValueError("it is no summary") from error
-
-
-class Summaries(Protocol):
-    """Keeps summaries where they belong: in the tree."""
-
-    async def append(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
-        """Compare-and-set: under HEAD, which moves to it; False, and nothing written, if HEAD was
-        not `expected`. Not fsynced. Raises NotFound for a session that is not there."""
 
 
 # The limits that a user may set, and a single request tighten.

@@ -8,7 +8,7 @@ import anyio.lowlevel
 import mcp_types as types
 
 from gateway.domain.mcp import McpServerDef
-from gateway.domain.ports import PluginStore, SchemaCheck
+from gateway.domain.ports import SchemaCheck, ToolStore
 from gateway.mcp.pinning import Pins, digest_of
 from gateway.mcp.tools import Caller, McpTool, size_of, tool_of
 
@@ -24,7 +24,7 @@ class Listing:
     server: McpServerDef
     caller: Caller
     schemas: SchemaCheck
-    store: PluginStore
+    store: ToolStore
     told_changed: Callable[[Mapping[str, object]], Awaitable[None]]
     _pins: Pins = field(init=False)
     _told: set[tuple[str, bool]] = field(default_factory=set)  # tools that changed; if withheld

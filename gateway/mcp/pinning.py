@@ -9,7 +9,7 @@ from typing import Literal
 import mcp_types as types
 
 from gateway.domain.errors import Denied
-from gateway.domain.ports import PluginSpace, PluginStore
+from gateway.domain.ports import PluginSpace, ToolStore
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Pins:
     run or before, is withheld until a start that finds what the start before has told."""
 
     server: str
-    store: PluginStore
+    store: ToolStore
     _now: dict[str, str] = field(default_factory=dict)
     _told: dict[str, str] = field(default_factory=dict)  # what changed tools are now
 

@@ -12,7 +12,7 @@ from anyio.abc import TaskGroup
 
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatus
-from gateway.domain.ports import Clock, PluginStore, SchemaCheck, Tool
+from gateway.domain.ports import Clock, SchemaCheck, Tool, ToolStore
 from gateway.domain.supervision import survives
 from gateway.mcp.carrying import user
 from gateway.mcp.connecting import LONGEST_WHY, Broke, Line, why_not
@@ -38,7 +38,7 @@ class Means:
     dial: Dial
     clock: Clock
     schemas: SchemaCheck
-    store: PluginStore
+    store: ToolStore
     renew: Callable[[str, Sequence[Tool]], None]
     tell: Tell
     told_changed: Callable[[Mapping[str, object]], Awaitable[None]]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gateway.domain.agents import ContextRules
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
-from gateway.domain.ports import Transcript
+from gateway.domain.ports import SessionStore
 from gateway.domain.sessions import Path, Summary
 from gateway.memory.compaction import summary_of
 from gateway.memory.window import NODE_WEIGHT, Window
@@ -36,7 +36,7 @@ class Episode:
 class Episodes:
     """Reads only the end of a path, so the cost does not depend on the length of the session."""
 
-    def __init__(self, transcript: Transcript, *, kept_tokens: int = KEPT_TOKENS) -> None:
+    def __init__(self, transcript: SessionStore, *, kept_tokens: int = KEPT_TOKENS) -> None:
         self._transcript = transcript
         self._warm: OrderedDict[SessionKey, Episode] = OrderedDict()
         self._weight = 0

@@ -22,8 +22,6 @@ from gateway.domain.facts import (
     Claim,
     EntityType,
     Fact,
-    Facts,
-    Hearing,
     Said,
     Source,
     in_order,
@@ -34,7 +32,7 @@ from gateway.domain.facts import (
 from gateway.domain.ids import AgentId, NodeId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.model import ModelRequest
-from gateway.domain.ports import Clock, Decode, Encode, Ids, Model
+from gateway.domain.ports import Clock, Decode, Encode, FactStore, Ids, Model
 from gateway.domain.supervision import Work, contained
 from gateway.memory import wording as dates
 from gateway.memory.statements import claims_in
@@ -204,8 +202,7 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True, slots=True)
 class Keeping:
     agents: Mapping[AgentId, AgentDef]
-    facts: Facts
-    hearing: Hearing
+    facts: FactStore
     model: Model
     clock: Clock
     ids: Ids
@@ -227,7 +224,7 @@ class Keeping:
         claims = [one for claim in in_order(claims) for one in _affirmed(claim)]
         ids = [f"f_{self.ids.new()}" for _ in claims]
         try:
-            await self.facts.add(scope, claims, ids=ids, now=self.clock.now())
+            await self.facts.add_facts(scope, claims, ids=ids, now=self.clock.now())
         except StoreUnavailable:
             raise
         except GatewayError as error:
@@ -293,7 +290,7 @@ class ModelQueue:
         try:
             while is_resumed or debt.since is not None:
                 if debt.since is not None:
-                    await keeping.hearing.owe(key, debt.since)
+                    await keeping.facts.owe(key, debt.since)
                     await self._until_quiet(debt, keeping.agents[key.agent].context.quiet_s)
                 is_resumed = False
                 async with self._slots:
@@ -317,7 +314,7 @@ class ModelQueue:
         keeping, is_owed = self._keeping, True
         while is_owed:
             debt.since = None  # what was told so far is in the store, beyond what is read now
-            heard = await keeping.hearing.next_owed(key, limit=PAGE)
+            heard = await keeping.facts.next_owed(key, limit=PAGE)
             if heard.upto is None:
                 return
             for person in dict.fromkeys(one.sender for one in heard.said):
@@ -325,7 +322,7 @@ class ModelQueue:
                 for start in range(0, len(theirs), MOST_MESSAGES):
                     claims = await self._asked(key, person, theirs[start : start + MOST_MESSAGES])
                     await keeping.keep(key, person, claims)
-            is_owed = await keeping.hearing.read(key, heard.upto)
+            is_owed = await keeping.facts.mark_read(key, heard.upto)
 
     async def _asked(
         self, key: SessionKey, person: str | None, said: Sequence[Said]
@@ -334,7 +331,7 @@ class ModelQueue:
         keeping, agent = self._keeping, self._keeping.agents[key.agent]
         theirs = whose(key, person, is_shared=keeping.is_shared(key))
         words = dict.fromkeys(words_of(" ".join(one.text[:500] for one in said)))
-        known = await keeping.facts.matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
+        known = await keeping.facts.facts_matching(theirs, [*words][:LOOKED_FOR], limit=KNOWN_SHOWN)
         asked = request(agent, key, said, known, keeping.encode)
         try:
             with anyio.fail_after(ASK_S):
@@ -369,8 +366,8 @@ class Keeper:
 
     async def resume(self) -> None:
         """Continues where the previous process stopped. Raises StoreUnavailable."""
-        hearing, how = self._keeping.hearing, self._keeping.how
-        self._behind = {key: 0 for key in await hearing.behind() if how(key) != "off"}
+        hearing, how = self._keeping.facts, self._keeping.how
+        self._behind = {key: 0 for key in await hearing.unheard() if how(key) != "off"}
         self._queue.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
         self._start(partial(self._catch_up_all, tuple(self._behind), anyio.Event()))
 
@@ -455,7 +452,7 @@ class Keeper:
             await self._keeping.clock.sleep(NOTE_EVERY_S)
             due = {key: at for key, at in self._places.items() if key not in self._writing}
             try:
-                await self._keeping.hearing.looked(due)
+                await self._keeping.facts.mark_heard(due)
             except StoreUnavailable as error:
                 log.warning("how far was looked is not noted yet", extra={"why": str(error)})
                 continue
@@ -483,14 +480,14 @@ class Keeper:
         if key in self._catching:
             return await self._catching[key].wait()
         done = self._catching[key] = anyio.Event()
-        hearing = self._keeping.hearing
+        hearing = self._keeping.facts
         try:
             while (turns := self._behind.get(key)) is not None:
-                heard = await hearing.next(key, limit=PAGE)
+                heard = await hearing.next_unheard(key, limit=PAGE)
                 for one in heard.said:
                     await self._keeping.keep(key, one.sender, self._claims(key, one))
                 if heard.upto is not None:
-                    await hearing.looked({key: heard.upto})
+                    await hearing.mark_heard({key: heard.upto})
                 elif self._behind.get(key) == turns:
                     self._behind.pop(key, None)
         except StoreUnavailable as error:

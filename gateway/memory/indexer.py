@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import anyio
 
 from gateway.domain.errors import StoreLost, StoreUnavailable
-from gateway.domain.facts import TurnIndex
 from gateway.domain.ids import SessionKey
-from gateway.domain.ports import Clock
+from gateway.domain.ports import Clock, FactStore
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ SESSIONS_AT_ONCE = 1000
 class Indexer:
     """The store keeps the position of each session; a restart continues there."""
 
-    def __init__(self, index: TurnIndex, clock: Clock) -> None:
+    def __init__(self, index: FactStore, clock: Clock) -> None:
         self._index, self._clock = index, clock
         self._waiting: dict[SessionKey, None] = {}
         self._said = anyio.Event()
@@ -58,11 +57,11 @@ class Indexer:
         """Returns once all messages of the session are indexed. Raises StoreUnavailable."""
         behind: Sequence[SessionKey] = (key,)
         while behind:
-            behind = await self._index.advance(behind, limit=AT_ONCE)
+            behind = await self._index.index_turns(behind, limit=AT_ONCE)
 
     async def _take_up(self) -> None:
         """Queues the sessions that an earlier process left."""
-        behind = await self._index.behind(limit=SESSIONS_AT_ONCE)
+        behind = await self._index.unindexed(limit=SESSIONS_AT_ONCE)
         self._waiting.update(dict.fromkeys(behind))
         self._is_behind = len(behind) == SESSIONS_AT_ONCE
 
@@ -74,7 +73,7 @@ class Indexer:
                 del self._waiting[key]
             behind: Sequence[SessionKey] = keys  # should it fail
             try:
-                behind = await self._index.advance(keys, limit=AT_ONCE)
+                behind = await self._index.index_turns(keys, limit=AT_ONCE)
             finally:
                 for key in behind:
                     self.note(key)

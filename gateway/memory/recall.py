@@ -16,13 +16,11 @@ from gateway.domain.facts import (
     SUBJECT,
     YOU,
     Fact,
-    Facts,
     Found,
     Hits,
     Recalled,
     RecallKind,
     Turn,
-    Turns,
     Whose,
     flat,
     whose,
@@ -32,7 +30,7 @@ from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import PluginSpace, PluginStore
+from gateway.domain.ports import FactStore, PluginSpace, ToolStore
 from gateway.memory.wording import asked_of
 
 # What a word counts for the turns beside the one that holds it: an answer stands beside its
@@ -132,14 +130,14 @@ MOST_NAMES = 50  # that one hop goes on from
 
 
 async def neighbours(
-    facts: Facts, whose: Whose, name: str, *, hops: int, limit: int
+    facts: FactStore, whose: Whose, name: str, *, hops: int, limit: int
 ) -> Sequence[Fact]:
     """Current facts within that many hops of a name, the nearest first."""
     found: dict[str, Fact] = {}
     seen, edge = set[str](), [name]
     for _ in range(hops):
         seen.update(edge)
-        near = await facts.around(whose, edge, limit=limit)
+        near = await facts.facts_around(whose, edge, limit=limit)
         found |= {fact.id: fact for fact in near if fact.id not in found}
         names = dict.fromkeys(end for fact in near for end in (fact.subject, fact.object))
         edge = [one for one in names if one not in seen][:MOST_NAMES]
@@ -193,8 +191,8 @@ _NOTHING = Shown()
 class Recall:
     """Finds the facts and turns that a question is about."""
 
-    def __init__(self, turns: Turns, facts: Facts) -> None:
-        self._turns, self._facts = turns, facts
+    def __init__(self, facts: FactStore) -> None:
+        self._facts = facts
 
     async def of(
         self,
@@ -218,7 +216,7 @@ class Recall:
             return told
         scored = _sources(facts) if facts else {}
         ends = filter(None, (shown.since, shown.upto))
-        found = await self._turns.find(
+        found = await self._facts.find_turns(
             key, words, messages=(*scored, *ends), upto=shown.upto, limit=_HITS
         )
         if not (found.words or found.messages.keys() & scored.keys()):
@@ -227,7 +225,7 @@ class Recall:
             at: _OF_FACT * scored[name] for name, at in found.messages.items() if name in scored
         }
         best = dict(ranked(found, boosts, limit=_READ * limit, without=shown.depths(found)))
-        turns = await self._turns.fetch(key, found.trail, tuple(best)) if best else ()
+        turns = await self._facts.fetch_turns(key, found.trail, tuple(best)) if best else ()
         said = frozenset(_all_words(question))
         why = _Told(said, key, distinct(found.words), boosts, best)
         recalled = sorted(map(why.recalled, turns), key=lambda one: (-one.score, one.at, one.id))
@@ -235,10 +233,10 @@ class Recall:
 
     async def _known(self, words: Sequence[str], whose: Whose) -> list[Recalled]:
         """Facts that contain the words, then facts one hop away from the first of them."""
-        found = await self._facts.matching(whose, words, limit=_FACTS)
+        found = await self._facts.facts_matching(whose, words, limit=_FACTS)
         names = {name: one for one in reversed(found[:_HOPS_FROM]) for name in _names(one)}
         known = {fact.id for fact in found}
-        beside = await self._facts.around(whose, tuple(names), limit=_FACTS) if names else ()
+        beside = await self._facts.facts_around(whose, tuple(names), limit=_FACTS) if names else ()
         further = [fact for fact in beside if fact.id not in known]
         whys = [_shared(fact, words) for fact in found] + [_hop(fact, names) for fact in further]
         facts = enumerate(zip((*found, *further), whys, strict=True))
@@ -323,7 +321,7 @@ class Remembrance:
     """Implements Remember."""
 
     recall: Recall
-    facts: Facts
+    facts: FactStore
 
     async def of(
         self,
@@ -357,7 +355,7 @@ class Remembrance:
     ) -> Sequence[Recalled]:
         """Further facts about the person who asks, up to `most` in all."""
         known = {one.id for one in facts}
-        more = await self.facts.around(theirs, (SUBJECT,), limit=most)
+        more = await self.facts.facts_around(theirs, (SUBJECT,), limit=most)
         others = [one for one in more if one.id not in known][: most - len(facts)]
         return [recalled_fact(one, 0.0, "about the person") for one in others]
 
@@ -377,7 +375,7 @@ _LISTS: Mapping[str, tuple[Literal["notes", "threads"], str, str]] = {
 class Vault:
     """One plugin's store, for an agent that has its reading tools."""
 
-    store: PluginStore
+    store: ToolStore
     plugin: str
     is_shared: bool
     tools: frozenset[str]
@@ -398,7 +396,7 @@ class Vault:
 
 
 def vault_of(
-    offered: Iterable[ToolSpec], plugins: Mapping[str, PluginDef], store: PluginStore
+    offered: Iterable[ToolSpec], plugins: Mapping[str, PluginDef], store: ToolStore
 ) -> Vault | None:
     """None if the agent has none of the bundled reading tools."""
     mine = {one.name: one.family for one in offered if one.name in _LISTS}

@@ -9,7 +9,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import PluginStore, Stores
+from gateway.domain.ports import Stores, ToolStore
 from gateway.memory.extraction import Keeper, Keeping
 from gateway.memory.indexer import Indexer
 from gateway.memory.recall import Recall, Remembrance, Vault, vault_of
@@ -34,8 +34,8 @@ class Memory:
 
 def memory_of(stores: Stores, keeping: Keeping, group: TaskGroup) -> Memory:
     """Nothing is begun yet; extraction runs in the group."""
-    recall = Recall(stores.turns, stores.facts)
-    indexer = Indexer(stores.turn_index, keeping.clock)
+    recall = Recall(stores.facts)
+    indexer = Indexer(stores.facts, keeping.clock)
     return Memory(Keeper(keeping, group), indexer, recall, Remembrance(recall, stores.facts))
 
 
@@ -43,7 +43,7 @@ def vaults_of(
     agents: Iterable[AgentDef],
     offered: Callable[[AgentDef], Sequence[ToolSpec]],
     plugins: Sequence[PluginDef],
-    store: PluginStore,
+    store: ToolStore,
 ) -> Mapping[AgentId, Vault]:
     """Those of the agents that can read what the bundled notes plugin keeps."""
     named = {one.name: one for one in plugins}

@@ -16,7 +16,6 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Facts,
     Reader,
     Recalled,
     RecallKind,
@@ -27,7 +26,7 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Clock, Ids, ToolScope
+from gateway.domain.ports import Clock, FactStore, Ids, ToolScope
 from gateway.memory import wording as dates
 from gateway.memory.recall import MOST_HOPS, neighbours
 from gateway.memory.wording import is_functional, kept_under
@@ -113,7 +112,7 @@ class _Asked:
 class MemoryTool:
     """Implements the Tool port. `shared`: agents whose facts belong to all who talk to them."""
 
-    facts: Facts
+    facts: FactStore
     find: Find
     clock: Clock
     ids: Ids
@@ -146,7 +145,9 @@ class MemoryTool:
         since = _since(asked, now) or (source.at if source else now)
         what = (asked.text("subject", SUBJECT), predicate, asked.text("object"))
         claim = Claim(*what, functional, since, asked.key, source=source)
-        kept = await self.facts.add(asked.scope, [claim], ids=[f"f_{self.ids.new()}"], now=now)
+        kept = await self.facts.add_facts(
+            asked.scope, [claim], ids=[f"f_{self.ids.new()}"], now=now
+        )
         if not kept:
             raise ToolFailed(FORGOTTEN)
         return {"remembered": told(kept[0])}
@@ -174,7 +175,7 @@ class MemoryTool:
         return {"facts": [told(fact) for fact in await select(self.facts, query)]}
 
     async def _why(self, asked: _Asked) -> object:
-        origin = await self.facts.origin(asked.text("fact_id"))
+        origin = await self.facts.origin_of(asked.text("fact_id"))
         if origin is None or not asked.sees(origin.fact):
             raise ToolFailed(UNKNOWN)
         readable = origin.sources_for(asked.reader)
@@ -203,25 +204,25 @@ class MemoryTool:
         if asked.arguments.get("confirm") is not True or "fact_id" not in asked.arguments:
             return {"would_erase": shown, "note": NOT_YET}
         what = Erasure(fact_id=doomed[0].id, by=str(asked.key))
-        erased = await self.facts.erase(what, dry_run=False, now=self.clock.now())
+        erased = await self.facts.erase_facts(what, dry_run=False, now=self.clock.now())
         return {"erased": erased}
 
     async def _doomed(self, asked: _Asked) -> Sequence[Fact]:
         if asked.arguments.get("fact_id") is not None:
-            origin = await self.facts.origin(asked.text("fact_id"))
+            origin = await self.facts.origin_of(asked.text("fact_id"))
             return [origin.fact] if origin else []
         asked.text("predicate")  # it is not to forget all at once
         return await self._of_subject(asked)
 
 
-async def select(facts: Facts, query: FactQuery) -> Sequence[Fact]:
+async def select(facts: FactStore, query: FactQuery) -> Sequence[Fact]:
     """Finds facts under the given predicate and under its canonical name, which older facts may
     lack."""
     given = query.predicate
-    found = [*await facts.select(query)]
+    found = [*await facts.select_facts(query)]
     if given is not None and (name := kept_under(given)) != given:
         known = {one.id for one in found}
-        more = await facts.select(replace(query, predicate=name))
+        more = await facts.select_facts(replace(query, predicate=name))
         found += [one for one in more if one.id not in known]
     return sorted(found, key=by_time)[: query.limit]
 

@@ -22,7 +22,7 @@ from gateway.domain.ports import (
     HttpFailed,
     Leave,
     PluginSpace,
-    PluginStore,
+    ToolStore,
 )
 from gateway.sandbox.ledger import Ledger
 
@@ -46,7 +46,7 @@ class Means:
     """What host functions are made of."""
 
     fetch: Fetch
-    store: PluginStore
+    store: ToolStore
     clock: Clock
     encode: Encode
     decode: Decode

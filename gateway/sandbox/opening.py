@@ -13,12 +13,11 @@ import anyio
 from anyio import to_thread
 
 from gateway.domain.agents import AgentDef
-from gateway.domain.budgets import Audit
 from gateway.domain.errors import Denied
 from gateway.domain.events import Deed
 from gateway.domain.mcp import Foreign, Lacking, McpStatus
 from gateway.domain.plugins import PluginDef, PluginInfo
-from gateway.domain.ports import Ask, Clock, Fetched, HostFunction, Leave, Tool
+from gateway.domain.ports import Ask, Audit, Clock, Fetched, HostFunction, Leave, Tool
 from gateway.sandbox.compiling import Compiling
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.plugins import Plugins, Sandbox

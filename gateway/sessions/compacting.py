@@ -13,8 +13,8 @@ from gateway.domain.errors import ModelFailed, StoreUnavailable
 from gateway.domain.ids import NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, estimate_tokens
 from gateway.domain.model import ModelReply, ModelRequest
-from gateway.domain.ports import Clock, Ids, Model, Transcript
-from gateway.domain.sessions import Summaries, Summary
+from gateway.domain.ports import Clock, Ids, Model, SessionStore
+from gateway.domain.sessions import Summary
 from gateway.memory.compaction import (
     INSTRUCTIONS,
     Span,
@@ -61,8 +61,7 @@ class Compaction:
     """`on_compacted` is told which messages a summary stands for now."""
 
     model: Model
-    transcript: Transcript
-    summaries: Summaries
+    sessions: SessionStore
     episodes: Episodes
     lanes: Lanes
     clock: Clock
@@ -98,12 +97,12 @@ class Compaction:
 
     async def _job(self, key: SessionKey, agent: AgentDef, run_id: RunId) -> _Job | None:
         """None if there is nothing worth it, or not enough more than when it was given up."""
-        path = page = await self.transcript.path(key, limit=PAGE)
+        path = page = await self.sessions.path(key, limit=PAGE)
         earlier = summary_of(path.summary)
         nodes, more = not_covered(path, earlier)
         most = MOST_READ * allowance(agent)
         while more and sum(node.token_count for node in nodes) < most:
-            page = await self.transcript.path(key, before=page.nodes[0].id, limit=PAGE)
+            page = await self.sessions.path(key, before=page.nodes[0].id, limit=PAGE)
             older, more = not_covered(page, earlier)
             nodes = (*older, *nodes)
         span = span_of(nodes, allowance(agent))
@@ -151,10 +150,10 @@ class Compaction:
         """In its lane, between two turns. If the conversation went on from elsewhere meanwhile, the
         summary stands for something else, and is dropped."""
         try:
-            path = await self.transcript.path(job.key, limit=PAGE)
+            path = await self.sessions.path(job.key, limit=PAGE)
             if job.head not in {one.id for one in path.nodes}:
                 return
-            if await self.summaries.append(job.key, node, expected=path.head):
+            if await self.sessions.append_summary(job.key, node, expected=path.head):
                 self.episodes.forget(job.key)
                 covered = job.span.covered
                 log.info("summed up", extra={"session": str(job.key), "nodes": len(covered)})

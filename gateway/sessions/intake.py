@@ -18,18 +18,8 @@ from gateway.domain.inbox import Accepted, Entry, EntryState, Inbound, NewEntry,
 from gateway.domain.mcp import Client, Served
 from gateway.domain.messages import Node, ToolCall
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import (
-    Clock,
-    Decode,
-    Encode,
-    Ids,
-    Inbox,
-    Runs,
-    Sessions,
-    ToolScope,
-    Transcript,
-)
-from gateway.domain.sessions import Conversations, Erased, Erasures, TakenIn
+from gateway.domain.ports import Clock, Decode, Encode, Ids, Inbox, SessionStore, ToolScope
+from gateway.domain.sessions import Erased, TakenIn
 from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
@@ -261,9 +251,7 @@ class Upkeep:
     """Everything here is durable when it comes back. `said` is told where messages came in,
     `forgotten` where they went; `holding` counts what is being taken in."""
 
-    conversations: Conversations
-    erasures: Erasures
-    sessions: Sessions
+    sessions: SessionStore
     episodes: Episodes
     clock: Clock
     said: Callable[[SessionKey], None] = lambda key: None
@@ -274,14 +262,14 @@ class Upkeep:
 
     async def begin(self, key: SessionKey) -> None:
         """The next message is a root; what was said before stays, as another tree."""
-        await self.conversations.begin(key, now=self.clock.now())
+        await self.sessions.start_over(key, now=self.clock.now())
         self.episodes.forget(key)
 
     async def take_in(self, key: SessionKey, nodes: Sequence[Node]) -> TakenIn:
         """Raises ImportRefused, and Busy if too much is on its way into the session already."""
         with self.holding(key, sum(map(_size, nodes))):
             bounded = [_bounded(node) for node in nodes]
-            taken = await self.conversations.take_in(key, bounded, now=self.clock.now())
+            taken = await self.sessions.import_nodes(key, bounded, now=self.clock.now())
         self.episodes.forget(key)
         self.said(key)
         return taken
@@ -289,7 +277,7 @@ class Upkeep:
     async def erase(self, key: SessionKey, *, by: str, dry_run: bool = False) -> Erased:
         """Raises NotFound, and Busy while a message of the session is not answered yet."""
         now = self.clock.now()
-        erased = await self.erasures.erase(key, by=by, dry_run=dry_run, now=now)
+        erased = await self.sessions.erase(key, by=by, dry_run=dry_run, now=now)
         if not dry_run:
             self.episodes.forget(key)
             self.forgotten(key)
@@ -321,9 +309,8 @@ class Front:
     router: Router
     reception: Reception
     live: LiveRuns
-    runs: Runs
-    transcript: Transcript
-    sessions: Sessions
+    inbox: Inbox
+    sessions: SessionStore
     episodes: Episodes
     souls: Souls
     plans: Plans
@@ -335,7 +322,7 @@ class Front:
         live = self.live.find(run_id)
         if live is not None:
             return live
-        record = await self.runs.find(RunId(run_id))
+        record = await self.inbox.find_run(RunId(run_id))
         # It may have been accepted, or have ended, while the store was asked.
         live = self.live.find(run_id)
         if live is not None:
@@ -351,7 +338,7 @@ class Front:
 
     async def node(self, key: SessionKey, node_id: str) -> Node:
         """A node of this session by id or label; raises NotFound."""
-        node = await self.transcript.node(key, node_id)
+        node = await self.sessions.node(key, node_id)
         if node is None:
             raise NotFound(f"node {node_id[:64]!r}")
         return node
@@ -360,9 +347,9 @@ class Front:
         """The next message grows from that node. Raises NotFound, or Conflict when a message was
         answered meanwhile."""
         node = await self.node(key, node_id)
-        record = await self.sessions.find(key)
+        record = await self.sessions.find_session(key)
         expected = record.head if record is not None else None
-        moved = await self.transcript.move_head(key, node.id, expected=expected, label=label)
+        moved = await self.sessions.move_head(key, node.id, expected=expected, label=label)
         if not moved:
             raise Conflict("HEAD has moved meanwhile; look at the session and try again")
         self.episodes.forget(key)

@@ -12,8 +12,8 @@ import anyio
 from gateway.agent.journal import retry_store
 from gateway.domain.errors import Conflict, NotFound, StoreUnavailable
 from gateway.domain.events import Event, Severity
-from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Outbox, Receipt
-from gateway.domain.ports import Clock
+from gateway.domain.outbox import TWICE, Deliver, Delivery, DeliveryState, Receipt
+from gateway.domain.ports import Clock, Outbox
 from gateway.domain.supervision import contained, supervise
 
 log = logging.getLogger(__name__)

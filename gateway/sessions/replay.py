@@ -21,7 +21,7 @@ from gateway.domain.inbox import RunRecord
 from gateway.domain.journal import MOST_BYTES, Attempt, JournalUnreadable
 from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Hear, ModelReply, ModelRequest
-from gateway.domain.ports import Decode, Encode, Model, Runs, ToolScope, Transcript
+from gateway.domain.ports import Decode, Encode, Inbox, Model, SessionStore, ToolScope
 from gateway.memory.episodes import Episode
 from gateway.sessions.journal import Difference, apart, last_attempt
 from gateway.sessions.lanes import Batch, Waiting
@@ -49,8 +49,8 @@ class Replayed:
 @dataclass(frozen=True, slots=True)
 class Replays:
     means: Means
-    runs: Runs
-    transcript: Transcript
+    runs: Inbox
+    transcript: SessionStore
     wired: Wired
     providers: frozenset[str]
 
@@ -155,7 +155,7 @@ class Replays:
         return Batch([*asked, self._as_waiting(record)], lambda: behind)
 
     async def _waiting(self, run_id: str) -> Waiting | None:
-        record = await self.runs.find(RunId(run_id))
+        record = await self.runs.find_run(RunId(run_id))
         return None if record is None else self._as_waiting(record)
 
     def _as_waiting(self, record: RunRecord) -> Waiting:

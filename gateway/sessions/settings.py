@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import anyio
 
 from gateway.domain.errors import GatewayError
-from gateway.domain.ports import Decode, Encode, SettingsStore
+from gateway.domain.ports import Decode, Encode, SessionStore
 from gateway.domain.sessions import RECORD_BYTES, UserSettings
 
 MOST_KNOWN = 4096  # users, of whom most have set nothing
@@ -28,7 +28,7 @@ class SettingsRefused(GatewayError):
 class SettingsBook:
     """A user is a principal's name, or `channel:account:sender` with its parts encoded."""
 
-    store: SettingsStore
+    store: SessionStore
     encode: Encode
     decode: Decode
     _known: dict[str, UserSettings] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class SettingsBook:
         known = self._known.get(user)
         if known is not None:
             return known
-        read = self._opened(await self.store.read(user))
+        read = self._opened(await self.store.read_settings(user))
         # Whoever changed them meanwhile knows better than what was read before.
         return self._known.get(user) or self._remember(user, read)
 
@@ -48,14 +48,14 @@ class SettingsBook:
         Raises SettingsRefused if there would be too much to keep, and StoreUnavailable.
         """
         while True:
-            before = await self.store.read(user)
+            before = await self.store.read_settings(user)
             after = self._opened(before).patched(patch)
             record = self.encode(after.kept)
             if len(record) > RECORD_BYTES:
                 raise SettingsRefused(RECORD_BYTES)
             with anyio.CancelScope(shield=True):  # it is written even if nobody waits for it
                 self._known.pop(user, None)
-                if await self.store.write(user, record.decode(), expected=before):
+                if await self.store.write_settings(user, record.decode(), expected=before):
                     return self._remember(user, after)
 
     def _opened(self, record: str | None) -> UserSettings:

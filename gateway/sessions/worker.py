@@ -20,14 +20,14 @@ from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
 from gateway.domain.errors import BadSessionKey, GatewayError, NotFound
-from gateway.domain.events import Batching, Event, Notice, NoticeBoard, RuleStates
+from gateway.domain.events import Batching, Event, Notice
 from gateway.domain.facts import Fact, Recalled, Remember, Said, Source
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import Attempt, damaged, pack_text
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Chunk, Message, Node, NodeStatus, Usage
-from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, Runs, ToolScope
+from gateway.domain.ports import Clock, Decode, Encode, Inbox, Journal, ToolScope
 from gateway.domain.sessions import as_wished
 from gateway.domain.supervision import survives
 from gateway.memory.context import Besides
@@ -338,7 +338,6 @@ class Means:
     runner: Runner
     inbox: Inbox
     journal: Journal
-    runs: Runs
     episodes: Episodes
     souls: Souls
     settings: SettingsBook
@@ -346,8 +345,6 @@ class Means:
     bus: Bus
     encode: Encode
     decode: Decode
-    rule_states: RuleStates
-    notices: NoticeBoard
     recollection: Recollected = Recollected()
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
@@ -519,13 +516,13 @@ class Work:
 
     async def _read(self, batch: Batch, agent: AgentDef, episode: Episode, rules: RuleSet) -> Read:
         means, new, key = self.means, batch.entry.new, batch.entry.new.session_key
-        claim, now = means.notices.claim, means.clock.now()
+        claim, now = means.journal.claim_notices, means.clock.now()
         notices = await retry_store(means.clock, claim, batch.person, key, new.run_id, now=now)
         lacking = await means.runner.lacking(agent, batch.run.control)
         recalled, missing = await means.recollection.of(new, agent, episode)
         kept: object = None
         if rules.keeps_state:
-            text = await retry_store(means.clock, means.rule_states.of, key)
+            text = await retry_store(means.clock, means.journal.rule_state, key)
             kept = means.decode(text) if text else None
         kept = kept if isinstance(kept, dict) else {}
         return Read(tuple(notices), kept, recalled, missing, tuple(lacking))
@@ -535,7 +532,7 @@ class Work:
         if not episode.nodes:
             return False
         means, before = self.means, episode.nodes[-1].run_id
-        record = await retry_store(means.clock, means.runs.find, before)
+        record = await retry_store(means.clock, means.inbox.find_run, before)
         summary = means.decode(record.summary) if record and record.summary else {}
         match summary:
             case {"warned": list(warned)}:

@@ -19,19 +19,19 @@ _Who = tuple[str, str, str]
 
 
 class SqlitePairings(SqliteStore):
-    async def find(self, channel: str, account: str, person: str) -> Pairing | None:
+    async def find_pairing(self, channel: str, account: str, person: str) -> Pairing | None:
         return await self._readers.read(partial(_find, (channel, account, person)))
 
     async def may_ask(self, asked: Pairing) -> bool:
         return await self._readers.read(partial(_may_ask, asked))
 
-    async def decide(
+    async def decide_pairing(
         self, code_digest: str, state: PairingState, *, is_owner: bool, now: datetime
     ) -> Pairing | None:
         decide = partial(_decide, code_digest, state, is_owner, to_micros(now))
         return await self._writer.write(decide, durable=True)
 
-    async def remove(
+    async def remove_pairing(
         self, channel: str, account: str, person: str, *, state: PairingState | None = None
     ) -> bool:
         remove = partial(_remove, (channel, account, person), state)
@@ -42,7 +42,7 @@ class SqlitePairings(SqliteStore):
         block = partial(_block, (channel, account, person), to_micros(now))
         return await self._writer.write(block, durable=True)
 
-    async def list(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
+    async def list_pairings(self, *, channel: str | None = None, limit: int) -> Sequence[Pairing]:
         return await self._readers.read(partial(_list, channel, max(0, limit)))
 
 
@@ -125,10 +125,10 @@ ORDER BY state = 'asked' DESC, asked_at DESC, channel, account, person LIMIT ?
 
 
 class SqliteChannels(SqliteStore):
-    async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]:
+    async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]:
         return await self._readers.read(partial(_read, channel, account))
 
-    async def write(self, *memos: ChannelMemo) -> None:
+    async def write_memos(self, *memos: ChannelMemo) -> None:
         require_memos(memos)
         await self._writer.write(partial(write_memos, memos), durable=True)
 
@@ -165,7 +165,7 @@ class SqliteChannels(SqliteStore):
     async def count_unread(self) -> Mapping[str, int]:
         return await self._readers.read(lambda db: dict(db.execute(_COUNT_UNREAD).fetchall()))
 
-    async def forget(self, *, before: datetime, limit: int) -> int:
+    async def forget_heard(self, *, before: datetime, limit: int) -> int:
         forget = partial(_forget, to_micros(before), max(0, limit))
         return await self._writer.write(forget, durable=False)
 

@@ -19,7 +19,7 @@ from gateway.domain.sessions import (
     not_there_yet,
 )
 from gateway.store.inbox import append, bring_back, put_label, spoken
-from gateway.store.reader import Readers
+from gateway.store.reader import SqliteStore
 from gateway.store.rows import (
     NODE_COLUMNS,
     SEQ_BITS,
@@ -29,13 +29,10 @@ from gateway.store.rows import (
     require_text,
     to_node,
 )
-from gateway.store.writer import Pen, SessionRow, Writer
+from gateway.store.writer import Pen, SessionRow
 
 
-class SqliteTranscript:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
+class SqliteTranscript(SqliteStore):
     async def path(
         self,
         key: SessionKey,
@@ -180,11 +177,8 @@ ORDER BY n.place DESC LIMIT ?
 _SUMMARY = NODE_COLUMNS.split(", ").index("n.summary")
 
 
-class SqliteSummaries:
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-
-    async def append(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
+class SqliteSummaries(SqliteStore):
+    async def append_summary(self, key: SessionKey, node: Node, *, expected: NodeId | None) -> bool:
         message = (node.id, node.run_id, node.model, node.message.text)
         require_text("a summary or the message's id", str(key), expected, *message)
         return await self._writer.write(partial(_append, key, node, expected), durable=False)
@@ -206,26 +200,23 @@ def _append(key: SessionKey, node: Node, expected: NodeId | None, pen: Pen) -> b
     return True
 
 
-class SqliteSessions:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
-    async def find(self, key: SessionKey) -> SessionRecord | None:
+class SqliteSessions(SqliteStore):
+    async def find_session(self, key: SessionKey) -> SessionRecord | None:
         require_text("the session's key", str(key))
         await self._writer.caught_up()
         return await self._readers.read(partial(_find, key))
 
-    async def list(self, query: SessionQuery) -> SessionPage:
+    async def list_sessions(self, query: SessionQuery) -> SessionPage:
         """`updated_at` is unique, so `before` = that of the last session skips none."""
         require_text("the query", query.account, query.peer, query.text)
         require_text("the query", *(query.agents or ()), *(query.channels or ()))
         await self._writer.caught_up()
         return await self._readers.read(partial(_list, query))
 
-    async def count(self) -> int:
+    async def count_sessions(self) -> int:
         return await self._readers.read(lambda db: int(db.execute(_TOTAL).fetchone()[0]))
 
-    async def close(self, key: SessionKey) -> None:
+    async def close_session(self, key: SessionKey) -> None:
         require_text("the session's key", str(key))
         await self._writer.write(partial(_close, key), durable=True)
 
@@ -280,15 +271,12 @@ FROM session s LEFT JOIN spend l ON l.kind = 'session' AND l.name = s.key
 """
 
 
-class SqliteConversations:
-    def __init__(self, writer: Writer) -> None:
-        self._writer = writer
-
-    async def begin(self, key: SessionKey, *, now: datetime) -> None:
+class SqliteConversations(SqliteStore):
+    async def start_over(self, key: SessionKey, *, now: datetime) -> None:
         require_text("the session's key", str(key))
         await self._writer.write(partial(_begin, key, to_micros(now)), durable=True)
 
-    async def label(self, key: SessionKey, node: NodeId, label: str | None) -> None:
+    async def label_node(self, key: SessionKey, node: NodeId, label: str | None) -> None:
         require_text("the label or a message's id", str(key), node, label)
         await self._writer.write(partial(_label, key, node, label), durable=True)
 
@@ -296,7 +284,9 @@ class SqliteConversations:
         require_text("a message's id", str(key), node)
         await self._writer.write(partial(_checkpoint, key, node, is_kept), durable=True)
 
-    async def take_in(self, key: SessionKey, nodes: Sequence[Node], *, now: datetime) -> TakenIn:
+    async def import_nodes(
+        self, key: SessionKey, nodes: Sequence[Node], *, now: datetime
+    ) -> TakenIn:
         require_text("the session's key", str(key))
         for node in nodes:
             names = (node.id, node.parent_id, node.run_id, node.model, node.label)

@@ -22,13 +22,13 @@ _ANY = "surrogatepass"  # a tool may say what is no text
 
 
 class SqliteOriginals(SqliteStore):
-    async def keep(self, original: Original) -> None:
+    async def keep_original(self, original: Original) -> None:
         await self._writer.write(partial(_keep, original), durable=False)
 
-    async def read(self, session_key: SessionKey, reference: str) -> Original | None:
+    async def read_original(self, session_key: SessionKey, reference: str) -> Original | None:
         return await self._readers.read(partial(_read, session_key, reference))
 
-    async def forget(self, session_key: SessionKey) -> None:
+    async def forget_originals(self, session_key: SessionKey) -> None:
         await self._writer.write(partial(forget_originals, session_key), durable=False)
 
 

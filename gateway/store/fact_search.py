@@ -13,7 +13,7 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Origin,
+    Provenance,
     QueryRefused,
     Told,
     Whose,
@@ -42,7 +42,7 @@ from gateway.store.facts import (
     to_fact_row,
     to_told,
 )
-from gateway.store.reader import Readers
+from gateway.store.reader import Readers, SqliteStore
 from gateway.store.rows import place_of, require_text
 from gateway.store.writer import Pen, Writer
 
@@ -54,12 +54,12 @@ MOST_WEIGHED = 10_000  # claims, for what was believed at a time: about half a s
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
-class SqliteFacts:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
+class SqliteFacts(SqliteStore):
+    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+        super().__init__(writer, readers, pen)
         self._groups = Groups()
 
-    async def add(
+    async def add_facts(
         self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
     ) -> Sequence[Fact]:
         require_claims(scope, claims, ids)
@@ -70,19 +70,23 @@ class SqliteFacts:
     def knows(self, whose: Whose) -> bool:
         return self._groups.has(whose.scope or str(whose.room))
 
-    async def select(self, query: FactQuery) -> Sequence[Fact]:
+    async def select_facts(self, query: FactQuery) -> Sequence[Fact]:
         require_query(query)
         find = _select if query.known_at is None else _known_then
         return await self._readers.read(partial(find, query))
 
-    async def matching(self, whose: Whose, words: Sequence[str], *, limit: int) -> Sequence[Fact]:
+    async def facts_matching(
+        self, whose: Whose, words: Sequence[str], *, limit: int
+    ) -> Sequence[Fact]:
         require_query(FactQuery(whose))
         if not await self._has_any(whose):
             return []
         even = [*dict.fromkeys(words_of(" ".join(words)))][:_MOST_WORDS]
         return await self._readers.read(partial(_matching, whose, even, max(0, limit)))
 
-    async def around(self, whose: Whose, names: Sequence[str], *, limit: int) -> Sequence[Fact]:
+    async def facts_around(
+        self, whose: Whose, names: Sequence[str], *, limit: int
+    ) -> Sequence[Fact]:
         require_query(FactQuery(whose))
         require_text("the query", *names)
         if not await self._has_any(whose):
@@ -96,11 +100,11 @@ class SqliteFacts:
             self._groups.take(await self._readers.read(partial(page, upto)))
         return self.knows(whose)
 
-    async def origin(self, fact_id: str) -> Origin | None:
+    async def origin_of(self, fact_id: str) -> Provenance | None:
         require_text("the fact's id", fact_id)
         return await self._readers.read(partial(_origin, fact_id))
 
-    async def erase(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
+    async def erase_facts(self, what: Erasure, *, dry_run: bool, now: datetime) -> int:
         require_erasure(what)
         if dry_run:
             return await self._readers.read(partial(writing.count_of, what))
@@ -269,7 +273,7 @@ def _around(
     return [_with_sources(row, db) for row in rows[:limit]]
 
 
-def _origin(fact_id: str, db: sqlite3.Connection) -> Origin | None:
+def _origin(fact_id: str, db: sqlite3.Connection) -> Provenance | None:
     rows = _rows([(_OF_CLAIM, (fact_id,)), ("f.id = ?", (fact_id,))], "", (), db)
     if not rows:
         return None
@@ -277,7 +281,7 @@ def _origin(fact_id: str, db: sqlite3.Connection) -> Origin | None:
     claims = db.execute(f"{CLAIM} {_ITS_SOURCES}", (rows[0].place, _MOST_SOURCES)).fetchall()
     told = [to_told(claim, fact) for claim in claims]
     older = _rows([("f.superseded_by = ?", (fact_id,))], _OLDEST, (-1,), db)
-    return Origin(
+    return Provenance(
         _with_sources(rows[0], db),
         tuple(dict.fromkeys(one.claim.source for one in told if one.claim.source)),
         tuple(row.fact.id for row in older),

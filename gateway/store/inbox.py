@@ -19,7 +19,7 @@ from gateway.domain.messages import Node
 from gateway.store.channels import require_memos, require_unheard, write_memos
 from gateway.store.outbox import add_delivery, require_delivery
 from gateway.store.pruning import Span, branches_off, kept_spans, outdated
-from gateway.store.reader import Readers, SqliteStore
+from gateway.store.reader import SqliteStore
 from gateway.store.rows import (
     SEQ_BITS,
     TextRefused,
@@ -30,10 +30,10 @@ from gateway.store.rows import (
     seq_of,
 )
 from gateway.store.turns import forks_of
-from gateway.store.writer import Pen, SessionRow, Writer
+from gateway.store.writer import Pen, SessionRow
 
 
-class SqliteJournal(SqliteStore):
+class SqliteEntries(SqliteStore):
     async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
         await self._writer.write(partial(add_part, run_id, part, pack), durable=False)
 
@@ -68,20 +68,14 @@ MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest g
 _PLAIN = tuple(one.name for one in fields(Notice) if one.name not in {"data", "expires_at"})
 
 
-class SqliteRuleStates:
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
-
-    async def of(self, key: SessionKey) -> str | None:
+class SqliteRuleStates(SqliteStore):
+    async def rule_state(self, key: SessionKey) -> str | None:
         require_text("the session's key", str(key))
         return await self._readers.read(partial(_rule_state, str(key)))
 
 
-class SqliteNotices:
-    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
-        self._writer, self._readers, self._pen = writer, readers, pen
-
-    async def claim(
+class SqliteNotices(SqliteStore):
+    async def claim_notices(
         self, person: str, session_key: SessionKey, run_id: RunId, *, now: datetime
     ) -> Sequence[Notice]:
         """Without notices nothing is written, and mostly nothing is read."""
@@ -231,7 +225,7 @@ WHERE place IN (SELECT place FROM node INDEXED BY node_archived
 """
 
 
-class SqliteInbox(SqliteStore):
+class SqliteMessages(SqliteStore):
     async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
         require_text("the message", entry.content)
         ids = (entry.message_id, entry.run_id, entry.context_id, entry.platform_id, entry.digest)
@@ -252,11 +246,8 @@ class SqliteInbox(SqliteStore):
         return await self._readers.read(_unfinished)
 
 
-class SqliteRuns:
-    def __init__(self, readers: Readers) -> None:
-        self._readers = readers
-
-    async def find(self, run_id: RunId) -> RunRecord | None:
+class SqliteRuns(SqliteStore):
+    async def find_run(self, run_id: RunId) -> RunRecord | None:
         return await self._readers.read(partial(_find, run_id))
 
 

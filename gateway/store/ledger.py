@@ -79,7 +79,7 @@ _Saved = tuple[Reservation, Amount | None]  # a row and what is left of its slic
 _Spent = tuple[Amount, datetime | None, str]  # used, since when, the limit that was warned about
 
 
-class SqliteLedger:
+class SqliteReservations(SqliteStore):
     """Grants calls in memory, out of slices that are committed.
 
     What is used and what is set aside never exceed a limit together, at no commit: so a process that
@@ -88,13 +88,12 @@ class SqliteLedger:
     begins without a slice gets a row if it lasts, so that the next process knows of it.
     """
 
-    def __init__(self, writer: Writer, pen: Pen) -> None:
-        self._writer = writer
+    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+        super().__init__(writer, readers, pen)
         self._open = {one.id: one for one in map(_to_reservation, pen.unsettled)}
-        # A day that something was spent or held in is never opened again.
         self.latest = max([pen.last_day, *(one.day for one in self._open.values())])
         self._slices = {one.id: _Slice(one, one.held, one.held) for one in self._open.values()}
-        self._kept: dict[tuple[SessionKey, str], _Slice] = {}  # into which more calls fit
+        self._kept: dict[tuple[SessionKey, str], _Slice] = {}
         self._accounts: dict[Scope, _Account] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -493,14 +492,12 @@ _Row = tuple[Any, ...]
 _Term = tuple[str, tuple[object, ...]]  # a condition and its values
 
 
-class SqliteSpending(SqliteStore):
-    def __init__(self, writer: Writer, readers: Readers, ledger: SqliteLedger) -> None:
-        super().__init__(writer, readers)
-        self._ledger = ledger
+class SqliteLedger(SqliteReservations):
+    """Implements the port Ledger."""
 
     async def tallies(self, scopes: Sequence[Scope]) -> Sequence[Tally]:
         await self._writer.caught_up()
-        held = [self._ledger.held(_moved_on(scope, self._ledger.latest)) for scope in scopes]
+        held = [self.held(_moved_on(scope, self.latest)) for scope in scopes]
         return await self._readers.read(partial(_tallies, held))
 
     async def models(self, limit: int) -> Sequence[ModelSum]:

@@ -73,7 +73,7 @@ class SqliteOutbox(SqliteStore):
             lambda pen: pen.db.execute(_STRAND, strand).rowcount, durable=True
         )
 
-    async def list(
+    async def dead_letters(
         self, channel: str | None, *, before: int | None, limit: int
     ) -> Sequence[Delivery]:
         bounds = {"channel": channel, "before": before, "limit": max(0, limit)}

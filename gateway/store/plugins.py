@@ -13,11 +13,11 @@ from gateway.store.writer import Pen
 
 
 class SqliteSettings(SqliteStore):
-    async def read(self, user: str) -> str | None:
+    async def read_settings(self, user: str) -> str | None:
         require_text("the user's name", user)
         return await self._readers.read(partial(_read, user))
 
-    async def write(self, user: str, record: str, *, expected: str | None) -> bool:
+    async def write_settings(self, user: str, record: str, *, expected: str | None) -> bool:
         require_text("a user's settings", user, record)
         write = partial(_write, user, record, expected)
         return await self._writer.write(write, durable=True)

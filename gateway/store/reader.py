@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from gateway.domain.errors import GatewayError, StoreUnavailable
 from gateway.store.rows import unavailable
-from gateway.store.writer import Writer
+from gateway.store.writer import Pen, Writer
 
 T = TypeVar("T")
 Query = Callable[[sqlite3.Connection], T]
@@ -78,8 +78,8 @@ class Readers:
 class SqliteStore:
     """One subject of the store: operations over its writer and its readers."""
 
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
+    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+        self._writer, self._readers, self._pen = writer, readers, pen
 
 
 def _tell(future: "asyncio.Future[Any]", result: object, error: Exception | None) -> None:

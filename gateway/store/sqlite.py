@@ -26,13 +26,13 @@ from gateway.store.data_dir import Held, Mark, require_all
 from gateway.store.erasure import SqliteErasures, SqliteOriginals, sweep_originals
 from gateway.store.fact_search import SqliteFacts
 from gateway.store.inbox import (
-    SqliteInbox,
-    SqliteJournal,
+    SqliteEntries,
+    SqliteMessages,
     SqliteNotices,
     SqliteRuleStates,
     SqliteRuns,
 )
-from gateway.store.ledger import SqliteLedger, SqliteSpending
+from gateway.store.ledger import SqliteLedger, SqliteReservations
 from gateway.store.outbox import SqliteOutbox
 from gateway.store.plugins import SqlitePlugins, SqliteSettings
 from gateway.store.reader import Readers, open_to_read
@@ -51,7 +51,7 @@ from gateway.store.writer import Commits, Pen, Writer
 
 class SqliteCare:
     def __init__(
-        self, writer: Writer, readers: Readers, clock: Clock, ledger: SqliteLedger
+        self, writer: Writer, readers: Readers, clock: Clock, ledger: SqliteReservations
     ) -> None:
         self._writer, self._readers, self._clock, self._ledger = writer, readers, clock, ledger
 
@@ -153,37 +153,51 @@ async def open_sqlite(
             await to_thread.run_sync(opened.close)
 
 
+class SqliteInbox(SqliteMessages, SqliteRuns):
+    """Implements the port Inbox."""
+
+
+class SqliteJournal(SqliteEntries, SqliteNotices, SqliteRuleStates):
+    """Implements the port Journal."""
+
+
+class SqliteSessionStore(
+    SqliteSessions,
+    SqliteTranscript,
+    SqliteSummaries,
+    SqliteConversations,
+    SqliteErasures,
+    SqliteSettings,
+):
+    """Implements the port SessionStore."""
+
+
+class SqliteFactStore(SqliteFacts, SqliteHearing, SqliteTurns):
+    """Implements the port FactStore."""
+
+
+class SqliteChannelStore(SqliteChannels, SqlitePairings):
+    """Implements the port ChannelStore."""
+
+
+class SqliteToolStore(SqlitePlugins, SqliteOriginals):
+    """Implements the port ToolStore."""
+
+
 def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Stores:
     """Every port over one writer and its readers."""
-    outbox, turns = SqliteOutbox(writer, readers), SqliteTurns(writer, readers)
-    channels, ledger = SqliteChannels(writer, readers), SqliteLedger(writer, pen)
+    ledger = SqliteLedger(writer, readers, pen)
     return Stores(
-        SqliteInbox(writer, readers),
-        SqliteJournal(writer, readers),
-        SqliteRuns(readers),
-        SqliteTranscript(writer, readers),
-        SqliteSessions(writer, readers),
-        outbox,
-        SqlitePlugins(writer, readers),
+        SqliteInbox(writer, readers, pen),
+        SqliteJournal(writer, readers, pen),
+        SqliteSessionStore(writer, readers, pen),
+        SqliteFactStore(writer, readers, pen),
         ledger,
-        SqliteSpending(writer, readers, ledger),
-        SqliteAudit(writer, readers),
+        SqliteAudit(writer, readers, pen),
+        SqliteOutbox(writer, readers, pen),
+        SqliteChannelStore(writer, readers, pen),
+        SqliteToolStore(writer, readers, pen),
         SqliteCare(writer, readers, clock, ledger),
-        SqliteSettings(writer, readers),
-        SqliteRuleStates(readers),
-        SqliteNotices(writer, readers, pen),
-        SqliteFacts(writer, readers),
-        SqliteHearing(writer, readers),
-        turns,
-        turns,
-        SqliteSummaries(writer),
-        SqliteConversations(writer),
-        SqliteErasures(writer, readers),
-        channels,
-        channels,
-        SqlitePairings(writer, readers),
-        outbox,
-        SqliteOriginals(writer, readers),
     )
 
 

@@ -9,11 +9,11 @@ from itertools import combinations, islice
 from typing import Any, TypeVar
 
 from gateway.domain.errors import NotFound
-from gateway.domain.facts import Found, Heard, Hits, Said, Trail, Turn, scope_of, words_of
+from gateway.domain.facts import Found, Hits, Said, Trail, Turn, Unheard, scope_of, words_of
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import Names, anything_forgotten, is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
-from gateway.store.reader import Readers
+from gateway.store.reader import Readers, SqliteStore
 from gateway.store.rows import place_of, require_text, seq_of
 from gateway.store.writer import Pen, Writer
 
@@ -34,15 +34,13 @@ PAGE_BYTES = 250
 K = TypeVar("K")
 
 
-class SqliteTurns:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-        # By session: words that most turns held when it had this length. They are not looked for
-        # again until the session has grown.
+class SqliteTurns(SqliteStore):
+    def __init__(self, writer: Writer, readers: Readers, pen: Pen) -> None:
+        super().__init__(writer, readers, pen)
         self._common: dict[str, tuple[int, frozenset[str]]] = {}
         self._has_small_pages = False
 
-    def find(
+    def find_turns(
         self,
         key: SessionKey,
         words: Sequence[str],
@@ -103,21 +101,23 @@ class SqliteTurns:
             del self._common[next(iter(self._common))]
         return hits
 
-    async def fetch(self, key: SessionKey, trail: Trail, depths: Sequence[int]) -> Sequence[Turn]:
+    async def fetch_turns(
+        self, key: SessionKey, trail: Trail, depths: Sequence[int]
+    ) -> Sequence[Turn]:
         require_text("the session's key", str(key))
         return await self._readers.read(partial(_fetch, key, trail, depths))
 
-    async def behind(self, *, limit: int) -> Sequence[SessionKey]:
+    async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         return await self._readers.read(partial(_keys, _BEHIND, limit))
 
-    async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
+    async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
         require_text("the session's key", *map(str, keys))
         if not self._has_small_pages:
             await self._writer.write(_make_pages_small, durable=False)
             self._has_small_pages = True
         return await self._writer.write(partial(_advance, keys, limit), durable=False)
 
-    async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
+    async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
         require_text("the session's key or a message's id", str(key), *ids)
         self._common.pop(str(key), None)
         await self._writer.write(partial(forget_turns, key, ids), durable=True)
@@ -349,17 +349,14 @@ _NEXT = "SELECT place, role, text FROM node WHERE place > ? AND place < ? ORDER 
 _TEXT = "SELECT place, text FROM node WHERE place = ? AND role IN (?, ?)"
 
 
-class SqliteHearing:
-    def __init__(self, writer: Writer, readers: Readers) -> None:
-        self._writer, self._readers = writer, readers
-
-    async def behind(self) -> Sequence[SessionKey]:
+class SqliteHearing(SqliteStore):
+    async def unheard(self) -> Sequence[SessionKey]:
         return await self._readers.read(partial(_keys, _UNREAD, -1))
 
-    async def next(self, key: SessionKey, *, limit: int) -> Heard:
+    async def next_unheard(self, key: SessionKey, *, limit: int) -> Unheard:
         return await self._next("heard", key, limit)
 
-    async def looked(self, upto: Mapping[SessionKey, NodeId]) -> None:
+    async def mark_heard(self, upto: Mapping[SessionKey, NodeId]) -> None:
         require_text("a message's id", *upto.values())
         rows = [(node,) for node in upto.values()]
         await self._writer.write(partial(_run, _LOOKED, rows), durable=False)
@@ -371,14 +368,14 @@ class SqliteHearing:
     async def owed(self) -> Sequence[SessionKey]:
         return await self._readers.read(partial(_keys, _OWED, -1))
 
-    async def next_owed(self, key: SessionKey, *, limit: int) -> Heard:
+    async def next_owed(self, key: SessionKey, *, limit: int) -> Unheard:
         return await self._next("unread", key, limit)
 
-    async def read(self, key: SessionKey, upto: NodeId) -> bool:
+    async def mark_read(self, key: SessionKey, upto: NodeId) -> bool:
         require_text("a message's id", upto)
         return await self._writer.write(partial(_read, key, upto), durable=False)
 
-    async def _next(self, table: str, key: SessionKey, limit: int) -> Heard:
+    async def _next(self, table: str, key: SessionKey, limit: int) -> Unheard:
         require_text("the session's key", str(key))
         return await self._readers.read(partial(_next, table, str(key), limit))
 
@@ -387,11 +384,11 @@ def _keys(query: str, limit: int, db: sqlite3.Connection) -> Sequence[SessionKey
     return [SessionKey.parse(row[0]) for row in db.execute(query, (limit,))]
 
 
-def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Heard:
+def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Unheard:
     """`table` is `heard`, in which a missing row means that nothing was read, or `unread`."""
     found = db.execute(_PLACE[table], (key,)).fetchone()
     if found is None:
-        return Heard()
+        return Unheard()
     session, seq = found
     bounds = (place_of(session, seq), place_of(session + 1, 0), max(0, limit))
     rows = db.execute(_NODES, bounds).fetchall()
@@ -401,7 +398,7 @@ def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Heard:
         # Of what stands there as a user's, only that was said which was accepted or imported.
         if role == "user" and message in {None, node}
     )
-    return Heard(said, rows[-1][0] if rows else None)
+    return Unheard(said, rows[-1][0] if rows else None)
 
 
 def _run(change: str, rows: Sequence[tuple[NodeId]], pen: Pen) -> None:

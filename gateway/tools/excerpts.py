@@ -5,11 +5,11 @@ import logging
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
-from gateway.domain.agents import RESULT, AgentDef, Original, Originals
+from gateway.domain.agents import RESULT, AgentDef, Original
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.messages import BYTES_A_TOKEN, Excerpt, ToolResult, estimate_tokens
-from gateway.domain.ports import Clock, ToolScope
+from gateway.domain.ports import Clock, ToolScope, ToolStore
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ MARKER_TOKENS = 100  # for the marker and the boundary
 class Excerpts:
     """Without `originals` nothing is kept, and the marker names no reference."""
 
-    originals: Originals | None
+    originals: ToolStore | None
     clock: Clock
     _to_forget: set[SessionKey] = field(default_factory=set)  # of runs of which nothing stays
 
@@ -49,7 +49,7 @@ class Excerpts:
         key, now = scope.session_key, self.clock.now()
         one = Original(reference, key, scope.run_id, result.name, result.content, now)
         try:
-            await self.originals.keep(one)
+            await self.originals.keep_original(one)
         except StoreUnavailable as error:
             log.warning("a result is not kept", extra={"tool": result.name, "why": str(error)})
             return False
@@ -61,7 +61,7 @@ class Excerpts:
         """Deletes what was kept for a run that leaves nothing behind. Raises StoreUnavailable."""
         if self.originals is not None and key in self._to_forget:
             self._to_forget.discard(key)
-            await self.originals.forget(key)
+            await self.originals.forget_originals(key)
 
 
 def reference_of(run_id: RunId, call_id: str) -> str:

@@ -10,12 +10,12 @@ from secrets import token_hex
 
 import anyio
 
-from gateway.domain.agents import RESULT, AgentDef, Originals
+from gateway.domain.agents import RESULT, AgentDef
 from gateway.domain.errors import ToolFailed
 from gateway.domain.mcp import FAMILY, Foreign, Lacking, NoServers
 from gateway.domain.messages import Spent, ToolCall, ToolResult
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope
+from gateway.domain.ports import Clock, Decode, SchemaCheck, Tool, ToolScope, ToolStore
 from gateway.tools.excerpts import Excerpts
 from gateway.tools.sources import NOTHING, Listed, listed
 
@@ -60,7 +60,7 @@ class ToolGate:
         schemas: SchemaCheck,
         decode: Decode,
         clock: Clock,
-        originals: Originals | None = None,
+        originals: ToolStore | None = None,
         boundary: Callable[[], str] = new_boundary,
     ) -> None:
         self.boundary, self.excerpts = boundary, Excerpts(originals, clock)

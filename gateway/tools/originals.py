@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from anyio import to_thread
 
-from gateway.domain.agents import RESULT, Originals
+from gateway.domain.agents import RESULT
 from gateway.domain.errors import StoreUnavailable, ToolFailed
 from gateway.domain.ids import SessionKey
 from gateway.domain.messages import BYTES_A_TOKEN
 from gateway.domain.model import ToolSpec
-from gateway.domain.ports import ToolScope, Transcript
+from gateway.domain.ports import SessionStore, ToolScope, ToolStore
 from gateway.tools.excerpts import RESULT_SHARE
 
 SCHEME = "result://"
@@ -46,8 +46,10 @@ SPEC = ToolSpec(
 class ResultTool:
     """Implements the Tool port."""
 
-    originals: Originals
-    transcript: Transcript | None = None  # of the conversation: a result is in it, under a message
+    originals: ToolStore
+    transcript: SessionStore | None = (
+        None  # of the conversation: a result is in it, under a message
+    )
     spec: ToolSpec = SPEC
 
     async def call(self, arguments: Mapping[str, object], scope: ToolScope) -> str:
@@ -72,7 +74,7 @@ class ResultTool:
         return _part(content, first, arguments.get("to"), most)
 
     async def _content(self, key: SessionKey, reference: str) -> str | None:
-        original = await self.originals.read(key, reference)
+        original = await self.originals.read_original(key, reference)
         if original is not None:
             return original.content
         node = await self.transcript.node(key, reference) if self.transcript else None

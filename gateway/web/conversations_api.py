@@ -89,7 +89,7 @@ class ConversationsApi:
         """The principal's own conversation of that id, with whichever agents; or a session by its
         key. Raises NotFound."""
         query = SessionQuery(channels=(CHANNEL,), account=principal.name, peer=name, limit=500)
-        page = await self.front.sessions.list(query)
+        page = await self.front.sessions.list_sessions(query)
         if own := [one.key for one in page.sessions if may_use(principal, one.key.agent)]:
             return own
         return (key_in_path(principal, name),)

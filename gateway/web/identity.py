@@ -8,11 +8,10 @@ from hashlib import sha256
 from typing import TypeVar
 
 from gateway.domain.agents import OWN_CHANNELS
-from gateway.domain.budgets import Audit
 from gateway.domain.errors import GatewayError
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.ids import SessionKey
-from gateway.domain.ports import Clock
+from gateway.domain.ports import Audit, Clock
 from gateway.web.refusals import TooManyFailures, Unauthorized
 from gateway.web.settings import WebSettings
 from gateway.web.visitors import IpAddress, Visitor, place_of

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.domain.budgets import NANO, Spending
+from gateway.domain.budgets import NANO
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.mcp import Foreign
-from gateway.domain.outbox import DeadLetters
+from gateway.domain.ports import Ledger, Outbox
 from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of
 from gateway.web.identity import may
@@ -40,7 +40,7 @@ METRICS = Operation(
 @dataclass(frozen=True, slots=True)
 class Metrics:
     front: Front
-    spending: Spending
+    spending: Ledger
     refusals: Mapping[str, int]  # by scope
     budgets: Callable[[], Awaitable[Sequence[Mapping[str, object]]]]  # rows as in budget.status
     ready: Callable[[], Sequence[str]]  # as it was found last
@@ -73,7 +73,9 @@ class Metrics:
         families = (
             _family("info", "gauge", "The version that runs.", [({"version": self.version}, 1)]),
             _family("ready", "gauge", "Whether it takes work.", [({}, int(not self.ready()))]),
-            _family("sessions", "gauge", "Sessions.", [({}, await front.sessions.count())]),
+            _family(
+                "sessions", "gauge", "Sessions.", [({}, await front.sessions.count_sessions())]
+            ),
             _family("messages_pending", "gauge", "Not ended.", [({}, reception.pending)]),
             _family("runs_working", "gauge", "Turns at work.", [({}, reception.lanes.working)]),
             _family("model_calls_total", "counter", "Calls of providers.", calls),
@@ -93,7 +95,7 @@ class ChannelFigures:
     """The counts are since the start, by channel and another word."""
 
     statuses: Callable[[], Sequence[ChannelStatus]]
-    letters: DeadLetters
+    letters: Outbox
     taken: Mapping[tuple[str, str], int]  # by what became of a message
     ignored: Mapping[tuple[str, str], int]  # by why
     delivered: Mapping[tuple[str, str], int]  # by what became of an attempt

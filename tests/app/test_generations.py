@@ -71,9 +71,9 @@ async def test_two_generations_work_side_by_side_over_one_store_its_lanes_counte
                 said = [await ask(gateway, "hi") for gateway in (first, second)]
             said.append(await ask(second, "again"))  # the first has ended
             key = made[0].router.resolve(PEER).session_key
-            path = await second.core.front.transcript.path(key, before=None, limit=9)
+            path = await second.core.front.sessions.path(key, before=None, limit=9)
             meters = {id(one.opened.meter.queue) for one in (first, second)}
-            spent = await shared.stores.spending.models(10)
+            spent = await shared.stores.ledger.models(10)
             shared.group.cancel_scope.cancel()
 
     assert [events[-1]["response"] for events in said] == ["One.", "Two.", "Three."]

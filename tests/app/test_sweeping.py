@@ -18,7 +18,7 @@ async def test_what_channels_heard_is_forgotten_once_no_platform_sends_it_again(
     times = {"old": eight_days_ago - minute, "young": eight_days_ago + minute}
     async with open_memory() as stores, anyio.create_task_group() as group:
         for name, at in times.items():
-            await stores.channel_events.hear(Heard("tg", "bot", name, "told", at))
+            await stores.channels.hear(Heard("tg", "bot", name, "told", at))
 
         config = GatewayConfig(GatewaySettings(), (), None, {}, {})
         group.start_soon(sweep, config, stores, clock)
@@ -27,6 +27,6 @@ async def test_what_channels_heard_is_forgotten_once_no_platform_sends_it_again(
                 await clock.until_someone_sleeps()
                 clock.move(0.1)
 
-        known = [await stores.channel_events.knows("tg", "bot", name) for name in times]
+        known = [await stores.channels.knows("tg", "bot", name) for name in times]
         group.cancel_scope.cancel()
     assert known == [False, True]

@@ -174,7 +174,7 @@ class World:
 
     async def check(self) -> None:
         """The invariants."""
-        records = (await self.stores.spending.records(RecordQuery(limit=1_000))).records
+        records = (await self.stores.ledger.records(RecordQuery(limit=1_000))).records
         held = await self.stores.ledger.unsettled()
         self.most_held |= await self.held()
         assert not any(one.waits_for for one in self.refusals), "refused for what is only reserved"
@@ -185,7 +185,7 @@ class World:
                 self.seen.add(one.id)
                 self.latest = one.day
         scopes = {scope for key in KEYS for scope in scopes_of(key, self.latest or TODAY)}
-        for tally in await self.stores.spending.tallies(sorted(scopes, key=str)):
+        for tally in await self.stores.ledger.tallies(sorted(scopes, key=str)):
             mine = [one for one in held if tally.scope in scopes_of(one.payer.session_key, one.day)]
             assert tally.held == added([one.held for one in mine])
             assert min(*pair(tally.used), *pair(tally.held)) >= 0

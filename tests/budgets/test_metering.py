@@ -42,6 +42,7 @@ from gateway.domain.ports import Stores
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import AwayLedger, FixedPrices
 from tests.fakes.model import ScriptedModel, StallingModel, Step, say, says
+from tests.fakes.ports import PartOfLedger
 from tests.fakes.store import open_memory, session_key
 from tests.providers.asking import Heard
 
@@ -66,12 +67,12 @@ class Bench:
         return await model.reply(a_request(), hear or Heard())
 
     async def records(self) -> Sequence[TokenRecord]:
-        page = await self.stores.spending.records(RecordQuery())
+        page = await self.stores.ledger.records(RecordQuery())
         return list(reversed(page.records))
 
     async def daily(self) -> Tally:
         now = self.clock.now().date().isoformat()
-        return (await self.stores.spending.tallies(scopes_of(PAYER.session_key, now)))[2]
+        return (await self.stores.ledger.tallies(scopes_of(PAYER.session_key, now)))[2]
 
 
 @asynccontextmanager
@@ -233,7 +234,7 @@ async def test_who_is_cancelled_before_it_asked_pays_nothing() -> None:
 async def test_what_is_written_for_somebody_who_has_gone_is_let_go() -> None:
     written = anyio.Event()
 
-    class SlowLedger(AwayLedger):
+    class SlowLedger(AwayLedger, PartOfLedger):
         async def reserve(
             self, wanted: Reservation, decide: Decide, kinds: Collection[ScopeKind] = SCOPE_KINDS
         ) -> tuple[Reservation, Grant]:

@@ -21,6 +21,7 @@ from gateway.domain.ports import Fetch, Fetched, Leave
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.lines import FakeDialler
+from tests.fakes.ports import PartOfChannelStore
 from tests.outbound.guarded import a_secret, origin
 
 SECRETS = ("bot_token", "app_token", "token")
@@ -53,7 +54,7 @@ class FakeAdapter:
 
 
 @dataclass
-class FakeShelf:
+class FakeShelf(PartOfChannelStore):
     """ChannelMemos, ChannelEvents and the inbox: what is committed, and what refuses to be."""
 
     memos: dict[str, str] = field(default_factory=dict)
@@ -67,14 +68,14 @@ class FakeShelf:
             self._news = anyio.Event()
             await self._news.wait()
 
-    async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]:
+    async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]:
         self._check()
         return [
             ChannelMemo(channel, account, "socket" if slot == "socket" else "adapter", text)
             for slot, text in self.memos.items()
         ]
 
-    async def write(self, *memos: ChannelMemo) -> None:
+    async def write_memos(self, *memos: ChannelMemo) -> None:
         self._check()
         self.memos.update({memo.slot: memo.text for memo in memos})
 
@@ -83,7 +84,7 @@ class FakeShelf:
             await self.gate.wait()
         self._check()
         self.accepted.append(inbound.key or "")
-        await self.write(*inbound.memos)
+        await self.write_memos(*inbound.memos)
         self._news.set()
         key = SessionKey(AgentId("main"), inbound.address.channel, inbound.address.account)
         return Accepted(MessageId("m"), RunId("r"), key, "default", 1)
@@ -112,7 +113,7 @@ class FakeShelf:
     async def count_unread(self) -> Mapping[str, int]:
         return {}
 
-    async def forget(self, *, before: object, limit: int) -> int:
+    async def forget_heard(self, *, before: object, limit: int) -> int:
         return 0
 
     def _check(self) -> None:

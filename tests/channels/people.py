@@ -15,14 +15,14 @@ CHANNEL = ChannelDef("chat", "chat")
 
 
 def a_book(stores: Stores, clock: Clock) -> PairingBook:
-    return PairingBook(stores.pairings, stores.audit, clock, CountingIds())
+    return PairingBook(stores.channels, stores.audit, clock, CountingIds())
 
 
 async def commit(stores: Stores, asked: Pairing) -> bool:
     """As the intake does it, with what the person is told."""
     name = f"{asked.person} at {asked.asked_at}"
     heard = Heard(asked.channel, asked.account, name, "told", asked.asked_at)
-    return await stores.channel_events.hear(heard, asked=asked)
+    return await stores.channels.hear(heard, asked=asked)
 
 
 async def ask(

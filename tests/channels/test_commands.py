@@ -77,16 +77,16 @@ async def chatting(model: Model | None = None, *, agent: AgentDef = AGENT) -> As
     ):
         commands = ChatCommands(
             front=stage.front,
-            spending=stores.spending,
+            spending=stores.ledger,
             budgets=BUDGETS,
             facts=stores.facts,
-            find=Recall(stores.turns, stores.facts),
+            find=Recall(stores.facts),
             settled=at_once,
             shared=frozenset(),
             book=a_book(stores, stage.clock),
             decode=json.loads,
         )
-        kept = (stores.channel_events, stores.channel_memos, stage.clock, lambda: None)
+        kept = (stores.channels, stores.channels, stage.clock, lambda: None)
         door = Doorman(commands.book)
         intake = Intake(stage.front.reception.accept, *kept, door, commands)
         yield Chat(stage, stores, commands, scripted.asked, intake)
@@ -104,7 +104,7 @@ async def know(chat: Chat, text: str, message: Incoming) -> None:
     key = ANN._replace(peer=key_peer(at.peer, is_room=at.is_room))
     claim = Claim("user", "likes", text, functional=False, valid_from=NOON, session_key=key)
     scope = scope_of(key, at.sender)
-    await chat.stores.facts.add(scope, [claim], ids=[f"f-{text}"], now=NOON)
+    await chat.stores.facts.add_facts(scope, [claim], ids=[f"f-{text}"], now=NOON)
 
 
 async def test_help_tells_every_command_and_no_other() -> None:
@@ -120,13 +120,13 @@ async def test_new_begins_a_conversation_and_keeps_the_old_one(text: str) -> Non
     async with chatting() as chat:
         await chat.say("remember the blue boat")
         await chat.stage.until_idle()
-        before = await chat.stores.sessions.find(ANN)
+        before = await chat.stores.sessions.find_session(ANN)
 
         await chat.give(text)
         await chat.say("what colour?")
         await chat.stage.until_idle()
         shown = [message.text for message in chat.asked[-1].messages]
-        tree = await chat.stores.transcript.tree(ANN, limit=100)
+        tree = await chat.stores.sessions.tree(ANN, limit=100)
 
     assert before is not None
     assert before.head is not None
@@ -143,7 +143,7 @@ async def test_a_command_that_stands_alone_does_nothing_with_words_behind_it(nam
 
         told = await chat.give(f"/{name} what is the weather like?")
 
-        record = await chat.stores.sessions.find(ANN)
+        record = await chat.stores.sessions.find_session(ANN)
     assert "nothing was done" in told
     assert record is not None
     assert record.head is not None
@@ -174,7 +174,7 @@ async def test_usage_tells_this_chat_to_everybody_and_the_rest_to_owners() -> No
         await chat.say("hello")
         await chat.say("hello", said("hello", "ben"))
         await chat.stage.until_idle()
-        spent = (await chat.stores.sessions.find(ANN)).input_tokens  # type: ignore[union-attr]  # it is there
+        spent = (await chat.stores.sessions.find_session(ANN)).input_tokens  # type: ignore[union-attr]  # it is there
 
         owners = await chat.give("/usage")
         others = await chat.give("/usage", said("/usage", "ben"))
@@ -370,7 +370,7 @@ async def test_no_command_asks_a_model_or_makes_a_message() -> None:
         for name in NAMES:
             for argument in ("", " list", " boats"):
                 await chat.give(f"/{name}{argument}")
-        record = await chat.stores.sessions.find(ANN)
+        record = await chat.stores.sessions.find_session(ANN)
 
     assert chat.asked == []
     assert record is not None  # `/new` made it
@@ -383,7 +383,10 @@ async def test_a_hundred_messages_of_a_stranger_cost_nothing_and_are_answered_on
         for number in range(100):
             await chat.take(said(f"/new {number}" if number % 2 else f"hello {number}"))
         told = await chat.told()
-        sessions, runs = await chat.stores.sessions.count(), await chat.stores.inbox.unfinished()
+        sessions, runs = (
+            await chat.stores.sessions.count_sessions(),
+            await chat.stores.inbox.unfinished(),
+        )
 
     assert [peer for peer, _ in told] == ["ann"]
     assert "I do not know you yet" in told[0][1]
@@ -418,7 +421,7 @@ async def test_a_command_that_comes_ten_times_is_carried_out_once_and_never_bill
                 group.start_soon(chat.take, command)
 
         told = await chat.told()
-        spent = await chat.stores.spending.models(limit=10)
+        spent = await chat.stores.ledger.models(limit=10)
     assert told == [("ann", "`ben` (`Ben`) may talk")]
     assert chat.intake.counts["chat", "duplicate"] == 9
     assert (list(spent), chat.asked) == ([], [])

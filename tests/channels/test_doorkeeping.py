@@ -76,7 +76,7 @@ async def test_a_stranger_is_told_once_in_a_codes_life_and_costs_nothing() -> No
         verdicts = [await judged(stores, door, CHANNEL, said(f"/new {n}")) for n in range(100)]
         clock.move(3600)
         later = await door.judge(CHANNEL, said())
-        sessions = await stores.sessions.count()
+        sessions = await stores.sessions.count_sessions()
 
     assert isinstance(verdicts[0], Told)
     assert set(verdicts[1:]) == {Ignored("not_paired")}
@@ -94,7 +94,7 @@ async def test_a_notice_that_was_not_committed_is_told_with_another_code() -> No
         again = await door.judge(CHANNEL, said("one"))
 
         assert code_in(first) != code_in(again)
-        assert await stores.pairings.list(limit=9) == []
+        assert await stores.channels.list_pairings(limit=9) == []
 
 
 async def test_who_was_denied_hears_nothing_even_when_the_code_has_expired() -> None:

@@ -31,6 +31,7 @@ from tests.fakes.adapter import KeptEvents
 from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeCommands, FakeDoor, incoming
 from tests.fakes.model import StallingModel
+from tests.fakes.ports import PartOfChannelStore
 from tests.sessions.stage import ROOMY, staged
 
 CHANNEL = ChannelDef("tg", "telegram", account="bot", max_age_s=3600)
@@ -59,7 +60,7 @@ class Site:
         return [entry.content for entry in await self.turns()]
 
     async def memos(self) -> list[ChannelMemo]:
-        return list(await self.stores.channel_memos.read("tg", "bot"))
+        return list(await self.stores.channels.read_memos("tg", "bot"))
 
     async def deliveries(self) -> list[NewDelivery]:
         return [
@@ -78,8 +79,8 @@ async def site_of(stores: Stores, bounds: Bounds, ids_from: int = 0) -> AsyncIte
     async with staged(StallingModel(), stores, bounds=bounds, ids_from=ids_from) as stage:
         intake = Intake(
             stage.front.reception.accept,
-            stores.channel_events,
-            stores.channel_memos,
+            stores.channels,
+            stores.channels,
             stage.clock,
             lambda: site.nudged.append(None),
         )
@@ -178,20 +179,20 @@ async def test_a_batch_that_is_refused_in_the_middle_is_taken_whole_when_it_come
         assert await site.memos() == [STATE]
 
 
-class Unwritten(KeptEvents):
+class Unwritten(KeptEvents, PartOfChannelStore):
     """A store that can be read."""
 
     async def hear(self, *_: object) -> bool:
         raise StoreUnavailable("nothing was written")
 
 
-class Unwritable:
+class Unwritable(PartOfChannelStore):
     """Memos that must not need a commit of their own."""
 
-    async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]:
+    async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]:
         return ()
 
-    async def write(self, *memos: ChannelMemo) -> None:
+    async def write_memos(self, *memos: ChannelMemo) -> None:
         raise StoreUnavailable("no commit but that of the message")
 
 
@@ -264,7 +265,7 @@ async def test_what_a_bot_or_nobody_says_is_not_even_judged(
         await site.take(message)
 
         assert (site.door.judged, await site.turns(), await site.deliveries()) == ([], [], [])
-        assert not await site.stores.channel_events.knows("tg", "bot", "1")
+        assert not await site.stores.channels.knows("tg", "bot", "1")
         assert site.count("ignored") == 1
 
 
@@ -275,8 +276,8 @@ async def test_whoever_is_ignored_leaves_no_trace(opened: Open) -> None:
         await site.take(incoming())
 
         assert (await site.turns(), await site.deliveries(), site.nudged) == ([], [], [])
-        assert await site.stores.sessions.count() == 0
-        assert not await site.stores.channel_events.knows("tg", "bot", "1")
+        assert await site.stores.sessions.count_sessions() == 0
+        assert not await site.stores.channels.knows("tg", "bot", "1")
 
 
 # --- answered without a turn -------------------------------------------------------------------
@@ -296,7 +297,7 @@ async def test_whoever_is_told_something_is_told_it_once_and_makes_no_turn(opene
             "bot",
             "ann",
         )
-        assert (await site.turns(), await site.stores.sessions.count()) == ([], 0)
+        assert (await site.turns(), await site.stores.sessions.count_sessions()) == ([], 0)
         assert site.nudged == [None]
 
 

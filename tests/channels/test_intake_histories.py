@@ -26,6 +26,7 @@ from tests.channels.people import a_book, said
 from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeCommands
 from tests.fakes.model import StallingModel
+from tests.fakes.ports import PartOfChannelStore
 from tests.sessions.stage import Stage, staged
 
 Fault = Literal["before", "after", "cut"]
@@ -71,14 +72,14 @@ class Faults:
 
 
 @dataclass
-class Frail:
+class Frail(PartOfChannelStore):
     """Implements ChannelEvents and ChannelMemos over a store that fails now and then."""
 
     stores: Stores
     faults: Faults
 
     async def knows(self, channel: str, account: str, platform_id: str) -> bool:
-        return await self.stores.channel_events.knows(channel, account, platform_id)
+        return await self.stores.channels.knows(channel, account, platform_id)
 
     async def hear(
         self,
@@ -87,29 +88,29 @@ class Frail:
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
     ) -> bool:
-        events = self.stores.channel_events
+        events = self.stores.channels
         return await self.faults.around(lambda: events.hear(heard, deliveries, memos, asked))
 
     async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
-        return await self.stores.channel_events.find_unread(platform_id, channel)
+        return await self.stores.channels.find_unread(platform_id, channel)
 
     async def drop_unread(self, one: Heard) -> None:
-        await self.stores.channel_events.drop_unread(one)
+        await self.stores.channels.drop_unread(one)
 
     async def count_unread(self) -> Mapping[str, int]:
-        return await self.stores.channel_events.count_unread()
+        return await self.stores.channels.count_unread()
 
     async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
-        return await self.stores.channel_events.unread(channel, limit=limit)
+        return await self.stores.channels.unread(channel, limit=limit)
 
-    async def forget(self, *, before: object, limit: int) -> int:
+    async def forget_heard(self, *, before: object, limit: int) -> int:
         raise AssertionError("nothing is so old")
 
-    async def read(self, channel: str, account: str) -> Sequence[ChannelMemo]:
-        return await self.stores.channel_memos.read(channel, account)
+    async def read_memos(self, channel: str, account: str) -> Sequence[ChannelMemo]:
+        return await self.stores.channels.read_memos(channel, account)
 
-    async def write(self, *memos: ChannelMemo) -> None:
-        await self.faults.around(lambda: self.stores.channel_memos.write(*memos))
+    async def write_memos(self, *memos: ChannelMemo) -> None:
+        await self.faults.around(lambda: self.stores.channels.write_memos(*memos))
 
 
 @dataclass
@@ -189,9 +190,9 @@ class History:
         assert [after[MESSAGES[one].platform_id] for one in family] == [1] * len(family)
         for person in ("eve", "mallory"):  # one notice, and whoever waits was told the code
             told = sum(after[one.platform_id] for one in MESSAGES if one.sender.id == person)
-            waits = await stores.pairings.find("chat", "default", person)
+            waits = await stores.channels.find_pairing("chat", "default", person)
             assert (told, waits is not None) == (1, True)
-        (memo,) = await stores.channel_memos.read("chat", "default")
+        (memo,) = await stores.channels.read_memos("chat", "default")
         assert memo == replace(memo, text=str(self.offset))
 
 

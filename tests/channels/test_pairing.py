@@ -13,6 +13,7 @@ from gateway.domain.errors import Busy, NotFound
 from gateway.domain.ports import Stores
 from tests.channels.people import a_book, ask
 from tests.fakes.clock import CountingIds, FakeClock
+from tests.fakes.ports import PartOfChannelStore
 from tests.fakes.store import open_memory
 
 ANN = ("chat", "default", "ann")
@@ -41,7 +42,7 @@ async def test_a_code_is_easy_to_read_and_is_kept_nowhere() -> None:
     async with open_memory() as stores:
         book = a_book(stores, FakeClock())
         codes = {await asked(stores, book, f"p{number}", f"c{number}") for number in range(50)}
-        kept = repr(await stores.pairings.list(limit=100))
+        kept = repr(await stores.channels.list_pairings(limit=100))
 
     assert len(codes) == 50
     for code in codes:
@@ -135,7 +136,7 @@ async def test_decisions_are_told_to_the_audit_and_to_those_who_listen() -> None
     told: list[tuple[str, object]] = []
     async with open_memory() as stores:
         book = PairingBook(
-            stores.pairings,
+            stores.channels,
             stores.audit,
             FakeClock(),
             CountingIds(),
@@ -175,16 +176,22 @@ async def test_who_is_revoked_while_being_looked_up_is_not_remembered() -> None:
         book = a_book(stores, FakeClock())
         await book.approve(await asked(stores, book), by="local")
 
-        class Slow:
+        class Slow(PartOfChannelStore):
             """Somebody is revoked between the look and what is made of it."""
 
             def __init__(self) -> None:
-                self.may_ask, self.decide = stores.pairings.may_ask, stores.pairings.decide
-                self.remove, self.list = stores.pairings.remove, stores.pairings.list
-                self.block = stores.pairings.block
+                self.may_ask, self.decide_pairing = (
+                    stores.channels.may_ask,
+                    stores.channels.decide_pairing,
+                )
+                self.remove_pairing, self.list_pairings = (
+                    stores.channels.remove_pairing,
+                    stores.channels.list_pairings,
+                )
+                self.block = stores.channels.block
 
-            async def find(self, channel: str, account: str, person: str) -> Pairing | None:
-                found = await stores.pairings.find(channel, account, person)
+            async def find_pairing(self, channel: str, account: str, person: str) -> Pairing | None:
+                found = await stores.channels.find_pairing(channel, account, person)
                 if found is not None:
                     await book.revoke(channel, account, person, by="local")
                 return found

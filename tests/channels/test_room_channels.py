@@ -29,9 +29,9 @@ POLL = Poll("poll", CallRecipe("{api_base}/updates"))
 async def a_room(told: list[tuple[str, Mapping[str, object]]]) -> AsyncIterator[ChannelRoom]:
     clock = FakeClock()
     async with open_memory() as stores:
-        memos = stores.channel_memos
-        await memos.write(ChannelMemo("family", "default", "adapter", "cursor"))
-        intake = Intake(Taken().accept, stores.channel_events, memos, clock, lambda: None)
+        memos = stores.channels
+        await memos.write_memos(ChannelMemo("family", "default", "adapter", "cursor"))
+        intake = Intake(Taken().accept, stores.channels, memos, clock, lambda: None)
 
         def tell(type_: str, payload: Mapping[str, object]) -> None:
             told.append((type_, payload))

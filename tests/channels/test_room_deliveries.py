@@ -37,8 +37,8 @@ def a_room(stage: Stage, adapter: WritingAdapter) -> tuple[ChannelRoom, Health]:
         pass
 
     stores, clock = stage.stores, stage.clock
-    memos, accept = stores.channel_memos, stage.front.reception.accept
-    intake = Intake(accept, stores.channel_events, memos, clock, lambda: None)
+    memos, accept = stores.channels, stage.front.reception.accept
+    intake = Intake(accept, stores.channels, memos, clock, lambda: None)
     health = Health(CHANNEL, "poll", clock, tell)
     way_in, poll = WayIn(CHANNEL, adapter, intake, scrub), Poll("poll", CallRecipe("http://x"))
     room = ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock), scrubbing)

@@ -208,7 +208,7 @@ async def test_an_answer_that_nobody_can_read_stops_no_channel_for_good() -> Non
 
         assert before == ("", [])
         assert (way_in.state, [one.detail for one in kept.heard]) == ("9", ["poison"])
-        memos = await stores.channel_memos.read("family", "default")
+        memos = await stores.channels.read_memos("family", "default")
         assert [memo.text for memo in memos] == ["9"]
 
 

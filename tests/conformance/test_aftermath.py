@@ -40,25 +40,25 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
 
 async def test_settings_are_written_only_over_what_was_expected(opened: Open) -> None:
     async with opened() as stores:
-        settings = stores.settings
-        assert await settings.read("ann") is None
+        settings = stores.sessions
+        assert await settings.read_settings("ann") is None
 
-        assert not await settings.write("ann", "[2]", expected="[1]")
-        assert await settings.write("ann", "[1]", expected=None)
-        assert not await settings.write("ann", "[2]", expected=None)
-        assert not await settings.write("ann", "[3]", expected="[2]")
-        assert await settings.write("ann", "[2]", expected="[1]")
+        assert not await settings.write_settings("ann", "[2]", expected="[1]")
+        assert await settings.write_settings("ann", "[1]", expected=None)
+        assert not await settings.write_settings("ann", "[2]", expected=None)
+        assert not await settings.write_settings("ann", "[3]", expected="[2]")
+        assert await settings.write_settings("ann", "[2]", expected="[1]")
 
-        assert await settings.read("ann") == "[2]"
+        assert await settings.read_settings("ann") == "[2]"
 
 
 @pytest.mark.requirement("S-001-Rel-01")
 async def test_every_user_has_one_record_and_it_is_nobody_elses(opened: Open) -> None:
     async with opened() as stores:
         for number, user in enumerate(ODD):
-            assert await stores.settings.write(user, f"[{number}]", expected=None)
+            assert await stores.sessions.write_settings(user, f"[{number}]", expected=None)
 
-        found = [await stores.settings.read(user) for user in ODD]
+        found = [await stores.sessions.read_settings(user) for user in ODD]
 
     assert found == [f"[{number}]" for number in range(len(ODD))]
 
@@ -68,7 +68,7 @@ async def test_of_many_writers_who_expect_the_same_one_writes(opened: Open) -> N
     async with opened() as stores:
 
         async def write(number: int) -> None:
-            wrote.append(await stores.settings.write("ann", f"[{number}]", expected=None))
+            wrote.append(await stores.sessions.write_settings("ann", f"[{number}]", expected=None))
 
         async with anyio.create_task_group() as group:
             for number in range(10):
@@ -89,17 +89,17 @@ async def end(stores: Stores, name: str, key: SessionKey = HERE, **leaving: obje
 
 async def test_a_run_leaves_the_state_of_its_rules_to_the_next_of_its_session(opened: Open) -> None:
     async with opened() as stores:
-        assert await stores.rule_states.of(HERE) is None
+        assert await stores.journal.rule_state(HERE) is None
         await end(stores, "a", rule_state='{"n":1}')
         await end(stores, "b", THERE, rule_state='{"other":1}')
         await end(stores, "c")
 
-        assert await stores.rule_states.of(HERE) == '{"n":1}'
+        assert await stores.journal.rule_state(HERE) == '{"n":1}'
 
         await end(stores, "d", rule_state="{}")
 
-        assert await stores.rule_states.of(HERE) == "{}"
-        assert await stores.rule_states.of(THERE) == '{"other":1}'
+        assert await stores.journal.rule_state(HERE) == "{}"
+        assert await stores.journal.rule_state(THERE) == '{"other":1}'
 
 
 async def test_an_ending_that_counts_for_nothing_leaves_nothing(opened: Open) -> None:
@@ -111,7 +111,7 @@ async def test_an_ending_that_counts_for_nothing_leaves_nothing(opened: Open) ->
 
         assert await stores.inbox.finish(again) is False
 
-        assert await stores.rule_states.of(HERE) == "{}"
+        assert await stores.journal.rule_state(HERE) == "{}"
         assert await claim(stores, "b") == []
 
 
@@ -133,7 +133,7 @@ async def claim(
     after_s: float = 0.0,
 ) -> Sequence[str]:
     now = NOON + timedelta(seconds=after_s)
-    claimed = await stores.notices.claim(person, key, RunId(f"run-{name}"), now=now)
+    claimed = await stores.journal.claim_notices(person, key, RunId(f"run-{name}"), now=now)
     return [notice.content for notice in claimed]
 
 
@@ -242,7 +242,7 @@ async def test_a_notice_comes_back_as_it_was_posted(opened: Open) -> None:
     async with opened() as stores:
         await post(stores, "a", notice)
 
-        [kept] = await stores.notices.claim("ann", THERE, RunId("run-b"), now=NOON)
+        [kept] = await stores.journal.claim_notices("ann", THERE, RunId("run-b"), now=NOON)
 
     assert kept == notice
 
@@ -269,12 +269,12 @@ async def test_half_a_surrogate_pair_ends_no_run(opened: Open, leaving: dict[str
 
 async def test_what_is_left_outlives_the_process(tmp_path: Path) -> None:
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
-        await stores.settings.write("ann", "[1]", expected=None)
+        await stores.sessions.write_settings("ann", "[1]", expected=None)
         await end(stores, "a", rule_state="{}", person="ann", posts=(Notice("it"),))
         await claim(stores, "b")
 
     async with open_store("embedded", tmp_path, clock=FakeClock()) as again:
-        assert await again.settings.read("ann") == "[1]"
-        assert await again.rule_states.of(HERE) == "{}"
+        assert await again.sessions.read_settings("ann") == "[1]"
+        assert await again.journal.rule_state(HERE) == "{}"
         assert await claim(again, "c") == []
         assert await claim(again, "b") == ["it"]

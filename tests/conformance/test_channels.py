@@ -52,7 +52,7 @@ def delivery(name: str) -> NewDelivery:
 
 
 async def memos_of(stores: Stores) -> list[ChannelMemo]:
-    return list(await stores.channel_memos.read("tg", "bot"))
+    return list(await stores.channels.read_memos("tg", "bot"))
 
 
 async def due(stores: Stores) -> list[NewDelivery]:
@@ -64,14 +64,14 @@ async def due(stores: Stores) -> list[NewDelivery]:
 
 async def test_the_newest_memo_of_a_slot_is_kept_and_nobody_elses(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channel_memos.write(OLD, SOCKET, replace(OLD, channel="other"))
-        await stores.channel_memos.write(NEW)
+        await stores.channels.write_memos(OLD, SOCKET, replace(OLD, channel="other"))
+        await stores.channels.write_memos(NEW)
 
         assert await memos_of(stores) == [NEW, SOCKET]
-        assert list(await stores.channel_memos.read("other", "bot")) == [
+        assert list(await stores.channels.read_memos("other", "bot")) == [
             replace(OLD, channel="other")
         ]
-        assert list(await stores.channel_memos.read("tg", "another")) == []
+        assert list(await stores.channels.read_memos("tg", "another")) == []
 
 
 async def test_a_memo_comes_with_the_message_that_it_goes_with(opened: Open) -> None:
@@ -111,7 +111,7 @@ async def test_where_an_answer_goes_is_kept_with_the_message_and_the_memos_are_n
         await stores.inbox.accept(message("a", NEW), begin=False)
 
         (left,) = await stores.inbox.unfinished()
-        record = await stores.runs.find(RunId("run-a"))
+        record = await stores.inbox.find_run(RunId("run-a"))
 
     assert left.new == message("a")
     assert record is not None
@@ -133,15 +133,15 @@ async def test_an_answer_of_a_turn_keeps_where_it_goes(opened: Open) -> None:
 
 async def test_a_message_is_heard_once_and_answered_once(opened: Open) -> None:
     async with opened() as stores:
-        first = await stores.channel_events.hear(heard(), [delivery("d1")], [OLD])
-        again = await stores.channel_events.hear(heard(), [delivery("d2")], [NEW])
+        first = await stores.channels.hear(heard(), [delivery("d1")], [OLD])
+        again = await stores.channels.hear(heard(), [delivery("d2")], [NEW])
 
         assert (first, again) == (True, False)
         assert await due(stores) == [delivery("d1")]
         assert await memos_of(stores) == [NEW]
-        assert await stores.channel_events.knows("tg", "bot", "1")
-        assert not await stores.channel_events.knows("tg", "other", "1")
-        assert not await stores.channel_events.knows("tg", "bot", "2")
+        assert await stores.channels.knows("tg", "bot", "1")
+        assert not await stores.channels.knows("tg", "other", "1")
+        assert not await stores.channels.knows("tg", "bot", "2")
 
 
 async def test_ten_copies_that_come_together_are_heard_once(opened: Open) -> None:
@@ -150,7 +150,7 @@ async def test_ten_copies_that_come_together_are_heard_once(opened: Open) -> Non
 
         async def copy(number: int) -> None:
             told = [delivery(f"d{number}")]
-            outcomes.append(await stores.channel_events.hear(heard(), told))
+            outcomes.append(await stores.channels.hear(heard(), told))
 
         async with anyio.create_task_group() as group:
             for number in range(10):
@@ -162,13 +162,13 @@ async def test_ten_copies_that_come_together_are_heard_once(opened: Open) -> Non
 
 async def test_a_message_that_was_answered_without_a_turn_makes_none_later(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channel_events.hear(heard())
+        await stores.channels.hear(heard())
 
         with pytest.raises(AlreadyHeard, match="tg:bot"):
             await stores.inbox.accept(message("a", NEW), begin=False)
 
         assert await stores.inbox.unfinished() == []
-        assert await stores.sessions.count() == 0
+        assert await stores.sessions.count_sessions() == 0
         assert await memos_of(stores) == []
 
 
@@ -176,14 +176,14 @@ async def test_a_message_that_made_a_turn_is_not_answered_without_one_later(open
     async with opened() as stores:
         await stores.inbox.accept(message("a"), begin=False)
 
-        assert await stores.channel_events.knows("tg", "bot", "1")
-        assert not await stores.channel_events.hear(heard(), [delivery("d1")])
+        assert await stores.channels.knows("tg", "bot", "1")
+        assert not await stores.channels.hear(heard(), [delivery("d1")])
         assert await due(stores) == []
 
 
 async def test_a_key_of_a_client_is_not_taken_for_a_message_of_a_channel(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channel_events.hear(heard())
+        await stores.channels.hear(heard())
 
         accepted = await stores.inbox.accept(replace(message("a"), whence=None), begin=False)
 
@@ -192,9 +192,9 @@ async def test_a_key_of_a_client_is_not_taken_for_a_message_of_a_channel(opened:
 
 async def test_a_delivery_that_is_there_already_is_not_made_again(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channel_events.hear(heard("1"), [delivery("late")])
+        await stores.channels.hear(heard("1"), [delivery("late")])
 
-        is_new = await stores.channel_events.hear(heard("2"), [delivery("late"), delivery("d2")])
+        is_new = await stores.channels.hear(heard("2"), [delivery("late"), delivery("d2")])
 
         assert is_new
         assert await due(stores) == [delivery("late"), delivery("d2")]
@@ -202,8 +202,8 @@ async def test_a_delivery_that_is_there_already_is_not_made_again(opened: Open) 
 
 async def test_a_delivery_without_a_session_waits_for_no_other(opened: Open) -> None:
     async with opened() as stores:
-        await stores.channel_events.hear(heard("1"), [delivery("d1")])
-        await stores.channel_events.hear(heard("2"), [delivery("d2")])
+        await stores.channels.hear(heard("1"), [delivery("d1")])
+        await stores.channels.hear(heard("2"), [delivery("d2")])
 
         await stores.outbox.sending("d1", 0)
 
@@ -214,11 +214,11 @@ async def test_a_delivery_without_a_session_waits_for_no_other(opened: Open) -> 
 
 async def test_what_no_platform_sends_again_is_forgotten_the_oldest_first(opened: Open) -> None:
     async with opened() as stores:
-        events = stores.channel_events
+        events = stores.channels
         for name, after in [("c", MUCH), ("b", MUCH / 2), ("a", MUCH / 4)]:
             await events.hear(heard(name, after=after))
 
-        forgotten = [await events.forget(before=NOON + MUCH, limit=1) for _ in range(3)]
+        forgotten = [await events.forget_heard(before=NOON + MUCH, limit=1) for _ in range(3)]
 
         assert forgotten == [1, 1, 0]
         assert [await events.knows("tg", "bot", name) for name in "abc"] == [False, False, True]
@@ -226,7 +226,7 @@ async def test_what_no_platform_sends_again_is_forgotten_the_oldest_first(opened
 
 async def test_what_no_adapter_could_read_is_listed_the_newest_first(opened: Open) -> None:
     async with opened() as stores:
-        events = stores.channel_events
+        events = stores.channels
         lost = [
             replace(heard(name, after=after), outcome="unreadable", detail=f"body {name}")
             for name, after in [("a", MUCH / 4), ("b", MUCH / 2)]
@@ -241,11 +241,11 @@ async def test_what_no_adapter_could_read_is_listed_the_newest_first(opened: Ope
 
 async def test_what_is_forgotten_last_is_the_newest(opened: Open) -> None:
     async with opened() as stores:
-        events = stores.channel_events
+        events = stores.channels
         for name, after in [("b", MUCH / 2), ("a", MUCH / 4)]:
             await events.hear(heard(name, after=after))
 
-        await events.forget(before=NOON + MUCH, limit=1)
+        await events.forget_heard(before=NOON + MUCH, limit=1)
 
         assert [await events.knows("tg", "bot", name) for name in "ab"] == [False, True]
 
@@ -254,16 +254,16 @@ async def test_a_text_without_a_utf8_form_is_refused_and_nothing_is_written(open
     half = "\ud800"
     async with opened() as stores:
         for refused in (
-            stores.channel_memos.write(OLD, replace(SOCKET, text=half)),
-            stores.channel_events.hear(replace(heard(), detail=half), (), [OLD]),
-            stores.channel_events.hear(heard(), [replace(delivery("d"), whence=half)], [OLD]),
+            stores.channels.write_memos(OLD, replace(SOCKET, text=half)),
+            stores.channels.hear(replace(heard(), detail=half), (), [OLD]),
+            stores.channels.hear(heard(), [replace(delivery("d"), whence=half)], [OLD]),
             stores.inbox.accept(replace(message("a", OLD), whence=half), begin=False),
         ):
             with pytest.raises(TextRefused):
                 await refused
 
         assert await memos_of(stores) == []
-        assert not await stores.channel_events.knows("tg", "bot", "1")
+        assert not await stores.channels.knows("tg", "bot", "1")
 
 
 async def test_a_closed_store_hears_nothing(opened: Open) -> None:
@@ -271,9 +271,9 @@ async def test_a_closed_store_hears_nothing(opened: Open) -> None:
         pass
 
     for refused in (
-        stores.channel_memos.write(OLD),
-        stores.channel_events.hear(heard()),
-        stores.channel_events.knows("tg", "bot", "1"),
+        stores.channels.write_memos(OLD),
+        stores.channels.hear(heard()),
+        stores.channels.knows("tg", "bot", "1"),
     ):
         with pytest.raises(StoreUnavailable):
             await refused
@@ -284,7 +284,7 @@ async def test_a_closed_store_hears_nothing(opened: Open) -> None:
 
 async def test_what_was_heard_and_kept_is_there_after_a_restart(tmp_path: Path) -> None:
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
-        await stores.channel_events.hear(heard("1"), [delivery("d1")])
+        await stores.channels.hear(heard("1"), [delivery("d1")])
         await stores.inbox.accept(message("a", NEW, SOCKET, platform_id="2"), begin=False)
 
     async with open_store("embedded", tmp_path, clock=FakeClock()) as again:

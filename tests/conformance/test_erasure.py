@@ -56,9 +56,9 @@ async def talk(stores: Stores, key: SessionKey, word: str) -> None:
     await stores.inbox.finish(left)
     source = Source(question.id, key, NOON, word, "ann")
     claim = Claim("user", "says", word, True, NOON, key, source=source)
-    await stores.facts.add(scope_of(key, None), [claim], ids=[f"f-{name}"], now=NOON)
-    while keys := await stores.turn_index.behind(limit=9):
-        await stores.turn_index.advance(keys, limit=99)
+    await stores.facts.add_facts(scope_of(key, None), [claim], ids=[f"f-{name}"], now=NOON)
+    while keys := await stores.facts.unindexed(limit=9):
+        await stores.facts.index_turns(keys, limit=99)
 
 
 def uncompressed(line: str) -> bytes:
@@ -67,20 +67,22 @@ def uncompressed(line: str) -> bytes:
 
 
 async def erased(stores: Stores, *, dry_run: bool = False) -> Erased:
-    return await stores.erasures.erase(MINE, by="ann", dry_run=dry_run, now=NOON)
+    return await stores.sessions.erase(MINE, by="ann", dry_run=dry_run, now=NOON)
 
 
 async def known(stores: Stores, key: SessionKey, word: str) -> list[bool]:
     """Where the word still is."""
     run_id = an_entry(key.peer).run_id
-    run = await stores.runs.find(run_id)
+    run = await stores.inbox.find_run(run_id)
     assert run is not None
     parts = await stores.journal.read(run_id)
-    path = await stores.transcript.path(key, limit=9)
-    node = await stores.transcript.node(key, f"{key.peer}-1")
-    tree = await stores.transcript.tree(key, limit=9, archived=True)
-    found = await stores.turns.find(key, [word], limit=9)
-    facts = await stores.facts.select(FactQuery(Whose(scope_of(key, None)), with_history=True))
+    path = await stores.sessions.path(key, limit=9)
+    node = await stores.sessions.node(key, f"{key.peer}-1")
+    tree = await stores.sessions.tree(key, limit=9, archived=True)
+    found = await stores.facts.find_turns(key, [word], limit=9)
+    facts = await stores.facts.select_facts(
+        FactQuery(Whose(scope_of(key, None)), with_history=True)
+    )
     due = await stores.outbox.due("chat", now=NOON.replace(year=2030), limit=9)
     told = [run.entry.new.content, run.entry.new.whence or "", run.log.decode(), run.summary]
     return [
@@ -92,7 +94,7 @@ async def known(stores: Stores, key: SessionKey, word: str) -> list[bool]:
         bool(found.words),
         bool(facts),
         any(one.session_key == key for one in due),
-        await stores.rule_states.of(key) is not None,
+        await stores.journal.rule_state(key) is not None,
     ]
 
 
@@ -114,7 +116,7 @@ async def test_nothing_of_an_erased_conversation_is_left_and_all_of_another_is(
         assert all(before)
         assert not any(after)
         assert all(await known(stores, OTHERS, "spatz"))
-        posted = await stores.notices.claim(
+        posted = await stores.journal.claim_notices(
             "ann", session_key("third"), an_entry("z").run_id, now=NOON
         )
         assert [one.content for one in posted] == ["spatz"]
@@ -127,7 +129,7 @@ async def test_a_tombstone_stays_and_the_record_of_who_wanted_it(opened: Open) -
         did = await erased(stores)
 
         (entry,) = await stores.audit.newest(kind="memory.erased")
-        record = await stores.sessions.find(MINE)
+        record = await stores.sessions.find_session(MINE)
         assert entry.actor == "ann"
         assert did.tombstone is not None
         assert did.tombstone in entry.detail
@@ -156,8 +158,8 @@ async def test_talk_goes_on_after_an_erasure(opened: Open) -> None:
         await stores.inbox.accept(an_entry("b"), begin=True)
         await stores.inbox.finish(an_ending("b"))
 
-        path = await stores.transcript.path(MINE, limit=9)
-        tree = await stores.transcript.tree(MINE, limit=9)
+        path = await stores.sessions.path(MINE, limit=9)
+        tree = await stores.sessions.tree(MINE, limit=9)
         again = await erased(stores)
 
         assert [node.id for node in path.nodes] == [node.id for node in tree] == ["b-1", "b-2"]
@@ -171,9 +173,9 @@ async def test_nobody_can_go_on_from_an_erased_message(opened: Open) -> None:
         await erased(stores)
 
         with pytest.raises(NotFound):
-            await stores.transcript.move_head(MINE, NodeId("main-1"), expected=None)
+            await stores.sessions.move_head(MINE, NodeId("main-1"), expected=None)
         with pytest.raises(NotFound):
-            await stores.conversations.label(MINE, NodeId("main-1"), "again")
+            await stores.sessions.label_node(MINE, NodeId("main-1"), "again")
 
 
 async def test_nothing_is_learned_from_a_message_that_was_erased_meanwhile(opened: Open) -> None:
@@ -183,7 +185,7 @@ async def test_nothing_is_learned_from_a_message_that_was_erased_meanwhile(opene
         await talk(stores, MINE, CANARY)
         await erased(stores)
 
-        told = await stores.facts.add(scope_of(MINE, None), [claim], ids=["late"], now=NOON)
+        told = await stores.facts.add_facts(scope_of(MINE, None), [claim], ids=["late"], now=NOON)
 
         assert told == []
         assert not any(await known(stores, MINE, CANARY))

@@ -19,14 +19,13 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Facts,
     Source,
     Whose,
     form,
     scope_of,
     tombstone_of,
 )
-from gateway.domain.ports import Stores
+from gateway.domain.ports import FactStore, Stores
 from tests.conformance.test_ledger import opening
 from tests.fakes.store import NOON, session_key
 
@@ -51,18 +50,20 @@ def a_claim(object_: str = "NYC", since: int = 0, **changes: object) -> Claim:
 
 
 async def told(
-    facts: Facts, *claims: Claim, first: int = 0, scope: str | None = None
+    facts: FactStore, *claims: Claim, first: int = 0, scope: str | None = None
 ) -> list[Fact]:
     """One after the other, learned a day apart; their ids are numbers."""
     given: list[Fact] = []
     for number, claim in enumerate(claims, first):
         now = NOON + number * DAY
-        given += await facts.add(scope or str(HERS.scope), [claim], ids=[str(number)], now=now)
+        given += await facts.add_facts(
+            scope or str(HERS.scope), [claim], ids=[str(number)], now=now
+        )
     return given
 
 
-async def seen(facts: Facts, **query: object) -> list[Fact]:
-    return list(await facts.select(FactQuery(HERS, **query)))  # type: ignore[arg-type]  # by name
+async def seen(facts: FactStore, **query: object) -> list[Fact]:
+    return list(await facts.select_facts(FactQuery(HERS, **query)))  # type: ignore[arg-type]  # by name
 
 
 def brief(facts: Sequence[Fact]) -> list[str]:
@@ -112,8 +113,8 @@ async def test_another_object_supersedes_and_nothing_is_deleted(opened: Open) ->
         _, new = await told(stores.facts, a_claim("NYC"), a_claim("LA", 5))
         current = await seen(stores.facts)
         history = await seen(stores.facts, subject="The User", with_history=True)
-        recalled = await stores.facts.matching(HERS, ["lives", "nyc"], limit=9)
-        near = await stores.facts.around(HERS, ["nyc"], limit=9)
+        recalled = await stores.facts.facts_matching(HERS, ["lives", "nyc"], limit=9)
+        near = await stores.facts.facts_around(HERS, ["nyc"], limit=9)
 
     assert current == [new]
     assert brief(history) == ["NYC", "LA"]
@@ -128,9 +129,9 @@ async def test_a_fact_says_when_it_was_learned_and_from_which_message(opened: Op
     claims = [a_claim("NYC"), a_claim("LA", 5), a_claim("LA.", 6), a_claim("la", 7)]
     async with opened() as stores:
         facts = await told(stores.facts, *claims)
-        origin = await stores.facts.origin("1")
-        unknown = await stores.facts.origin("9")
-        not_a_fact = await stores.facts.origin("3")
+        origin = await stores.facts.origin_of("1")
+        unknown = await stores.facts.origin_of("9")
+        not_a_fact = await stores.facts.origin_of("3")
 
     assert origin is not None
     assert origin.fact == replace(facts[1], source_message_ids=("m5", "m6", "m7"))
@@ -318,7 +319,7 @@ async def believed(url: str, data_dir: Path, claims: Sequence[Claim], at_once: i
         for start in range(0, len(claims), at_once):
             some = claims[start : start + at_once]
             ids = [str(start + number) for number in range(len(some))]
-            await stores.facts.add(str(HERS.scope), some, ids=ids, now=NOON + 50 * DAY)
+            await stores.facts.add_facts(str(HERS.scope), some, ids=ids, now=NOON + 50 * DAY)
         return await seen(stores.facts, with_history=True)
 
 
@@ -428,7 +429,7 @@ async def test_of_many_at_once_one_is_current(opened: Open) -> None:
 
         async def say(number: int) -> None:
             claim = a_claim(f"city {number % 7}", number * 13 % 30)
-            await stores.facts.add(str(HERS.scope), [claim], ids=[str(number)], now=NOON)
+            await stores.facts.add_facts(str(HERS.scope), [claim], ids=[str(number)], now=NOON)
 
         async with anyio.create_task_group() as group:
             for number in range(60):
@@ -484,7 +485,7 @@ async def test_facts_are_found_by_words_of_any_script(
             about("user", "mood", "naïve café"),
         )
 
-        assert brief(await stores.facts.matching(HERS, words, limit=9)) == found
+        assert brief(await stores.facts.facts_matching(HERS, words, limit=9)) == found
 
 
 async def test_facts_with_the_rarer_words_come_first(opened: Open) -> None:
@@ -494,7 +495,7 @@ async def test_facts_with_the_rarer_words_come_first(opened: Open) -> None:
         both = about("user", "drinks", "oolong tea")
         await told(stores.facts, both, first=20)
 
-        found = brief(await stores.facts.matching(HERS, ["tea", "oolong"], limit=3))
+        found = brief(await stores.facts.facts_matching(HERS, ["tea", "oolong"], limit=3))
 
     assert found[:2] == ["oolong tea", "oolong"]
     assert len(found) == 3
@@ -521,13 +522,13 @@ async def test_of_a_room_only_what_was_said_there_is_found(opened: Open) -> None
             (Whose(room=session_key("elsewhere")), []),
         ):
             found = [
-                await stores.facts.select(FactQuery(whose)),
-                await stores.facts.select(FactQuery(whose, subject="Cat", predicate="is")),
-                await stores.facts.select(FactQuery(whose, known_at=NOON + 9 * DAY)),
-                await stores.facts.select(FactQuery(whose, subject="cat", at=NOON)),
-                await stores.facts.select(FactQuery(whose, with_history=True)),
-                await stores.facts.matching(whose, ["cats"], limit=9),
-                await stores.facts.around(whose, ["cat"], limit=9),
+                await stores.facts.select_facts(FactQuery(whose)),
+                await stores.facts.select_facts(FactQuery(whose, subject="Cat", predicate="is")),
+                await stores.facts.select_facts(FactQuery(whose, known_at=NOON + 9 * DAY)),
+                await stores.facts.select_facts(FactQuery(whose, subject="cat", at=NOON)),
+                await stores.facts.select_facts(FactQuery(whose, with_history=True)),
+                await stores.facts.facts_matching(whose, ["cats"], limit=9),
+                await stores.facts.facts_around(whose, ["cat"], limit=9),
             ]
             assert [sorted(brief(facts)) for facts in found] == [expected] * len(found)
 
@@ -545,13 +546,13 @@ async def test_neighbours_are_one_hop_away(opened: Open) -> None:
         names = ["Luna."]
         hops = []
         for _ in range(3):
-            facts = await stores.facts.around(HERS, names, limit=9)
+            facts = await stores.facts.facts_around(HERS, names, limit=9)
             hops.append(sorted(brief(facts)))
             names = [fact.object for fact in facts]
-        few = await stores.facts.around(HERS, ["luna"], limit=1)
+        few = await stores.facts.facts_around(HERS, ["luna"], limit=1)
         later = about("user", "likes", "jazz", valid_from=NOON + timedelta(days=2))
         await told(stores.facts, later, first=4)
-        newest = await stores.facts.around(HERS, ["user"], limit=1)
+        newest = await stores.facts.facts_around(HERS, ["user"], limit=1)
 
     assert hops == [
         ["Luna", "the Dr. X"],
@@ -570,8 +571,8 @@ async def test_a_question_has_the_bounds_that_it_names(opened: Open) -> None:
         assert brief(await seen(stores.facts, limit=2)) == ["tea 0", "tea 1"]
         assert await seen(stores.facts, limit=0) == []
         assert len(await seen(stores.facts, known_at=NOON + 4 * DAY, limit=9)) == 5
-        assert len(await stores.facts.matching(HERS, ["tea"], limit=3)) == 3
-        assert len(await stores.facts.matching(HERS, ["tea"], limit=-1)) == 0
+        assert len(await stores.facts.facts_matching(HERS, ["tea"], limit=3)) == 3
+        assert len(await stores.facts.facts_matching(HERS, ["tea"], limit=-1)) == 0
 
 
 # --- refused ------------------------------------------------------------------------------------
@@ -608,7 +609,7 @@ async def test_odd_texts_come_back_letter_for_letter(opened: Open, text: str) ->
     async with opened() as stores:
         (made,) = await told(stores.facts, claim)
         found = await seen(stores.facts, subject=text, predicate=text)
-        near = await stores.facts.around(HERS, [text], limit=1)
+        near = await stores.facts.facts_around(HERS, [text], limit=1)
 
     assert (made.subject, made.predicate, made.object) == (text, text, text)
     assert found == list(near) == [made]
@@ -619,8 +620,8 @@ async def test_a_question_with_half_a_character_is_refused(opened: Open) -> None
         with pytest.raises(GatewayError, match="surrogate"):
             await seen(stores.facts, subject="\ud800")
         with pytest.raises(GatewayError, match="surrogate"):
-            await stores.facts.around(HERS, ["\ud800"], limit=1)
-        assert await stores.facts.matching(HERS, ["\ud800"], limit=1) == []
+            await stores.facts.facts_around(HERS, ["\ud800"], limit=1)
+        assert await stores.facts.facts_matching(HERS, ["\ud800"], limit=1) == []
 
 
 # --- erased -------------------------------------------------------------------------------------
@@ -630,18 +631,18 @@ async def test_what_is_erased_is_gone_and_nothing_older_is_believed_again(opened
     what = Erasure(fact_id="1", by="ops")
     async with opened() as stores:
         await told(stores.facts, a_claim("NYC"), a_claim("LA", 5))
-        tried = await stores.facts.erase(what, dry_run=True, now=NOON)
+        tried = await stores.facts.erase_facts(what, dry_run=True, now=NOON)
         before = await seen(stores.facts)
-        count = await stores.facts.erase(what, dry_run=False, now=NOON + 9 * DAY)
-        again = await stores.facts.erase(what, dry_run=False, now=NOON + 9 * DAY)
+        count = await stores.facts.erase_facts(what, dry_run=False, now=NOON + 9 * DAY)
+        again = await stores.facts.erase_facts(what, dry_run=False, now=NOON + 9 * DAY)
         current = await seen(stores.facts)
         history = await seen(stores.facts, with_history=True)
-        found = await stores.facts.matching(HERS, ["la"], limit=9)
+        found = await stores.facts.facts_matching(HERS, ["la"], limit=9)
         entry = (await stores.audit.newest(kind="memory.erased", limit=2))[-1]
         *_, late = await told(stores.facts, a_claim("Rome", 3), a_claim("Oslo", 8), first=20)
 
         assert (tried, brief(before), count, again) == (1, ["LA"], 1, 0)
-        assert (current, found, await stores.facts.origin("1")) == ([], [], None)
+        assert (current, found, await stores.facts.origin_of("1")) == ([], [], None)
         assert (brief(history), history[0].valid_to) == (["NYC"], NOON + 5 * DAY)
         assert brief(await seen(stores.facts)) == ["Oslo"]
         assert late.valid_to is None
@@ -665,13 +666,13 @@ async def test_a_person_or_a_session_is_erased(
         await told(stores.facts, about("user", "is", "private", source=there), first=1)
         await told(stores.facts, about("user", "was", "loud", session_key=ROOM), first=2)
         await told(stores.facts, about("user", "is", "theirs"), first=3, scope="other")
-        tried = await stores.facts.erase(what, dry_run=True, now=NOON)
-        count = await stores.facts.erase(what, dry_run=False, now=NOON)
+        tried = await stores.facts.erase_facts(what, dry_run=True, now=NOON)
+        count = await stores.facts.erase_facts(what, dry_run=False, now=NOON)
         both = [
             *await seen(stores.facts, with_history=True),
-            *await stores.facts.select(FactQuery(Whose(scope="other"))),
+            *await stores.facts.select_facts(FactQuery(Whose(scope="other"))),
         ]
-        origin = await stores.facts.origin("0")
+        origin = await stores.facts.origin_of("0")
 
     assert tried == count == len(left) % 2 + 1
     assert brief(both) == left
@@ -682,7 +683,7 @@ async def test_a_person_or_a_session_is_erased(
 async def test_an_erasure_names_one_thing(opened: Open, what: Erasure) -> None:
     async with opened() as stores:
         with pytest.raises(GatewayError, match="one of these"):
-            await stores.facts.erase(what, dry_run=True, now=NOON)
+            await stores.facts.erase_facts(what, dry_run=True, now=NOON)
 
 
 @pytest.mark.parametrize(
@@ -698,14 +699,14 @@ async def test_what_was_forgotten_is_not_learned_again_from_what_was_said_before
 ) -> None:
     async with opened() as stores:
         await told(stores.facts, a_claim())
-        await stores.facts.erase(what, dry_run=False, now=NOON + 5 * DAY)
+        await stores.facts.erase_facts(what, dry_run=False, now=NOON + 5 * DAY)
 
         again: list[Fact] = []
         for number, claim in enumerate([a_claim(), a_claim(since=1), a_claim(since=9)], 1):
             again += await told(stores.facts, claim, first=number)
         again += await told(stores.facts, a_claim(source=None), first=4)
         others = await told(stores.facts, a_claim(), first=5, scope="other")
-        origin = await stores.facts.origin(again[0].id)
+        origin = await stores.facts.origin_of(again[0].id)
 
     sources = [*again[-1].source_message_ids]
     assert sources == [one for one in learned if one]
@@ -721,6 +722,6 @@ async def test_where_nothing_was_ever_learned_nobody_need_ask(opened: Open) -> N
 
     async with opened() as stores:
         assert stores.facts.knows(HERS)
-        assert not await stores.facts.matching(Whose(room=ROOM), ["nyc"], limit=9)
+        assert not await stores.facts.facts_matching(Whose(room=ROOM), ["nyc"], limit=9)
         assert stores.facts.knows(HERS)
         assert not stores.facts.knows(Whose(room=ROOM))

@@ -79,9 +79,9 @@ async def spend(stores: Stores, id_: str, **changes: object) -> TokenRecord:
 async def test_a_call_is_held_and_then_used_in_all_its_scopes(opened: Open) -> None:
     async with opened() as stores:
         reservation, grant = await stores.ledger.reserve(a_reservation(), always)
-        held = await stores.spending.tallies(SCOPES)
+        held = await stores.ledger.tallies(SCOPES)
         await stores.ledger.settle(a_record(reservation, nano_usd=3), quiet)
-        used = await stores.spending.tallies(SCOPES)
+        used = await stores.ledger.tallies(SCOPES)
 
     assert grant.max_tokens == 90
     assert held == [Tally(scope, Amount(), Amount(100, 7), NOON) for scope in SCOPES]
@@ -99,9 +99,9 @@ async def test_what_is_settled_or_released_counts_once(opened: Open) -> None:
         await stores.ledger.settle(second, quiet)
         await stores.ledger.settle(a_record(second), quiet)
 
-        assert (await stores.spending.tallies(SCOPES[2:3]))[0].used == Amount(15)
-        assert (await stores.spending.tallies(SCOPES[2:3]))[0].held == Amount()
-        assert len((await stores.spending.records(RecordQuery())).records) == 1
+        assert (await stores.ledger.tallies(SCOPES[2:3]))[0].used == Amount(15)
+        assert (await stores.ledger.tallies(SCOPES[2:3]))[0].held == Amount()
+        assert len((await stores.ledger.records(RecordQuery())).records) == 1
         assert list(await stores.ledger.unsettled()) == []
 
 
@@ -115,14 +115,14 @@ async def test_what_is_settled_without_waiting_is_seen_by_whoever_looks(opened: 
         first, _ = await stores.ledger.reserve(a_reservation("a"), always)
         second, _ = await stores.ledger.reserve(a_reservation("b"), always)
         stores.ledger.settle_soon(a_record(first), not_heard)
-        tally = (await stores.spending.tallies(SCOPES[2:3]))[0]
+        tally = (await stores.ledger.tallies(SCOPES[2:3]))[0]
         stores.ledger.settle_soon(second, not_heard)
         held = await stores.ledger.unsettled()
         third, _ = await stores.ledger.reserve(a_reservation("c"), always)
         stores.ledger.settle_soon(a_record(third), not_heard)
-        session = await stores.sessions.find(KEY)
+        session = await stores.sessions.find_session(KEY)
         stores.ledger.settle_soon(a_record(third), not_heard)
-        records = (await stores.spending.records(RecordQuery())).records
+        records = (await stores.ledger.records(RecordQuery())).records
 
     assert (tally.used, tally.held) == (Amount(15), Amount(100, 7))
     assert (list(held), session is not None and session.output_tokens) == ([], 10)
@@ -136,7 +136,7 @@ async def test_what_is_settled_without_waiting_outlives_the_store(tmp_path: Path
 
     async with opening("embedded", tmp_path) as stores:
         assert list(await stores.ledger.unsettled()) == []
-        assert (await stores.spending.tallies(SCOPES))[0].used == Amount(15)
+        assert (await stores.ledger.tallies(SCOPES))[0].used == Amount(15)
 
 
 async def test_who_settles_after_the_end_is_told_that_it_is_too_late(opened: Open) -> None:
@@ -154,7 +154,7 @@ async def test_what_is_refused_holds_nothing(opened: Open) -> None:
         with pytest.raises(BudgetExceeded):
             await stores.ledger.reserve(a_reservation(), never)
 
-        assert await stores.spending.tallies(SCOPES) == [Tally(scope) for scope in SCOPES]
+        assert await stores.ledger.tallies(SCOPES) == [Tally(scope) for scope in SCOPES]
         assert list(await stores.ledger.unsettled()) == []
 
 
@@ -182,13 +182,13 @@ async def test_a_session_is_listed_with_the_sums_of_its_records(opened: Open) ->
     async with opened() as stores:
         await stores.inbox.accept(an_entry("a"), begin=True)
         await spend(stores, "r1")
-        free = await stores.sessions.find(KEY)
+        free = await stores.sessions.find_session(KEY)
         await spend(stores, "r2", nano_usd=NANO // 4, pricing="table")
         await spend(stores, "r3", nano_usd=NANO // 2, pricing="provider")
         await stores.inbox.finish(an_ending("a"))
 
-        session = await stores.sessions.find(KEY)
-        page = await stores.sessions.list(SessionQuery())
+        session = await stores.sessions.find_session(KEY)
+        page = await stores.sessions.list_sessions(SessionQuery())
 
     assert free is not None
     assert free.cost_usd is None
@@ -206,7 +206,7 @@ async def test_a_clock_that_goes_back_opens_no_day_again(opened: Open) -> None:
         tomorrow, _ = await stores.ledger.reserve(a_reservation("a", at=NOON + DAY), always)
         back, _ = await stores.ledger.reserve(a_reservation("b"), always)
         await stores.ledger.settle(a_record(tomorrow), quiet)
-        tallies = await stores.spending.tallies((Scope("day", TODAY), Scope("month", TODAY[:7])))
+        tallies = await stores.ledger.tallies((Scope("day", TODAY), Scope("month", TODAY[:7])))
 
         assert back.day == tomorrow.day == day_of(NOON + DAY)
         assert tallies[0] == Tally(
@@ -218,7 +218,7 @@ async def test_a_call_is_charged_to_the_day_that_it_was_reserved_in(opened: Open
     async with opened() as stores:
         reservation, _ = await stores.ledger.reserve(a_reservation(), always)
         await stores.ledger.settle(replace(a_record(reservation), at=NOON + DAY), quiet)
-        tallies = await stores.spending.tallies((Scope("day", TODAY),))
+        tallies = await stores.ledger.tallies((Scope("day", TODAY),))
 
         assert tallies[0].used == Amount(15)
 
@@ -251,7 +251,7 @@ async def test_what_a_process_held_is_known_to_the_next(tmp_path: Path) -> None:
 
     async with opening("embedded", tmp_path) as stores:
         assert list(await stores.ledger.unsettled()) == [reservation]
-        tallies = await stores.spending.tallies(SCOPES)
+        tallies = await stores.ledger.tallies(SCOPES)
         assert tallies == [Tally(scope, Amount(15), Amount(100, 7), NOON) for scope in SCOPES]
 
 
@@ -272,7 +272,7 @@ async def test_a_record_comes_back_as_it_was(opened: Open) -> None:
             estimated=True,
         )
 
-        page = await stores.spending.records(RecordQuery())
+        page = await stores.ledger.records(RecordQuery())
 
     assert page.records == (replace(record, seq=1),)
 
@@ -288,7 +288,7 @@ async def test_records_are_found_by_what_they_are_of(opened: Open) -> None:
 
         async def found(**where: object) -> str:
             query = RecordQuery(**where)  # type: ignore[arg-type]  # by name
-            return "".join(one.id for one in (await stores.spending.records(query)).records)
+            return "".join(one.id for one in (await stores.ledger.records(query)).records)
 
         assert await found() == "cba"
         assert await found(session_key=other) == "cb"
@@ -315,7 +315,7 @@ async def test_pages_lose_nothing_where_times_are_the_same(
         found: list[str] = []
         query, more = RecordQuery(limit=2, **where), True  # type: ignore[arg-type]  # by name
         while more:
-            page = await stores.spending.records(query)
+            page = await stores.ledger.records(query)
             found += [record.id for record in page.records]
             query, more = replace(query, before=page.records[-1].seq), page.more
 
@@ -329,7 +329,7 @@ async def test_of_many_models_so_many_are_told_apart(opened: Open) -> None:
             reservation, _ = await stores.ledger.reserve(wanted, always)
             await stores.ledger.settle(a_record(reservation, nano_usd=1), quiet)
 
-        few, all_ = await stores.spending.models(2), await stores.spending.models(5)
+        few, all_ = await stores.ledger.models(2), await stores.ledger.models(5)
 
     assert [(one.provider, one.model, one.calls) for one in few] == [
         ("fake", "m4", 3),
@@ -343,7 +343,7 @@ async def test_of_many_models_so_many_are_told_apart(opened: Open) -> None:
 async def test_a_name_that_no_text_can_hold_is_refused(opened: Open) -> None:
     async with opened() as stores:
         with pytest.raises(GatewayError):
-            await stores.spending.records(RecordQuery(model="\ud800"))
+            await stores.ledger.records(RecordQuery(model="\ud800"))
 
 
 # --- any history --------------------------------------------------------------------------------
@@ -400,17 +400,17 @@ async def take(stores: Stores, step: str, wanted: Reservation, size: int) -> Non
 
 async def books(stores: Stores) -> object:
     """Everything that a ledger tells; its counters are checked against its records."""
-    records = (await stores.spending.records(RecordQuery(limit=1000))).records
+    records = (await stores.ledger.records(RecordQuery(limit=1000))).records
     held = await stores.ledger.unsettled()
     keys = [session_key(f"p{peer}") for peer in range(4)]
-    sessions = await stores.spending.tallies([scopes_of(key, TODAY)[0] for key in keys])
+    sessions = await stores.ledger.tallies([scopes_of(key, TODAY)[0] for key in keys])
     for key, tally in zip(keys, sessions, strict=True):
         assert tally.used.tokens == sum(r.amount.tokens for r in records if r.session_key == key)
         assert tally.held.tokens == sum(
             one.held.tokens for one in held if one.payer.session_key == key
         )
-    (agent,) = await stores.spending.tallies([scopes_of(KEY, TODAY)[1]])
+    (agent,) = await stores.ledger.tallies([scopes_of(KEY, TODAY)[1]])
     assert agent.used.tokens == sum(tally.used.tokens for tally in sessions)
     assert agent.held.tokens == sum(tally.held.tokens for tally in sessions)
-    days = await stores.spending.tallies([Scope("day", TODAY), Scope("month", TODAY[:7])])
+    days = await stores.ledger.tallies([Scope("day", TODAY), Scope("month", TODAY[:7])])
     return [replace(record, seq=0) for record in records], held, sessions, days

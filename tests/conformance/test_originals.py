@@ -23,51 +23,51 @@ async def stores() -> AsyncIterator[Stores]:
 
 
 async def test_it_is_read_as_it_was_kept(stores: Stores) -> None:
-    await stores.originals.keep(ONE)
+    await stores.tools.keep_original(ONE)
 
-    assert await stores.originals.read(KEY, "r/1") == ONE
-    assert await stores.originals.read(KEY, "r/2") is None
+    assert await stores.tools.read_original(KEY, "r/1") == ONE
+    assert await stores.tools.read_original(KEY, "r/2") is None
 
 
 async def test_another_session_does_not_find_it(stores: Stores) -> None:
-    await stores.originals.keep(ONE)
+    await stores.tools.keep_original(ONE)
 
-    assert await stores.originals.read(OTHERS, "r/1") is None
+    assert await stores.tools.read_original(OTHERS, "r/1") is None
 
 
 async def test_the_first_that_is_kept_stays(stores: Stores) -> None:
-    await stores.originals.keep(ONE)
-    await stores.originals.keep(replace(ONE, content="another"))
+    await stores.tools.keep_original(ONE)
+    await stores.tools.keep_original(replace(ONE, content="another"))
 
-    assert await stores.originals.read(KEY, "r/1") == ONE
+    assert await stores.tools.read_original(KEY, "r/1") == ONE
 
 
 async def test_what_is_forgotten_is_one_sessions_alone(stores: Stores) -> None:
     theirs = replace(ONE, reference="r/2", session_key=OTHERS)
-    await stores.originals.keep(ONE)
-    await stores.originals.keep(theirs)
-    await stores.originals.forget(KEY)
+    await stores.tools.keep_original(ONE)
+    await stores.tools.keep_original(theirs)
+    await stores.tools.forget_originals(KEY)
 
-    assert await stores.originals.read(KEY, "r/1") is None
-    assert await stores.originals.read(OTHERS, "r/2") == theirs
+    assert await stores.tools.read_original(KEY, "r/1") is None
+    assert await stores.tools.read_original(OTHERS, "r/2") == theirs
 
 
 async def test_it_goes_with_the_journals_a_few_at_a_time(stores: Stores) -> None:
     for number in range(5):
-        await stores.originals.keep(replace(ONE, reference=f"r/{number}"))
-    await stores.originals.keep(replace(ONE, reference="new", at=LATER))
+        await stores.tools.keep_original(replace(ONE, reference=f"r/{number}"))
+    await stores.tools.keep_original(replace(ONE, reference="new", at=LATER))
 
     swept = [await stores.care.sweep(before=LATER, limit=3) for _ in range(3)]
 
     assert swept == [3, 2, 0]
-    assert await stores.originals.read(KEY, "r/4") is None
-    assert await stores.originals.read(KEY, "new") is not None
+    assert await stores.tools.read_original(KEY, "r/4") is None
+    assert await stores.tools.read_original(KEY, "new") is not None
 
 
 async def test_it_is_erased_with_its_conversation(stores: Stores) -> None:
     await stores.inbox.accept(an_entry("a"), begin=True)
     await stores.inbox.finish(an_ending("a", grown_from=None))
-    await stores.originals.keep(ONE)
-    await stores.erasures.erase(KEY, by="op", dry_run=False, now=NOON)
+    await stores.tools.keep_original(ONE)
+    await stores.sessions.erase(KEY, by="op", dry_run=False, now=NOON)
 
-    assert await stores.originals.read(KEY, "r/1") is None
+    assert await stores.tools.read_original(KEY, "r/1") is None

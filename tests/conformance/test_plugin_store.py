@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.domain.errors import Denied
-from gateway.domain.ports import PluginSpace, PluginStore
+from gateway.domain.ports import PluginSpace, ToolStore
 from gateway.store.opening import open_store
 from tests.fakes.clock import FakeClock
 from tests.fakes.plugin_store import FakePlugins
 from tests.fakes.store import a_space
 
-Open = Callable[[], AbstractAsyncContextManager[PluginStore]]
+Open = Callable[[], AbstractAsyncContextManager[ToolStore]]
 KIB = 1024
 SURROGATE = "\ud800"
 ODD = ["", "%", "_", "*", "'", '"', "\\", "\0", "a\0", "a", "A", "a ", "@a", "é", "e\u0301", "../a"]
@@ -27,13 +27,13 @@ ODD += ["\ud83d\ude00", "\U0001f600", "ａ", "ß", "ss", "x" * 100_000, "None", 
 
 
 @asynccontextmanager
-async def opening(url: str, data_dir: Path) -> AsyncIterator[PluginStore]:
+async def opening(url: str, data_dir: Path) -> AsyncIterator[ToolStore]:
     with anyio.fail_after(5):
         if url == "fake":
             yield FakePlugins()
             return
         async with open_store(url, data_dir, clock=FakeClock()) as stores:
-            yield stores.plugins
+            yield stores.tools
 
 
 @pytest.fixture(params=["embedded", "fake"])
@@ -41,13 +41,13 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     return lambda: opening(request.param, tmp_path / "data")
 
 
-async def fill(store: PluginStore, space: PluginSpace, keys: int, value: str = "") -> None:
+async def fill(store: ToolStore, space: PluginSpace, keys: int, value: str = "") -> None:
     async with anyio.create_task_group() as group:
         for number in range(keys):
             group.start_soon(store.set, space, f"{number:04d}", value)
 
 
-async def denied(store: PluginStore, key: str, value: str, space: PluginSpace | None = None) -> str:
+async def denied(store: ToolStore, key: str, value: str, space: PluginSpace | None = None) -> str:
     with pytest.raises(Denied) as caught:
         await store.set(space or a_space(), key, value)
     return str(caught.value)
@@ -255,7 +255,7 @@ async def test_what_is_deleted_leaves_all_of_its_room(opened: Open) -> None:
 async def test_of_many_at_once_no_more_are_kept_than_there_is_room_for(opened: Open) -> None:
     told: list[str] = []
 
-    async def try_to_set(store: PluginStore, key: str) -> None:
+    async def try_to_set(store: ToolStore, key: str) -> None:
         try:
             await store.set(a_space(), key, "v" * 64 * KIB)
         except Denied as error:
@@ -319,7 +319,7 @@ def _is_allowed(kept: dict[str, str]) -> bool:
     return fits and not has_control and len(kept) <= 1000 and total <= KIB * KIB
 
 
-async def do(store: PluginStore, step: Step) -> object:
+async def do(store: ToolStore, step: Step) -> object:
     kind, space, key, value = step
     match kind:
         case "set":

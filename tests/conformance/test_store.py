@@ -49,7 +49,7 @@ async def exchange(
 
 
 async def ids(stores: Stores, **where: str | int) -> tuple[list[str], str | None, bool]:
-    path = await stores.transcript.path(session_key(), **where)  # type: ignore[arg-type]  # by name
+    path = await stores.sessions.path(session_key(), **where)  # type: ignore[arg-type]  # by name
     return [node.id for node in path.nodes], path.head, path.more
 
 
@@ -59,13 +59,13 @@ async def ids(stores: Stores, **where: str | int) -> tuple[list[str], str | None
 @pytest.mark.requirement("S-003-Session-03")
 async def test_a_session_is_made_by_its_first_message(opened: Open) -> None:
     async with opened() as stores:
-        before = await stores.sessions.count()
-        assert await stores.sessions.find(session_key()) is None
+        before = await stores.sessions.count_sessions()
+        assert await stores.sessions.find_session(session_key()) is None
 
         await stores.inbox.accept(an_entry("a"), begin=False)
         await stores.inbox.accept(an_entry("b"), begin=False)
 
-        assert (before, await stores.sessions.count()) == (0, 1)
+        assert (before, await stores.sessions.count_sessions()) == (0, 1)
 
 
 async def test_messages_of_a_session_are_numbered_in_the_order_of_acceptance(opened: Open) -> None:
@@ -109,7 +109,7 @@ async def test_of_ten_copies_at_once_exactly_one_is_accepted(opened: Open) -> No
         assert sum(not answer.duplicate for answer in answers) == 1
         assert len({answer.run_id for answer in answers}) == 1
         assert len(await stores.inbox.unfinished()) == 1
-        assert await stores.sessions.count() == 1
+        assert await stores.sessions.count_sessions() == 1
 
 
 async def test_a_copy_for_another_agent_makes_no_session(opened: Open) -> None:
@@ -120,7 +120,7 @@ async def test_a_copy_for_another_agent_makes_no_session(opened: Open) -> None:
         copy = await stores.inbox.accept(moved, begin=False)
 
         assert (copy.duplicate, copy.session_key) == (True, first.session_key)
-        assert await stores.sessions.count() == 1
+        assert await stores.sessions.count_sessions() == 1
 
 
 async def test_the_same_key_with_other_content_is_a_conflict(opened: Open) -> None:
@@ -158,7 +158,7 @@ async def test_a_run_id_serves_once(opened: Open) -> None:
             with pytest.raises(Conflict, match="run-a"):
                 await stores.inbox.accept(an_entry("a", key), begin=False)
 
-        assert await stores.sessions.count() == 1
+        assert await stores.sessions.count_sessions() == 1
 
 
 async def test_an_entry_comes_back_as_it_was_given(opened: Open) -> None:
@@ -235,7 +235,7 @@ async def test_finish_writes_nodes_sums_log_and_end_at_once(opened: Open) -> Non
 
         assert moved
         assert await stores.inbox.unfinished() == []
-        record = await stores.runs.find(RunId("run-a"))
+        record = await stores.inbox.find_run(RunId("run-a"))
         assert record is not None
         assert record.entry.state == "done"
         assert (record.outcome, record.log, record.summary, record.finished_at) == (
@@ -244,7 +244,7 @@ async def test_finish_writes_nodes_sums_log_and_end_at_once(opened: Open) -> Non
             '{"turn":1}',
             NOON + timedelta(seconds=1),
         )
-        session = await stores.sessions.find(session_key())
+        session = await stores.sessions.find_session(session_key())
         assert session is not None
         assert (session.message_count, session.head) == (2, "a-2")
         assert (session.created_at, session.updated_at) == (NOON, NOON + timedelta(seconds=1))
@@ -253,12 +253,12 @@ async def test_finish_writes_nodes_sums_log_and_end_at_once(opened: Open) -> Non
 async def test_finishing_again_changes_nothing(opened: Open) -> None:
     async with opened() as stores:
         await exchange(stores, "a")
-        before = await stores.sessions.find(session_key())
+        before = await stores.sessions.find_session(session_key())
 
         again = an_ending("a", nodes=an_exchange("other"), take_head=True)
         assert await stores.inbox.finish(again) is False
 
-        assert await stores.sessions.find(session_key()) == before
+        assert await stores.sessions.find_session(session_key()) == before
         assert (await ids(stores, limit=9))[0] == ["a-1", "a-2"]
 
 
@@ -272,7 +272,7 @@ async def test_merged_runs_end_in_the_same_commit(opened: Open) -> None:
 
         assert await stores.inbox.unfinished() == []
         for name in "ab":
-            record = await stores.runs.find(RunId(f"run-{name}"))
+            record = await stores.inbox.find_run(RunId(f"run-{name}"))
             assert record is not None
             assert (record.entry.state, record.outcome, record.log, record.summary) == (
                 "done",
@@ -312,7 +312,7 @@ async def test_a_dead_run_without_nodes_leaves_head_where_it_is(opened: Open) ->
         ending = an_ending("b", nodes=(), grown_from="a-2", state="dead")
 
         assert await stores.inbox.finish(ending) is False
-        record = await stores.runs.find(RunId("run-b"))
+        record = await stores.inbox.find_run(RunId("run-b"))
         assert record is not None
         assert record.entry.state == "dead"
         assert (await ids(stores, limit=9))[1] == "a-2"
@@ -385,7 +385,7 @@ async def test_the_messages_of_a_session_only_grow(opened: Open) -> None:
             )
             await stores.inbox.finish(ending)
 
-        session = await stores.sessions.find(session_key())
+        session = await stores.sessions.find_session(session_key())
 
     assert session is not None
     assert (session.message_count, session.created_at) == (8, NOON)
@@ -413,8 +413,8 @@ async def test_an_ending_that_breaks_a_rule_harms_only_itself(opened: Open) -> N
         assert [line[0] for line in failed] == ["c"]
         assert [entry.new.run_id for entry in await stores.inbox.unfinished()] == ["run-c"]
         for name in "bd":
-            assert (await stores.transcript.path(session_key(name), limit=9)).head == f"{name}-2"
-        assert (await stores.transcript.path(session_key("c"), limit=9)).head is None
+            assert (await stores.sessions.path(session_key(name), limit=9)).head == f"{name}-2"
+        assert (await stores.sessions.path(session_key("c"), limit=9)).head is None
 
 
 # --- transcript --------------------------------------------------------------------------------
@@ -454,8 +454,8 @@ async def test_a_path_is_the_newest_part_oldest_first(
 async def test_an_unknown_session_has_an_empty_path_tree_and_no_nodes(opened: Open) -> None:
     async with opened() as stores:
         assert await ids(stores, limit=9) == ([], None, False)
-        assert await stores.transcript.tree(session_key(), limit=9) == ()
-        assert await stores.transcript.node(session_key(), "a-1") is None
+        assert await stores.sessions.tree(session_key(), limit=9) == ()
+        assert await stores.sessions.node(session_key(), "a-1") is None
 
 
 async def test_a_node_of_another_session_is_not_found(opened: Open) -> None:
@@ -464,12 +464,12 @@ async def test_a_node_of_another_session_is_not_found(opened: Open) -> None:
         await exchange(stores, "a")
         await exchange(stores, "x", key=other)
 
-        assert await stores.transcript.node(session_key(), "x-1") is None
+        assert await stores.sessions.node(session_key(), "x-1") is None
         for bad in ({"upto": "x-1"}, {"before": "x-1"}, {"upto": "none"}):
             with pytest.raises(NotFound):
                 await ids(stores, limit=9, **bad)
         with pytest.raises(NotFound):
-            await stores.transcript.move_head(session_key(), NodeId("x-1"), expected=NodeId("a-2"))
+            await stores.sessions.move_head(session_key(), NodeId("x-1"), expected=NodeId("a-2"))
 
 
 @pytest.mark.requirement("S-000-Exchange-06")
@@ -477,8 +477,8 @@ async def test_nodes_are_numbered_and_chained(opened: Open) -> None:
     async with opened() as stores:
         await three(stores)
 
-        path = await stores.transcript.path(session_key(), limit=9)
-        branch = await stores.transcript.node(session_key(), "c-1")
+        path = await stores.sessions.path(session_key(), limit=9)
+        branch = await stores.sessions.node(session_key(), "c-1")
 
     assert [node.seq for node in path.nodes] == [1, 2, 3, 4]
     assert [node.parent_id for node in path.nodes] == [None, "a-1", "a-2", "b-1"]
@@ -513,8 +513,8 @@ async def test_a_message_comes_back_as_it_was_given(opened: Open) -> None:
         await stores.inbox.accept(an_entry("a"), begin=True)
         await stores.inbox.finish(an_ending("a", nodes=nodes))
 
-        path = await stores.transcript.path(session_key(), limit=9)
-        session = await stores.sessions.find(session_key())
+        path = await stores.sessions.path(session_key(), limit=9)
+        session = await stores.sessions.find_session(session_key())
 
     assert [node.message for node in path.nodes] == messages
     assert [replace(node, parent_id=None, seq=0) for node in path.nodes] == list(nodes)
@@ -528,8 +528,8 @@ async def test_a_megabyte_comes_back_byte_for_byte(opened: Open) -> None:
         await stores.inbox.accept(an_entry("a", content=text), begin=True)
         await stores.inbox.finish(an_ending("a", nodes=an_exchange("a", text, text)))
 
-        path = await stores.transcript.path(session_key(), limit=9)
-        record = await stores.runs.find(RunId("run-a"))
+        path = await stores.sessions.path(session_key(), limit=9)
+        record = await stores.inbox.find_run(RunId("run-a"))
 
     assert [node.message.text for node in path.nodes] == [text, text]
     assert record is not None
@@ -551,7 +551,7 @@ async def test_half_a_surrogate_pair_is_refused_before_anything_is_written(opene
                 an_ending("a", nodes=(replace(an_exchange("a")[0], message=call),))
             )
 
-        assert await stores.sessions.count() == 1
+        assert await stores.sessions.count_sessions() == 1
         assert len(await stores.inbox.unfinished()) == 1
         assert await stores.inbox.finish(an_ending("a"))
 
@@ -560,8 +560,8 @@ async def test_a_tree_has_every_branch_and_no_texts(opened: Open) -> None:
     async with opened() as stores:
         await three(stores)
 
-        tree = await stores.transcript.tree(session_key(), limit=9)
-        newest = await stores.transcript.tree(session_key(), limit=2)
+        tree = await stores.sessions.tree(session_key(), limit=9)
+        newest = await stores.sessions.tree(session_key(), limit=2)
 
     assert [node.id for node in tree] == ["a-1", "a-2", "b-1", "b-2", "c-1", "c-2"]
     assert tree[4].parent_id == "a-2"
@@ -573,7 +573,7 @@ async def test_a_tree_has_every_branch_and_no_texts(opened: Open) -> None:
 async def test_head_moves_only_from_where_it_was_expected(opened: Open) -> None:
     async with opened() as stores:
         await three(stores)
-        transcript, key = stores.transcript, session_key()
+        transcript, key = stores.sessions, session_key()
 
         assert not await transcript.move_head(key, NodeId("a-2"), expected=NodeId("c-2"))
         assert not await transcript.move_head(key, NodeId("a-2"), expected=None)
@@ -588,7 +588,7 @@ async def test_head_moves_only_from_where_it_was_expected(opened: Open) -> None:
 async def test_a_label_finds_its_node_and_moves_with_the_next_use(opened: Open) -> None:
     async with opened() as stores:
         await three(stores)
-        transcript, key = stores.transcript, session_key()
+        transcript, key = stores.sessions, session_key()
         await transcript.move_head(
             key, NodeId("a-2"), expected=NodeId("b-2"), label="before the trip"
         )
@@ -612,9 +612,9 @@ async def test_a_failed_move_labels_nothing(opened: Open) -> None:
     async with opened() as stores:
         await three(stores)
 
-        await stores.transcript.move_head(session_key(), NodeId("a-2"), expected=None, label="x")
+        await stores.sessions.move_head(session_key(), NodeId("a-2"), expected=None, label="x")
 
-        assert await stores.transcript.node(session_key(), "x") is None
+        assert await stores.sessions.node(session_key(), "x") is None
 
 
 async def test_labels_of_two_sessions_do_not_meet(opened: Open) -> None:
@@ -622,12 +622,12 @@ async def test_labels_of_two_sessions_do_not_meet(opened: Open) -> None:
     async with opened() as stores:
         await exchange(stores, "a")
         await exchange(stores, "x", key=other)
-        move = stores.transcript.move_head
+        move = stores.sessions.move_head
         await move(session_key(), NodeId("a-2"), expected=NodeId("a-2"), label="same")
         await move(other, NodeId("x-2"), expected=NodeId("x-2"), label="same")
 
-        here = await stores.transcript.node(session_key(), "same")
-        there = await stores.transcript.node(other, "same")
+        here = await stores.sessions.node(session_key(), "same")
+        there = await stores.sessions.node(other, "same")
 
     assert here is not None
     assert there is not None
@@ -645,7 +645,7 @@ async def test_pages_lose_nobody_even_if_all_were_touched_at_once(opened: Open) 
         seen: list[str] = []
         query = SessionQuery(limit=3)
         while True:
-            page = await stores.sessions.list(query)
+            page = await stores.sessions.list_sessions(query)
             seen += [record.key.peer for record in page.sessions]
             if not page.more:
                 break
@@ -660,7 +660,7 @@ async def test_the_session_spoken_in_last_comes_first(opened: Open) -> None:
         await stores.inbox.accept(an_entry("b", session_key("b")), begin=True)
         await stores.inbox.finish(an_ending("a", session_key("a"), after_s=60))
 
-        page = await stores.sessions.list(SessionQuery())
+        page = await stores.sessions.list_sessions(SessionQuery())
 
     assert [record.key.peer for record in page.sessions] == ["a", "b"]
     assert not page.more
@@ -678,7 +678,9 @@ async def test_a_filter_has_to_match_in_every_field(opened: Open) -> None:
             await stores.inbox.accept(an_entry(f"s{number}", key), begin=False)
 
         async def peers(query: SessionQuery) -> set[str]:
-            return {record.key.peer for record in (await stores.sessions.list(query)).sessions}
+            return {
+                record.key.peer for record in (await stores.sessions.list_sessions(query)).sessions
+            }
 
         assert await peers(SessionQuery(agents=("other",))) == {"two"}
         assert await peers(SessionQuery(account="bob")) == {"three"}
@@ -703,7 +705,7 @@ async def test_a_run_is_found_while_it_runs_and_an_unknown_one_never(opened: Ope
     async with opened() as stores:
         await stores.inbox.accept(an_entry("a"), begin=True)
 
-        record = await stores.runs.find(RunId("run-a"))
+        record = await stores.inbox.find_run(RunId("run-a"))
 
         assert record is not None
         assert (record.entry.state, record.outcome, record.log, record.finished_at) == (
@@ -712,7 +714,7 @@ async def test_a_run_is_found_while_it_runs_and_an_unknown_one_never(opened: Ope
             b"",
             None,
         )
-        assert await stores.runs.find(RunId("run-z")) is None
+        assert await stores.inbox.find_run(RunId("run-z")) is None
 
 
 async def test_a_journal_gives_its_parts_once_in_order(opened: Open) -> None:
@@ -735,7 +737,7 @@ async def test_the_chunks_of_a_run_stand_in_its_journal(opened: Open) -> None:
         await stores.journal.append(RunId("run-a"), 0, lambda: first)
         await stores.inbox.finish(replace(an_ending("a"), journal=lambda: last, part=1))
 
-        record = await stores.runs.find(RunId("run-a"))
+        record = await stores.inbox.find_run(RunId("run-a"))
 
         assert record is not None
         chunks = b'{"seq":1}', b'{"seq":2,"content":"\xc3\xa9"}', b'{"seq":3,"type":"done"}'
@@ -864,7 +866,7 @@ async def test_a_delivery_that_no_turn_made_waits_for_no_other(opened: Open) -> 
         heard = [Heard("telegram", "bot", name, "told", NOON) for name in "ab"]
 
         for name, one in zip("ab", heard, strict=True):
-            await stores.channel_events.hear(one, [replace(delivery(f"d{name}"), whence="{}")])
+            await stores.channels.hear(one, [replace(delivery(f"d{name}"), whence="{}")])
 
         first, second = await stores.outbox.due("telegram", now=LATER, limit=9)
         assert (first.new.whence, first.run_id, first.session_key) == ("{}", None, None)
@@ -931,7 +933,7 @@ async def test_what_goes_out_anew_although_it_may_have_arrived_is_told(
         await stores.outbox.sending("d1", 0)
         await stores.outbox.settle("d1", state, at=NOON, why=why)
 
-        await stores.dead_letters.resubmit("d1", now=NOON)
+        await stores.outbox.resubmit("d1", now=NOON)
 
         [again] = await stores.outbox.due("telegram", now=LATER, limit=9)
         assert again.why == TWICE
@@ -944,13 +946,13 @@ async def test_dead_letters_are_listed_newest_first_and_by_channel(opened: Open)
         for name, state in {"d1": "failed", "d2": "unknown", "d3": "sent", "d4": "failed"}.items():
             await stores.outbox.settle(name, state, at=LATER, why="no")  # type: ignore[arg-type]  # a table
 
-        every = await stores.dead_letters.list(None, before=None, limit=9)
-        page = await stores.dead_letters.list("telegram", before=every[1].place, limit=9)
+        every = await stores.outbox.dead_letters(None, before=None, limit=9)
+        page = await stores.outbox.dead_letters("telegram", before=every[1].place, limit=9)
 
         assert [one.new.id for one in every] == ["d4", "d2", "d1"]
         assert [one.new.id for one in page] == ["d1"]
         assert (every[0].why, every[0].settled_at) == ("no", LATER)
-        assert dict(await stores.dead_letters.tally()) == {
+        assert dict(await stores.outbox.tally()) == {
             ("telegram", "failed"): 1,
             ("telegram", "unknown"): 1,
             ("slack", "failed"): 1,
@@ -965,13 +967,13 @@ async def test_a_dead_letter_goes_out_anew_from_the_part_that_has_not_arrived(
         await stores.outbox.sending("d1", 3)
         await stores.outbox.settle("d1", "failed", at=NOON, why="403")
 
-        await stores.dead_letters.resubmit("d1", now=NOON)
+        await stores.outbox.resubmit("d1", now=NOON)
 
         [again] = await stores.outbox.due("telegram", now=LATER, limit=9)
         assert (again.new.id, again.arrived, again.attempts, again.why) == ("d1", 3, 0, None)
         assert again.settled_at is None
         with pytest.raises(NotFound):
-            await stores.dead_letters.resubmit("d1", now=NOON)
+            await stores.outbox.resubmit("d1", now=NOON)
 
 
 async def test_a_dead_letter_that_is_dropped_is_gone_and_no_other_delivery_can_be(
@@ -981,23 +983,23 @@ async def test_a_dead_letter_that_is_dropped_is_gone_and_no_other_delivery_can_b
         await deliver(stores, "a", "one", delivery("d1"), delivery("d2"))
         await stores.outbox.settle("d1", "failed", at=NOON)
 
-        await stores.dead_letters.drop("d1")
+        await stores.outbox.drop("d1")
 
-        assert list(await stores.dead_letters.list(None, before=None, limit=9)) == []
+        assert list(await stores.outbox.dead_letters(None, before=None, limit=9)) == []
         for name in ("d1", "d2"):
             with pytest.raises(NotFound):
-                await stores.dead_letters.drop(name)
+                await stores.outbox.drop(name)
 
 
 async def test_what_is_erased_while_it_is_being_sent_is_not_sent_again(opened: Open) -> None:
     async with opened() as stores:
         await deliver(stores, "a", "one", delivery("d1"))
         await stores.outbox.sending("d1", 0)
-        await stores.erasures.erase(session_key("one"), by="ann", dry_run=False, now=NOON)
+        await stores.sessions.erase(session_key("one"), by="ann", dry_run=False, now=NOON)
 
         await stores.outbox.settle("d1", "pending", at=NOON, why="429", due_at=NOON)
 
-        [left] = await stores.dead_letters.list(None, before=None, limit=9)
+        [left] = await stores.outbox.dead_letters(None, before=None, limit=9)
         assert (left.state, left.why, left.new.text, left.new.whence) == (
             "failed",
             "erased",
@@ -1005,7 +1007,7 @@ async def test_what_is_erased_while_it_is_being_sent_is_not_sent_again(opened: O
             None,
         )
         with pytest.raises(Conflict, match="erased"):
-            await stores.dead_letters.resubmit("d1", now=NOON)
+            await stores.outbox.resubmit("d1", now=NOON)
 
 
 async def test_what_waits_for_a_channel_that_is_gone_fails(opened: Open) -> None:
@@ -1016,7 +1018,7 @@ async def test_what_waits_for_a_channel_that_is_gone_fails(opened: Open) -> None
 
         assert await stores.outbox.strand([("slack", "a")], at=NOON) == 2
 
-        left = await stores.dead_letters.list(None, before=None, limit=9)
+        left = await stores.outbox.dead_letters(None, before=None, limit=9)
         assert [(one.new.id, one.state) for one in left] == [("d3", "failed"), ("d1", "failed")]
         assert len(await stores.outbox.due("slack", now=LATER, limit=9)) == 1
 
@@ -1042,7 +1044,7 @@ async def test_a_sweep_forgets_journals_and_logs_and_keeps_the_rest(opened: Open
         assert swept == [1, 1, 0]
         for name, parts in {"a": 0, "b": 0, "c": 2, "open": 1}.items():
             assert len(await stores.journal.read(RunId(f"run-{name}"))) == parts
-        record = await stores.runs.find(RunId("run-a"))
+        record = await stores.inbox.find_run(RunId("run-a"))
         assert record is not None
         assert (record.log, record.outcome, record.summary) == (b"", "answered", '{"turn":1}')
         assert len((await ids(stores, limit=9))[0]) == 6
@@ -1057,7 +1059,7 @@ async def test_a_closed_store_refuses_and_closes_twice(opened: Open) -> None:
         for refused in (
             lambda: stores.inbox.accept(an_entry("a"), begin=True),
             stores.care.probe,
-            stores.sessions.count,
+            stores.sessions.count_sessions,
         ):
             with pytest.raises(StoreUnavailable, match="closed"):
                 await refused()

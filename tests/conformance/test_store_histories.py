@@ -67,7 +67,7 @@ def moves(draw: st.DrawFn) -> Step:
     key, label = session_key(draw(peers)), draw(st.none() | st.sampled_from(["x", "r0-1"]))
     to, expected = NodeId(draw(nodes) or "none"), draw(nodes)
     at = None if expected is None else NodeId(expected)
-    return lambda stores: stores.transcript.move_head(key, to, expected=at, label=label)
+    return lambda stores: stores.sessions.move_head(key, to, expected=at, label=label)
 
 
 @st.composite
@@ -84,8 +84,8 @@ def others(draw: st.DrawFn) -> Step:
         lambda stores: stores.outbox.sending(delivery, 0),
         lambda stores: stores.outbox.sending(delivery, 2),
         lambda stores: stores.outbox.strand([("d", "d")], at=at),
-        lambda stores: stores.dead_letters.resubmit(delivery, now=at),
-        lambda stores: stores.dead_letters.drop(delivery),
+        lambda stores: stores.outbox.resubmit(delivery, now=at),
+        lambda stores: stores.outbox.drop(delivery),
         lambda stores: stores.outbox.settle(delivery, state, at=at, why="w", due_at=at),
         lambda stores: stores.care.sweep(before=at, limit=2),
     ]
@@ -101,28 +101,28 @@ async def told(stores: Stores, step: Step) -> object:
 
 async def seen(stores: Stores) -> list[object]:
     """Everything that any port shows."""
-    page = await stores.sessions.list(SessionQuery(limit=9))
+    page = await stores.sessions.list_sessions(SessionQuery(limit=9))
     views: list[object] = [
         page,
-        await stores.sessions.count(),
+        await stores.sessions.count_sessions(),
         list(await stores.inbox.unfinished()),
     ]
     for record in page.sessions:
-        views.append(await stores.transcript.path(record.key, limit=1))
-        views.append(await stores.transcript.path(record.key, limit=99))
-        for node in await stores.transcript.tree(record.key, limit=99):
+        views.append(await stores.sessions.path(record.key, limit=1))
+        views.append(await stores.sessions.path(record.key, limit=99))
+        for node in await stores.sessions.tree(record.key, limit=99):
             views.append(replace(node))
-            views.append(await stores.transcript.path(record.key, before=node.id, limit=2))
-            views.append(await stores.transcript.node(record.key, node.id))
-        views.append(await stores.transcript.node(record.key, "x"))
-        views.append(await stores.sessions.find(record.key))
+            views.append(await stores.sessions.path(record.key, before=node.id, limit=2))
+            views.append(await stores.sessions.node(record.key, node.id))
+        views.append(await stores.sessions.node(record.key, "x"))
+        views.append(await stores.sessions.find_session(record.key))
     for number in range(5):
         run = RunId(f"run-r{number}")
-        views += [await stores.runs.find(run), list(await stores.journal.read(run))]
+        views += [await stores.inbox.find_run(run), list(await stores.journal.read(run))]
     views.append(list(await stores.outbox.due("c", now=NOON + timedelta(seconds=100), limit=9)))
     views.append(list(await stores.outbox.interrupted()))
-    views.append(list(await stores.dead_letters.list(None, before=None, limit=9)))
-    views.append(dict(await stores.dead_letters.tally()))
+    views.append(list(await stores.outbox.dead_letters(None, before=None, limit=9)))
+    views.append(dict(await stores.outbox.tally()))
     return views
 
 

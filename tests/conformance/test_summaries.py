@@ -35,16 +35,16 @@ async def say(
 
 async def test_what_grows_below_a_summary_finds_it_and_no_sibling_does(stores: Stores) -> None:
     await say(stores, "a", None)
-    assert await stores.summaries.append(KEY, a_summary("s1"), expected=NodeId("a-2"))
+    assert await stores.sessions.append_summary(KEY, a_summary("s1"), expected=NodeId("a-2"))
     await say(stores, "b", "s1")
-    assert await stores.summaries.append(KEY, a_summary("s2"), expected=NodeId("b-2"))
+    assert await stores.sessions.append_summary(KEY, a_summary("s2"), expected=NodeId("b-2"))
     await say(stores, "c", "s2")
     await say(stores, "d", "b-2", take_head=True)
     await say(stores, "e", "a-2", take_head=True)
 
     found = {}
     for end in ("a-2", "s1", "b-2", "s2", "c-2", "d-2", "e-2"):
-        path = await stores.transcript.path(KEY, upto=NodeId(end), limit=1)
+        path = await stores.sessions.path(KEY, upto=NodeId(end), limit=1)
         found[end] = path.summary and path.summary.id
 
     assert found == {
@@ -60,12 +60,12 @@ async def test_what_grows_below_a_summary_finds_it_and_no_sibling_does(stores: S
 
 async def test_a_summary_is_in_its_place_with_its_own_role_and_no_message(stores: Stores) -> None:
     await say(stores, "a", None)
-    before = await stores.sessions.find(KEY)
-    await stores.summaries.append(KEY, a_summary("s"), expected=NodeId("a-2"))
+    before = await stores.sessions.find_session(KEY)
+    await stores.sessions.append_summary(KEY, a_summary("s"), expected=NodeId("a-2"))
 
-    path = await stores.transcript.path(KEY, limit=9)
-    tree = await stores.transcript.tree(KEY, limit=9)
-    after = await stores.sessions.find(KEY)
+    path = await stores.sessions.path(KEY, limit=9)
+    tree = await stores.sessions.tree(KEY, limit=9)
+    after = await stores.sessions.find_session(KEY)
 
     assert [node.message.role for node in path.nodes] == ["user", "assistant", "summary"]
     assert [node.message.role for node in tree] == ["user", "assistant", "summary"]
@@ -79,21 +79,21 @@ async def test_a_summary_is_in_its_place_with_its_own_role_and_no_message(stores
 async def test_a_head_that_moved_meanwhile_keeps_the_summary_out(stores: Stores) -> None:
     await say(stores, "a", None)
 
-    assert not await stores.summaries.append(KEY, a_summary("s"), expected=NodeId("a-1"))
+    assert not await stores.sessions.append_summary(KEY, a_summary("s"), expected=NodeId("a-1"))
 
-    path = await stores.transcript.path(KEY, limit=9)
+    path = await stores.sessions.path(KEY, limit=9)
     assert (path.head, path.summary, len(path.nodes)) == ("a-2", None, 2)
     with pytest.raises(NotFound):
-        await stores.summaries.append(session_key("other"), a_summary("s"), expected=None)
+        await stores.sessions.append_summary(session_key("other"), a_summary("s"), expected=None)
 
 
 async def test_a_restart_keeps_it(tmp_path: Path) -> None:
     async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
         await say(stores, "a", None)
-        await stores.summaries.append(KEY, a_summary("s", "kept"), expected=NodeId("a-2"))
+        await stores.sessions.append_summary(KEY, a_summary("s", "kept"), expected=NodeId("a-2"))
     async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
         await say(stores, "b", "s")
-        path = await stores.transcript.path(KEY, limit=1)
+        path = await stores.sessions.path(KEY, limit=1)
 
     assert path.summary is not None
     assert (path.summary.message.text, path.summary.message.role) == ("kept", "summary")

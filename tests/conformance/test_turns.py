@@ -46,12 +46,14 @@ async def say(
 async def index(stores: Stores, *keys: SessionKey) -> None:
     behind: Sequence[SessionKey] = keys or (HERE, THERE)
     while behind:
-        behind = await stores.turn_index.advance(behind, limit=3)
+        behind = await stores.facts.index_turns(behind, limit=3)
 
 
 async def ids(stores: Stores, found: Found, key: SessionKey = HERE) -> dict[str, set[str]]:
     depths = range(found.trail.length)
-    names = {turn.depth: turn.id for turn in await stores.turns.fetch(key, found.trail, depths)}
+    names = {
+        turn.depth: turn.id for turn in await stores.facts.fetch_turns(key, found.trail, depths)
+    }
     return {
         word: {names[depth] for depth in hits.depths if depth in names}
         for word, hits in found.words.items()
@@ -59,7 +61,7 @@ async def ids(stores: Stores, found: Found, key: SessionKey = HERE) -> dict[str,
 
 
 async def found_by(stores: Stores, *words: str, key: SessionKey = HERE) -> dict[str, set[str]]:
-    return await ids(stores, await stores.turns.find(key, words, limit=100), key)
+    return await ids(stores, await stores.facts.find_turns(key, words, limit=100), key)
 
 
 async def test_what_was_said_is_found_by_any_form_of_its_words(opened: Open) -> None:
@@ -92,10 +94,12 @@ async def test_what_a_tool_said_is_not_found(opened: Open) -> None:
         await stores.inbox.finish(an_ending("a", HERE, nodes=(asked, told)))
         await index(stores)
 
-        found = await stores.turns.find(HERE, ["say", "secret"], limit=9)
+        found = await stores.facts.find_turns(HERE, ["say", "secret"], limit=9)
 
         assert await ids(stores, found) == {"say": {"a-1"}}
-        assert [turn.id for turn in await stores.turns.fetch(HERE, found.trail, [0, 1])] == ["a-1"]
+        assert [turn.id for turn in await stores.facts.fetch_turns(HERE, found.trail, [0, 1])] == [
+            "a-1"
+        ]
 
 
 @pytest.mark.requirement("S-002-CtxTree-02")
@@ -106,9 +110,9 @@ async def test_a_sibling_branch_is_never_found(opened: Open) -> None:
         await say(stores, "c", "right word", "fine", after="a-2")
         await index(stores)
 
-        on_right = await stores.turns.find(HERE, ["word"], messages=["b-1", "c-1"], limit=9)
-        on_left = await stores.turns.find(HERE, ["word"], upto=NodeId("b-2"), limit=9)
-        at_root = await stores.turns.find(HERE, ["word"], upto=NodeId("a-1"), limit=9)
+        on_right = await stores.facts.find_turns(HERE, ["word"], messages=["b-1", "c-1"], limit=9)
+        on_left = await stores.facts.find_turns(HERE, ["word"], upto=NodeId("b-2"), limit=9)
+        at_root = await stores.facts.find_turns(HERE, ["word"], upto=NodeId("a-1"), limit=9)
 
         assert await ids(stores, on_right) == {"word": {"a-1", "c-1"}}
         assert on_right.messages == {"c-1": 2}
@@ -122,7 +126,7 @@ async def test_going_back_to_a_branch_makes_it_the_one_that_is_found(opened: Ope
         await say(stores, "b", "left word", "fine", after="a-2")
         await say(stores, "c", "right word", "fine", after="a-2")
         await index(stores)
-        await stores.transcript.move_head(HERE, NodeId("b-2"), expected=NodeId("c-2"))
+        await stores.sessions.move_head(HERE, NodeId("b-2"), expected=NodeId("c-2"))
 
         found = await found_by(stores, "word")
 
@@ -136,7 +140,7 @@ async def test_an_earlier_conversation_is_found_and_a_later_one_is_not(opened: O
         await index(stores)
 
         newest = await found_by(stores, "word")
-        first = await stores.turns.find(HERE, ["word"], upto=NodeId("a-2"), limit=9)
+        first = await stores.facts.find_turns(HERE, ["word"], upto=NodeId("a-2"), limit=9)
 
         assert newest == {"word": {"a-1", "b-1"}}
         assert await ids(stores, first) == {"word": {"a-1"}}
@@ -152,14 +156,14 @@ async def test_no_other_session_is_ever_looked_into(opened: Open) -> None:
             await say(stores, f"t{number}", "yours canary word", "fine", key=THERE, after=after)
         await index(stores)
 
-        found = await stores.turns.find(HERE, ["word", "canary"], messages=["t1-1"], limit=99)
-        turns = await stores.turns.fetch(HERE, found.trail, range(found.trail.length))
+        found = await stores.facts.find_turns(HERE, ["word", "canary"], messages=["t1-1"], limit=99)
+        turns = await stores.facts.fetch_turns(HERE, found.trail, range(found.trail.length))
 
         assert await ids(stores, found) == {"word": {f"h{number}-1" for number in range(5)}}
         assert not found.messages
         assert not [turn for turn in turns if "canary" in turn.text]
         with pytest.raises(NotFound):
-            await stores.turns.find(HERE, ["word"], upto=NodeId("t1-1"), limit=9)
+            await stores.facts.find_turns(HERE, ["word"], upto=NodeId("t1-1"), limit=9)
 
 
 async def test_of_a_frequent_word_the_newest_are_found_and_those_beside_a_rare_one(
@@ -170,7 +174,7 @@ async def test_of_a_frequent_word_the_newest_are_found_and_those_beside_a_rare_o
         await say(stores, "a", "frequent rare", *others, *["frequent again", *others] * 20)
         await index(stores)
 
-        found = await stores.turns.find(HERE, ["frequent", "rare"], limit=10)
+        found = await stores.facts.find_turns(HERE, ["frequent", "rare"], limit=10)
 
     assert found.words["rare"].depths == {0}
     assert found.words["frequent"].depths >= set(range(55, 105, 5))
@@ -185,7 +189,7 @@ async def test_a_word_that_most_turns_hold_is_left_out_also_while_the_index_is_b
         await index(stores)
         await say(stores, "b", *["else"] * 120, after="a-41")
 
-        found = await stores.turns.find(HERE, ["frequent", "rare"], limit=10)
+        found = await stores.facts.find_turns(HERE, ["frequent", "rare"], limit=10)
 
     assert found.words.keys() == {"rare"}
 
@@ -194,11 +198,11 @@ async def test_a_word_is_looked_for_again_once_it_is_no_longer_in_most_turns(ope
     async with opened() as stores:
         await say(stores, "a", *["frequent", "else"] * 20)
         await index(stores)
-        before = await stores.turns.find(HERE, ["frequent"], limit=10)
+        before = await stores.facts.find_turns(HERE, ["frequent"], limit=10)
         await say(stores, "b", *["else"] * 120, "frequent", "else", after="a-40")
         await index(stores)
 
-        found = await stores.turns.find(HERE, ["frequent"], limit=10)
+        found = await stores.facts.find_turns(HERE, ["frequent"], limit=10)
 
     assert not before.words
     assert max(found.words["frequent"].depths) == 160
@@ -206,11 +210,11 @@ async def test_a_word_is_looked_for_again_once_it_is_no_longer_in_most_turns(ope
 
 async def test_an_unknown_session_knows_nothing(opened: Open) -> None:
     async with opened() as stores:
-        assert await stores.turns.find(HERE, ["word"], limit=9) == Found()
-        assert list(await stores.turns.fetch(HERE, Trail(), [])) == []
-        assert list(await stores.turn_index.behind(limit=9)) == []
-        assert list(await stores.turn_index.advance([HERE], limit=9)) == []
-        await stores.turn_index.forget(HERE, ["x"])
+        assert await stores.facts.find_turns(HERE, ["word"], limit=9) == Found()
+        assert list(await stores.facts.fetch_turns(HERE, Trail(), [])) == []
+        assert list(await stores.facts.unindexed(limit=9)) == []
+        assert list(await stores.facts.index_turns([HERE], limit=9)) == []
+        await stores.facts.forget_turns(HERE, ["x"])
 
 
 async def test_what_is_forgotten_is_not_found_again(opened: Open) -> None:
@@ -218,7 +222,7 @@ async def test_what_is_forgotten_is_not_found_again(opened: Open) -> None:
         await say(stores, "a", "old word", "word", "new word")
         await index(stores)
 
-        await stores.turn_index.forget(HERE, ["a-1", "unknown"])
+        await stores.facts.forget_turns(HERE, ["a-1", "unknown"])
         await index(stores)
 
         assert await found_by(stores, "word", "old") == {"word": {"a-2", "a-3"}}
@@ -230,7 +234,7 @@ async def test_another_session_cannot_make_a_message_forgotten(opened: Open) -> 
         await say(stores, "b", "word", "fine", key=THERE)
         await index(stores)
 
-        await stores.turn_index.forget(THERE, ["a-1"])
+        await stores.facts.forget_turns(THERE, ["a-1"])
 
         assert await found_by(stores, "word") == {"word": {"a-1"}}
 
@@ -240,13 +244,13 @@ async def test_sessions_are_behind_until_all_that_was_said_is_looked_at(opened: 
         await say(stores, "a", "one", "two", "three", "four")
         await say(stores, "b", "five", "six", key=THERE)
 
-        behind = list(await stores.turn_index.behind(limit=9))
-        first = await stores.turn_index.advance([HERE, THERE], limit=3)
-        then = await stores.turn_index.advance([HERE, THERE], limit=3)
+        behind = list(await stores.facts.unindexed(limit=9))
+        first = await stores.facts.index_turns([HERE, THERE], limit=3)
+        then = await stores.facts.index_turns([HERE, THERE], limit=3)
 
         assert behind == [HERE, THERE]
         assert (list(first), list(then)) == ([HERE, THERE], [])
-        assert list(await stores.turn_index.behind(limit=9)) == []
+        assert list(await stores.facts.unindexed(limit=9)) == []
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ async def test_a_word_is_never_a_query(opened: Open, word: str) -> None:
         await say(stores, "a", "a b words near", 'a" OR "b')
         await index(stores)
 
-        found = await stores.turns.find(HERE, [word], limit=9)
+        found = await stores.facts.find_turns(HERE, [word], limit=9)
 
     assert not found.words
 
@@ -266,9 +270,9 @@ async def test_a_word_is_never_a_query(opened: Open, word: str) -> None:
 async def test_a_text_that_no_row_can_hold_is_refused(opened: Open) -> None:
     async with opened() as stores:
         with pytest.raises(TextRefused):
-            await stores.turns.find(session_key("\ud800"), ["a"], limit=9)
+            await stores.facts.find_turns(session_key("\ud800"), ["a"], limit=9)
         with pytest.raises(TextRefused):
-            await stores.turns.find(HERE, ["a"], messages=["\ud800"], limit=9)
+            await stores.facts.find_turns(HERE, ["a"], messages=["\ud800"], limit=9)
 
 
 async def test_a_huge_or_odd_message_does_not_stop_the_others(opened: Open) -> None:
@@ -276,8 +280,8 @@ async def test_a_huge_or_odd_message_does_not_stop_the_others(opened: Open) -> N
         await say(stores, "a", "begin " + "x" * 1_000_000, "a\0b nul", "🙂" * 50, "end")
         await index(stores)
 
-        found = await stores.turns.find(HERE, ["begin", "nul", "end"], limit=9)
-        turns = await stores.turns.fetch(HERE, found.trail, [0])
+        found = await stores.facts.find_turns(HERE, ["begin", "nul", "end"], limit=9)
+        turns = await stores.facts.fetch_turns(HERE, found.trail, [0])
 
         assert await ids(stores, found) == {"begin": {"a-1"}, "nul": {"a-2"}, "end": {"a-4"}}
         assert len(turns[0].text) < 5000
@@ -293,14 +297,14 @@ async def test_what_told_a_forgotten_fact_is_not_recalled(opened: Open, kind: st
         await index(stores)
         source = Source("msg-a", HERE, NOON, "my dog is Luna", HERE.peer)
         claim = Claim("user", "dog name", "Luna", True, NOON, HERE, source=source)
-        await stores.facts.add(str(HERE), [claim], ids=["f"], now=NOON)
+        await stores.facts.add_facts(str(HERE), [claim], ids=["f"], now=NOON)
 
         what = {
             "fact": Erasure(fact_id="f"),
             "scope": Erasure(scope=str(HERE)),
             "session": Erasure(session_key=HERE),
         }
-        await stores.facts.erase(what[kind], dry_run=False, now=NOON + timedelta(days=99))
+        await stores.facts.erase_facts(what[kind], dry_run=False, now=NOON + timedelta(days=99))
         found = await found_by(stores, "dog", "luna")
         elsewhere = await found_by(stores, "dog", key=THERE)
 

@@ -64,7 +64,7 @@ async def main(*arguments: str) -> None:
         open_store("embedded", Path(data_dir), clock=clock) as stores,
         open_guarded() as fetch,
     ):
-        if not await stores.sessions.count():
+        if not await stores.sessions.count_sessions():
             await fill(stores)
         health = Health(channel, "poll", clock, lambda type_, payload: None)
         couriers = {"chat": Courier(Post(channel, adapter, fetch, clock), health)}
@@ -72,7 +72,7 @@ async def main(*arguments: str) -> None:
         deliveries = Deliveries(outbox, couriers, known, clock, lambda _: None, lambda: 0.01)
         async with anyio.create_task_group() as group:
             group.start_soon(deliveries.run)
-            while any(state in OPEN for _, state in await stores.dead_letters.tally()):
+            while any(state in OPEN for _, state in await stores.outbox.tally()):
                 await clock.sleep(0.02)
             group.cancel_scope.cancel()
 

@@ -125,7 +125,7 @@ async def test_killed_while_sending_what_is_held_arrives_once_or_is_a_dead_lette
     platform = await played(tmp_path, "plain", "hold")
 
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
-        dead = await stores.dead_letters.list(None, before=None, limit=99)
+        dead = await stores.outbox.dead_letters(None, before=None, limit=99)
     texts = [text for text, _ in platform.got]
     assert len(set(texts)) == len(texts)
     assert dead

@@ -146,7 +146,7 @@ async def test_every_field_of_a_run_is_documented_and_no_other() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("hi")), stores) as stage:
         run_id = await stage.say("hello")
         await stage.until_idle()
-        record = await stores.runs.find(RunId(run_id))
+        record = await stores.inbox.find_run(RunId(run_id))
     assert record is not None
     documented = rows("WebSocket")["run.inspect"].split("{", 1)[1].split("}", 1)[0]
 

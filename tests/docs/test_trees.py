@@ -262,7 +262,7 @@ async def test_every_field_of_a_run_that_only_a_turn_knows_is_documented_and_no_
         assert run is not None
         before = run.summary(stage.clock)
         await stage.until_idle()
-        record = await stores.runs.find(RunId(run_id))
+        record = await stores.inbox.find_run(RunId(run_id))
     assert record is not None
     after = from_json(record.summary)
     known = before.keys() - AT_REST.keys()

@@ -23,6 +23,7 @@ from gateway.domain.ports import Stores
 from gateway.outbound.secrets import Scrubber
 from tests.fakes.clock import FakeClock
 from tests.fakes.doorkeeper import FakeDoor
+from tests.fakes.ports import PartOfChannelStore
 from tests.fakes.store import session_key
 
 KEY = "hunter2-hunter2"
@@ -69,7 +70,7 @@ class Taken:
 
 
 @dataclass
-class KeptEvents:
+class KeptEvents(PartOfChannelStore):
     """Implements ChannelEvents, and shows what was heard."""
 
     heard: list[Heard] = field(default_factory=list)
@@ -103,14 +104,14 @@ class KeptEvents:
     async def count_unread(self) -> Mapping[str, int]:
         return Counter(one.channel for one in await self.unread(None, limit=99))
 
-    async def forget(self, *, before: datetime, limit: int) -> int:
+    async def forget_heard(self, *, before: datetime, limit: int) -> int:
         return 0
 
 
 def a_way_in(adapter: FakeAdapter, taken: Taken, stores: Stores, **config: object) -> WayIn:
     secrets = (PluginSecret("key", Secret(KEY), frozenset()),)
     channel = ChannelDef("family", "fake", secrets=secrets, config=config)
-    memos, events = stores.channel_memos, stores.channel_events
+    memos, events = stores.channels, stores.channels
     clock = FakeClock()
     intake = Intake(taken.accept, events, memos, clock, lambda: None, FakeDoor())
     return WayIn(channel, adapter, intake, Scrubber(secrets).body)

@@ -8,9 +8,10 @@ from gateway.agent.journal import RunJournal
 from gateway.domain.ids import RunId
 from gateway.domain.journal import Entry
 from gateway.domain.ports import Clock
+from tests.fakes.ports import PartOfJournal
 
 
-class FakeJournal:
+class FakeJournal(PartOfJournal):
     """Implements the Journal port."""
 
     def __init__(self) -> None:

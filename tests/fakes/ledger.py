@@ -12,7 +12,6 @@ from gateway.domain.budgets import (
     Due,
     Ended,
     Grant,
-    Ledger,
     Payer,
     Pricing,
     Reservation,
@@ -25,6 +24,8 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.messages import Usage
+from gateway.domain.ports import Ledger
+from tests.fakes.ports import PartOfLedger
 from tests.fakes.store import NOON, session_key
 
 
@@ -41,7 +42,7 @@ class FixedPrices:
 
 
 @dataclass
-class AwayLedger:
+class AwayLedger(PartOfLedger):
     """Does nothing of what `away` names: as a full disk, or a process that is dead."""
 
     inner: Ledger

@@ -7,6 +7,7 @@ from gateway.domain.agents import Original
 from gateway.domain.ids import SessionKey
 from gateway.domain.ports import PluginSpace
 from gateway.store.plugins import filled, key_form, require_kept
+from tests.fakes.ports import PartOfToolStore
 
 
 @dataclass
@@ -15,7 +16,7 @@ class Space:
     size: int = 0
 
 
-class FakePlugins:
+class FakePlugins(PartOfToolStore):
     """Passes the suite of plugin stores."""
 
     def __init__(self) -> None:
@@ -48,18 +49,18 @@ class FakePlugins:
         return self.spaces.get(space) or Space()
 
 
-class FakeOriginals:
+class FakeOriginals(PartOfToolStore):
     """Passes the suite of originals, but for what only erasure and sweeping show."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Original] = {}
 
-    async def keep(self, original: Original) -> None:
+    async def keep_original(self, original: Original) -> None:
         self.kept.setdefault(original.reference, original)
 
-    async def read(self, session_key: SessionKey, reference: str) -> Original | None:
+    async def read_original(self, session_key: SessionKey, reference: str) -> Original | None:
         found = self.kept.get(reference)
         return found if found is not None and found.session_key == session_key else None
 
-    async def forget(self, session_key: SessionKey) -> None:
+    async def forget_originals(self, session_key: SessionKey) -> None:
         self.kept = {name: one for name, one in self.kept.items() if one.session_key != session_key}

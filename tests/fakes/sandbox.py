@@ -11,7 +11,7 @@ from pydantic_core import from_json, to_json
 from gateway.channels.crossing import read_description
 from gateway.config.capabilities import parse_capability
 from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
-from gateway.domain.ports import Clock, Fetch, HostFunction, PluginStore
+from gateway.domain.ports import Clock, Fetch, HostFunction, ToolStore
 from gateway.host.clock import SystemClock
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.ledger import Ledger
@@ -28,7 +28,7 @@ LIMITS = PluginLimits()
 def means(
     *,
     fetch: Fetch | None = None,
-    store: PluginStore | None = None,
+    store: ToolStore | None = None,
     clock: Clock | None = None,
     functions: Mapping[str, HostFunction] | None = None,
 ) -> Means:

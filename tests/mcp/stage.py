@@ -13,7 +13,7 @@ from gateway.domain.agents import AgentDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.messages import ToolCall, ToolResult
-from gateway.domain.ports import PluginStore, ToolScope
+from gateway.domain.ports import ToolScope, ToolStore
 from gateway.host.clock import SystemClock
 from gateway.mcp.connecting import Dialling
 from gateway.mcp.servers import Servers
@@ -76,7 +76,7 @@ async def staged(
     definition: McpServerDef,
     folder: Path,
     *,
-    store: PluginStore | None = None,
+    store: ToolStore | None = None,
     listed: Sequence[str] = (),
     own: Sequence[FakeTool] = (),
 ) -> AsyncIterator[Stage]:
@@ -98,7 +98,7 @@ async def staged(
             dial=Dialling(http, folder, clock).line,
             clock=clock,
             schemas=SchemaChecks(),
-            store=store or stores.plugins,
+            store=store or stores.tools,
             renew=gate.renew,
             tell=lambda type_, payload: stages[0].tell(type_, payload),
             told_changed=told_changed,

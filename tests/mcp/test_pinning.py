@@ -6,7 +6,7 @@ from tests.fakes.store import open_memory
 
 async def test_a_server_that_always_has_other_names_is_not_followed_for_ever() -> None:
     async with open_memory() as stores:
-        pins = Pins("books", stores.plugins)
+        pins = Pins("books", stores.tools)
         seen = {await pins.seen(f"tool-{number}", "digest") for number in range(MOST_NAMES)}
 
         assert seen == {"as before"}

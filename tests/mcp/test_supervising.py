@@ -15,6 +15,7 @@ from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import Secret
 from gateway.domain.ports import PluginSpace
 from tests.fakes.mcp_server import ANYTHING, FakeMcp, answer, refusal, serving, text_result
+from tests.fakes.ports import PartOfToolStore
 from tests.fakes.store import open_memory
 from tests.mcp.stage import staged
 from tests.mcp.test_connecting import at
@@ -62,15 +63,15 @@ async def test_what_a_server_repeats_of_its_secrets_reaches_nobody(
 async def test_a_store_that_fails_takes_a_server_away_and_nothing_else(tmp_path: Path) -> None:
     async with open_memory() as stores:
 
-        class Failing:
+        class Failing(PartOfToolStore):
             is_down = True
 
             async def get(self, space: PluginSpace, key: str) -> str | None:
                 if self.is_down:
                     raise StoreUnavailable("the disk is full")
-                return await stores.plugins.get(space, key)
+                return await stores.tools.get(space, key)
 
-            set, delete, list = stores.plugins.set, stores.plugins.delete, stores.plugins.list
+            set, delete, list = stores.tools.set, stores.tools.delete, stores.tools.list
 
         fake, store = FakeMcp(), Failing()
         async with serving(fake):

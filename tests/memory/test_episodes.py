@@ -12,6 +12,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
 from gateway.domain.sessions import Path
 from gateway.memory.episodes import PAGE, Episode, Episodes
+from tests.fakes.ports import PartOfSessionStore
 
 RULES, ONE = ContextRules(1_000, 3), ContextRules(1_000, 1)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -23,7 +24,7 @@ def node(name: str, role: str = "user") -> Node:
     return Node(NodeId(name), None, RunId("r"), message, NOW, 10)
 
 
-class OneBook:
+class OneBook(PartOfSessionStore):
     """A transcript of which only `path` is read; it counts the reads."""
 
     def __init__(self, *nodes: Node) -> None:

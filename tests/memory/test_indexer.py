@@ -10,12 +10,13 @@ from gateway.domain.errors import StoreLost, StoreUnavailable
 from gateway.domain.ids import SessionKey
 from gateway.memory.indexer import AGAIN_S, AT_ONCE, GATHER_S, SESSIONS_AT_ONCE, Indexer
 from tests.fakes.clock import FakeClock
+from tests.fakes.ports import PartOfFactStore
 from tests.fakes.store import session_key
 
 HERE, THERE = session_key("here"), session_key("there")
 
 
-class FakeIndex:
+class FakeIndex(PartOfFactStore):
     """Counts what was said, and what of it was taken in."""
 
     def __init__(self, said: dict[SessionKey, int] | None = None) -> None:
@@ -24,11 +25,11 @@ class FakeIndex:
         self.fails: list[Exception] = []
         self.while_taking: dict[SessionKey, Indexer] = {}
 
-    async def behind(self, *, limit: int) -> Sequence[SessionKey]:
+    async def unindexed(self, *, limit: int) -> Sequence[SessionKey]:
         await anyio.lowlevel.checkpoint()
         return [key for key, left in self.said.items() if left][:limit]
 
-    async def advance(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
+    async def index_turns(self, keys: Sequence[SessionKey], *, limit: int) -> Sequence[SessionKey]:
         await anyio.lowlevel.checkpoint()
         self.rounds.append(list(keys))
         if self.fails:
@@ -42,7 +43,7 @@ class FakeIndex:
                 indexer.note(key)
         return [key for key in keys if self.said[key]]
 
-    async def forget(self, key: SessionKey, ids: Sequence[str]) -> None:
+    async def forget_turns(self, key: SessionKey, ids: Sequence[str]) -> None:
         raise NotImplementedError
 
 

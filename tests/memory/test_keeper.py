@@ -11,10 +11,10 @@ import pytest
 
 from gateway.domain.agents import AgentDef, ContextRules, Extraction, FactScope
 from gateway.domain.errors import ModelFailed, StoreUnavailable
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, Said, scope_of, whose
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Said, scope_of, whose
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.model import ModelReply
-from gateway.domain.ports import Stores
+from gateway.domain.ports import FactStore, Stores
 from gateway.memory.extraction import AGAIN_S, LONGEST_WAIT_S, NOTE_EVERY_S, Keeper, Keeping
 from gateway.memory.statements import claims_in
 from tests.fakes.clock import CountingIds, FakeClock
@@ -58,7 +58,7 @@ class Site:
         self.keeper.told(key, [said], answer(name))
 
     async def known(self, key: SessionKey = KEY, sender: str | None = None) -> list[str]:
-        return shown(await self.stores.facts.select(FactQuery(whose(key, sender))))
+        return shown(await self.stores.facts.select_facts(FactQuery(whose(key, sender))))
 
 
 def shown(facts: Sequence[Fact]) -> list[str]:
@@ -72,11 +72,11 @@ def answer(name: str) -> NodeId:
 async def said_in(
     stores: Stores, name: str, text: str, key: SessionKey = KEY, sender: str | None = None
 ) -> Said:
-    at = NOON + timedelta(seconds=len(await stores.transcript.tree(key, limit=1_000)))
+    at = NOON + timedelta(seconds=len(await stores.sessions.tree(key, limit=1_000)))
     entry = an_entry(name, key, content=text, at=at)
     entry = replace(entry, message_id=MessageId(f"{name}-1"), sender=sender)
     await stores.inbox.accept(entry, begin=True)
-    record = await stores.sessions.find(key)
+    record = await stores.sessions.find_session(key)
     head = record.head if record else None
     nodes = an_exchange(name, text, "I live in Atlantis")
     await stores.inbox.finish(an_ending(name, key, grown_from=head, nodes=nodes))
@@ -90,7 +90,7 @@ async def kept(
     extraction: Extraction = "auto",
     fact_scope: FactScope = "person",
     model: ScriptedModel | None = None,
-    facts: Facts | None = None,
+    facts: FactStore | None = None,
     ids: CountingIds | None = None,
 ) -> AsyncIterator[Site]:
     """Use it in the test body: it opens a task group."""
@@ -100,7 +100,6 @@ async def kept(
     keeping = Keeping(
         agents={agent.id: agent},
         facts=facts or stores.facts,
-        hearing=stores.hearing,
         model=asked,
         clock=clock,
         ids=ids or CountingIds(),
@@ -149,8 +148,8 @@ async def test_a_fact_says_who_told_it_in_which_words_and_when() -> None:
         await site.turn("a", "Hello. I live in Oslo, by the way.")
         await site.keeper.settled(KEY)
 
-        (fact,) = await stores.facts.select(FactQuery(whose(KEY, None)))
-        origin = await stores.facts.origin(fact.id)
+        (fact,) = await stores.facts.select_facts(FactQuery(whose(KEY, None)))
+        origin = await stores.facts.origin_of(fact.id)
 
     assert (fact.session_key, fact.learned_at, fact.source_message_ids) == (KEY, NOON, ("a-1",))
     assert origin is not None
@@ -169,7 +168,9 @@ async def test_in_a_room_each_senders_own_words_make_their_own_facts() -> None:
         await site.turn("b", "I live in Rome", ROOM, "bob")
         await site.keeper.settled(ROOM)
 
-        scopes = [fact.scope for fact in await stores.facts.select(FactQuery(whose(ROOM, "ann")))]
+        scopes = [
+            fact.scope for fact in await stores.facts.select_facts(FactQuery(whose(ROOM, "ann")))
+        ]
         anns = await site.known(session_key("ann"))
 
     assert sorted(scopes) == [scope_of(ROOM, "ann"), scope_of(ROOM, "bob")]
@@ -202,7 +203,7 @@ async def test_what_was_told_without_a_date_was_before_what_is_so_since_a_day(
             claims = claims_in(said[place], KEY)
             await site.keeping.keep(KEY, None, claims)
         query = FactQuery(whose(KEY, None), with_history=True)
-        nyc, la = await stores.facts.select(query)
+        nyc, la = await stores.facts.select_facts(query)
 
     moved = la.valid_from
     assert (nyc.object, la.object, la.valid_to) == ("NYC", "LA", None)
@@ -237,7 +238,7 @@ async def test_facts_of_an_agent_are_shared_only_if_that_is_configured() -> None
         await site.turn("a", "I live in Oslo")
         await site.keeper.settled(KEY)
 
-        shared = await stores.facts.select(FactQuery(whose(KEY, None, is_shared=True)))
+        shared = await stores.facts.select_facts(FactQuery(whose(KEY, None, is_shared=True)))
 
     assert shown(shared) == ["user location: Oslo"]
 
@@ -270,7 +271,7 @@ async def test_after_a_crash_it_goes_on_where_it_was() -> None:
             await site.keeper.settled(KEY)
             await site.clock.until_someone_sleeps()
             site.clock.move(NOTE_EVERY_S)
-            while await stores.hearing.behind():
+            while await stores.facts.unheard():
                 await anyio.lowlevel.checkpoint()
         await said_in(stores, "b", "My dog is called Luna")  # and then it died
         await said_in(stores, "c", "I like tea", session_key("cat"))
@@ -280,7 +281,7 @@ async def test_after_a_crash_it_goes_on_where_it_was() -> None:
 
             assert await site.known() == ["user location: Oslo", "user dog_name: Luna"]
             assert await site.known(session_key("cat")) == ["user likes: tea"]
-        assert await stores.hearing.behind() == []
+        assert await stores.facts.unheard() == []
 
 
 async def test_a_turn_that_comes_while_it_catches_up_is_looked_at_too() -> None:
@@ -300,7 +301,7 @@ async def test_a_turn_that_comes_while_it_catches_up_is_looked_at_too() -> None:
 class Moody:
     """Facts that cannot be written until somebody says so."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: FactStore) -> None:
         self._facts = facts
         self.is_away = True
         self.tries = 0
@@ -308,13 +309,13 @@ class Moody:
     def __getattr__(self, name: str) -> object:
         return getattr(self._facts, name)
 
-    async def add(
+    async def add_facts(
         self, scope: str, claims: Sequence[Claim], *, ids: Sequence[str], now: datetime
     ) -> Sequence[Fact]:
         self.tries += 1
         if self.is_away:
             raise StoreUnavailable("the disk is full")
-        return await self._facts.add(scope, claims, ids=ids, now=now)
+        return await self._facts.add_facts(scope, claims, ids=ids, now=now)
 
 
 async def test_what_cannot_be_kept_now_is_kept_later() -> None:
@@ -390,7 +391,7 @@ async def test_a_model_that_cannot_be_asked_leaves_it_to_patterns() -> None:
         await quiet(site)
 
         assert await site.known() == ["user location: Oslo"]
-        assert await stores.hearing.owed() == []
+        assert await stores.facts.owed() == []
 
 
 async def test_what_a_model_was_owed_it_is_owed_after_a_restart() -> None:
@@ -404,7 +405,7 @@ async def test_what_a_model_was_owed_it_is_owed_after_a_restart() -> None:
 
             assert len(site.model.asked) == 1
             assert "Oslo" in site.model.asked[0].messages[0].text
-        assert await stores.hearing.owed() == []
+        assert await stores.facts.owed() == []
 
 
 async def test_nobody_pays_for_a_model_before_a_summary_is_made_and_then_for_each_message_once() -> (
@@ -413,13 +414,13 @@ async def test_nobody_pays_for_a_model_before_a_summary_is_made_and_then_for_eac
     model = ScriptedModel(NOTHING)
     async with open_memory() as stores, kept(stores, extraction="auto", model=model) as site:
         await site.turn("a", "first words")
-        path = await stores.transcript.path(KEY, limit=10)
+        path = await stores.sessions.path(KEY, limit=10)
         assert model.asked == []
 
         site.keeper.on_compacted(KEY, path.nodes)
         await quiet(site)
         await site.turn("b", "second words")
-        path = await stores.transcript.path(KEY, limit=10)
+        path = await stores.sessions.path(KEY, limit=10)
         site.keeper.on_compacted(KEY, path.nodes)
         await quiet(site)
 
@@ -461,7 +462,7 @@ async def test_what_was_forgotten_is_not_learned_again_after_a_crash_or_by_a_mod
             await site.keeper.settled(KEY)
             told = await site.known()
             person = Erasure(scope=scope_of(KEY, None))
-            await stores.facts.erase(person, dry_run=False, now=site.clock.now())
+            await stores.facts.erase_facts(person, dry_run=False, now=site.clock.now())
 
         async with kept(
             stores, model=ScriptedModel(reply), extraction=extraction

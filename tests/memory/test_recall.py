@@ -23,7 +23,7 @@ ANN, BOB = session_key("ann"), session_key("bob")
 async def opened() -> AsyncIterator[tuple[Stores, Recall]]:
     with anyio.fail_after(5):
         async with open_memory() as stores:
-            yield stores, Recall(stores.turns, stores.facts)
+            yield stores, Recall(stores.facts)
 
 
 def a_claim(
@@ -38,7 +38,7 @@ async def learn(stores: Stores, *claims: Claim) -> None:
     ids = [f"f-{one.subject}-{one.object}" for one in claims]
     for number, (claim, id_) in enumerate(zip(claims, ids, strict=True)):
         now = NOON + timedelta(days=number)
-        await stores.facts.add(scope, [claim], ids=[id_], now=now)
+        await stores.facts.add_facts(scope, [claim], ids=[id_], now=now)
 
 
 async def about(

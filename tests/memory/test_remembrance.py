@@ -21,7 +21,7 @@ AT = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def remembrance(stores: Stores) -> Remembrance:
-    return Remembrance(Recall(stores.turns, stores.facts), stores.facts)
+    return Remembrance(Recall(stores.facts), stores.facts)
 
 
 async def tell(
@@ -30,7 +30,9 @@ async def tell(
     for number, (predicate, value) in enumerate(told):
         claim = Claim("user", predicate, value, True, AT + timedelta(days=number), key)
         scope = scope_of(key, None, is_shared=shared)
-        await stores.facts.add(scope, [claim], ids=[f"f_{key}_{number}"], now=claim.valid_from)
+        await stores.facts.add_facts(
+            scope, [claim], ids=[f"f_{key}_{number}"], now=claim.valid_from
+        )
 
 
 async def asked(
@@ -102,7 +104,7 @@ class Silent:
     def knows(self, whose: Whose) -> bool:
         return False
 
-    async def find(self, key: SessionKey, words: Sequence[str], **_: object) -> Found:
+    async def find_turns(self, key: SessionKey, words: Sequence[str], **_: object) -> Found:
         self.asked += 1
         return Found()
 
@@ -110,7 +112,7 @@ class Silent:
 async def test_nothing_is_asked_where_all_is_shown_and_nothing_was_learned() -> None:
     silent = Silent()
     store: Any = silent
-    remembrance = Remembrance(Recall(store, store), store)
+    remembrance = Remembrance(Recall(store), store)
 
     assert await remembrance.of("What is my dog called?", ANN, None, AGENT, (), is_all=True) == ()
     assert silent.asked == 0

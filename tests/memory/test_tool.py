@@ -45,7 +45,8 @@ async def test_a_fact_is_kept_with_the_message_that_it_was_drawn_from() -> None:
             memory, "remember", scope(), predicate="age", object="9", quote="I am nine"
         )
         origins = [
-            await stores.facts.origin(one["remembered"]["id"]) for one in (kept, quoted, invented)
+            await stores.facts.origin_of(one["remembered"]["id"])
+            for one in (kept, quoted, invented)
         ]
 
     assert kept["remembered"].items() >= {
@@ -296,6 +297,6 @@ async def test_the_scope_is_never_taken_from_the_arguments() -> None:
         memory = tool(stores)
         hostile = {"scope": str(BOB), "session_key": str(BOB), "person": "42"}
         await use(memory, "remember", scope(), predicate="p", object="x", **hostile)
-        facts = await stores.facts.select(FactQuery(Whose(scope=str(BOB))))
+        facts = await stores.facts.select_facts(FactQuery(Whose(scope=str(BOB))))
 
     assert facts == []

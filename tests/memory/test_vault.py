@@ -29,8 +29,8 @@ async def told(
     """The texts for Ann, when somebody (or nobody: all) has these."""
     async with open_memory() as stores:
         for key in keys:
-            await stores.plugins.set(PluginSpace("mine", "notes", person), key, "")
-        vault = Vault(stores.plugins, "mine", is_shared=person is None, tools=tools)
+            await stores.tools.set(PluginSpace("mine", "notes", person), key, "")
+        vault = Vault(stores.tools, "mine", is_shared=person is None, tools=tools)
         return [one.text for one in await vault.named("ann", KEY, NOW)]
 
 
@@ -79,7 +79,7 @@ async def test_whoever_cannot_read_them_has_none(
     offered: tuple[ToolSpec, ...], plugins: dict[str, PluginDef]
 ) -> None:
     async with open_memory() as stores:
-        assert vault_of(offered, plugins, stores.plugins) is None
+        assert vault_of(offered, plugins, stores.tools) is None
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -87,6 +87,6 @@ async def test_the_plugins_own_grant_says_whether_all_share_one(*, is_shared: bo
     async with open_memory() as stores:
         plugins = bundled(StoreGrant("notes", is_shared=is_shared))
 
-        assert vault_of(OFFERED, plugins, stores.plugins) == Vault(
-            stores.plugins, "mine", is_shared, READS
+        assert vault_of(OFFERED, plugins, stores.tools) == Vault(
+            stores.tools, "mine", is_shared, READS
         )

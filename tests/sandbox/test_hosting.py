@@ -18,6 +18,7 @@ from gateway.sandbox.hosting import Host, Means
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, page
 from tests.fakes.plugin_store import FakePlugins
+from tests.fakes.ports import PartOfToolStore
 from tests.fakes.sandbox import means
 
 Answer = tuple[str, ...]
@@ -286,7 +287,7 @@ async def test_a_function_is_given_to_those_who_were_granted_it() -> None:
     assert (status, "not granted host_function:refuse" in text) == ("err", True)
 
 
-class Broken(FakePlugins):
+class Broken(FakePlugins, PartOfToolStore):
     async def get(self, space: PluginSpace, key: str) -> str | None:
         raise StoreUnavailable("the disk is full")
 

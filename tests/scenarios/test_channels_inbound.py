@@ -68,7 +68,7 @@ class Place:
         ]
 
     async def sessions(self) -> int:
-        return await self.site.rooms.shared.stores.sessions.count()
+        return await self.site.rooms.shared.stores.sessions.count_sessions()
 
 
 @asynccontextmanager
@@ -191,7 +191,7 @@ async def test_who_was_told_to_pair_is_answered_from_the_next_message_on(tmp_pat
             pages = await again.pages()
             stores, now = again.site.rooms.shared.stores, again.site.rooms.shared.clock.now()
             told = await stores.outbox.due(CHANNEL.name, now=now, limit=9)
-            told = [*await stores.dead_letters.list(None, before=None, limit=9), *told]
+            told = [*await stores.outbox.dead_letters(None, before=None, limit=9), *told]
 
     assert asked(model) == {f"question {1 + PEERS}": 1}
     assert [page for page in pages if page] == [[f"question {1 + PEERS}"]]

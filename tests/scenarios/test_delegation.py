@@ -126,7 +126,7 @@ async def test_a_budget_that_the_librarian_would_break_is_not_spent(tmp_path: Pa
         running(setup(model.url, "[budgets]\nsession = 6000\n"), tmp_path) as site,
         connected(site.url) as client,
     ):
-        await site.rooms.shared.stores.plugins.set(LOCAL_NOTES, "note|sea.md", LARGE)
+        await site.rooms.shared.stores.tools.set(LOCAL_NOTES, "note|sea.md", LARGE)
         sent = await client.send("read")
         await client.ended(sent["run_id"])
         status = await client.call("budget.status", session_key=sent["session_key"])

@@ -22,7 +22,7 @@ MODEL = '[context]\nextraction = "model"'
 
 async def facts_of(site: Site, key: str = KEY, *, with_history: bool = False) -> Sequence[Fact]:
     query = FactQuery(whose(SessionKey.parse(key), None), with_history=with_history)
-    return await site.rooms.shared.stores.facts.select(query)
+    return await site.rooms.shared.stores.facts.select_facts(query)
 
 
 async def settled(site: Site) -> None:

@@ -170,7 +170,7 @@ async def test_what_was_kept_under_a_token_is_the_operators_to_read_and_nobody_e
         connected(site.url, ANN) as ann,
     ):
         old = PluginSpace("notes", "notes", "ann")
-        await site.rooms.shared.stores.plugins.set(old, "note|old.md", "# old")
+        await site.rooms.shared.stores.tools.set(old, "note|old.md", "# old")
         await ann.ask("keep new")
         await ann.ask("hi")
         rows = await to_thread.run_sync(read)

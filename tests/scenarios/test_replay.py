@@ -20,6 +20,7 @@ from gateway.memory.context import RESULTS
 from tests.fakes.client import Client, connected
 from tests.fakes.gateway import Setup, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
+from tests.fakes.ports import PartOfJournal
 from tests.fakes.tools import FakeTool
 from tests.scenarios.recorded import (
     GATES,
@@ -191,7 +192,7 @@ async def test_keys_are_nowhere_in_a_journal(tmp_path: Path) -> None:
         connected(site.url) as client,
     ):
         run_id = (await client.ask("hi"))["run_id"]
-        record = await site.rooms.shared.stores.runs.find(run_id)
+        record = await site.rooms.shared.stores.inbox.find_run(run_id)
         assert record is not None
         attempt = await site.rooms.core.replays.attempt(record)
         answer = await client.call("run.replay", run_id=run_id)
@@ -203,7 +204,7 @@ async def test_keys_are_nowhere_in_a_journal(tmp_path: Path) -> None:
 
 
 @dataclass
-class OneJournal:
+class OneJournal(PartOfJournal):
     """A store that holds another journal than the one that was recorded."""
 
     data: bytes
@@ -225,7 +226,7 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
     found: Counter[str] = Counter()
     async with a_site(tmp_path) as site, connected(site.url) as client:
         run_id = RunId((await record(site, client, PLANS[number])).run_id)
-        stored = await site.rooms.shared.stores.runs.find(run_id)
+        stored = await site.rooms.shared.stores.inbox.find_run(run_id)
         assert stored is not None
         replays = site.rooms.core.replays
         recorded: Attempt = await replays.attempt(stored)
@@ -378,7 +379,7 @@ async def test_only_an_operator_has_another_model_asked(tmp_path: Path) -> None:
 async def test_the_first_event_that_is_another_is_named(tmp_path: Path) -> None:
     async with a_site(tmp_path) as site, connected(site.url) as client:
         one = await record(site, client, PLANS[0])
-        stored = await site.rooms.shared.stores.runs.find(RunId(one.run_id))
+        stored = await site.rooms.shared.stores.inbox.find_run(RunId(one.run_id))
         assert stored is not None
         events = stored.log.split(b"\n")
         place = [event["type"] for event in one.events].index("content")

@@ -140,8 +140,8 @@ async def staged(
     clock = FakeClock()
     used = inbox or stores.inbox
     souls = Souls(FakeTexts(), {}, clock=clock)
-    episodes, runs = Episodes(stores.transcript), LiveRuns(encode)
-    settings = SettingsBook(stores.settings, encode, json.loads)
+    episodes, runs = Episodes(stores.sessions), LiveRuns(encode)
+    settings = SettingsBook(stores.sessions, encode, json.loads)
     gate = ToolGate([tool or FakeTool()], schemas=NoSchemas(), decode=json.loads, clock=clock)
     ids = CountingIds(1_000_000 + ids_from)
     meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
@@ -152,7 +152,6 @@ async def staged(
         runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),
         inbox=used,
         journal=stores.journal,
-        runs=stores.runs,
         episodes=episodes,
         souls=souls,
         settings=settings,
@@ -160,8 +159,6 @@ async def staged(
         bus=bus,
         encode=encode,
         decode=json.loads,
-        rule_states=stores.rule_states,
-        notices=stores.notices,
         channels=channels,
         said=said,
         recollection=Recollected(remember),
@@ -170,7 +167,7 @@ async def staged(
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
             lanes = Lanes(group, width=width)
-            kept = (stores.transcript, stores.summaries, episodes)
+            kept = (stores.sessions, episodes)
             compaction = Compaction(meter.around(model), *kept, lanes, clock, ids)
             if compacts:
                 means = replace(means, compact=compaction.consider)
@@ -187,14 +184,13 @@ async def staged(
             )
             if opened:
                 reception.open()
-            upheld = (stores.conversations, stores.erasures, stores.sessions)
+            upheld = (stores.sessions,)
             front = Front(
                 agents=means.agents,
                 router=router,
                 reception=reception,
                 live=runs,
-                runs=stores.runs,
-                transcript=stores.transcript,
+                inbox=stores.inbox,
                 sessions=stores.sessions,
                 episodes=episodes,
                 souls=souls,
@@ -202,7 +198,7 @@ async def staged(
                 clock=clock,
                 upkeep=Upkeep(*upheld, episodes, clock),
             )
-            replays = Replays(means, stores.runs, stores.transcript, _unwired, frozenset())
+            replays = Replays(means, stores.inbox, stores.sessions, _unwired, frozenset())
             stateless = Stateless(means, CountingIds(2_000_000), group, width=width)
             parts = (gate, settings, replays, compaction, stateless)
             yield Stage(front, lanes, clock, stores, *parts)

@@ -85,8 +85,8 @@ async def test_a_long_conversation_is_summed_up_and_goes_on_from_there() -> None
             await say(stage, *turns(16))
             before = len(model.summed)
             await say(stage, "what now?")
-        path = await stores.transcript.path(KEY, limit=99)
-        record = await stores.sessions.find(KEY)
+        path = await stores.sessions.path(KEY, limit=99)
+        record = await stores.sessions.find_session(KEY)
 
     shown = model.shown()
     summary = summary_of(path.summary)
@@ -155,12 +155,12 @@ async def test_a_conversation_that_went_on_from_elsewhere_meanwhile_gets_no_summ
     model = Writer(gate=anyio.Event())
     async with open_memory() as stores, talking(model, stores) as stage:
         await say(stage, *turns(14))
-        path = await stores.transcript.path(KEY, limit=99)
+        path = await stores.sessions.path(KEY, limit=99)
         await stage.front.move_head(KEY, path.nodes[1].id)
         assert model.gate is not None
         model.gate.set()
         await settle(stage)
-        after = await stores.transcript.path(KEY, limit=99)
+        after = await stores.sessions.path(KEY, limit=99)
 
     assert (after.head, after.summary) == (path.nodes[1].id, None)
 
@@ -170,11 +170,11 @@ async def test_whoever_goes_on_from_the_last_answer_by_its_id_keeps_the_summary(
     async with open_memory() as stores, talking(model, stores) as stage:
         while not model.summed:
             await say(stage, *turns(1, first=len(model.asked)))
-        path = await stores.transcript.path(KEY, limit=2)
+        path = await stores.sessions.path(KEY, limit=2)
         assert path.nodes[-1].message.role == "summary"
         await stage.say("on", context_id=path.nodes[0].id)
         await stage.until_idle()
-        cold = await stores.transcript.path(KEY, limit=9)
+        cold = await stores.sessions.path(KEY, limit=9)
 
     assert model.shown()[0].startswith("<summary>")
     assert cold.summary is not None
@@ -200,7 +200,7 @@ async def test_what_cannot_be_summed_up_is_tried_again_only_when_it_has_grown(
             await say(stage, *turns(12))
             early = len(model.summed)
             await say(stage, *turns(12, first=12))
-        path = await stores.transcript.path(KEY, limit=99)
+        path = await stores.sessions.path(KEY, limit=99)
 
     assert early <= 2
     assert early < len(model.summed) <= 5
@@ -214,7 +214,7 @@ async def test_a_summary_is_paid_for_by_its_session() -> None:
     async with open_memory() as stores:
         async with talking(model, stores) as stage:
             await say(stage, *turns(14))
-        record = await stores.sessions.find(KEY)
+        record = await stores.sessions.find_session(KEY)
 
     assert model.summed
     assert record is not None
@@ -226,7 +226,7 @@ async def test_other_branches_do_not_see_it_and_are_summed_up_themselves() -> No
     model = Writer()
     async with open_memory() as stores, talking(model, stores) as stage:
         await say(stage, *turns(14))
-        path = await stores.transcript.path(KEY, limit=99)
+        path = await stores.sessions.path(KEY, limit=99)
         await stage.front.move_head(KEY, path.nodes[3].id)
         await say(stage, "elsewhere")
 
@@ -240,7 +240,7 @@ async def test_whoever_wants_to_know_is_told_what_a_summary_stands_for() -> None
         compaction = stage.compaction
         compaction.on_compacted = lambda key, nodes: told.append((key, len(nodes)))
         await say(stage, *turns(14))
-        path = await stores.transcript.path(KEY, limit=99)
+        path = await stores.sessions.path(KEY, limit=99)
 
     summary = summary_of(path.summary)
     assert summary is not None

@@ -70,7 +70,7 @@ class Stage:
         return [one.new.id for one in self.channel.got]
 
     async def dead(self) -> list[tuple[str, str | None]]:
-        dead = await self.stores.dead_letters.list(None, before=None, limit=9)
+        dead = await self.stores.outbox.dead_letters(None, before=None, limit=9)
         return [(one.state, one.why) for one in dead]
 
 
@@ -297,7 +297,7 @@ async def test_a_dead_letter_that_is_sent_anew_leaves_before_what_came_after_it(
         await stage.answer("a")
         assert await stage.dead() == [("failed", "403")]
 
-        await stage.stores.dead_letters.resubmit("d-a", now=stage.clock.now())
+        await stage.stores.outbox.resubmit("d-a", now=stage.clock.now())
         await stage.later(0)
 
         assert stage.got == ["d-a", "d-a"]
@@ -308,7 +308,7 @@ async def test_an_answer_that_no_turn_made_goes_out_as_well() -> None:
     async with staged() as stage, running(stage):
         new = NewDelivery("d-x", "websocket", "local", "p", None, "pair first")
         heard = Heard("websocket", "local", "m1", "told", NOON)
-        await stage.stores.channel_events.hear(heard, [replace(new, whence="{}")])
+        await stage.stores.channels.hear(heard, [replace(new, whence="{}")])
         await stage.later(0)
 
         assert stage.got == ["d-x"]

@@ -16,6 +16,7 @@ from gateway.sessions.intake import Bounds, ServedDesk
 from gateway.sessions.lanes import Manner
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
+from tests.fakes.ports import PartOfInbox
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, encode, staged
@@ -125,8 +126,9 @@ async def test_what_is_refused_is_told_in_a_sentence() -> None:
 
 
 async def test_a_store_that_is_away_is_told_without_its_place() -> None:
-    class Away:
+    class Away(PartOfInbox):
         def __init__(self, inner: Inbox) -> None:
+            self._inner = inner
             self.begin, self.finish, self.unfinished = inner.begin, inner.finish, inner.unfinished
 
         async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:

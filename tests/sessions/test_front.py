@@ -32,12 +32,12 @@ async def test_head_that_moved_meanwhile_is_a_conflict() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("ok")), stores) as stage:
         await stage.say("one")
         await stage.lanes.rest()
-        first = await stores.sessions.find(KEY)
+        first = await stores.sessions.find_session(KEY)
         assert first is not None
         assert first.head is not None
         await stage.say("two")
         await stage.lanes.rest()
-        moved = await stores.transcript.move_head(KEY, first.head, expected=first.head)
+        moved = await stores.sessions.move_head(KEY, first.head, expected=first.head)
         back = await stage.front.move_head(KEY, first.head, label="start")
         by_label = await stage.front.node(KEY, "start")
         with pytest.raises(NotFound):

@@ -19,6 +19,7 @@ from gateway.domain.ports import Journal
 from gateway.sessions.journal import RecordedJournal, earlier_attempts, last_attempt
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
+from tests.fakes.ports import PartOfJournal
 
 KEY = "sk-very-secret"
 RUN = RunId("r")
@@ -213,7 +214,7 @@ def test_a_flipped_byte_never_breaks_anything(data: st.DataObject) -> None:
     chunks_of([bytes(whole)])
 
 
-class Away(FakeJournal):
+class Away(FakeJournal, PartOfJournal):
     """A store that cannot write for a time."""
 
     is_away = True

@@ -18,6 +18,7 @@ from gateway.domain.ports import Inbox, Stores
 from gateway.sessions.lanes import MOST_TOGETHER, Manner
 from gateway.sessions.worker import MOST_ATTEMPTS
 from tests.fakes.model import GatedModel, ScriptedModel, says
+from tests.fakes.ports import PartOfInbox
 from tests.fakes.store import an_ending, open_memory
 from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
@@ -27,7 +28,7 @@ COLLECT, STEER, INTERRUPT = Manner("collect"), Manner("steer"), Manner("interrup
 
 
 async def told(stores: Stores) -> Sequence[Node]:
-    return (await stores.transcript.path(KEY, limit=1_000)).nodes
+    return (await stores.sessions.path(KEY, limit=1_000)).nodes
 
 
 async def texts(stores: Stores) -> list[str]:
@@ -35,7 +36,7 @@ async def texts(stores: Stores) -> list[str]:
 
 
 async def ended(stores: Stores, run: str) -> RunRecord:
-    record = await stores.runs.find(RunId(run))
+    record = await stores.inbox.find_run(RunId(run))
     assert record is not None
     return record
 
@@ -55,7 +56,7 @@ async def breathe() -> None:
         await anyio.lowlevel.checkpoint()
 
 
-class RefusesOne:
+class RefusesOne(PartOfInbox):
     """An inbox that refuses the first answer, as it would a broken character."""
 
     def __init__(self, inner: Inbox) -> None:

@@ -118,7 +118,7 @@ async def check(history: History) -> None:
     assert await history.stores.inbox.unfinished() == []
     ends: dict[str, Mapping[str, Any]] = {}
     for message in history.messages:
-        record = await history.stores.runs.find(RunId(message.run))
+        record = await history.stores.inbox.find_run(RunId(message.run))
         assert record is not None
         told = [json.loads(line) for line in record.log.split(b"\n")]
         assert [event["type"] in TERMINAL for event in told].count(True) == 1, told
@@ -128,7 +128,7 @@ async def check(history: History) -> None:
         assert record.outcome == told[-1]["reason"]
     for number in range(PEERS):
         peer = f"p{number}"
-        path = await history.stores.transcript.path(
+        path = await history.stores.sessions.path(
             SessionKey(AGENT.id, "websocket", "p", peer), limit=10_000
         )
         mine = [one for one in history.messages if one.peer == peer]

@@ -11,6 +11,7 @@ from gateway.domain.ports import Inbox
 from gateway.domain.sessions import SessionQuery
 from gateway.sessions.intake import Bounds
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.ports import PartOfInbox
 from tests.fakes.store import open_memory
 from tests.sessions.stage import staged
 
@@ -85,8 +86,9 @@ async def test_nothing_comes_in_before_what_an_earlier_process_left_is_lined_up(
 
 
 async def test_what_cannot_be_routed_or_committed_is_not_accepted() -> None:
-    class Broken:
+    class Broken(PartOfInbox):
         def __init__(self, inner: Inbox) -> None:
+            self._inner = inner
             self.begin, self.finish, self.unfinished = inner.begin, inner.finish, inner.unfinished
 
         async def accept(self, entry: NewEntry, *, begin: bool) -> Accepted:
@@ -100,7 +102,7 @@ async def test_what_cannot_be_routed_or_committed_is_not_accepted() -> None:
             with pytest.raises(StoreUnavailable):
                 await stage.say("hi")
             assert stage.front.reception.pending == 0
-        page = await stores.sessions.list(SessionQuery())
+        page = await stores.sessions.list_sessions(SessionQuery())
 
     assert model.asked == []
     assert page.sessions == ()
@@ -111,7 +113,7 @@ async def test_a_sender_who_vanishes_during_the_commit_is_answered_all_the_same(
     async with open_memory() as stores:
         committing, go_on = anyio.Event(), anyio.Event()
 
-        class Slow:
+        class Slow(PartOfInbox):
             def __init__(self, inner: Inbox) -> None:
                 self._inner = inner
                 self.begin, self.finish = inner.begin, inner.finish
@@ -130,7 +132,7 @@ async def test_a_sender_who_vanishes_during_the_commit_is_answered_all_the_same(
             await committing.wait()
             sender.cancel_scope.cancel()
             go_on.set()
-        done = await stores.runs.find(RunId("r_" + "1".zfill(26)))
+        done = await stores.inbox.find_run(RunId("r_" + "1".zfill(26)))
 
     assert len(model.asked) == 1
     assert done is not None
@@ -141,6 +143,6 @@ async def test_a_sender_who_vanishes_during_the_commit_is_answered_all_the_same(
 async def test_a_session_begins_with_its_first_message() -> None:
     async with open_memory() as stores:
         async with staged(ScriptedModel(says("ok")), stores) as stage:
-            before = await stores.sessions.count()
+            before = await stores.sessions.count_sessions()
             await stage.say("hi")
-        assert (before, await stores.sessions.count()) == (0, 1)
+        assert (before, await stores.sessions.count_sessions()) == (0, 1)

@@ -81,7 +81,7 @@ def shown(model: ScriptedModel, call: int = -1) -> list[str]:
 
 async def explained(stage: Stage, run_id: str) -> dict[str, list[list[object]]]:
     """The items of each part."""
-    record = await stage.stores.runs.find(RunId(run_id))
+    record = await stage.stores.inbox.find_run(RunId(run_id))
     assert record is not None
     context = stage.replays.means.decode(record.summary)["context"]  # type: ignore[index]  # JSON
     return {kind: items for kind, _, items in context["parts"]}
@@ -94,7 +94,7 @@ async def test_what_is_remembered_is_shown_before_the_question_and_kept_nowhere(
         await stage.until_idle()
         parts = await explained(stage, run)
         await stage.say("and now?")
-        path = await stores.transcript.path(SessionKey(AGENT.id, "websocket", "p"), limit=9)
+        path = await stores.sessions.path(SessionKey(AGENT.id, "websocket", "p"), limit=9)
 
     assert memory.asked[0] == ("what?", "a:websocket:p:main", None, 0)
     assert memory.asked[1][3] == 2
@@ -126,7 +126,7 @@ async def test_fifty_turns_stay_small_with_what_was_said_long_ago_in_the_last_on
         for turn in range(50):
             run = await stage.say(f"turn {turn}: " + "I tell you of my day. " * 10)
             await stage.until_idle()
-        record = await stores.runs.find(RunId(run))
+        record = await stores.inbox.find_run(RunId(run))
     assert record is not None
 
     context = json.loads(record.summary)["context"]
@@ -218,7 +218,7 @@ async def replayed(change: dict[str, object]) -> Replayed:
         run = RunId(await stage.say("what?"))
         await stage.until_idle()
         memory.known = ()  # what is known by now is another matter
-        record = await stores.runs.find(run)
+        record = await stores.inbox.find_run(run)
         assert record is not None
         attempt = await stage.replays.attempt(record)
         lines = [("attempt", (1, [*attempt.asked])), *_changed(attempt, change).entries]

@@ -76,9 +76,12 @@ async def test_nothing_is_kept_but_what_it_cost() -> None:
     async with open_memory() as stores, staged(model, stores) as stage:
         run = stage.stateless.begin(HI)
         await heard(run)
-        sessions = await stores.sessions.list(SessionQuery(limit=10))
-        parts, record = await stores.journal.read(run.run_id), await stores.runs.find(run.run_id)
-        paid = (await stores.spending.records(RecordQuery())).records
+        sessions = await stores.sessions.list_sessions(SessionQuery(limit=10))
+        parts, record = (
+            await stores.journal.read(run.run_id),
+            await stores.inbox.find_run(run.run_id),
+        )
+        paid = (await stores.ledger.records(RecordQuery())).records
 
     assert (sessions.sessions, list(parts), record) == ((), [], None)
     assert [(one.run_id, str(one.session_key)) for one in paid] == [

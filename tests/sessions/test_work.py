@@ -19,10 +19,11 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import SEQ_A_ATTEMPT, Ending, Inbound
 from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
-from gateway.domain.ports import Inbox, Journal, SettingsStore, Stores, Transcript
+from gateway.domain.ports import Inbox, Journal, SessionStore, Stores
 from gateway.domain.sessions import Path
 from gateway.sessions.worker import MOST_ATTEMPTS
 from tests.fakes.model import ScriptedModel, StallingModel, says
+from tests.fakes.ports import PartOfInbox, PartOfJournal, PartOfSessionStore
 from tests.fakes.rules import rule, rules_of
 from tests.fakes.store import open_memory
 from tests.fakes.tools import FakeTool
@@ -38,7 +39,7 @@ async def test_an_answer_is_numbered_without_gaps_and_ends_once() -> None:
     async with open_memory() as stores:
         async with staged(model, stores) as stage:
             run = await stage.say("hi")
-        path = await stores.transcript.path(KEY, limit=10)
+        path = await stores.sessions.path(KEY, limit=10)
 
     events = stage.heard[run]
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
@@ -82,7 +83,7 @@ async def test_a_tools_error_is_kept_as_one() -> None:
     async with open_memory() as stores:
         async with staged(model, stores, tool=FakeTool("echo", fails)) as stage:
             await stage.say("hi")
-        path = await stores.transcript.path(KEY, limit=10)
+        path = await stores.sessions.path(KEY, limit=10)
 
     result = path.nodes[2].message.result
     assert result is not None
@@ -138,7 +139,7 @@ async def test_a_model_that_fails_ends_the_run_with_an_error_and_keeps_the_quest
     async with open_memory() as stores:
         async with staged(model, stores) as stage:
             run = await stage.say("hi")
-        path = await stores.transcript.path(KEY, limit=10)
+        path = await stores.sessions.path(KEY, limit=10)
 
     error = stage.heard[run][-1]
     assert (error["type"], error["error_type"], error["retryable"]) == (
@@ -167,7 +168,7 @@ async def test_a_defect_of_ours_ends_the_run_and_not_its_neighbours() -> None:
     assert stage.heard[good][-1]["response"] == "fine"
 
 
-class Flaky:
+class Flaky(PartOfInbox):
     """An inbox whose `finish` fails a few times before it works."""
 
     def __init__(self, inner: Inbox, failures: int) -> None:
@@ -211,7 +212,7 @@ async def test_after_a_crash_the_run_goes_on_with_higher_numbers_and_says_so() -
         async with staged(ScriptedModel(says("whole")), stores) as again:
             resumed = await again.front.reception.resume()
             again.listen(run)
-        record = await stores.runs.find(RunId(run))
+        record = await stores.inbox.find_run(RunId(run))
 
     events = again.heard[run]
     assert resumed == 1
@@ -265,18 +266,20 @@ async def test_restarts_in_good_order_do_not_count_against_a_message() -> None:
     assert last.heard[run][0]["seq"] == (MOST_ATTEMPTS + 1) * SEQ_A_ATTEMPT + 1
 
 
-class Unforgiving:
+class Unforgiving(PartOfJournal):
     """A journal of a process that is killed: nothing is forgiven."""
 
     def __init__(self, inner: Journal) -> None:
+        self._inner = inner
         self.append, self.read = inner.append, inner.read
 
     async def forgive(self, run_id: RunId) -> None:
         raise StoreUnavailable("it was killed")
 
 
-class Unreadable:
-    def __init__(self, inner: Transcript) -> None:
+class Unreadable(PartOfSessionStore):
+    def __init__(self, inner: SessionStore) -> None:
+        self._inner = inner
         self.node, self.tree, self.move_head = inner.node, inner.tree, inner.move_head
 
     async def path(self, key: SessionKey, **_more: object) -> Path:
@@ -285,10 +288,10 @@ class Unreadable:
 
 async def test_a_conversation_that_cannot_be_read_ends_the_message_with_an_honest_word() -> None:
     async with open_memory() as stores:
-        broken = replace(stores, transcript=Unreadable(stores.transcript))
+        broken = replace(stores, sessions=Unreadable(stores.sessions))
         async with staged(ScriptedModel(says("never")), broken) as stage:
             run = await stage.say("hi", context_id=NodeId("m_1"))
-        record = await stores.runs.find(RunId(run))
+        record = await stores.inbox.find_run(RunId(run))
 
     assert stage.heard[run][-1]["error_type"] == "internal_error"
     assert record is not None
@@ -297,7 +300,7 @@ async def test_a_conversation_that_cannot_be_read_ends_the_message_with_an_hones
 
 async def test_the_first_message_of_a_session_needs_nothing_to_be_read() -> None:
     async with open_memory() as stores:
-        broken = replace(stores, transcript=Unreadable(stores.transcript))
+        broken = replace(stores, sessions=Unreadable(stores.sessions))
         async with staged(ScriptedModel(says("hello")), broken) as stage:
             run = await stage.say("hi")
 
@@ -318,7 +321,7 @@ async def test_a_message_that_stops_the_gateway_thrice_is_set_aside_and_the_rest
             await last.front.reception.resume()
             last.listen(poison)
             last.listen(behind)
-        record = await stores.runs.find(RunId(poison))
+        record = await stores.inbox.find_run(RunId(poison))
 
     assert last.heard[poison][-1]["type"] == "error"
     assert "3 times" in last.heard[poison][-1]["message"]
@@ -423,8 +426,8 @@ async def test_the_answer_to_what_came_by_a_channel_is_kept_also_where_that_is_g
 async def test_a_message_waits_for_the_settings_while_the_store_is_away() -> None:
     model = ScriptedModel(says("ok"))
     async with open_memory() as stores:
-        failing = FailingSettings(stores.settings, times=2)
-        async with staged(model, replace(stores, settings=failing)) as stage:
+        failing = FailingSettings(stores.sessions, times=2)
+        async with staged(model, replace(stores, sessions=failing)) as stage:
             run = await stage.say("hi")
             for _ in range(2):
                 await stage.clock.until_someone_sleeps()
@@ -434,20 +437,21 @@ async def test_a_message_waits_for_the_settings_while_the_store_is_away() -> Non
     assert failing.times == 0
 
 
-class FailingSettings:
+class FailingSettings(PartOfSessionStore):
     """The store cannot be read so many times."""
 
-    def __init__(self, store: SettingsStore, times: int) -> None:
+    def __init__(self, store: SessionStore, times: int) -> None:
+        self._inner = store
         self.store, self.times = store, times
 
-    async def read(self, user: str) -> str | None:
+    async def read_settings(self, user: str) -> str | None:
         if self.times:
             self.times -= 1
             raise StoreUnavailable("busy")
-        return await self.store.read(user)
+        return await self.store.read_settings(user)
 
-    async def write(self, user: str, record: str, *, expected: str | None) -> bool:
-        return await self.store.write(user, record, expected=expected)
+    async def write_settings(self, user: str, record: str, *, expected: str | None) -> bool:
+        return await self.store.write_settings(user, record, expected=expected)
 
 
 async def test_an_answer_for_a_channel_leaves_through_the_outbox() -> None:
@@ -471,7 +475,7 @@ async def test_an_answer_leaves_for_where_its_question_came_from() -> None:
     assert (one.new.peer, one.new.thread, one.new.whence) == ("room", "t1", whence)
 
 
-class Choosy:
+class Choosy(PartOfInbox):
     """An inbox that refuses answers with a certain word in them, as it would a broken character."""
 
     def __init__(self, inner: Inbox) -> None:
@@ -489,7 +493,7 @@ async def test_an_answer_that_cannot_be_stored_ends_the_run_all_the_same() -> No
     async with open_memory() as stores:
         async with staged(ScriptedModel(says("bad")), stores, inbox=Choosy(stores.inbox)) as stage:
             run = await stage.say("hi")
-        path = await stores.transcript.path(KEY, limit=10)
+        path = await stores.sessions.path(KEY, limit=10)
 
     ends = [event for event in stage.heard[run] if event["type"] in {"done", "error"}]
     assert [event["type"] for event in ends] == ["error"]
@@ -557,7 +561,7 @@ async def test_a_policy_that_fails_ends_its_run_and_the_next_one_begins(
     async with open_memory() as stores:
         async with staged(model, stores, agents=(agent,), decisions=trees, bus=bus) as stage:
             runs = [await stage.say("hi"), await stage.say("hi again")]
-        path = await stores.transcript.path(KEY, limit=20)
+        path = await stores.sessions.path(KEY, limit=20)
 
     for run in runs:
         [end] = [event for event in stage.heard[run] if event["type"] in {"done", "error"}]
@@ -667,7 +671,7 @@ async def test_a_run_that_was_stopped_while_it_waited_replays() -> None:
         run_id = RunId(await stage.say("never mind"))
         stage.abort(run_id)
         await stage.until_idle()
-        record = await stores.runs.find(run_id)
+        record = await stores.inbox.find_run(run_id)
         assert record is not None
         replayed = await stage.replays.replay(record)
 
@@ -716,7 +720,7 @@ async def test_fifty_turns_and_a_clock_that_jumps_pass_no_daily_limit() -> None:
 
         tomorrow = Scope("day", day_of(today + timedelta(days=1)))
         month = Scope("month", tomorrow.name[:7])
-        of_day, of_month = await stores.spending.tallies([tomorrow, month])
+        of_day, of_month = await stores.ledger.tallies([tomorrow, month])
 
     ends = Counter(stage.heard[run][-1].get("error_type", "answered") for run in runs)
     assert len(model.asked) == asked
@@ -737,4 +741,4 @@ async def test_who_indexes_what_was_said_is_told_once_it_is_in_the_store() -> No
 
         assert {key.peer for key in indexed} == {"main", "other"}
         assert len(indexed) == 2
-        assert list(await stores.turn_index.behind(limit=9)) == indexed
+        assert list(await stores.facts.unindexed(limit=9)) == indexed

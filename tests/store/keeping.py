@@ -16,7 +16,7 @@ async def count(stores: Stores, person: str) -> None:
     space, number = a_space(person), 0
     while True:
         number += 1
-        await stores.plugins.set(space, "count", str(number))
+        await stores.tools.set(space, "count", str(number))
         os.write(1, f"{person} {number}\n".encode())
 
 

@@ -20,7 +20,7 @@ async def newest(data_dir: Path) -> tuple[dict[str, str], dict[str, str]]:
             left = await stores.inbox.unfinished()
             last = {one.new.session_key.peer: str(one.new.run_id) for one in left}
             memos = {
-                lane: (await stores.channel_memos.read("websocket", lane))[0].text for lane in last
+                lane: (await stores.channels.read_memos("websocket", lane))[0].text for lane in last
             }
     return last, memos
 

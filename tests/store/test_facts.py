@@ -10,7 +10,8 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Facts, QueryRefused, Source, Whose
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, QueryRefused, Source, Whose
+from gateway.domain.ports import FactStore
 from gateway.store.fact_search import MOST_WEIGHED, SqliteFacts
 from gateway.store.facts import Groups
 from gateway.store.reader import Query, Readers
@@ -56,15 +57,17 @@ async def test_nothing_of_what_was_erased_is_left_in_the_files(
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             for number in range(300):
                 claim = a_claim(number, CANARY if number == 150 else f"words {number}")
-                await stores.facts.add("s", [claim], ids=[f"f{number}"], now=NOON)
+                await stores.facts.add_facts("s", [claim], ids=[f"f{number}"], now=NOON)
             if is_superseded:  # so that it is no longer in the index, but in old segments of it
                 ended = Claim(CANARY, "is", CANARY, False, NOON, ANN, valid_to=NOON)
-                await stores.facts.add("s", [ended], ids=["end"], now=NOON)
+                await stores.facts.add_facts("s", [ended], ids=["end"], now=NOON)
             before = await anyio.to_thread.run_sync(traces, tmp_path)
-            count = await stores.facts.erase(what, dry_run=False, now=NOON)
+            count = await stores.facts.erase_facts(what, dry_run=False, now=NOON)
             after = await anyio.to_thread.run_sync(traces, tmp_path)
-            left = await stores.facts.select(FactQuery(Whose(scope="s")))
-            found = await stores.facts.matching(Whose(scope="s"), [CANARY, "words"], limit=999)
+            left = await stores.facts.select_facts(FactQuery(Whose(scope="s")))
+            found = await stores.facts.facts_matching(
+                Whose(scope="s"), [CANARY, "words"], limit=999
+            )
 
     assert before
     assert after == []
@@ -81,12 +84,12 @@ async def test_nothing_is_left_between_the_rows_of_others(tmp_path: Path) -> Non
                 both = [churned(number), churned(number + 1)]
                 at = both[1].valid_from
                 ids = [f"f{number}", f"f{number + 1}"]
-                await stores.facts.add("s", both, ids=ids, now=at)
+                await stores.facts.add_facts("s", both, ids=ids, now=at)
                 other = Claim("user", "likes", f"x{number}", False, at, ANN)
-                await stores.facts.add("t", [other], ids=[f"g{number}"], now=at)
-            await stores.facts.erase(Erasure(scope="s"), dry_run=False, now=NOON)
+                await stores.facts.add_facts("t", [other], ids=[f"g{number}"], now=at)
+            await stores.facts.erase_facts(Erasure(scope="s"), dry_run=False, now=NOON)
             after = await anyio.to_thread.run_sync(traces, tmp_path)
-            left = await stores.facts.select(FactQuery(Whose(scope="t")))
+            left = await stores.facts.select_facts(FactQuery(Whose(scope="t")))
 
     assert after == []
     assert len(left) == 300
@@ -105,9 +108,9 @@ def rows(path: Path) -> tuple[object, list[int]]:
 async def test_an_erasure_leaves_a_tombstone_and_says_no_word(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
-            await stores.facts.add("s", [a_claim(1, CANARY)], ids=["f1"], now=NOON)
-            await stores.facts.erase(Erasure(scope="s"), dry_run=True, now=NOON)
-            await stores.facts.erase(Erasure(scope="s"), dry_run=False, now=NOON)
+            await stores.facts.add_facts("s", [a_claim(1, CANARY)], ids=["f1"], now=NOON)
+            await stores.facts.erase_facts(Erasure(scope="s"), dry_run=True, now=NOON)
+            await stores.facts.erase_facts(Erasure(scope="s"), dry_run=False, now=NOON)
 
     tombstone, left = await anyio.to_thread.run_sync(rows, tmp_path / "store.db")
 
@@ -118,10 +121,12 @@ async def test_an_erasure_leaves_a_tombstone_and_says_no_word(tmp_path: Path) ->
 async def test_what_is_known_survives_a_restart(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
-            (made,) = await stores.facts.add("s", [a_claim(1, "x")], ids=["f1"], now=NOON)
+            (made,) = await stores.facts.add_facts("s", [a_claim(1, "x")], ids=["f1"], now=NOON)
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
-            assert await stores.facts.select(FactQuery(Whose(scope="s"))) == [made]
-            assert await stores.facts.matching(Whose(scope="s"), ["things"], limit=9) == [made]
+            assert await stores.facts.select_facts(FactQuery(Whose(scope="s"))) == [made]
+            assert await stores.facts.facts_matching(Whose(scope="s"), ["things"], limit=9) == [
+                made
+            ]
 
 
 class Counting:
@@ -137,23 +142,23 @@ async def test_of_whom_nothing_is_kept_costs_no_read(tmp_path: Path) -> None:
     bob, asked = Whose(scope="bob"), ["things"]
     with anyio.fail_after(5):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
-            await stores.facts.add("ann", [a_claim(1, "x")], ids=["f1"], now=NOON)
+            await stores.facts.add_facts("ann", [a_claim(1, "x")], ids=["f1"], now=NOON)
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
             facts = stores.facts
             assert isinstance(facts, SqliteFacts)
             facts._readers = readers = Counting(facts._readers)  # type: ignore[assignment]
-            await facts.matching(bob, asked, limit=9)
+            await facts.facts_matching(bob, asked, limit=9)
             before = readers.reads
             nothing = [
-                await facts.matching(bob, asked, limit=9),
-                await facts.around(bob, ["x"], limit=9),
-                await facts.matching(Whose(room=session_key("bob")), asked, limit=9),
+                await facts.facts_matching(bob, asked, limit=9),
+                await facts.facts_around(bob, ["x"], limit=9),
+                await facts.facts_matching(Whose(room=session_key("bob")), asked, limit=9),
             ]
             unasked = readers.reads - before
-            ann = await facts.matching(Whose(scope="ann"), asked, limit=9)
-            room = await facts.around(Whose(room=ANN), ["x"], limit=9)
-            await facts.add("bob", [a_claim(2, "y")], ids=["f2"], now=NOON)
-            told = await facts.matching(bob, asked, limit=9)
+            ann = await facts.facts_matching(Whose(scope="ann"), asked, limit=9)
+            room = await facts.facts_around(Whose(room=ANN), ["x"], limit=9)
+            await facts.add_facts("bob", [a_claim(2, "y")], ids=["f2"], now=NOON)
+            told = await facts.facts_matching(bob, asked, limit=9)
 
     assert (nothing, unasked) == ([[], [], []], 0)
     assert [len(ann), len(room), len(told)] == [1, 1, 1]
@@ -164,10 +169,14 @@ async def test_what_was_believed_then_is_not_weighed_without_end(tmp_path: Path)
     whose, then = Whose(scope="s"), NOON + timedelta(days=1)
     with anyio.fail_after(20):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
-            await stores.facts.add("s", many, ids=[f"f{n}" for n in range(len(many))], now=NOON)
+            await stores.facts.add_facts(
+                "s", many, ids=[f"f{n}" for n in range(len(many))], now=NOON
+            )
             with pytest.raises(QueryRefused, match="name a subject"):
-                await stores.facts.select(FactQuery(whose, known_at=then))
-            one = await stores.facts.select(FactQuery(whose, subject="thing 7", known_at=then))
+                await stores.facts.select_facts(FactQuery(whose, known_at=then))
+            one = await stores.facts.select_facts(
+                FactQuery(whose, subject="thing 7", known_at=then)
+            )
 
     assert [fact.id for fact in one] == ["f7"]
 
@@ -214,12 +223,12 @@ def story(number: int) -> list[Claim]:
     return claims
 
 
-async def believed(facts: Facts, scope: str, claims: list[Claim]) -> dict[str, Fact]:
+async def believed(facts: FactStore, scope: str, claims: list[Claim]) -> dict[str, Fact]:
     for at, claim in enumerate(claims):
         now = NOON + timedelta(days=30 + at)
-        await facts.add(scope, [claim], ids=[f"{scope}-{at}"], now=now)
+        await facts.add_facts(scope, [claim], ids=[f"{scope}-{at}"], now=now)
     query = FactQuery(Whose(scope=scope), with_history=True)
-    return {one.id: one for one in await facts.select(query)}
+    return {one.id: one for one in await facts.select_facts(query)}
 
 
 @pytest.mark.requirement("S-003-Memory-08")

@@ -33,7 +33,7 @@ async def counts(data_dir: Path, persons: list[str]) -> dict[str, int]:
     with anyio.fail_after(5):
         async with embedded(data_dir) as stores:
             return {
-                person: int(await stores.plugins.get(a_space(person), "count") or 0)
+                person: int(await stores.tools.get(a_space(person), "count") or 0)
                 for person in persons
             }
 
@@ -52,9 +52,9 @@ async def test_a_set_is_committed_before_it_returns_and_not_fsynced(tmp_path: Pa
     with anyio.fail_after(5):
         async with embedded(tmp_path) as stores:
             durable = await asked(tmp_path, "SELECT commits FROM pulse")
-            await stores.plugins.set(a_space(), "k", "v")
+            await stores.tools.set(a_space(), "k", "v")
             set_ = await asked(tmp_path, "SELECT count(*) FROM plugin_value")
-            await stores.plugins.delete(a_space(), "k")
+            await stores.tools.delete(a_space(), "k")
             deleted = await asked(tmp_path, "SELECT count(*) FROM plugin_value")
 
             assert (set_, deleted) == ([(1,)], [(0,)])
@@ -68,9 +68,9 @@ async def test_the_totals_are_what_a_count_would_give(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with embedded(tmp_path) as stores:
             for key, value in [("a", "x" * 9), ("é", "ü\0"), ("a", "x"), ("b", ""), ("c", "x")]:
-                await stores.plugins.set(a_space(), key, value)
+                await stores.tools.set(a_space(), key, value)
             for key in ("c", "c", "none", "\ud800"):
-                await stores.plugins.delete(a_space(), key)
+                await stores.tools.delete(a_space(), key)
 
             count = "SELECT count(*), sum(length(key) + length(value)) FROM plugin_value"
             assert await asked(tmp_path, count) == [(3, 1 + 1 + 2 + 3 + 1)]
@@ -99,7 +99,7 @@ async def test_a_database_without_plugins_gets_them_and_keeps_its_messages(tmp_p
     with anyio.fail_after(5):
         for _ in range(2):
             async with embedded(tmp_path) as stores:
-                await stores.plugins.set(a_space(), "k", "v")
+                await stores.tools.set(a_space(), "k", "v")
                 assert [entry.new.content for entry in await stores.inbox.unfinished()] == ["hi"]
 
     assert await asked(tmp_path, "PRAGMA user_version") == [(VERSION,)]
@@ -109,9 +109,9 @@ async def test_a_database_without_plugins_gets_them_and_keeps_its_messages(tmp_p
 async def test_sweeping_runs_takes_nothing_from_plugins(tmp_path: Path) -> None:
     with anyio.fail_after(5):
         async with embedded(tmp_path) as stores:
-            await stores.plugins.set(a_space(), "k", "v")
+            await stores.tools.set(a_space(), "k", "v")
             await stores.care.sweep(before=NOON, limit=9)
 
-            assert await stores.plugins.get(a_space(), "k") == "v"
+            assert await stores.tools.get(a_space(), "k") == "v"
         with pytest.raises(StoreUnavailable):
-            await stores.plugins.set(a_space(), "k", "v")
+            await stores.tools.set(a_space(), "k", "v")

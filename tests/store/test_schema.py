@@ -75,15 +75,15 @@ def of_version_2(tmp_path: Path) -> Path:
 async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Path) -> None:
     async with open_sqlite(of_version_2, clock=FakeClock()) as stores:
         running, queued = await stores.inbox.unfinished()
-        ended = await stores.runs.find(RunId("run-a"))
-        path = await stores.transcript.path(session_key(), limit=9)
-        kept = await stores.plugins.get(a_space(), "k")
+        ended = await stores.inbox.find_run(RunId("run-a"))
+        path = await stores.sessions.path(session_key(), limit=9)
+        kept = await stores.tools.get(a_space(), "k")
         (part,) = await stores.journal.read(RunId("run-b"))
         ending = replace(an_ending("b", grown_from="a-2"), rule_state="{}")
         assert await stores.inbox.finish(ending)
         reservation, _ = await stores.ledger.reserve(a_reservation(), lambda _: Grant(1, Amount()))
         await stores.ledger.settle(a_record(reservation, 100, 50), lambda _: "")
-        session = await stores.sessions.find(session_key())
+        session = await stores.sessions.find_session(session_key())
 
     assert running.new == replace(an_entry("b"), limits={"token_budget": 77})
     assert (running.state, running.attempts, running.seq) == ("running", 1, 2)
@@ -95,7 +95,7 @@ async def test_a_database_that_version_2_wrote_keeps_everything(of_version_2: Pa
     assert (session.input_tokens, session.output_tokens) == (110, 55)
     assert (kept, list(lines_of([part]))[1:]) == ("v", [b'["reply",0,{}]'])
     async with open_sqlite(of_version_2, clock=FakeClock()) as again:
-        assert await again.rule_states.of(session_key()) == "{}"
+        assert await again.journal.rule_state(session_key()) == "{}"
 
 
 REPLY = ModelReply(
@@ -244,10 +244,10 @@ async def test_the_log_of_a_run_that_version_8_ended_is_served_until_it_is_swept
     await to_thread.run_sync(write)
     with anyio.fail_after(5):
         async with open_sqlite(tmp_path, clock=FakeClock()) as stores:
-            before = await stores.runs.find(RunId("run-ended"))
+            before = await stores.inbox.find_run(RunId("run-ended"))
             parts = await stores.journal.read(RunId("run-ended"))
             swept = await stores.care.sweep(before=NOON + timedelta(days=1), limit=9)
-            after = await stores.runs.find(RunId("run-ended"))
+            after = await stores.inbox.find_run(RunId("run-ended"))
             running = await stores.journal.read(RunId("run-b"))
 
     assert before is not None

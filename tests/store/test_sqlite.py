@@ -340,7 +340,7 @@ async def fill(data_dir: Path) -> list[str]:
         with pytest.raises(StoreUnavailable, match="full: free some space"):
             await accept_all()
         assert len(await stores.inbox.unfinished()) == len(names)
-        assert await stores.runs.find(RunId("run-0")) is not None
+        assert await stores.inbox.find_run(RunId("run-0")) is not None
         with pytest.raises(StoreUnavailable):
             await accept("again")
         await anyio.to_thread.run_sync((data_dir.parent / "ballast").unlink)

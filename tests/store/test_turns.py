@@ -17,7 +17,7 @@ from gateway.store.opening import open_store
 from gateway.store.reader import open_to_read
 from gateway.store.tables import migrate
 from gateway.store.turns import PAGE_BYTES, SqliteTurns, trail_of
-from gateway.store.writer import Writer
+from gateway.store.writer import Pen, Writer
 from tests.conformance.test_turns import HERE, THERE, found_by, index, say
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import InlineReaders
@@ -95,7 +95,7 @@ async def test_no_word_of_what_is_forgotten_stays_in_the_file(tmp_path: Path) ->
         await say(stores, "b", "harmless word", "fine", after="a-50")
         await index(stores, HERE)
 
-        await stores.turn_index.forget(HERE, [f"a-{number}" for number in range(1, 51)])
+        await stores.facts.forget_turns(HERE, [f"a-{number}" for number in range(1, 51)])
 
         assert await found_by(stores, "word") == {"word": {"b-1"}}
     kept = await to_thread.run_sync(blocks_of, tmp_path / "store.db")
@@ -106,11 +106,11 @@ async def test_no_word_of_what_is_forgotten_stays_in_the_file(tmp_path: Path) ->
 async def test_where_the_index_stopped_is_known_after_a_restart(tmp_path: Path) -> None:
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
         await say(stores, "a", "one word", "two words", "three words")
-        await stores.turn_index.advance([HERE], limit=2)
+        await stores.facts.index_turns([HERE], limit=2)
 
     async with open_store("embedded", tmp_path, clock=FakeClock()) as stores:
         assert await found_by(stores, "word") == {"word": {"a-1", "a-2"}}
-        assert list(await stores.turn_index.behind(limit=9)) == [HERE]
+        assert list(await stores.facts.unindexed(limit=9)) == [HERE]
         await index(stores, HERE)
         assert await found_by(stores, "word") == {"word": {"a-1", "a-2", "a-3"}}
 
@@ -124,7 +124,7 @@ async def test_what_is_forgotten_before_it_is_indexed_can_still_be_indexed(
         if first:
             await index(stores, HERE)
 
-        await stores.turn_index.forget(HERE, ["a-1"])
+        await stores.facts.forget_turns(HERE, ["a-1"])
         await index(stores, HERE)
 
         assert await found_by(stores, "word") == ({} if first else {"word": {"a-1"}})
@@ -156,8 +156,8 @@ async def asked_for(file: Path, words: Sequence[str]) -> tuple[Found, int]:
     asked: list[str] = []
     db = await to_thread.run_sync(partial(open_to_read, file, any_thread=True))
     db.set_trace_callback(asked.append)
-    turns = SqliteTurns(cast(Writer, None), InlineReaders(db, file))
-    found = await turns.find(HERE, words, limit=9)
+    turns = SqliteTurns(cast(Writer, None), InlineReaders(db, file), cast(Pen, None))
+    found = await turns.find_turns(HERE, words, limit=9)
     await to_thread.run_sync(db.close)
     return found, sum("FROM turn WHERE turn MATCH" in one for one in asked)
 

@@ -35,8 +35,8 @@ LONG = "".join(f"line {number} of many\n" for number in range(2_000))
 @pytest.fixture
 async def tool() -> AsyncIterator[ResultTool]:
     async with open_memory() as stores:
-        await stores.originals.keep(Original("r/1", KEY, RunId("r"), "search", LONG, NOON))
-        yield ResultTool(stores.originals)
+        await stores.tools.keep_original(Original("r/1", KEY, RunId("r"), "search", LONG, NOON))
+        yield ResultTool(stores.tools)
 
 
 async def test_parts_follow_on_each_other_to_the_end(tool: ResultTool) -> None:
@@ -84,7 +84,7 @@ async def test_what_is_not_there_is_said(
 
 async def test_a_store_that_is_away_is_no_defect() -> None:
     class Away:
-        async def read(self, *_: object) -> None:
+        async def read_original(self, *_: object) -> None:
             raise StoreUnavailable("disk")
 
     with pytest.raises(ToolFailed, match="out of reach"):
@@ -141,7 +141,7 @@ async def test_others_have_their_turn_while_words_are_sought() -> None:
             return super().__getitem__(place)  # type: ignore[index]  # as a text takes it
 
     originals = FakeOriginals()
-    await originals.keep(Original("r/1", KEY, RunId("r"), "search", Content(LONG), NOON))
+    await originals.keep_original(Original("r/1", KEY, RunId("r"), "search", Content(LONG), NOON))
     await ResultTool(originals).call({"reference": "r/1", "grep": "many"}, SCOPE)
 
     assert Content.threads

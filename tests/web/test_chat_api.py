@@ -227,7 +227,7 @@ async def test_a_long_conversation_costs_no_more_of_the_store_than_a_short_one(
             before = Counter(calls)
             await post_chat(url, "hi", conversation_id="c")
             costs.append(calls - before)
-        said = (await stage.stores.transcript.path(key, limit=500)).nodes
+        said = (await stage.stores.sessions.path(key, limit=500)).nodes
 
     assert len(said) == 200
     assert costs[99] == costs[40]

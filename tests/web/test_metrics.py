@@ -62,7 +62,7 @@ async def test_channels_tell_what_comes_in_and_whether_each_direction_works() ->
     )
     taken, ignored = {("a", "accepted"): 3}, {("a", "bot"): 1, ("a", "wrong"): 1}
     async with open_memory() as stores:
-        figures = ChannelFigures(lambda: statuses, stores.dead_letters, taken, ignored, {})
+        figures = ChannelFigures(lambda: statuses, stores.outbox, taken, ignored, {})
 
     assert samples("".join(figures.traffic())) == {
         'exogate_channel_up{channel="a",direction="in"}': 1,
@@ -79,10 +79,10 @@ async def test_deliveries_are_counted_by_channel() -> None:
     async with open_memory() as stores:
         for name, state in {"a": "failed", "b": "unknown", "c": "sent", "d": "pending"}.items():
             new = NewDelivery(name, "chat", "bot", "p", None, "hi")
-            await stores.channel_events.hear(Heard("chat", "bot", name, "told", NOON), [new])
+            await stores.channels.hear(Heard("chat", "bot", name, "told", NOON), [new])
             await stores.outbox.settle(name, state, at=NOON)  # type: ignore[arg-type]  # a table
         delivered = {("chat", "sent"): 1}
-        figures = ChannelFigures(list, stores.dead_letters, {}, {}, delivered)
+        figures = ChannelFigures(list, stores.outbox, {}, {}, delivered)
 
         found = samples("".join(await figures.deliveries()))
 

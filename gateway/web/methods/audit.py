@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
-from gateway.domain.budgets import Audit
 from gateway.domain.events import AuditEntry
+from gateway.domain.ports import Audit
 from gateway.web.given import Place, Whole
 from gateway.web.published.money import AuditPage, AuditRow, AuditVerdict
 from gateway.web.refusals import Forbidden

@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.domain.budgets import Budgets, RecordQuery, Resync, Scope, Spending, day_of
+from gateway.domain.budgets import Budgets, RecordQuery, Resync, Scope, day_of
 from gateway.domain.errors import NotFound
-from gateway.domain.ports import Clock
+from gateway.domain.ports import Clock, Ledger
 from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of, query_of
 from gateway.web.given import Moment, Place
@@ -87,7 +87,7 @@ class Metering(Protocol):
 @dataclass(frozen=True, slots=True)
 class BudgetMethods:
     front: Front
-    spending: Spending
+    spending: Ledger
     meter: Metering
 
     def all(self) -> Sequence[Method]:

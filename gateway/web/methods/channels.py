@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gateway.domain.channels import ChannelStatus, Progress
 from gateway.domain.errors import Conflict
-from gateway.domain.inbox import ChannelEvents, Heard
-from gateway.domain.outbox import DeadLetters, Delivery
-from gateway.domain.ports import Clock
+from gateway.domain.inbox import Heard
+from gateway.domain.outbox import Delivery
+from gateway.domain.ports import ChannelStore, Clock, Outbox
 from gateway.web.given import Place, Whole
 from gateway.web.methods.chat import Text
 from gateway.web.published.channels import (
@@ -46,8 +46,8 @@ class Letter(_Params):
 @dataclass(frozen=True, slots=True)
 class ChannelMethods:
     statuses: Callable[[], Sequence[ChannelStatus]]
-    letters: DeadLetters
-    events: ChannelEvents
+    letters: Outbox
+    events: ChannelStore
     nudge: Callable[[], None]  # something is to be delivered
     clock: Clock
     take_again: Callable[[Heard], Awaitable[None]]  # raises Conflict
@@ -87,7 +87,7 @@ class ChannelMethods:
         """What did not arrive, and what came in and could not be taken."""
         _require_all(call)
         more = params.limit + 1
-        found = await self.letters.list(params.channel, before=params.before, limit=more)
+        found = await self.letters.dead_letters(params.channel, before=params.before, limit=more)
         unread = (
             [] if params.before else await self.events.unread(params.channel, limit=params.limit)
         )

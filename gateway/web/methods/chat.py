@@ -177,9 +177,9 @@ async def history_page(
     start = None if before is None else NodeId(before)
     if start is not None:
         await front.node(key, start)
-    path = page = await front.transcript.path(key, before=start, limit=limit)
+    path = page = await front.sessions.path(key, before=start, limit=limit)
     while not (said := _said(page)) and page.more:
-        page = await front.transcript.path(key, before=page.nodes[0].id, limit=limit)
+        page = await front.sessions.path(key, before=page.nodes[0].id, limit=limit)
     shown = newest_within(said, PAGE_CHARACTERS)
     return {
         "messages": [message(node, PAGE_CHARACTERS) for node in shown],

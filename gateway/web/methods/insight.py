@@ -115,7 +115,7 @@ class InsightMethods:
         }
         if may(call.principal, "read"):
             shown["budget"] = await self.budget()
-            shown["sessions"] = await front.sessions.count()
+            shown["sessions"] = await front.sessions.count_sessions()
             shown["pending"] = front.reception.pending
             shown["running"] = front.reception.lanes.working
             shown["memory"] = self.backlog()

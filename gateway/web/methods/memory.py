@@ -18,8 +18,7 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Facts,
-    Origin,
+    Provenance,
     Reader,
     Recalled,
     RecallKind,
@@ -30,7 +29,7 @@ from gateway.domain.facts import (
     whose,
 )
 from gateway.domain.ids import AgentId, SessionKey
-from gateway.domain.ports import Clock, Ids
+from gateway.domain.ports import Clock, FactStore, Ids
 from gateway.domain.sessions import Erased
 from gateway.memory import wording as dates
 from gateway.memory.recall import MOST_HOPS, neighbours
@@ -145,7 +144,7 @@ class MemoryMethods:
     """`settled` comes back once all that was said in a session can be found; `shared`: agents whose
     facts belong to all who talk to them."""
 
-    facts: Facts
+    facts: FactStore
     find: Find
     clock: Clock
     ids: Ids
@@ -230,14 +229,18 @@ class MemoryMethods:
                 "tombstone": gone.tombstone,
             }
         now = self.clock.now()
-        count = await self.facts.erase(what, dry_run=params.dry_run, now=now)
+        count = await self.facts.erase_facts(what, dry_run=params.dry_run, now=now)
         tombstone = None if params.dry_run else tombstone_of(what, now)
         return {"count": count, "dry_run": params.dry_run, "tombstone": tombstone}
 
     async def _erased(self, what: Erasure, params: Forget) -> Erased | None:
         """With all that was said there; None if nothing was ever said."""
         key = what.session_key
-        if self.upkeep is None or key is None or await self.upkeep.sessions.find(key) is None:
+        if (
+            self.upkeep is None
+            or key is None
+            or await self.upkeep.sessions.find_session(key) is None
+        ):
             return None
         return await self.upkeep.erase(key, by=what.by, dry_run=params.dry_run)
 
@@ -249,7 +252,7 @@ class MemoryMethods:
         claims = in_order([_claim(one, key, now) for one in params.facts])
         ids = [f"f_{self.ids.new()}" for _ in claims]
         scope = scope_of(key, None, is_shared=key.agent in self.shared)
-        kept = await self.facts.add(scope, claims, ids=ids, now=now)
+        kept = await self.facts.add_facts(scope, claims, ids=ids, now=now)
         return await self._told_all(call, kept)
 
     async def _asked(self, call: Call, params: _OfSomebody) -> tuple[SessionKey, Whose]:
@@ -265,8 +268,8 @@ class MemoryMethods:
             return Whose(room=key)
         return whose(key, None, is_shared=is_shared)
 
-    async def _origin(self, principal: Principal, fact_id: str) -> Origin:
-        origin = await self.facts.origin(fact_id)
+    async def _origin(self, principal: Principal, fact_id: str) -> Provenance:
+        origin = await self.facts.origin_of(fact_id)
         if origin is not None:
             key = origin.fact.session_key
             is_everybodys = self._is_shared(origin.fact) and may_use(principal, key.agent)
@@ -287,7 +290,7 @@ class MemoryMethods:
         told, principal = fact(known), call.principal
         if may(principal, "read") or not self._is_shared(known):
             return told
-        origin = await self.facts.origin(known.id)
+        origin = await self.facts.origin_of(known.id)
         sources = origin.sources_for(_reader(principal)) if origin else ()
         own = {one.message_id for one in sources}
         told["source_message_ids"] = [one for one in told["source_message_ids"] if one in own]

@@ -129,7 +129,7 @@ class SessionMethods:
             before=params.before,
             limit=params.limit,
         )
-        page = await self.front.sessions.list(query)
+        page = await self.front.sessions.list_sessions(query)
         return {"sessions": [session(record) for record in page.sessions], "more": page.more}
 
     async def get(self, call: Call, params: Get) -> Session:
@@ -139,7 +139,7 @@ class SessionMethods:
     async def tree(self, call: Call, params: Tree) -> SessionTree:
         """The messages of a session with their branches."""
         record = await self._record(call.principal, params.session_key)
-        nodes = await self.front.transcript.tree(
+        nodes = await self.front.sessions.tree(
             record.key, limit=MOST_TREE_NODES, archived=params.archived
         )
         return {"nodes": [tree_node(node) for node in nodes], "head": record.head}
@@ -165,7 +165,7 @@ class SessionMethods:
 
     async def _record(self, principal: Principal, text: str) -> SessionRecord:
         key = visible_key(principal, text)
-        record = await self.front.sessions.find(key)
+        record = await self.front.sessions.find_session(key)
         if record is None:
             raise NotFound(f"session {text[:200]!r}")
         return record

@@ -109,22 +109,22 @@ class UpkeepMethods:
         """Gives a message a name, or takes it away."""
         key = _own(call.principal, params.session_key)
         node = await self.front.node(key, params.node_id)
-        await self.front.upkeep.conversations.label(key, node.id, params.label)
+        await self.front.upkeep.sessions.label_node(key, node.id, params.label)
         return {"node_id": node.id, "label": params.label}
 
     async def checkpoint(self, call: Call, params: Checkpoint) -> Checkpointed:
         """Keeps a message and the path to it from the archive."""
         key = _own(call.principal, params.session_key)
-        record = await self.front.sessions.find(key)
+        record = await self.front.sessions.find_session(key)
         head = None if record is None else record.head
         node = await self.front.node(key, params.node_id or head or "")
-        await self.front.upkeep.conversations.checkpoint(key, node.id, is_kept=params.checkpoint)
+        await self.front.upkeep.sessions.checkpoint(key, node.id, is_kept=params.checkpoint)
         return {"node_id": node.id, "label": node.label, "checkpoint": params.checkpoint}
 
     async def close(self, call: Call, params: Get) -> Closed:
         """Closes a session until its next message."""
         key = _own(call.principal, params.session_key)
-        await self.front.sessions.close(key)
+        await self.front.sessions.close_session(key)
         return {"session_key": str(key), "state": "closed"}
 
     async def take_in(self, call: Call, params: Import) -> Imported:
@@ -138,18 +138,21 @@ class UpkeepMethods:
             assert params.context is not None
             taken = await self.front.upkeep.take_in(key, _nodes_of(params.context))
             if params.context.status == "closed":
-                await self.front.sessions.close(key)
+                await self.front.sessions.close_session(key)
         return {"session_key": str(key), "imported": taken.added, "head": taken.head}
 
     async def export(self, call: Call, params: Get) -> OracleExport:
         """The end of a conversation as one OracleContext."""
         key = visible_key(call.principal, params.session_key)
-        record, agent = await self.front.sessions.find(key), self.front.agents.get(key.agent)
+        record, agent = (
+            await self.front.sessions.find_session(key),
+            self.front.agents.get(key.agent),
+        )
         if record is None:
             raise NotFound(f"session {params.session_key[:200]!r}")
         if agent is None:
             raise UnknownAgent(key.agent, tuple(self.front.agents))
-        path = await self.front.transcript.path(key, limit=MOST_READ)
+        path = await self.front.sessions.path(key, limit=MOST_READ)
         summary = summary_of(path.summary)
         context = viewed(
             record, path.nodes, summary, agent, user=key.account, project=agent.project

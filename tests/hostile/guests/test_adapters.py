@@ -81,7 +81,7 @@ async def opened(guest: bytes, cache: Path, folder: Path) -> AsyncIterator[Site]
         loaded = await stage.load(guest, limits=PluginLimits(timeout_s=0.5))
         evil = stage.sandbox.adapter(loaded)
         assert evil is not None
-        intake = Intake(taken.accept, events, stores.channel_memos, clock, lambda: None, FakeDoor())
+        intake = Intake(taken.accept, events, stores.channels, clock, lambda: None, FakeDoor())
         way_in = WayIn(channel, evil, intake, Scrubber(secrets).body)
         health = Health(channel, "webhook", clock, lambda _type, _payload: None)
         recipe = replace(HOOK, max_body_bytes=LARGEST_BODY)

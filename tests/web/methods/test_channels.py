@@ -38,7 +38,7 @@ class Desk:
     async def ended(self, name: str, state: DeliveryState, channel: str = "shop") -> None:
         new = NewDelivery(name, channel, "a", "p", None, f"text of {name}")
         heard = Heard(channel, "a", name, "told", NOON)
-        await self.stores.channel_events.hear(heard, [new])
+        await self.stores.channels.hear(heard, [new])
         await self.stores.outbox.sending(name, 0)
         await self.stores.outbox.settle(name, state, at=NOON, why="it is full")
 
@@ -51,7 +51,7 @@ async def _nobody_takes(letter: Heard) -> None:
 async def desk() -> AsyncIterator[Desk]:
     async with open_memory() as stores:
         nudges: list[None] = []
-        kept = (stores.dead_letters, stores.channel_events)
+        kept = (stores.outbox, stores.channels)
         methods = ChannelMethods(
             lambda: STATUSES, *kept, lambda: nudges.append(None), FakeClock(), _nobody_takes
         ).all()
@@ -101,8 +101,8 @@ async def test_dead_letters_are_told_in_pages_the_newest_first() -> None:
 async def test_what_no_adapter_could_read_is_listed_and_cut() -> None:
     lost = Heard("shop", "a", "sha256:00", "unreadable", NOON, "x" * (LONGEST_TEXT + 1))
     async with desk() as it:
-        await it.stores.channel_events.hear(lost)
-        await it.stores.channel_events.hear(replace(lost, platform_id="1", outcome="told"))
+        await it.stores.channels.hear(lost)
+        await it.stores.channels.hear(replace(lost, platform_id="1", outcome="told"))
 
         (one,) = (await it.told("channel.dead_letters"))["unread"]
         later = await it.told("channel.dead_letters", before=1)

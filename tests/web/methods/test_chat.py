@@ -133,7 +133,7 @@ async def test_nobody_speaks_as_another_or_to_an_agent_out_of_reach() -> None:
                 await call(send, "chat.send", by=BOB, content="hi", **foreign)
         with pytest.raises(Forbidden, match="does not reach"):
             await call(send, "chat.send", by=ONLY_Z, content="hi")
-        assert await stores.sessions.count() == 0
+        assert await stores.sessions.count_sessions() == 0
 
 
 @pytest.mark.requirement("S-000-Exchange-05", "S-004-ACtx-03")
@@ -261,13 +261,13 @@ async def test_a_summary_is_no_part_of_the_history_and_hides_nothing_behind_it()
         for text in ("one", "two"):
             await stage.say(text)
             await stage.until_idle()
-            path = await stores.transcript.path(key, limit=1)
+            path = await stores.sessions.path(key, limit=1)
             node = Node(
                 *(NodeId(f"s-{text}"), None, RunId("r"), Message("summary", "{}")),
                 created_at=stage.clock.now(),
                 token_count=1,
             )
-            assert await stores.summaries.append(key, node, expected=path.head)
+            assert await stores.sessions.append_summary(key, node, expected=path.head)
             stage.front.episodes.forget(key)
         whole = await call(chat(stage), "chat.history", session_key=str(key))
         pages = [await call(chat(stage), "chat.history", session_key=str(key), limit=1)]
@@ -297,7 +297,7 @@ async def test_an_agent_of_anothers_project_accepts_nothing() -> None:
             )
         with pytest.raises(NotFound):  # as one that is not there, for a token of another agent
             await call(chat(stage), "chat.send", by=ONLY_Z, content="hi", agent=AGENT.id)
-        nothing = await stores.sessions.count()
+        nothing = await stores.sessions.count_sessions()
         sent = await call(chat(stage), "chat.send", content="hi", account="ann")
         await stage.until_idle()
 

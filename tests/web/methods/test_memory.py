@@ -237,7 +237,7 @@ async def test_a_search_shows_facts_and_messages_with_their_reason() -> None:
     turn = Recalled("turn", "m0", "hello", 0.5, "hello", key, at, message_id="m0")
     async with open_memory() as stores:
         (kept,) = await added(methods(stores), LA)
-        origin = await stores.facts.origin(kept["id"])
+        origin = await stores.facts.origin_of(kept["id"])
         assert origin is not None
         known = Recalled("fact", kept["id"], "LA", 1.0, "la", key, at, fact=origin.fact)
         asked = methods(stores, known, turn)
@@ -311,7 +311,7 @@ async def test_a_fact_is_found_by_another_word_than_it_is_kept_under() -> None:
     )
     questions = ("Where do I live?", "Who do I work for?", "How old am I?")
     async with open_memory() as stores:
-        recall = Recall(stores.turns, stores.facts)
+        recall = Recall(stores.facts)
         told = MemoryMethods(stores.facts, recall, FakeClock(), CountingIds(), ready)
         asked = {method.name: method for method in told.all()}
         await added(asked, *facts)

@@ -31,7 +31,7 @@ USUAL = replace(
 
 
 def settings(stores: Stores) -> dict[str, Method]:
-    book = SettingsBook(stores.settings, encode, json.loads)
+    book = SettingsBook(stores.sessions, encode, json.loads)
     return {method.name: method for method in SettingsMethods(book, Choosable(USUAL)).all()}
 
 

@@ -155,7 +155,7 @@ async def test_bad_input_names_its_place_and_nothing_is_imported(
         with pytest.raises((ImportRefused, InvalidParams), match=place):
             await call(methods(stage), "session.import", session_key=KEY, messages=given)
 
-        assert await stores.sessions.count() == 0
+        assert await stores.sessions.count_sessions() == 0
 
 
 @pytest.mark.requirement("S-000-Context-09")
@@ -213,7 +213,7 @@ async def test_a_session_of_no_agent_is_not_made() -> None:
         with pytest.raises(NotFound):
             await call(methods(stage), "session.close", session_key=KEY)
 
-        assert await stores.sessions.count() == 0
+        assert await stores.sessions.count_sessions() == 0
 
 
 async def test_to_forget_a_session_erases_what_was_said_in_it() -> None:
