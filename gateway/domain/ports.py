@@ -151,7 +151,7 @@ class Inbox(Protocol):
 
 class Journal(Protocol):
     async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
-        """Written without an fsync of its own; a part that is there already stays."""
+        """Written without an fsync of its own, in place of that part if it is there already."""
         ...
 
     async def read(self, run_id: RunId) -> Sequence[bytes]:
