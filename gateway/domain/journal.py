@@ -143,7 +143,7 @@ def grants_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Sequ
 def _entry(line: bytes, decode: Callable[[bytes], object]) -> Entry:
     try:
         match decode(line):
-            case ["at", int(micros), _] if not 0 <= micros <= _NO_TIME:
+            case ["at" | "now", int(micros), *_] if not 0 <= micros <= _NO_TIME:
                 pass
             case [str(kind), *values] if kind in KINDS:
                 types = KINDS[kind]

@@ -171,7 +171,7 @@ class Journal(Protocol):
     rules."""
 
     async def append(self, run_id: RunId, part: int, pack: Callable[[], bytes]) -> None:
-        """Written without an fsync of its own; a part that is there already stays."""
+        """Written without an fsync of its own, in place of that part if it is there already."""
 
     async def read(self, run_id: RunId) -> Sequence[bytes]:
         """The parts in order; none if there is nothing, or no more."""

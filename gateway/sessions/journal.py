@@ -10,6 +10,7 @@ from operator import attrgetter
 from os.path import commonprefix
 from typing import Any
 
+import anyio
 from anyio import to_thread
 
 from gateway.agent.effects import (
@@ -95,17 +96,21 @@ def parts_of(request: ModelRequest) -> Parts:
         "thinking": request.thinking,
         "stream": request.stream,
     }
-    digests = [(one.kept.get("digest") or _message(one)).decode() for one in request.messages]
-    return Parts(settings, request.system, _tools(request.tools), tuple(digests))
+    return Parts(settings, request.system, _tools(request.tools), _digests(request.messages))
 
 
 def parts_at(job: Job) -> Parts:
     """What is known before anything is asked."""
-    return Parts({}, job.context.system, _tools(job.tools))
+    context = job.context
+    return Parts({}, context.system, _tools(job.tools), _digests(context.messages))
 
 
 def _tools(tools: Sequence[ToolSpec]) -> Mapping[str, str]:
     return {tool.name: _digest(f"{tool.description}\0{tool.parameters}") for tool in tools}
+
+
+def _digests(messages: Sequence[Message]) -> tuple[str, ...]:
+    return tuple([(one.kept.get("digest") or _message(one)).decode() for one in messages])
 
 
 def _message(message: Message) -> bytes:
@@ -200,6 +205,7 @@ class RecordedJournal(RunJournal):
         self._parts = earlier.parts
         self.lines: list[Line] = []  # not written yet; bytes are chunks
         self._asked = Parts()
+        self._writing = anyio.Lock()
         self._secrets: set[str] = set()
         self._size = self._packed = 0  # of texts that only a replay reads
 
@@ -276,11 +282,16 @@ class RecordedJournal(RunJournal):
         self.lines.append(("over", ()))
 
     async def keep(self, what: str) -> None:
-        part, lines = self._parts, tuple(self.lines)
-        self.lines.clear()
-        self._parts += 1
-        pack = await self._packing(lines)
-        await retry_store(self.clock, self._store.append, self._run_id, part, pack)
+        async with (
+            self._writing
+        ):  # one part after the other, so that none is missing before another
+            lines = tuple(self.lines)
+            if lines:
+                pack = await self._packing(lines)
+                append, run_id = self._store.append, self._run_id
+                await retry_store(self.clock, append, run_id, self._parts, pack)
+                del self.lines[: len(lines)]  # written for certain; else the next part has them too
+                self._parts += 1
         if not what.startswith(PART):
             self.lines.append(("kept", (what,)))
 

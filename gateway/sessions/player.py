@@ -189,8 +189,14 @@ class Player(RunJournal):
         told = next((one.values[0] for one in self.coming() if one.kind == "ask"), None)
         if told is None:
             return
-        first = replace(await self._asked(told), settings={}, messages=())
-        if (difference := parted("call 1", first, parts_at(job), self._soul)) is not None:
+        first, now = await self._asked(told), parts_at(job)
+        known = len(now.messages) - 1  # without the question, before which notices may stand
+        if len(first.messages) > known:  # else it was made shorter to fit
+            messages, now = first.messages[:known], replace(now, messages=now.messages[:known])
+        else:
+            messages, now = (), replace(now, messages=())
+        first = replace(first, settings={}, messages=messages)
+        if (difference := parted("call 1", first, now, self._soul)) is not None:
             await self.leave(difference)
 
     async def _asked(self, told: Mapping[str, object]) -> Parts:

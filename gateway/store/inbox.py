@@ -60,7 +60,8 @@ _FORGIVE = """
 UPDATE run SET forgiven = forgiven + 1
 WHERE run_id = ? AND finished_at IS NULL AND forgiven < attempts
 """
-_ADD_PART = "INSERT INTO journal (run_id, part, data) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_ADD_PART = "INSERT INTO journal (run_id, part, data) VALUES (?, ?, ?)"
+_ADD_PART += " ON CONFLICT (run_id, part) DO UPDATE SET data = excluded.data"
 _PARTS = "SELECT data FROM journal WHERE run_id = ? ORDER BY part"
 
 MOST_POSTED = 100  # of an agent and a person, unclaimed; beyond it the oldest go

@@ -1,5 +1,6 @@
 """How the notes of runs that had not ended become the first part of their journals."""
 
+import re
 import sqlite3
 from collections.abc import Iterator, Mapping
 from itertools import groupby
@@ -25,14 +26,15 @@ def move_journals(db: sqlite3.Connection) -> None:
     db.execute("ALTER TABLE run_journal RENAME TO journal")
 
 
+_PART = re.compile(r"(?:@[^:]*:)+")
+
+
 def _entry(step: int, kind: str, value: Any) -> list[object]:
     """A note's kind begins with the part of a run inside the run, if it is of one."""
-    outer, has_part, rest = kind.rpartition("@")
-    if not has_part:
-        name, values = _grant(step, kind, value)
-        return [name, *values]
-    inner, _, rest = rest.partition(":")
-    return ["sub", f"{outer}@{inner}:", *_grant(step, rest, value)]
+    steps = _PART.match(kind)
+    part = steps[0] if steps else ""
+    name, values = _grant(step, kind[len(part) :], value)
+    return ["sub", part, name, values] if part else [name, *values]
 
 
 def _grant(step: int, kind: str, value: Any) -> tuple[str, list[object]]:

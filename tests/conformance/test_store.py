@@ -454,7 +454,7 @@ async def test_a_path_is_the_newest_part_oldest_first(
 async def test_an_unknown_session_has_an_empty_path_tree_and_no_nodes(opened: Open) -> None:
     async with opened() as stores:
         assert await ids(stores, limit=9) == ([], None, False)
-        assert await stores.sessions.tree(session_key(), limit=9) == ()
+        assert list(await stores.sessions.tree(session_key(), limit=9)) == []
         assert await stores.sessions.node(session_key(), "a-1") is None
 
 
