@@ -22,7 +22,7 @@ import anyio
 from bench.marks import Figure, marked, tell
 from bench.measuring import quantile, rss_mb, timed
 from bench.process import other_cores
-from gateway.domain.facts import Claim, Erasure, FactQuery, Source, Whose
+from gateway.domain.facts import Claim, Erasure, FactQuery, SaidSource, Whose
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import FactStore
 from gateway.host.clock import SystemClock
@@ -41,7 +41,7 @@ def a_claim(number: int, person: str) -> Claim:
     is_one = number % 3 == 0
     thing = f"{THINGS[number % len(THINGS)]} number {number % 997}"
     predicate = f"favourite {number % 30}" if is_one else "likes"
-    source = Source(f"m{number}", key, at, f"I really like {thing}", person)
+    source = SaidSource(f"m{number}", key, at, f"I really like {thing}", person)
     return Claim("user", predicate, thing, is_one, at, key, source=source)
 
 

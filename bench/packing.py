@@ -26,7 +26,7 @@ from bench.measuring import rss_mb, spread, timed
 from bench.process import other_cores
 from bench.recall import key_of, long_talk, say
 from gateway.domain.agents import AgentDef
-from gateway.domain.facts import Claim, Source, scope_of
+from gateway.domain.facts import Claim, SaidSource, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.ports import Stores
@@ -60,7 +60,7 @@ def cases(facts: int, messages: int) -> tuple[Case, ...]:
 async def learn(stores: Stores, case: Case) -> None:
     """Of what the conversations are about, again and again: each word is in many facts."""
     things = [(noun, value) for nouns, values in TOPICS for noun, value in product(nouns, values)]
-    key, source = case.key, Source("elsewhere", case.key, BEGIN, "as I said", case.key.peer)
+    key, source = case.key, SaidSource("elsewhere", case.key, BEGIN, "as I said", case.key.peer)
     first = Claim(
         "user", "p", "o", functional=True, valid_from=BEGIN, session_key=key, source=source
     )

@@ -20,7 +20,7 @@ from typing import Any
 
 from gateway.control.trees.engine import Run
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Call, Host, Status
+from gateway.control.trees.nodes import LeafCall, TickStatus, TreeHost
 from gateway.control.trees.plan import NodePlan
 
 Shape = tuple[Any, ...]  # kind and children; a leaf is a name
@@ -70,28 +70,28 @@ def as_text(shape: Shape | str) -> str:
     return f"({shape[0]} {' '.join(as_text(child) for child in shape[1:])})"
 
 
-def answer(name: str, case: str) -> Status:
+def answer(name: str, case: str) -> TickStatus:
     if name == "last" and case == "waiting":
-        return Status.RUNNING
-    return Status.FAILURE if name.startswith("no") else Status.SUCCESS
+        return TickStatus.RUNNING
+    return TickStatus.FAILURE if name.startswith("no") else TickStatus.SUCCESS
 
 
 def ours(case: str) -> Callable[[], object]:
-    def find_act(plan: NodePlan) -> Callable[[Call], Status]:
+    def find_act(plan: NodePlan) -> Callable[[LeafCall], TickStatus]:
         status = answer(plan.name, case)
         return lambda _call: status
 
     plan = load(f'(tree "bench" {as_text(SHAPE)})')
-    return Run(plan, Host(now=time.perf_counter, find_act=find_act)).tick_root
+    return Run(plan, TreeHost(now=time.perf_counter, find_act=find_act)).tick_root
 
 
 def theirs(case: str) -> Callable[[], object]:
     import py_trees  # type: ignore[import-not-found]  # noqa: PLC0415  # optional, see above
 
     statuses = {
-        Status.RUNNING: py_trees.common.Status.RUNNING,
-        Status.SUCCESS: py_trees.common.Status.SUCCESS,
-        Status.FAILURE: py_trees.common.Status.FAILURE,
+        TickStatus.RUNNING: py_trees.common.Status.RUNNING,
+        TickStatus.SUCCESS: py_trees.common.Status.SUCCESS,
+        TickStatus.FAILURE: py_trees.common.Status.FAILURE,
     }
 
     class Leaf(py_trees.behaviour.Behaviour):  # type: ignore[misc]  # has no types

@@ -33,12 +33,12 @@ from bench.process import other_cores
 from gateway.agent.effects import (
     AskModel,
     CallTool,
+    Effect,
     Job,
     ModelReplied,
     Moment,
-    Told,
     ToolReturned,
-    Wish,
+    TurnEvent,
 )
 from gateway.agent.leaves import LEAVES, REGISTRY, SHIPPED
 from gateway.agent.turn import Turn
@@ -246,7 +246,7 @@ def ticks(tree: str) -> int:
     return turn.run.ticks
 
 
-def _granted(wish: Wish) -> Told:
+def _granted(wish: Effect) -> TurnEvent:
     if isinstance(wish, CallTool):
         return ToolReturned(wish.ticket, ToolResult(wish.call.id, wish.call.name, "hello"))
     assert isinstance(wish, AskModel)

@@ -10,7 +10,6 @@ import anyio
 from anyio.abc import TaskGroup
 
 from gateway.agent.effects import (
-    Answer,
     AskModel,
     CallTool,
     Cancel,
@@ -21,11 +20,12 @@ from gateway.agent.effects import (
     ModelReplied,
     Moment,
     RunControl,
-    Stop,
-    Stopped,
-    Ticked,
-    Told,
+    RunResult,
+    StopRequest,
+    StopRequested,
+    TimePassed,
     ToolReturned,
+    TurnEvent,
     drop_said,
 )
 from gateway.agent.fitting import SLACK, fitted
@@ -82,7 +82,7 @@ class Driver:
         self.turn = Turn(self.job, self.emit, self.begun, LEAVES)
         self._deadline = self.turn.moment.at + self.turn.course.limits.timeout_seconds
 
-    async def drive(self) -> Answer:
+    async def drive(self) -> RunResult:
         """Runs until the tree is over. Cancelling it cancels everything that it waits for."""
         turn, control, queue = self.turn, self.control, self._queue
         control.wake = self._take_requests
@@ -104,7 +104,7 @@ class Driver:
         turn.voice.let_go()
         assert turn.end is not None
         provider, model = self._last
-        return Answer(
+        return RunResult(
             turn.end,
             tuple(turn.exchange.said),
             turn.course.usage,
@@ -140,8 +140,8 @@ class Driver:
         requests = self.control.requests
         while requests:
             one = requests.popleft()
-            if isinstance(one, Stop):
-                self._queue.put(Stopped(one.reason, at_once=one.at_once))
+            if isinstance(one, StopRequest):
+                self._queue.put(StopRequested(one.reason, at_once=one.at_once))
             else:
                 self._queue.put(one)
 
@@ -168,12 +168,12 @@ class Driver:
         until = deadline if tree is None else min(deadline, tree)
         if await self.journal.wait(self._queue, until - now):
             return
-        event: Told = Ticked()
+        event: TurnEvent = TimePassed()
         if self.journal.moment().at >= deadline:
             if is_ending:
                 turn.give_up()
                 return
-            event = Stopped("timeout")
+            event = StopRequested("timeout")
         self._queue.put(event)
 
     # -- effects

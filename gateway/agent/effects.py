@@ -31,11 +31,11 @@ from gateway.domain.messages import (
 from gateway.domain.model import FinishReason, ModelReply, ToolSpec
 from gateway.domain.ports import Decode, ToolScope
 from gateway.memory.context import Context
-from gateway.tools.sources import Listed, Source
+from gateway.tools.sources import Listed, ToolSource
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Steered:
     """One more message of a person, under the run that it was accepted with."""
 
     run_id: RunId
@@ -43,13 +43,13 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopRequest:
     reason: DoneReason
     at_once: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Unsaid:
+class Withdrawn:
     """A message was taken back before the run took it."""
 
     run_id: RunId
@@ -59,23 +59,23 @@ class Unsaid:
 class RunControl:
     """Stops and steers a run. A request that comes before the run begins waits for it."""
 
-    requests: deque[Stop | Said] = field(default_factory=deque)
+    requests: deque[StopRequest | Steered] = field(default_factory=deque)
     wake: Callable[[], None] = lambda: None
     forget: Callable[[RunId], bool] = lambda _run_id: False
-    on_request: Callable[[Stop | Said | Unsaid], None] = lambda one: None
+    on_request: Callable[[StopRequest | Steered | Withdrawn], None] = lambda one: None
     is_closed: bool = False
 
     def stop(self, reason: DoneReason, *, at_once: bool) -> None:
-        self._request(Stop(reason, at_once))
+        self._request(StopRequest(reason, at_once))
 
-    def steer(self, said: Said) -> bool:
+    def steer(self, said: Steered) -> bool:
         """Gives the run one more message; False if it takes none any more."""
         if self.is_closed:
             return False
         self._request(said)
         return True
 
-    def _request(self, one: Stop | Said) -> None:
+    def _request(self, one: StopRequest | Steered) -> None:
         self.on_request(one)
         self.requests.append(one)
         self.wake()
@@ -84,7 +84,7 @@ class RunControl:
         """Takes a message back; False if the run has taken it already."""
         was_there = drop_said(self.requests, run_id) or self.forget(run_id)
         if was_there:
-            self.on_request(Unsaid(run_id))
+            self.on_request(Withdrawn(run_id))
         return was_there
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class RunControl:
 def drop_said(queue: MutableSequence[Any], run_id: RunId) -> bool:
     """Takes a person's message out of those that wait; False if it is not there."""
     for one in queue:
-        if isinstance(one, Said) and one.run_id == run_id:
+        if isinstance(one, Steered) and one.run_id == run_id:
             queue.remove(one)
             return True
     return False
@@ -124,7 +124,7 @@ class AskModel:
     max_tokens: int | None = None
     timeout_s: float | None = None
     idle_timeout_s: float | None = None  # between two pieces of the reply
-    taken: tuple[Said, ...] = ()
+    taken: tuple[Steered, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class Cancel:
     ticket: int
 
 
-Wish = AskModel | CallTool | Cancel
+Effect = AskModel | CallTool | Cancel
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +168,12 @@ class ModelBroke:
 class ToolReturned:
     ticket: int
     result: ToolResult
-    sources: tuple[Source, ...] = ()
+    sources: tuple[ToolSource, ...] = ()
     items: int | None = None  # how many entries the result lists, if it is a list of something
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class StopRequested:
     """Somebody stopped it: now, or when the turn that is at work is over."""
 
     reason: DoneReason
@@ -181,11 +181,11 @@ class Stopped:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticked:
+class TimePassed:
     """Time has passed that the tree waited for."""
 
 
-Told = ModelReplied | ModelBroke | ToolReturned | Stopped | Said | Ticked
+TurnEvent = ModelReplied | ModelBroke | ToolReturned | StopRequested | Steered | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +269,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RunResult:
     """`said` are the messages of the run after the question, in order, the answer last. `taken` are
     the runs whose messages were heard in it; `posts` are notices for other sessions. `finish`:
     why the last reply ended."""

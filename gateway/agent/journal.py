@@ -9,10 +9,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import anyio
 
-from gateway.agent.effects import Job, Moment, Said, Told
+from gateway.agent.effects import Job, Moment, Steered, TurnEvent
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId
-from gateway.domain.journal import Entry
+from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Excerpt, Extras, Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import BudgetWarning, ModelReply, ModelRequest
 from gateway.domain.ports import Clock
@@ -44,10 +44,10 @@ async def retry_store(
 class EventQueue:
     """Events that the turn was not told yet."""
 
-    items: deque[Told] = field(default_factory=deque)
+    items: deque[TurnEvent] = field(default_factory=deque)
     came: anyio.Event = field(default_factory=anyio.Event)
 
-    def put(self, event: Told) -> None:
+    def put(self, event: TurnEvent) -> None:
         self.items.append(event)
         self.came.set()
 
@@ -55,28 +55,28 @@ class EventQueue:
 class Granted:
     """What a run was granted so far, by step: it is granted again to its next attempt."""
 
-    def __init__(self, entries: Iterable[Entry] = (), part: str = "") -> None:
+    def __init__(self, entries: Iterable[JournalEntry] = (), part: str = "") -> None:
         self.replies: dict[int, ModelReply] = {}
         self.results: dict[tuple[int, str], ToolResult] = {}
         self.begun: set[tuple[int, str]] = set()
-        self.taken: dict[RunId, tuple[int, Said]] = {}
+        self.taken: dict[RunId, tuple[int, Steered]] = {}
         for entry in entries:
             if entry.kind == "sub":
                 if entry.values[0] == part:
-                    self._add(Entry(entry.values[1], tuple(entry.values[2])))
+                    self._add(JournalEntry(entry.values[1], tuple(entry.values[2])))
             elif not part:
                 self._add(entry)
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: JournalEntry) -> None:
         match entry:
-            case Entry("reply", (step, dict(reply))):
+            case JournalEntry("reply", (step, dict(reply))):
                 self.replies[step] = reply_from(reply)
-            case Entry("result", (call_id, step, name, _, result)):
+            case JournalEntry("result", (call_id, step, name, _, result)):
                 self.results[step, call_id] = result_from(call_id, name, result)
-            case Entry("begun", (step, call_id)):
+            case JournalEntry("begun", (step, call_id)):
                 self.begun.add((step, call_id))
-            case Entry("taken", (step, run_id, text)):
-                self.taken[RunId(run_id)] = (step, Said(RunId(run_id), text))
+            case JournalEntry("taken", (step, run_id, text)):
+                self.taken[RunId(run_id)] = (step, Steered(RunId(run_id), text))
             case _:
                 pass
 
@@ -93,7 +93,7 @@ class RunJournal:
     def __init__(
         self,
         clock: Clock,
-        earlier: Sequence[Entry] = (),
+        earlier: Sequence[JournalEntry] = (),
         *,
         part: str = "",
         outer: "RunJournal | None" = None,
@@ -131,7 +131,7 @@ class RunJournal:
     ) -> None:
         """The run begins; `scene` decides over it, `read` is what the store held for it."""
 
-    def tells(self, events: Sequence[Told]) -> None:
+    def tells(self, events: Sequence[TurnEvent]) -> None:
         """The turn is told these events now."""
 
     def asks(self, request: ModelRequest) -> None:
@@ -164,12 +164,12 @@ class RunJournal:
         if self.outer is not None:
             await self.outer.keep(self.part + what)
 
-    def taken(self, step: int) -> Sequence[Said]:
+    def taken(self, step: int) -> Sequence[Steered]:
         """The messages that this step took."""
         taken = self.granted.taken
         return [said for at, said in taken.values() if at == step] if taken else ()
 
-    async def take(self, step: int, said: Said) -> None:
+    async def take(self, step: int, said: Steered) -> None:
         if said.run_id not in self.granted.taken:
             self.granted.taken[said.run_id] = (step, said)
             self.grant("taken", step, said.run_id, said.text)

@@ -10,9 +10,9 @@ from gateway.agent.turn import EXECUTE, ROOTS, Turn
 from gateway.control.notices import Moment as Point
 from gateway.control.policy import DecisionTrees
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Call
-from gateway.control.trees.plan import Registry, TreePlan
-from gateway.control.trees.reader import Source, TreeInvalid
+from gateway.control.trees.nodes import LeafCall
+from gateway.control.trees.plan import LeafRegistry, TreePlan
+from gateway.control.trees.reader import TreeInvalid, TreeSource
 from gateway.domain.errors import SoulUnreadable
 from gateway.domain.ids import AgentId
 from gateway.domain.ports import Texts
@@ -23,7 +23,7 @@ POINTS: Sequence[Point] = get_args(Point)
 CALLS = {"tool_calls": "list"}  # the key that holds those of the last reply
 
 Plain = Callable[[Turn], object]
-REGISTRY = Registry(roots={**ROOTS, "flags": ()})  # older trees know some under other names
+REGISTRY = LeafRegistry(roots={**ROOTS, "flags": ()})  # older trees know some under other names
 
 
 def _plain(*names: str) -> Callable[[Plain], Plain]:
@@ -130,7 +130,7 @@ def on_turn_start(turn: Turn) -> None:
 
 
 @REGISTRY.action("notify.drain", options=("point",))
-def drain(turn: Turn, call: Call) -> None:
+def drain(turn: Turn, call: LeafCall) -> None:
     wanted = call.option("point") or "turn_start"
     for point in POINTS:
         if point == wanted:
@@ -140,13 +140,13 @@ def drain(turn: Turn, call: Call) -> None:
 
 
 @REGISTRY.action("llm-call", writes=CALLS)
-def llm_call(turn: Turn, call: Call) -> object:
+def llm_call(turn: Turn, call: LeafCall) -> object:
     return turn.ask(call)
 
 
 @REGISTRY.action("decision.detect_loop", writes=CALLS)
 @REGISTRY.action("oracle.detect_loop", writes=CALLS)
-def detect_loop(turn: Turn, call: Call) -> bool:
+def detect_loop(turn: Turn, call: LeafCall) -> bool:
     """Takes the calls out that were fruitless before; fails once the run does not take the hint."""
     calls = turn.round.calls
     refused = turn.state.refused(calls)
@@ -160,7 +160,7 @@ def detect_loop(turn: Turn, call: Call) -> bool:
 
 
 @REGISTRY.action("tool-call")
-def tool_call(turn: Turn, call: Call) -> object:
+def tool_call(turn: Turn, call: LeafCall) -> object:
     [wanted] = call.values
     id_ = wanted.get("id") if isinstance(wanted, Mapping) else None
     found = turn.round.named(id_)
@@ -218,7 +218,7 @@ def has_xml_tools(_turn: Turn) -> bool:
 
 
 @REGISTRY.action(EXECUTE)
-def execute_item(turn: Turn, call: Call) -> object:
+def execute_item(turn: Turn, call: LeafCall) -> object:
     """The call that the loop around is at. An error is a result too, and the next call is made."""
     item = call.read("item")
     found = turn.round.named(item.get("id") if isinstance(item, Mapping) else None)
@@ -326,7 +326,7 @@ class Plans:
         names = self._decisions.names
         if plan.decision is None or plan.decision in names:
             return
-        source = Source(plan.file, text)
+        source = TreeSource(plan.file, text)
         message = f'no decision tree is called "{plan.decision}"; there are {", ".join(names)}'
         source.error("BT027", text.index(":decision", plan.at), message)
         raise TreeInvalid(source.problems())

@@ -8,7 +8,7 @@ from gateway.agent.effects import Job, Moment, add_usage
 from gateway.agent.output import STOPS, WARNINGS, Output, Reading, spent_reading, stop_text
 from gateway.control.policy import (
     AgentState,
-    Asked,
+    CallAsked,
     Circles,
     DecisionTree,
     DefaultDecisionTree,
@@ -284,7 +284,7 @@ class RunState:
         limits = self.limits
         self.circles, finding = looked_at(
             self.circles,
-            [Asked(call.id, self._signature(call)) for call in calls],
+            [CallAsked(call.id, self._signature(call)) for call in calls],
             window=limits.loop_window,
             threshold=limits.loop_threshold,
             repeats=limits.no_progress_repeats,

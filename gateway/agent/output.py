@@ -78,7 +78,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopping:
+class StopText:
     """What is said of a reason to stop, and the limit of that reason."""
 
     system_type: SystemType
@@ -87,34 +87,34 @@ class Stopping:
     event: str | None = None
 
 
-STOPS: Mapping[DoneReason, Stopping] = {
-    "max_iterations": Stopping(
+STOPS: Mapping[DoneReason, StopText] = {
+    "max_iterations": StopText(
         "limit_reached",
         "Maximum iterations reached. Saving partial response.",
         "max_iterations",
         "budget.iteration.exceeded",
     ),
-    "token_budget": Stopping(
+    "token_budget": StopText(
         "limit_reached",
         "Token budget reached. Saving partial response.",
         "token_budget",
         "budget.token.exceeded",
     ),
-    "timeout": Stopping(
+    "timeout": StopText(
         "limit_reached", "Time limit reached. Saving partial response.", "timeout_seconds"
     ),
-    "no_progress": Stopping(
+    "no_progress": StopText(
         "no_progress",
         "No progress detected - same action attempted {limit} times.",
         "no_progress_repeats",
     ),
-    "error_limit": Stopping(
+    "error_limit": StopText(
         "error_limit",
         "Tool calls failed in {limit} turns in a row. Saving partial response.",
         "error_limit",
     ),
-    "cancelled": Stopping("notice", "Cancelled by user"),
-    "superseded": Stopping("notice", "A newer message took the place of this one."),
+    "cancelled": StopText("notice", "Cancelled by user"),
+    "superseded": StopText("notice", "A newer message took the place of this one."),
 }
 
 # What is warned of: the type of the event, and what the user reads.
@@ -260,7 +260,7 @@ class Output:
                 self._notify(notice)
             case acts.Log(level, message):
                 log.log(LEVELS[level.upper()], "a rule says", extra={"said": message})
-            case acts.Emit(type_, payload, severity):
+            case acts.EmitEvent(type_, payload, severity):
                 self.event(type_, payload, severity=severity, source="rule")
             case acts.Interrupt(why):
                 self._interrupt(why)

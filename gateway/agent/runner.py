@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import anyio
 
 from gateway.agent.driver import Driver
-from gateway.agent.effects import Answer, Emit, Gate, Job, RunControl, Stop
+from gateway.agent.effects import Emit, Gate, Job, RunControl, RunResult, StopRequest
 from gateway.agent.journal import RunJournal
 from gateway.agent.leaves import Plans
 from gateway.control.notices import notice_of
@@ -59,7 +59,7 @@ class Runner:
         journal: RunJournal,
         emit: Emit,
         control: RunControl | None = None,
-    ) -> Answer:
+    ) -> RunResult:
         """Cancelling this cancels the turn."""
         control = control or RunControl()
         lacking = await self.lacking(assignment.agent, control)
@@ -74,7 +74,7 @@ class Runner:
         with anyio.CancelScope() as scope:
 
             def wake() -> None:
-                if any(isinstance(one, Stop) for one in control.requests):
+                if any(isinstance(one, StopRequest) for one in control.requests):
                     scope.cancel()
 
             control.wake = wake

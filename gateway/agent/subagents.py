@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 
-from gateway.agent.effects import Answer, Fail, add_usage
+from gateway.agent.effects import Fail, RunResult, add_usage
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.output import EMPTY
 from gateway.agent.runner import Assignment, Runner
@@ -139,7 +139,7 @@ class Subagents:
         tools = tuple(tool for tool in child.tools if scope.is_kept or tool != MEMORY)
         return replace(child, limits=limits, tools=tools)
 
-    async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> Answer:
+    async def _answer(self, child: AgentDef, question: str, scope: ToolScope) -> RunResult:
         limits, soul = child.limits, self.souls.of(child.id)
         needed = estimate_tokens(question) + (soul.token_count if soul else 0)
         if limits.timeout_seconds < 1 or needed >= limits.token_budget:
@@ -194,7 +194,7 @@ class _Bill:
         self.told = add_usage(self.told, usage)
         self.spend(Spent(usage, provider, model))
 
-    def settle(self, answer: Answer) -> None:
+    def settle(self, answer: RunResult) -> None:
         """Of a reply that was cut there is no chunk, but the child has counted it."""
         used, told = answer.usage, self.told
         more = (used.input_tokens - told.input_tokens, used.output_tokens - told.output_tokens)
@@ -260,7 +260,7 @@ def within(text: str, tokens: int) -> str:
     return f"{begin}\n{out}\n{end}"
 
 
-def _whole(answer: Answer) -> str:
+def _whole(answer: RunResult) -> str:
     return answer.end.text + (_CUT if answer.finish in {"length", "overrun"} else "")
 
 

@@ -16,6 +16,7 @@ from gateway.agent.effects import (
     AskModel,
     CallTool,
     Cancel,
+    Effect,
     Emit,
     End,
     Fail,
@@ -24,12 +25,11 @@ from gateway.agent.effects import (
     ModelBroke,
     ModelReplied,
     Moment,
-    Said,
-    Stopped,
-    Ticked,
-    Told,
+    Steered,
+    StopRequested,
+    TimePassed,
     ToolReturned,
-    Wish,
+    TurnEvent,
     usage_chunk,
     with_distinct_ids,
     with_last_word,
@@ -50,8 +50,8 @@ from gateway.agent.output import (
     spent_reading,
 )
 from gateway.control.notices import Moment as Point
-from gateway.control.trees.engine import Outcome, Run
-from gateway.control.trees.nodes import BadWrite, Call, Host, Pending
+from gateway.control.trees.engine import Run, TreeOutcome
+from gateway.control.trees.nodes import BadWrite, LeafCall, PendingLeaf, TreeHost
 from gateway.domain.agents import Limits, peer_in
 from gateway.domain.budgets import BudgetExceeded
 from gateway.domain.errors import ModelFailed, TooLarge
@@ -69,7 +69,7 @@ from gateway.domain.messages import (
 from gateway.domain.model import Delta, ModelReply, TextDelta, ToolSpec
 from gateway.memory.window import message_tokens, paired
 from gateway.tools.originals import SPEC
-from gateway.tools.sources import Source
+from gateway.tools.sources import ToolSource
 
 log = logging.getLogger(__name__)
 
@@ -97,7 +97,9 @@ class Round:
         self._executed: set[str] = set()
         self._failures: dict[str, int] = {}  # in a row, by tool
         self._cited: set[tuple[str, str | None]] = set()
-        self.uncited: list[tuple[Source, str]] = []  # sources of results, which nobody was told of
+        self.uncited: list[
+            tuple[ToolSource, str]
+        ] = []  # sources of results, which nobody was told of
 
     def open(self, calls: Sequence[ToolCall], most: int) -> None:
         """Tells every call as pending; those beyond the limit are answered at once."""
@@ -187,7 +189,7 @@ class Round:
         self._output.emit(Chunk("tool_result", {"tool_call": shown}))
 
 
-class Exchange:
+class RunMessages:
     """The messages of a turn: `messages` are shown to the model, `said` become part of the conversation."""
 
     last: ModelReply | None = None
@@ -202,8 +204,8 @@ class Exchange:
         self.round = Round(output)
         self.messages: list[Message] = []
         self.said: list[Message] = []
-        self.queued: list[Said] = []  # people said it meanwhile
-        self.taken: list[Said] = []  # and these are among the messages now
+        self.queued: list[Steered] = []  # people said it meanwhile
+        self.taken: list[Steered] = []  # and these are among the messages now
         self.noticed: list[int] = []  # tokens of what it was told beside it
         self.pieces: list[str] = []  # of a reply that did not come to its end
         self.tools = list(map(_name_of, job.tools))
@@ -218,7 +220,7 @@ class Exchange:
             if message.role == "assistant" and message.text:
                 self.last_text = message.text
 
-    def asking(self, leaf: Call, ticket: int) -> AskModel:
+    def asking(self, leaf: LeafCall, ticket: int) -> AskModel:
         """The request for the next reply, with the options of its leaf."""
         taken, options = tuple(self.queued), dict[str, Any].fromkeys(_OPTIONS)
         for name in leaf.plan.options.keys() & options.keys():
@@ -441,10 +443,10 @@ _VIEWS: Mapping[str, Callable[["Turn"], Mapping[str, object]]] = {
 }
 
 
-class Open(Pending):
+class Open(PendingLeaf):
     """A wish that is not granted yet; its leaf waits for it. `wanted` is the call of a tool."""
 
-    def __init__(self, turn: "Turn", leaf: Call, wanted: ToolCall | None = None) -> None:
+    def __init__(self, turn: "Turn", leaf: LeafCall, wanted: ToolCall | None = None) -> None:
         tickets = turn.tickets
         tickets.last = self.ticket = tickets.last + 1
         tickets.open[self.ticket] = self
@@ -460,11 +462,11 @@ class Open(Pending):
 class Tickets:
     """The wishes of a turn by their numbers."""
 
-    new: list[Wish] = field(default_factory=list)
+    new: list[Effect] = field(default_factory=list)
     open: dict[int, Open] = field(default_factory=dict)
     last: int = 0
 
-    def take_new(self) -> Sequence[Wish]:
+    def take_new(self) -> Sequence[Effect]:
         new, self.new = self.new, []
         return new
 
@@ -481,13 +483,13 @@ class Turn:
         variables = Variables(self)
         self.output = self.voice = output = Output(job, emit, variables, self._stop_by_rule, moment)
         self.state = self.course = RunState(job, output, moment)
-        self.exchange = Exchange(job, output, self.state)
+        self.exchange = RunMessages(job, output, self.state)
         self.round = self.exchange.round
         self.tickets = Tickets()
         self.end: End | None = None
         self.farewell: Event | None = None  # to be told once the end is durable
         self.failure: ModelBroke | None = None
-        host = Host(
+        host = TreeHost(
             now=lambda: self.moment.at,
             roots=variables,
             emit=partial(output.event, source=f"tree:{job.plan.name}"),
@@ -501,7 +503,7 @@ class Turn:
     def begin(self) -> None:
         self._advance()
 
-    def on(self, told: Told, moment: Moment) -> None:
+    def on(self, told: TurnEvent, moment: Moment) -> None:
         """Takes an event; then there may be new wishes, or the end."""
         self.moment = self.output.moment = moment
         if self.end is not None:
@@ -514,11 +516,11 @@ class Turn:
                 self._broke(told)
             case ToolReturned():
                 self._returned(told)
-            case Stopped():
+            case StopRequested():
                 self._stopped(told)
-            case Said():
+            case Steered():
                 self.exchange.queued.append(told)
-            case Ticked():
+            case TimePassed():
                 self.run.ground.wake()
             case _:
                 assert_never(told)
@@ -540,7 +542,7 @@ class Turn:
         if state.live < state.calm or state.watch_tokens():
             return
         if found.leaf.option("interruptible") is not False:
-            self._stopped(Stopped("token_budget"))
+            self._stopped(StopRequested("token_budget"))
             self._advance()
 
     def give_up(self) -> None:
@@ -550,7 +552,7 @@ class Turn:
 
     # -- for leaves
 
-    def ask(self, leaf: Call) -> object:
+    def ask(self, leaf: LeafCall) -> object:
         """Wishes for a reply, unless the turn may not ask any more."""
         if self.tickets.open:
             return leaf.failed("a model is asked when nothing else is at work", "busy")
@@ -572,7 +574,7 @@ class Turn:
         self.tickets.new.append(self.exchange.asking(leaf, open_.ticket))
         return open_
 
-    def call_tool(self, leaf: Call, wanted: ToolCall) -> object:
+    def call_tool(self, leaf: LeafCall, wanted: ToolCall) -> object:
         """Wishes for a result, or takes the one that is there already."""
         known = self.round.results.get(wanted.id)
         if known is None and self.state.reason is not None:
@@ -670,7 +672,7 @@ class Turn:
             self.exchange.take_spent(told.result.spent)
             found.complete(_given(found.leaf, told.result))
 
-    def _stopped(self, told: Stopped) -> None:
+    def _stopped(self, told: StopRequested) -> None:
         if told.at_once:
             self.state.terminate(told.reason)
             self.run.ground.wake()
@@ -702,7 +704,7 @@ class Turn:
 
     # -- the end
 
-    def _ended(self, outcome: Outcome) -> None:
+    def _ended(self, outcome: TreeOutcome) -> None:
         exchange, state = self.exchange, self.state
         try:
             if self.round.calls:
@@ -711,7 +713,7 @@ class Turn:
                 state.terminate(state.stop_after)
             self.find_reason()
         except PolicyBroke as error:
-            outcome = Outcome(outcome.status, "internal_error", str(error))
+            outcome = TreeOutcome(outcome.status, "internal_error", str(error))
         self.end = end = self._end(outcome)
         if state.reason is not None:
             state.tell_stop()
@@ -727,7 +729,7 @@ class Turn:
         }
         self.farewell = self.output.farewell(told)
 
-    def _end(self, outcome: Outcome) -> End:
+    def _end(self, outcome: TreeOutcome) -> End:
         """A reason to stop comes before the answer, and that before a failure."""
         exchange, state = self.exchange, self.state
         if state.reason is not None:
@@ -743,7 +745,7 @@ class Turn:
         return Fail(told, exchange.heard or exchange.last_text or told, "internal_error")
 
 
-def _answer(exchange: Exchange) -> str:
+def _answer(exchange: RunMessages) -> str:
     """The last text, or what replaces it if it is empty."""
     text, last = exchange.last_text, exchange.last
     if text.strip():
@@ -752,7 +754,7 @@ def _answer(exchange: Exchange) -> str:
     return OVERRUN.format(provider=last.provider) if last and is_overrun else EMPTY
 
 
-def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
+def _failed(exchange: RunMessages, failure: ModelFailed | BudgetExceeded) -> Fail:
     if isinstance(failure, BudgetExceeded):
         told = str(failure)
         return Fail(told, told, "budget_exceeded", retryable=failure.retryable, refusal=failure)
@@ -772,7 +774,7 @@ def _failed(exchange: Exchange, failure: ModelFailed | BudgetExceeded) -> Fail:
     )
 
 
-def _given(leaf: Call, result: ToolResult) -> bool:
+def _given(leaf: LeafCall, result: ToolResult) -> bool:
     """Gives the result to the loop around the leaf; whether the leaf succeeds."""
     leaf.give({"id": result.call_id, "name": result.name, "content": result.content})
     offered = leaf.plan.offered

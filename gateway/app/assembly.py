@@ -54,11 +54,11 @@ from gateway.sandbox.opening import (
 from gateway.sandbox.plugins import Plugins
 from gateway.schemas import SchemaChecks
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Front, Reception, ServedDesk, Upkeep
+from gateway.sessions.intake import Front, MessageIntake, ServedDesk, Upkeep
 from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replays
-from gateway.sessions.stateless import Stateless
-from gateway.sessions.worker import Means, Recollected, Work
+from gateway.sessions.replay import Replayer
+from gateway.sessions.stateless import StatelessRuns
+from gateway.sessions.worker import TurnRecall, Worker, WorkerDeps
 from gateway.tools.gate import ToolGate
 from gateway.tools.originals import ResultTool
 from gateway.web.asgi import WebApp
@@ -110,8 +110,8 @@ class Resources:
 class Core:
     front: Front
     memory: Memory
-    replays: Replays
-    stateless: Stateless
+    replays: Replayer
+    stateless: StatelessRuns
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,12 +455,12 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
     means = _means(made, shared, opened, memory, gate)
     alone = gate is opened.gate
     forget = opened.gate.excerpts.forget if alone else stores.tools.forget_originals
-    reception = Reception(
+    reception = MessageIntake(
         router=made.router,
         inbox=stores.inbox,
         lanes=shared.lanes,
         runs=shared.live,
-        work=Work(means, shared.live),
+        work=Worker(means, shared.live),
         clock=clock,
         ids=ids,
         bounds=made.bounds,
@@ -492,7 +492,7 @@ def wired(made: Generation, shared: Shared, opened: Resources) -> Core:
         front,
         memory,
         _replays(made, shared, means),
-        Stateless(means, ids, opened.group, width=width, forget=forget),
+        StatelessRuns(means, ids, opened.group, width=width, forget=forget),
     )
 
 
@@ -539,7 +539,7 @@ def _runner(made: Generation, shared: Shared, opened: Resources, gate: Gate) -> 
 
 def _means(
     made: Generation, shared: Shared, opened: Resources, memory: Memory, gate: Gate
-) -> Means:
+) -> WorkerDeps:
     stores = shared.stores
     compaction = Compaction(
         opened.model,
@@ -552,7 +552,7 @@ def _means(
     )
     config = made.config
     vaults = vaults_of(config.agents, opened.gate.offered, config.plugins, stores.tools)
-    return Means(
+    return WorkerDeps(
         agents=made.agents,
         runner=_runner(made, shared, opened, gate),
         inbox=stores.inbox,
@@ -567,12 +567,12 @@ def _means(
         channels=frozenset(one.name for one in config.channels),
         keeper=memory.keeper,
         said=memory.indexer.note,
-        recollection=Recollected(memory.remembrance, vaults),
+        recollection=TurnRecall(memory.remembrance, vaults),
         compact=compaction.consider,
     )
 
 
-def _replays(made: Generation, shared: Shared, means: Means) -> Replays:
+def _replays(made: Generation, shared: Shared, means: WorkerDeps) -> Replayer:
     """Replays have the same clients, over what was recorded: without keys, addresses and waiting."""
     key = Secret("replayed")
     definitions = {name: replace(one, api_key=key) for name, one in made.config.providers.items()}
@@ -585,7 +585,7 @@ def _replays(made: Generation, shared: Shared, means: Means) -> Replays:
         return Models(clients)
 
     providers = frozenset({*definitions, "demo"})
-    return Replays(means, shared.stores.inbox, shared.stores.sessions, wired_to, providers)
+    return Replayer(means, shared.stores.inbox, shared.stores.sessions, wired_to, providers)
 
 
 def strict_json(text: str | bytes) -> Any:

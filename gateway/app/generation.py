@@ -26,8 +26,8 @@ from gateway.domain.sessions import Choosable
 from gateway.host.shipped import shipped_folder
 from gateway.providers.prices import PriceTable, why_no_thinking
 from gateway.routing import Router
-from gateway.sessions.intake import Bounds
-from gateway.sessions.lanes import Manner
+from gateway.sessions.intake import QueueBounds
+from gateway.sessions.lanes import QueuePolicy
 from gateway.web.settings import TokenDef, WebSettings
 
 
@@ -46,8 +46,8 @@ class Generation:
     config: GatewayConfig
     agents: Mapping[AgentId, AgentDef]
     router: Router
-    bounds: Bounds
-    manner: Manner
+    bounds: QueueBounds
+    manner: QueuePolicy
     souls: Mapping[AgentId, str]
     templates: Mapping[AgentId, str]
     trees: Mapping[AgentId, str]
@@ -70,14 +70,14 @@ def build(config: GatewayConfig) -> Generation:
         config=config,
         agents=agents,
         router=Router(tuple(agents), config.bindings, config.default_agent, closed=closed),
-        bounds=Bounds(
+        bounds=QueueBounds(
             queue.max_pending,
             queue.max_pending_total,
             queue.max_pending_mb,
             queue.max_pending_total_mb,
             queue.max_pending_per_principal,
         ),
-        manner=Manner(queue.mode, queue.debounce_ms / 1000),
+        manner=QueuePolicy(queue.mode, queue.debounce_ms / 1000),
         souls=soul_paths(everyone),
         templates={one.id: one.prompt_template for one in config.agents if one.prompt_template},
         trees=tree_paths(everyone),

@@ -22,7 +22,7 @@ from gateway.host.keyfile import make_key
 from gateway.host.process import has_terminal, settle
 from gateway.store.opening import note_owner
 from gateway.store.rows import file_faults
-from gateway.web.server import Address, WebServer
+from gateway.web.server import ListenAddress, WebServer
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ async def open_doors(
         key = await to_thread.run_sync(make_key, data_dir)
     settings = web_settings(rooms.made.config, key)
     server = WebServer(rooms.web(settings), settings)
-    address: Address = await group.start(server.serve)
+    address: ListenAddress = await group.start(server.serve)
     url = f"http://{address}"
     await note_owner(data_dir, url)
     resumed = await rooms.core.front.reception.resume()

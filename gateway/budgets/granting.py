@@ -15,7 +15,7 @@ NOTHING = Amount()
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ReserveRequest:
     """Estimates for a call: its prompt alone, and its prompt with the longest reply."""
 
     input_tokens: int
@@ -34,7 +34,7 @@ class Ask:
 
 
 def grant(
-    budgets: Budgets, ask: Ask, tallies: Sequence[Tally], claimed: Scopes = NO_SCOPES
+    budgets: Budgets, ask: ReserveRequest, tallies: Sequence[Tally], claimed: Scopes = NO_SCOPES
 ) -> Grant:
     """Grants the longest reply that fits beside what is used, in every scope.
 
@@ -64,7 +64,9 @@ def grant(
 _Bound = tuple[Tally, Unit, int]
 
 
-def _require_free(ask: Ask, held: Amount, bounds: Sequence[_Bound], claimed: Scopes) -> None:
+def _require_free(
+    ask: ReserveRequest, held: Amount, bounds: Sequence[_Bound], claimed: Scopes
+) -> None:
     """Raises BudgetExceeded with the scopes to wait for."""
     full = [
         one for one in bounds if _is_full(*one, held) or without_period([one[0].scope]) & claimed
@@ -81,7 +83,7 @@ def _is_full(tally: Tally, unit: Unit, bound: int, more: Amount) -> bool:
 
 
 def _longest_reply(
-    ask: Ask, tally: Tally, unit: Unit, bound: int, *, held: Amount = NOTHING
+    ask: ReserveRequest, tally: Tally, unit: Unit, bound: int, *, held: Amount = NOTHING
 ) -> int:
     """The longest reply in tokens, beside what is used and `held`; negative if not even the prompt
     fits. Money becomes tokens only where money is the bound."""

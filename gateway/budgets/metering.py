@@ -11,7 +11,7 @@ from math import ceil
 from anyio import get_cancelled_exc_class, move_on_after
 
 from gateway.budgets.estimates import LEAST_LEARNED, WITHOUT_LIMIT, Estimates, prompt_tokens
-from gateway.budgets.granting import Ask, due, fullest, grant
+from gateway.budgets.granting import ReserveRequest, due, fullest, grant
 from gateway.budgets.queue import NO_SCOPES, BudgetQueue
 from gateway.domain.agents import share_of
 from gateway.domain.budgets import (
@@ -37,7 +37,7 @@ from gateway.domain.budgets import (
 from gateway.domain.errors import ModelFailed, NeverSent, StoreUnavailable
 from gateway.domain.events import Deed, Recurrences
 from gateway.domain.messages import BYTES_A_TOKEN, Usage
-from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, Progress
+from gateway.domain.model import BudgetWarning, Hear, ModelReply, ModelRequest, ReplyProgress
 from gateway.domain.ports import Audit, Clock, Ids, Ledger, Model
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class Meter:
             told = f"not asked, for the ledger cannot be written: {error}"
             raise NeverSent(request.provider, "unmetered", told) from error
 
-    def _ask(self, request: ModelRequest, wanted: Reservation) -> Ask:
+    def _ask(self, request: ModelRequest, wanted: Reservation) -> ReserveRequest:
         """Estimates the call, in money too if a limit is in money."""
         prompt_nano = whole_nano = 0
         if self.budgets.in_money:
@@ -135,10 +135,16 @@ class Meter:
                     told = f"the {scope} budget is in USD, and {request.model} has no price"
                     fix = f"add prices for it to [providers.{request.provider}]"
                     raise NeverSent(request.provider, "unpriced", f"not asked: {told}; {fix}")
-        return Ask(wanted.input_tokens, request.max_tokens, prompt_nano, whole_nano, at=wanted.at)
+        return ReserveRequest(
+            wanted.input_tokens, request.max_tokens, prompt_nano, whole_nano, at=wanted.at
+        )
 
     async def _hold(
-        self, wanted: Reservation, kinds: Sequence[ScopeKind], ask: Ask, deadline_s: float
+        self,
+        wanted: Reservation,
+        kinds: Sequence[ScopeKind],
+        ask: ReserveRequest,
+        deadline_s: float,
     ) -> tuple[Reservation, Grant]:
         """Waits while reservations or earlier calls are in the way."""
         place = until = None
@@ -258,7 +264,7 @@ class Metered:
         self._meter, self._model = meter, model
 
     async def reply(self, request: ModelRequest, hear: Hear) -> ModelReply:
-        meter, raw, progress = self._meter, prompt_tokens(request), Progress()
+        meter, raw, progress = self._meter, prompt_tokens(request), ReplyProgress()
         reservation, granted = await meter.reserve(request, raw)
         most, dense = granted.max_tokens, meter.estimates.bytes_a_token(request.model)
         progress.most = int(most * (dense if granted.is_limited else WITHOUT_LIMIT))
@@ -283,7 +289,12 @@ class Metered:
         return self._paid(reply, reservation, raw, progress, granted)
 
     def _paid(
-        self, reply: ModelReply, call: Reservation, raw: int, progress: Progress, granted: Grant
+        self,
+        reply: ModelReply,
+        call: Reservation,
+        raw: int,
+        progress: ReplyProgress,
+        granted: Grant,
     ) -> ModelReply:
         """Records an answer and learns from it."""
         meter, usage, estimates = self._meter, reply.usage, self._meter.estimates
@@ -314,7 +325,7 @@ def _overrun(counted: Usage, expected: int, output: int) -> Usage:
     return replace(told, output_tokens=output, reasoning_tokens=0, estimated=True)
 
 
-def _outcome_of(failed: ModelFailed, progress: Progress) -> Outcome | None:
+def _outcome_of(failed: ModelFailed, progress: ReplyProgress) -> Outcome | None:
     """None: nothing was sent."""
     if not failed.sent:
         return None
@@ -322,7 +333,7 @@ def _outcome_of(failed: ModelFailed, progress: Progress) -> Outcome | None:
     return "broken" if failed.status is None or progress.size else "failed"
 
 
-def _guessed(progress: Progress, expected: int, least: int, bytes_a_token: float) -> Usage:
+def _guessed(progress: ReplyProgress, expected: int, least: int, bytes_a_token: float) -> Usage:
     """An estimate. Only its input may be certain."""
     told = progress.told or Usage(expected)
     output = max(least, ceil(progress.size / bytes_a_token))

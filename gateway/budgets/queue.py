@@ -25,7 +25,7 @@ def without_period(scopes: Iterable[Scope]) -> Scopes:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class QueuePlace:
     """The place of one waiting call. `blocked`: the scopes without room when it last tried."""
 
     scopes: Scopes
@@ -49,30 +49,30 @@ class BudgetQueue:
     """One queue for all budgets. The ledger decides whether a call fits; the queue knows no amounts."""
 
     def __init__(self) -> None:
-        self.places: list[Place] = []  # in the order in which they are served
+        self.places: list[QueuePlace] = []  # in the order in which they are served
         self._turns: dict[Hashable, int] = {}  # the last of each principal, while calls wait
         self._claims: Counter[Scope] = Counter()
         self.changes = 0  # how often a waiting call may have got a chance
 
-    def claimed(self, scopes: Scopes, place: Place | None) -> Scopes:
+    def claimed(self, scopes: Scopes, place: QueuePlace | None) -> Scopes:
         """Those of the scopes that an earlier call waits for."""
         if place is None:
             return frozenset(scope for scope in scopes if scope in self._claims)
         earlier = takewhile(lambda other: other is not place, self.places)
         return scopes & NO_SCOPES.union(*(other.claims for other in earlier))
 
-    def join(self, scopes: Scopes, whose: Hashable) -> Place:
+    def join(self, scopes: Scopes, whose: Hashable) -> QueuePlace:
         """Adds a call that has tried: behind the other calls of its principal, and before calls with a
         later turn."""
         first = self.places[0].turn if self.places else 0
         turn = max(first, self._turns.get(whose, -1) + 1)
-        place = Place(scopes, turn)
+        place = QueuePlace(scopes, turn)
         self._turns[whose] = turn
         insort_right(self.places, place, key=lambda other: other.turn)
         self._claims.update(place.claims)
         return place
 
-    def block(self, place: Place, blocked: Scopes, seen: int) -> None:
+    def block(self, place: QueuePlace, blocked: Scopes, seen: int) -> None:
         """Notes that a try failed. `seen`: `changes` when the try began."""
         is_due, released = self.changes != seen, place.claims - blocked
         self._forget(place)
@@ -81,7 +81,7 @@ class BudgetQueue:
         self._claims.update(blocked)
         self._release(self._behind(place), released)
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: QueuePlace) -> None:
         """Removes a call that was granted or no longer waits."""
         behind = self._behind(place)
         self._forget(place)
@@ -94,16 +94,16 @@ class BudgetQueue:
         """Lets calls try again after a reservation in these scopes was settled or released."""
         self._release(list(self.places), scopes)
 
-    def _behind(self, place: Place) -> Sequence[Place]:
+    def _behind(self, place: QueuePlace) -> Sequence[QueuePlace]:
         return list(dropwhile(lambda other: other is not place, self.places))[1:]
 
-    def _forget(self, place: Place) -> None:
+    def _forget(self, place: QueuePlace) -> None:
         for scope in place.claims:
             self._claims[scope] -= 1
             if not self._claims[scope]:
                 del self._claims[scope]
 
-    def _release(self, whom: Sequence[Place], scopes: Scopes) -> None:
+    def _release(self, whom: Sequence[QueuePlace], scopes: Scopes) -> None:
         """Wakes those of the calls that one of the scopes blocks, each once it is its turn."""
         self.changes += 1
         for place in whom:

@@ -20,7 +20,7 @@ from gateway.domain.ports import Decode, FactStore, Ledger
 from gateway.memory.context import told_in_full
 from gateway.memory.tool import Find
 from gateway.sessions.intake import Front
-from gateway.sessions.lanes import Lines
+from gateway.sessions.lanes import SessionQueues
 from gateway.sessions.runs import LiveRun
 
 MOST_FACTS = 20  # the newest
@@ -105,7 +105,7 @@ class ChatCommands:
         return await act(_Asked(command.argument, at, key, self.front.agents[key.agent], is_owner))
 
     @property
-    def _lines(self) -> Lines:
+    def _lines(self) -> SessionQueues:
         return self.front.reception.lines
 
     async def _new(self, asked: _Asked) -> str:

@@ -19,7 +19,7 @@ from gateway.domain.errors import AdapterFailed, Denied
 from gateway.domain.ids import RunId
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, Receipt, Sending
-from gateway.domain.ports import Ask, Clock, Fetch, HttpFailed, Leave
+from gateway.domain.ports import Clock, Fetch, FetchGrant, FetchRequest, HttpFailed
 
 NOTHING_TO_SAY = "(The answer is empty.)"
 MOST_HALVINGS = 4
@@ -63,7 +63,7 @@ class Post:
     fetch: Fetch
     clock: Clock
     rates: Rates = field(init=False)
-    _leave: Leave = field(init=False)
+    _leave: FetchGrant = field(init=False)
     _slots: anyio.CapacityLimiter = field(init=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class Post:
             one if one.name in description.outbound.secrets else replace(one, origins=frozenset())
             for one in self.channel.secrets
         )
-        self._leave = Leave(self.adapter.plugin.origins, secrets)
+        self._leave = FetchGrant(self.adapter.plugin.origins, secrets)
         self.rates = Rates(description.limits.rates, self.clock)
         self._slots = anyio.CapacityLimiter(AT_ONCE)
 
@@ -109,7 +109,7 @@ class Post:
         headers = tuple(request.headers.items())
         if (key := request.idempotency) is not None and key.header is not None:
             headers = (*headers, (key.header, key.key))
-        ask = Ask(request.method, request.url, headers, request.body.encode(), TIMEOUT_S)
+        ask = FetchRequest(request.method, request.url, headers, request.body.encode(), TIMEOUT_S)
         async with self._slots:
             fetched = await self.fetch.fetch(ask, self._leave)
         answer = read_answer(self.adapter.description.outbound, fetched)

@@ -18,7 +18,7 @@ from gateway.channels.doorkeeping import Command, Ignored, Told, Verdict
 from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import Conflict, NoRoute, NotOfProject
-from gateway.domain.inbox import Accepted, Heard, HeardAs, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, HeardAs, HeardMessage, Inbound, NewDelivery
 from gateway.domain.ports import ChannelStore, Clock
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Intake:
             again = f'{{"message":{one.text},"key":{to_json(message.key).decode()}}}'
         place = (channel.name, channel.account, name)
         text = message.text if message is not None else one.text
-        heard = Heard(*place, "unreadable", self.clock.now(), text, one.why, again)
+        heard = HeardMessage(*place, "unreadable", self.clock.now(), text, one.why, again)
         is_new = await self.events.hear(heard)
         extra = {"channel": channel.name, "why": one.why, "id": name}
         log.warning("a message cannot be taken and is kept for the operator", extra=extra)
@@ -208,7 +208,7 @@ class Intake:
         name = _name(*place, *(late if outcome == "expired" else (message.dedupe_key,)))
         deliveries = [] if told is None else [_answer(name, channel, message, told)]
         asked = None if told is None else told.asked
-        heard = Heard(*place, message.dedupe_key, outcome, now)
+        heard = HeardMessage(*place, message.dedupe_key, outcome, now)
         is_new = await self.events.hear(heard, deliveries, memos, asked)
         self._count(channel, outcome if is_new else "duplicate")
         if is_new and deliveries:

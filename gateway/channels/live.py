@@ -11,7 +11,7 @@ from gateway.channels.translating import WayIn
 from gateway.domain.channels import ChannelDef, ChannelMemo
 from gateway.domain.dialling import Dialler
 from gateway.domain.errors import GatewayError
-from gateway.domain.ports import ChannelStore, Clock, Fetch, Fetched, Leave
+from gateway.domain.ports import ChannelStore, Clock, Fetch, Fetched, FetchGrant
 
 Jitter = Callable[[], float]  # evenly between 0 and 1
 
@@ -38,7 +38,7 @@ class LiveChannel:
     """`leave` holds the plugin's grants and all secrets of the channel: for recipes alone."""
 
     way_in: WayIn
-    leave: Leave
+    leave: FetchGrant
     fetch: Fetch
     dialler: Dialler
     memos: ChannelStore

@@ -9,7 +9,7 @@ from gateway.domain.channels import (
     ChannelState,
     ChannelStatus,
     Direction,
-    Progress,
+    FlowProgress,
     TransportKind,
 )
 from gateway.domain.ports import Clock
@@ -34,7 +34,7 @@ class Health:
         self._channel, self._clock, self._tell = channel, clock, tell
         self.transport = transport
         self.waits_for: str | None = None  # before it can be opened
-        self._ways: dict[Direction, Progress] = {"in": Progress(), "out": Progress()}
+        self._ways: dict[Direction, FlowProgress] = {"in": FlowProgress(), "out": FlowProgress()}
         self._refused: Counter[str] = Counter()
         self._is_open = False
         self._end: tuple[ChannelState, str | None] | None = None
@@ -53,7 +53,7 @@ class Health:
 
     def worked(self, direction: Direction) -> None:
         self._is_open = self._is_open or direction == "in"
-        self._ways[direction] = Progress(self._clock.now(), self._ways[direction].count + 1)
+        self._ways[direction] = FlowProgress(self._clock.now(), self._ways[direction].count + 1)
         self._notice()
 
     def failed(self, direction: Direction, why: str) -> None:

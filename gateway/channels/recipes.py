@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from gateway.channels.adapters import CallRecipe, Table
 from gateway.domain.errors import Denied, GatewayError
-from gateway.domain.ports import Ask
+from gateway.domain.ports import FetchRequest
 
 _PLACEHOLDER = re.compile(
     r"(?<!\$)\{(api_base|webhook_url|state|(?:config|kept|frame)\.[A-Za-z0-9_.-]+)\}"
@@ -68,12 +68,12 @@ def _same(found: object, wanted: object) -> bool:
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)
 
 
-def fill_call(recipe: CallRecipe, values: Values, timeout_s: float = 30.0) -> Ask:
+def fill_call(recipe: CallRecipe, values: Values, timeout_s: float = 30.0) -> FetchRequest:
     """The request that a recipe makes. Raises RecipeUnfilled, Denied.
 
     In a URL a value is percent-encoded, in a JSON body it is JSON. Secrets stay to be filled in.
     """
-    return Ask(
+    return FetchRequest(
         recipe.method,
         fill_url(recipe.url, values),
         tuple((name, _fill(text, values, plain)) for name, text in recipe.headers.items()),

@@ -36,10 +36,10 @@ from gateway.control.notices import Bus
 from gateway.domain.channels import ChannelDef, ChannelStatus
 from gateway.domain.dialling import Dialler
 from gateway.domain.errors import Conflict
-from gateway.domain.inbox import Accepted, Heard, Inbound
+from gateway.domain.inbox import Accepted, HeardMessage, Inbound
 from gateway.domain.outbox import Deliver
 from gateway.domain.plugins import PluginInfo, PluginSecret
-from gateway.domain.ports import ChannelStore, Clock, Fetch, Leave, Outbox, Stores
+from gateway.domain.ports import ChannelStore, Clock, Fetch, FetchGrant, Outbox, Stores
 from gateway.domain.supervision import supervise as keep_at_it
 from gateway.sessions.intake import Front
 from gateway.sessions.outbox import Deliveries
@@ -71,7 +71,7 @@ class OpenChannel:
     way_in: WayIn
     transport: Transport
     health: Health
-    leave: Leave
+    leave: FetchGrant
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ class ChannelRoom:
                 one.health.end("refused", problem)
                 log.warning("a channel is refused", extra={"channel": name, "why": problem})
 
-    async def take_again(self, letter: Heard) -> None:
+    async def take_again(self, letter: HeardMessage) -> None:
         """Raises Conflict, and as WayIn.take_again."""
         place = (letter.channel, letter.account)
         ways = (one.way_in for one in self.open)
@@ -225,7 +225,7 @@ class ChannelRoom:
         way_in = WayIn(channel, adapter, self.intake, self.scrubbing(channel.secrets), state)
         if isinstance(transport, Webhook):
             self.door.addresses[channel.name] = address(way_in, transport, health, self.clock)
-        leave = Leave(adapter.plugin.origins, channel.secrets)
+        leave = FetchGrant(adapter.plugin.origins, channel.secrets)
         self.open.append(OpenChannel(way_in, transport, health, leave))
 
 

@@ -19,7 +19,7 @@ from gateway.channels.encoding import marked
 from gateway.channels.intake import Intake
 from gateway.domain.channels import ChannelDef, ChannelMemo, TransportKind
 from gateway.domain.errors import AdapterFailed, Conflict
-from gateway.domain.inbox import Heard
+from gateway.domain.inbox import HeardMessage
 
 Scrub = Callable[[bytes], Awaitable[bytes]]  # puts names in place of a channel's secrets
 
@@ -87,7 +87,7 @@ class WayIn:
         reply = parsed.reply
         return None if reply is not None and reply.promises and not is_ours else reply
 
-    async def take_again(self, letter: Heard) -> None:
+    async def take_again(self, letter: HeardMessage) -> None:
         """What could not be taken when it came, because an operator says so. Raises Conflict if it
         cannot be taken now either, Busy, StoreUnavailable."""
         try:
@@ -161,7 +161,7 @@ class WayIn:
         text = body.decode(errors="replace")[:_LARGEST_KEPT]
         again = {**_known_of(said), "body": text} if len(text) < _LARGEST_KEPT else None
         kept = "" if again is None else (await self.scrub(to_json(again))).decode(errors="replace")
-        heard = Heard(*place, "unreadable", self.intake.clock.now(), text, str(error), kept)
+        heard = HeardMessage(*place, "unreadable", self.intake.clock.now(), text, str(error), kept)
         await self.intake.events.hear(heard, (), ())
         return beyond
 

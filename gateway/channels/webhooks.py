@@ -22,7 +22,7 @@ NOT_YET = WebhookAnswer(503, (("retry-after", "5"),))
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class WebhookAddress:
     """Where the platform of one channel calls."""
 
     recipe: Webhook
@@ -62,12 +62,12 @@ class Address:
         return _answer(reply)
 
 
-def address(way_in: WayIn, recipe: Webhook, health: Health, clock: Clock) -> Address:
+def address(way_in: WayIn, recipe: Webhook, health: Health, clock: Clock) -> WebhookAddress:
     """Raises ChannelRefused: a channel without what verifies its calls has no address."""
     channel, description = way_in.channel, way_in.adapter.description
     asked = recipe.challenge
     challenger = Challenger(asked, secret_of(channel, asked.secret)) if asked else None
-    return Address(recipe, verifier(description, channel, clock), challenger, way_in, health)
+    return WebhookAddress(recipe, verifier(description, channel, clock), challenger, way_in, health)
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class WebhookDoor:
 
     audit: Audit
     clock: Clock
-    addresses: dict[str, Address] = field(default_factory=dict)
+    addresses: dict[str, WebhookAddress] = field(default_factory=dict)
     coming: set[str] = field(default_factory=set)  # channels that are not open yet
     _recurrences: Recurrences = field(default_factory=Recurrences)
 

@@ -86,7 +86,7 @@ async def _play(
     async with _at_work(config) as (rooms, url):
         (status,) = rooms.channels.statuses()
         is_refused = status.state == "refused"
-        player = Player(rooms, url, status.name, script, simulated)
+        player = ScriptPlayer(rooms, url, status.name, script, simulated)
         for step in () if is_refused else script.steps:
             told.append(await player.play(step))
             tell(_lines(told[-1]))
@@ -132,7 +132,7 @@ def _config(source: Given, script: Script, base: str, folder: Path) -> GatewayCo
 
 
 @dataclass(slots=True)
-class Player:
+class ScriptPlayer:
     rooms: Gateway
     url: str
     channel: str

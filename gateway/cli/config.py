@@ -17,7 +17,7 @@ from gateway.cli.context import (
 )
 from gateway.cli.ending import BAD_CONFIG
 from gateway.config.problems import Code, ConfigInvalid, Finding, Problem, nearest
-from gateway.config.values import Notice
+from gateway.config.values import StartNotice
 
 if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
     from gateway.config.effective import Row
@@ -68,7 +68,7 @@ def _tried(loaded: "Loaded") -> tuple[Problem, ...]:
     errors = [one for one in found if one.severity == "error" and one.id != "network.port"]
     notices = [
         *loaded.config.notices,
-        *(Notice(o.id, o.path, o.message, o.fix, o.place) for o in found if o not in errors),
+        *(StartNotice(o.id, o.path, o.message, o.fix, o.place) for o in found if o not in errors),
     ]
     if errors:
         wrong = [Finding(Code.REFUSED_AT_START, o.place, o.message, o.fix) for o in errors]

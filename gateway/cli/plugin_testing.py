@@ -15,7 +15,7 @@ from gateway.cli.plugin_checking import opened
 from gateway.cli.plugin_files import BadPlugin, Given, problems_of
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Capability, FunctionGrant, HttpGrant, PluginDef, StoreGrant
-from gateway.domain.ports import Ask, Fetched, HostFunction, Leave, PluginSpace
+from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HostFunction, PluginSpace
 from gateway.host.clock import SystemClock
 from gateway.outbound.asking import check_granted, read_headers, read_method, read_url
 from gateway.sandbox.grants import missing
@@ -56,7 +56,7 @@ class Call(_Table):
         return to_json(told).decode()
 
 
-class HttpAnswer(_Table):
+class ScriptedAnswer(_Table):
     """What comes back for exactly this request."""
 
     method: str
@@ -66,7 +66,7 @@ class HttpAnswer(_Table):
     body: str = ""
     body_base64: Base64Bytes = b""
 
-    def __call__(self, ask: Ask) -> Fetched | None:
+    def __call__(self, ask: FetchRequest) -> Fetched | None:
         if (ask.method, ask.url) != (self.method, self.url):
             return None
         headers = tuple((name.lower(), value) for name, value in self.headers.items())
@@ -87,7 +87,7 @@ class Case(_Table):
     expect_contains: str | None = None
     expect_error: str | None = None
     clock_ms: int = Field(0, ge=0, le=LAST_MS)
-    http: list[HttpAnswer] = []
+    http: list[ScriptedAnswer] = []
     functions: dict[str, list[FunctionAnswer]] = {}
     store: dict[str, dict[str, str]] = {}
 
@@ -198,7 +198,7 @@ class _World:
             name: _Function(name, answers) for name, answers in case.functions.items()
         }
 
-    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
         """As strict as the real one with what may be asked."""
         check_granted(read_url(ask.url).origin, leave)
         read_method(ask.method)

@@ -10,17 +10,17 @@ import click
 import gateway
 from gateway.cli.context import CliContext
 from gateway.cli.ending import failure
-from gateway.control.trees.engine import BadScript, Script, Trace, trace
+from gateway.control.trees.engine import BadScript, LeafScript, Trace, trace
 from gateway.control.trees.lint import formatted
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import Registry, TreePlan
-from gateway.control.trees.reader import Problem, TreeInvalid, decoded
+from gateway.control.trees.plan import LeafRegistry, TreePlan
+from gateway.control.trees.reader import TreeInvalid, TreeProblem, decoded
 
 SHIPPED = Path(gateway.__file__).parent / "agent" / "trees"
 FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
-def offered() -> Registry:
+def offered() -> LeafRegistry:
     """What trees are checked against."""
     from gateway.agent.leaves import REGISTRY  # noqa: PLC0415  # only some verbs need it
 
@@ -108,9 +108,9 @@ def _text(file: Path) -> str:
     return decoded(file.read_bytes(), file.name)
 
 
-def _script(file: Path) -> Script:
+def _script(file: Path) -> LeafScript:
     try:
-        return Script.from_json(json.loads(file.read_bytes()))
+        return LeafScript.from_json(json.loads(file.read_bytes()))
     except (ValueError, RecursionError) as error:
         raise BadScript(f"{file}: this is not JSON ({error})") from None
 
@@ -128,7 +128,7 @@ def _refuse(context: CliContext, file: Path, error: TreeInvalid) -> NoReturn:
     raise SystemExit(1)
 
 
-def _as_json(problem: Problem) -> dict[str, object]:
+def _as_json(problem: TreeProblem) -> dict[str, object]:
     return {
         "code": problem.code,
         "severity": problem.severity,

@@ -23,7 +23,7 @@ from gateway.config.problems import (
     printable,
 )
 from gateway.config.secrets import REFERENCE
-from gateway.config.values import Notice
+from gateway.config.values import StartNotice
 
 DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
 KINDS: tuple[At, ...] = ("value", "key", "table")
@@ -182,7 +182,7 @@ def placed(
     document: Document,
     *,
     left_out: int = 0,
-    notices: Sequence[Notice] = (),
+    notices: Sequence[StartNotice] = (),
 ) -> ConfigInvalid:
     """In the order of the file, behind what did not come from it."""
     places = _Places(document, findings)
@@ -191,7 +191,7 @@ def placed(
     return ConfigInvalid(problems, left_out=more, warnings=warned(notices, document))
 
 
-def warned(notices: Sequence[Notice], document: Document) -> tuple[Problem, ...]:
+def warned(notices: Sequence[StartNotice], document: Document) -> tuple[Problem, ...]:
     """Notices with their places, in the order of the file."""
     found = [Finding(one.code, one.place, one.message, one.fix) for one in notices]
     return _Places(document, ()).problems(found, severity="warning")

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
-from gateway.config.values import Notice
+from gateway.config.values import StartNotice
 from gateway.domain.errors import GatewayError
 
 KeyPath = tuple[str | int, ...]
@@ -62,13 +62,13 @@ class Report:
     """What reading a configuration brings to light."""
 
     findings: list[Finding] = field(default_factory=list)
-    notices: list[Notice] = field(default_factory=list)
+    notices: list[StartNotice] = field(default_factory=list)
 
     def wrong(self, code: Code, path: KeyPath, message: str, fix: str, *, at: At = "value") -> None:
         self.findings.append(Finding(code, path, message, fix, at))
 
     def note(self, code: str, path: KeyPath, message: str, fix: str) -> None:
-        self.notices.append(Notice(code, dotted(path), message, fix, path))
+        self.notices.append(StartNotice(code, dotted(path), message, fix, path))
 
 
 @dataclass(frozen=True, slots=True)

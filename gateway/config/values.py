@@ -81,7 +81,7 @@ class ObservabilitySettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
+class StartNotice:
     """Something an operator should know that is no error."""
 
     code: str
@@ -209,4 +209,4 @@ class GatewayConfig:
     queue: QueueSettings = field(default_factory=QueueSettings)
     mcp_serving: McpServing = field(default_factory=McpServing)
     observability: ObservabilitySettings = field(default_factory=ObservabilitySettings)
-    notices: tuple[Notice, ...] = ()
+    notices: tuple[StartNotice, ...] = ()

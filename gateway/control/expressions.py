@@ -20,13 +20,13 @@ MAX_CHARACTERS, MAX_DEPTH = 2_000, 50
 LARGEST = 2**63  # of whole numbers in arithmetic: what is larger is a mistake or an attack
 
 
-class Scope(Protocol):
+class ExpressionScope(Protocol):
     """Where names are looked up; a dict is one."""
 
     def get(self, name: str, /) -> object: ...
 
 
-Evaluate = Callable[[Scope], object]
+Evaluate = Callable[[ExpressionScope], object]
 CANNOT = (TypeError, ValueError, ArithmeticError, RecursionError)  # what evaluating may raise
 Function = Callable[..., object]
 
@@ -55,14 +55,14 @@ class Expression:
     roots: frozenset[str]  # the names that it looks up
     run: Evaluate
 
-    def evaluate(self, scope: Scope) -> object:
+    def evaluate(self, scope: ExpressionScope) -> object:
         """Raises ExpressionFailed."""
         try:
             return self.run(scope)
         except CANNOT as error:
             raise ExpressionFailed(f"{short(self.text)}: {error}") from error
 
-    def holds(self, scope: Scope) -> bool:
+    def holds(self, scope: ExpressionScope) -> bool:
         """Raises ExpressionFailed."""
         return bool(self.evaluate(scope))
 
@@ -168,7 +168,7 @@ class _Compiler:
             raise self.refusal(node, f'"{short(key)}" begins with an underscore')
         base = self.base(node.value, depth)
 
-        def look(scope: Scope) -> object:
+        def look(scope: ExpressionScope) -> object:
             value = base(scope)
             return value.get(key) if isinstance(value, dict | Mapping) else None
 
@@ -182,7 +182,7 @@ class _Compiler:
         *parts, last = [self.build(value, depth) for value in node.values]
         stops_at = isinstance(node.op, ast.Or)
 
-        def decide(scope: Scope) -> object:
+        def decide(scope: ExpressionScope) -> object:
             for part in parts:
                 value = part(scope)
                 if bool(value) is stops_at:
@@ -223,7 +223,7 @@ class _Compiler:
                 return lambda scope: compare(first(scope), value)
             return lambda scope: compare(first(scope), second(scope))
 
-        def chain(scope: Scope) -> object:
+        def chain(scope: ExpressionScope) -> object:
             left = first(scope)
             for compare, right_of in zip(compares, rest, strict=True):
                 right = right_of(scope)

@@ -26,7 +26,7 @@ def signature(tool: str, arguments: str, decode: Decode) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class CallAsked:
     """A call that a model asks for."""
 
     id: str
@@ -59,14 +59,14 @@ class Circles:
         count = 1 + next((one.count for one in same), 0)
         return replace(self, repeats=(*others, Repeat(signature, result, count)))
 
-    def going_on(self, asked: Sequence[Asked]) -> tuple[Repeat, ...]:
+    def going_on(self, asked: Sequence[CallAsked]) -> tuple[Repeat, ...]:
         """The repeats that are asked for again; the others are over."""
         present = {call.signature for call in asked}
         return tuple(one for one in self.repeats if one.signature in present)
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class LoopFinding:
     """`loop`: the turn's signature, when it is to be reported. `refused`: ids of fruitless calls."""
 
     loop: str | None = None
@@ -74,8 +74,8 @@ class Finding:
 
 
 def looked_at(
-    circles: Circles, asked: Sequence[Asked], *, window: int, threshold: int, repeats: int
-) -> tuple[Circles, Finding]:
+    circles: Circles, asked: Sequence[CallAsked], *, window: int, threshold: int, repeats: int
+) -> tuple[Circles, LoopFinding]:
     """Looks for repetitions before the calls of a turn are executed. A call that is left out once is
     counted from the start when it comes again."""
     turn = "|".join(sorted(call.signature for call in asked))
@@ -88,7 +88,7 @@ def looked_at(
     refusing = tuple(replace(one, was_refused=one.count >= repeats) for one in kept)
     reported = circles.reported | {turn} if is_loop else circles.reported
     after = Circles(refusing, turns, reported, is_stuck)
-    return after, Finding(turn if is_loop else None, refused)
+    return after, LoopFinding(turn if is_loop else None, refused)
 
 
 AgentConfig = Limits

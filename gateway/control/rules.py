@@ -19,7 +19,7 @@ from gateway.control.expressions import (
     Expression,
     ExpressionFailed,
     ExpressionInvalid,
-    Scope,
+    ExpressionScope,
     compile_expression,
 )
 from gateway.control.words import meant, short
@@ -59,7 +59,7 @@ class SetState:
 
 
 @dataclass(frozen=True, slots=True)
-class Emit:
+class EmitEvent:
     type: str
     payload: Mapping[str, object]
     severity: Severity
@@ -85,7 +85,7 @@ class RemoveTool:
     name: str
 
 
-Act = Notify | Log | SetState | Emit | Interrupt | SetModel | AddTool | RemoveTool
+Act = Notify | Log | SetState | EmitEvent | Interrupt | SetModel | AddTool | RemoveTool
 
 MOST = 2_000  # characters of one value: tools and people say whatever they like
 MOST_TEMPLATE, MOST_RENDERED = 2_000, 8_000  # characters of a text, before and after
@@ -95,10 +95,10 @@ _FORMAT = re.compile(r",|,?d|,?(\.[0-9])?[f%]")
 
 
 @dataclass(frozen=True, slots=True)
-class Template:
-    parts: tuple[str | Callable[[Scope], str], ...]
+class RuleText:
+    parts: tuple[str | Callable[[ExpressionScope], str], ...]
 
-    def render(self, scope: Scope) -> str:
+    def render(self, scope: ExpressionScope) -> str:
         """Raises ExpressionFailed."""
         return _cut(
             "".join(one if isinstance(one, str) else one(scope) for one in self.parts),
@@ -116,11 +116,11 @@ def compile_path(text: str, roots: Collection[str], at: int = 0) -> Expression:
         raise ExpressionInvalid(error.problem, at + error.column) from None
 
 
-def compile_template(text: str, roots: Collection[str]) -> Template:
+def compile_template(text: str, roots: Collection[str]) -> RuleText:
     """Raises ExpressionInvalid."""
     if len(text) > MOST_TEMPLATE:
         raise ExpressionInvalid(f"is longer than {MOST_TEMPLATE} characters", 0)
-    parts: list[str | Callable[[Scope], str]] = []
+    parts: list[str | Callable[[ExpressionScope], str]] = []
     end = 0
     for found in _PART.finditer(text):
         parts.append(text[end : found.start()])
@@ -134,7 +134,7 @@ def compile_template(text: str, roots: Collection[str]) -> Template:
             raise ExpressionInvalid(
                 "this brace stands alone; write {{ or }} for a brace", found.start()
             )
-    return Template((*parts, text[end:]))
+    return RuleText((*parts, text[end:]))
 
 
 def _checked_format(found: re.Match[str]) -> str | None:
@@ -144,8 +144,8 @@ def _checked_format(found: re.Match[str]) -> str | None:
     return found[2]
 
 
-def shown(path: Expression, spec: str | None = None) -> Callable[[Scope], str]:
-    def render(scope: Scope) -> str:
+def shown(path: Expression, spec: str | None = None) -> Callable[[ExpressionScope], str]:
+    def render(scope: ExpressionScope) -> str:
         value = path.evaluate(scope)
         try:
             return _said(value) if spec is None else format(value, spec)
@@ -177,7 +177,7 @@ WAITS = ("after_tool", "after_turns", "not_before")
 _GLOB = re.compile(r"[\w.*-]{1,100}", re.ASCII)
 _TYPE = re.compile(r"[a-z][a-z0-9_]*(\.[a-z0-9_]+){1,7}")
 
-Make = Callable[[Event, Scope], Act]
+Make = Callable[[Event, ExpressionScope], Act]
 Place = tuple[str | int, ...]
 Built = TypeVar("Built")
 
@@ -198,11 +198,11 @@ class Rule:
         least = SEVERITIES.index(self.definition.min_severity)
         return SEVERITIES.index(event.severity) >= least
 
-    def holds(self, scope: Scope) -> bool:
+    def holds(self, scope: ExpressionScope) -> bool:
         """Raises ExpressionFailed."""
         return self.when is None or self.when.holds(scope)
 
-    def acts(self, event: Event, scope: Scope) -> tuple[Act, ...]:
+    def acts(self, event: Event, scope: ExpressionScope) -> tuple[Act, ...]:
         """Raises ExpressionFailed."""
         return tuple(make(event, scope) for make in self.makers)
 
@@ -232,7 +232,7 @@ class _Compiler:
     rule: RuleDef
     problems: list[RuleProblem] = field(default_factory=list)
     batching: Batching = Batching()
-    sameness: Template = Template(())  # the same text for events that are the same again
+    sameness: RuleText = RuleText(())  # the same text for events that are the same again
 
     def wrong(self, path: Place, message: str, fix: str, column: int | None = None) -> None:
         self.problems.append(RuleProblem(path, message, fix, column))
@@ -249,18 +249,18 @@ class _Compiler:
     def expression(self, path: Place, text: str) -> Expression:
         return self._built(path, text, lambda: compile_expression(text, roots=ROOTS), _NOTHING)
 
-    def template(self, path: Place, text: str) -> Template:
-        return self._built(path, text, lambda: compile_template(text, ROOTS), Template(()))
+    def template(self, path: Place, text: str) -> RuleText:
+        return self._built(path, text, lambda: compile_template(text, ROOTS), RuleText(()))
 
     def read_batch(self) -> None:
         batch, at, path = self.rule.batch, 0, ("batch", "dedupe")
         self.batching = Batching(batch.window_ms / 1_000, batch.max, batch.dedupe_ms / 1_000)
-        parts: list[str | Callable[[Scope], str]] = []
+        parts: list[str | Callable[[ExpressionScope], str]] = []
         for part in batch.dedupe.split(":") if batch.dedupe else ():
             build = partial(compile_path, "event.type" if part == "type" else part, ROOTS, at)
             parts += [shown(self._built(path, batch.dedupe, build, _NOTHING)), "\n"]
             at += len(part) + 1
-        self.sameness = Template(tuple(parts))
+        self.sameness = RuleText(tuple(parts))
 
     def makers(self, above: Place, action: Action) -> Sequence[Make]:
         path = (*above, action.kind)
@@ -302,7 +302,7 @@ class _Compiler:
         }
         sameness = self.sameness
 
-        def make(event: Event, scope: Scope) -> Act:
+        def make(event: Event, scope: ExpressionScope) -> Act:
             end = event.at + timedelta(seconds=expires_s) if expires_s else None
             same, content = sameness.render(scope), text.render(scope)
             key = f"{above[-1]} {same}" if same else None  # an action repeats only itself
@@ -333,12 +333,12 @@ class _Compiler:
             for key, one in given.items()
         }
 
-        def make(event: Event, scope: Scope) -> Act:
+        def make(event: Event, scope: ExpressionScope) -> Act:
             told = {
-                key: one.render(scope) if isinstance(one, Template) else one
+                key: one.render(scope) if isinstance(one, RuleText) else one
                 for key, one in payload.items()
             }
-            return Emit(event_type, told, severity)
+            return EmitEvent(event_type, told, severity)
 
         return make
 
@@ -424,14 +424,14 @@ class RuleSet:
         """Of each rule by its id: another one for every other rule."""
         return {rule.definition.id: _digest(rule.definition) for rule in self.rules}
 
-    def failed(self, rule: Rule, error: ExpressionFailed) -> Emit:
+    def failed(self, rule: Rule, error: ExpressionFailed) -> EmitEvent:
         rule_id = rule.definition.id
         faults = self.faults[rule_id]
         faults.count, faults.last = faults.count + 1, str(error)[:500]
         if faults.count == QUARANTINE_AT:
             log.warning("a rule is quarantined", extra={"rule": rule_id, "why": faults.last})
         told = {"rule": rule_id, "error": faults.last, "errors": faults.count}
-        return Emit("rule.error", {**told, "quarantined": faults.is_quarantined}, "error")
+        return EmitEvent("rule.error", {**told, "quarantined": faults.is_quarantined}, "error")
 
     def follow(self, before: "RuleSet") -> None:
         """Takes over the failures of rules that have not changed."""

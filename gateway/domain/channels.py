@@ -131,7 +131,7 @@ class Webhooks(Protocol):
 
 # ------------------------------------------------------------------------------------ status
 @dataclass(frozen=True, slots=True)
-class Progress:
+class FlowProgress:
     """One direction of a channel: when it last worked, and what is wrong since."""
 
     last_at: datetime | None = None
@@ -150,8 +150,8 @@ class ChannelStatus:
     transport: TransportKind | None
     state: ChannelState
     why: str | None = None
-    receiving: Progress = Progress()
-    sending: Progress = Progress()
+    receiving: FlowProgress = FlowProgress()
+    sending: FlowProgress = FlowProgress()
     refused: Mapping[str, int] = field(default_factory=dict)  # by reason, since the start
 
     def is_up(self, direction: Direction) -> bool:

@@ -4,7 +4,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.domain.ports import Leave
+from gateway.domain.ports import FetchGrant
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,6 @@ class Line(Protocol):
 class Dialler(Protocol):
     """The guarded way out, for connections that stay open."""
 
-    def dial(self, dial: Dial, leave: Leave) -> AbstractAsyncContextManager[Line]:
+    def dial(self, dial: Dial, leave: FetchGrant) -> AbstractAsyncContextManager[Line]:
         """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
         ...

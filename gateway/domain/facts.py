@@ -67,7 +67,7 @@ SAID_BY_MODEL = "assistant"  # it drew the conclusion; the quote is what it drew
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SaidSource:
     """Where a fact was said."""
 
     message_id: str
@@ -91,7 +91,7 @@ class Claim:
     entity_type: EntityType = "fact"
     confidence: float = 1.0
     valid_to: datetime | None = None  # it is known to have ended
-    source: Source | None = None
+    source: SaidSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ class FactQuery:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class SourceReader:
     """Who asks for sources: a principal, or the speaker in a conversation."""
 
     account: str | None = None  # of the principal: all conversations with its own peers are its own
@@ -154,10 +154,10 @@ class Reader:
     reads_all: bool = False
 
     @classmethod
-    def of(cls, key: SessionKey, sender: str | None) -> "Reader":
+    def of(cls, key: SessionKey, sender: str | None) -> "SourceReader":
         return cls(None, key, of_person(key, sender), is_room(key, sender))
 
-    def may_read(self, source: Source, scope: str) -> bool:
+    def may_read(self, source: SaidSource, scope: str) -> bool:
         """Whether a source of a fact of that scope may be shown: a source in this conversation, or
         outside of rooms one of the reader's own."""
         there = source.session_key
@@ -175,10 +175,10 @@ class Provenance:
     """Why a fact is believed."""
 
     fact: Fact
-    sources: tuple[Source, ...]
+    sources: tuple[SaidSource, ...]
     supersedes: tuple[str, ...]
 
-    def sources_for(self, reader: Reader) -> tuple[Source, ...]:
+    def sources_for(self, reader: SourceReader) -> tuple[SaidSource, ...]:
         return tuple(one for one in self.sources if reader.may_read(one, self.fact.scope))
 
 
@@ -399,7 +399,7 @@ def settled(
     return facts
 
 
-def messages_of(sources: Sequence[Source]) -> tuple[str, ...]:
+def messages_of(sources: Sequence[SaidSource]) -> tuple[str, ...]:
     """The message ids that a fact lists; its origin has all of them."""
     return tuple(dict.fromkeys(source.message_id for source in sources[:MOST_NAMED]))
 
@@ -497,7 +497,7 @@ def _fact(
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SaidMessage:
     """One message of a person; in a room `sender` differs from the session's peer."""
 
     message_id: NodeId
@@ -511,7 +511,7 @@ class Said:
 class Unheard:
     """What people said in a part of a session, and its last node; None if it is empty."""
 
-    said: tuple[Said, ...] = ()
+    said: tuple[SaidMessage, ...] = ()
     upto: NodeId | None = None
 
 
@@ -578,14 +578,14 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundTurns:
     trail: Trail = Trail()
     words: Mapping[str, Hits] = field(default_factory=dict)
     messages: Mapping[str, int] = field(default_factory=dict)  # those asked for, and their depths
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class PastTurn:
     """A message that was found; `text` may be cut."""
 
     depth: int

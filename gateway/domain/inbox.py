@@ -171,7 +171,7 @@ HeardAs = Literal["command", "told", "expired", "unrouted", "unreadable"]
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class HeardMessage:
     channel: str
     account: str
     platform_id: str

@@ -55,7 +55,7 @@ KINDS: Mapping[str, tuple[type | tuple[type, ...], ...]] = {
 GRANTS = frozenset({"attempt", "reply", "taken", "begun", "result", "sub", "cut"})
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """One thing that happened, in its place among all others. `values` are plain."""
 
     kind: str
@@ -87,8 +87,8 @@ class Attempt:
     """The last attempt of a run, and the entries of those before it. `asked` are the runs whose
     messages it answers, its own the last."""
 
-    entries: tuple[Entry, ...]
-    earlier: tuple[Entry, ...] = ()
+    entries: tuple[JournalEntry, ...]
+    earlier: tuple[JournalEntry, ...] = ()
     asked: tuple[str, ...] = ()
     is_cut: bool = False
 
@@ -131,7 +131,7 @@ def attempt_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Att
     return Attempt(tuple(last), tuple(entries[:begin]), tuple(map(str, asked)), is_cut)
 
 
-def grants_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Sequence[Entry]:
+def grants_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Sequence[JournalEntry]:
     """What earlier attempts were granted. What cannot be read was granted to nobody."""
     try:
         lines = [line for line in lines_of(parts) if line[:1] == b"["]
@@ -140,7 +140,7 @@ def grants_of(parts: Sequence[bytes], decode: Callable[[bytes], object]) -> Sequ
         return ()
 
 
-def _entry(line: bytes, decode: Callable[[bytes], object]) -> Entry:
+def _entry(line: bytes, decode: Callable[[bytes], object]) -> JournalEntry:
     try:
         match decode(line):
             case ["at" | "now", int(micros), *_] if not 0 <= micros <= _NO_TIME:
@@ -148,7 +148,7 @@ def _entry(line: bytes, decode: Callable[[bytes], object]) -> Entry:
             case [str(kind), *values] if kind in KINDS:
                 types = KINDS[kind]
                 if len(values) == len(types) and all(map(isinstance, values, types)):
-                    return Entry(kind, tuple(values))
+                    return JournalEntry(kind, tuple(values))
     except ValueError as error:
         raise damaged(error) from error
     raise damaged(ValueError("it holds an entry that is none"))

@@ -91,7 +91,7 @@ class ToolSpec:
 
 
 @dataclass(slots=True)
-class Progress:
+class ReplyProgress:
     """What came of a reply so far, for the case that no more comes."""
 
     size: int = 0  # bytes, also of what nobody hears, like the arguments of calls
@@ -117,7 +117,7 @@ class ModelRequest:
     deadline_s: float = 120.0  # no retry begins later; who asks bounds the call itself
     payer: Payer | None = None  # who asks always says it; providers do not care
     record: Record | None = field(default=None, compare=False, repr=False)  # takes down the bytes
-    progress: Progress | None = field(default=None, compare=False, repr=False)  # the meter's
+    progress: ReplyProgress | None = field(default=None, compare=False, repr=False)  # the meter's
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,16 +32,24 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Found,
+    FoundTurns,
+    PastTurn,
     Provenance,
-    Source,
+    SaidSource,
     Trail,
-    Turn,
     Unheard,
     Whose,
 )
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Ending, Entry, Heard, NewDelivery, NewEntry, RunRecord
+from gateway.domain.inbox import (
+    Accepted,
+    Ending,
+    Entry,
+    HeardMessage,
+    NewDelivery,
+    NewEntry,
+    RunRecord,
+)
 from gateway.domain.messages import Node, Spent
 from gateway.domain.model import Hear, ModelReply, ModelRequest, ToolSpec
 from gateway.domain.outbox import Delivery, DeliveryState
@@ -91,7 +99,7 @@ class ToolScope:
     run_id: RunId
     principal: str
     call_id: str = ""
-    asked: Source | None = None  # the message that the run answers
+    asked: SaidSource | None = None  # the message that the run answers
     question: str = ""  # what the run is to answer, as its model was told
     is_kept: bool = True  # False: nothing of the run is to be written down
     depth: int = 0  # of the run: 0 answers a message, 1 works for such a one
@@ -321,14 +329,14 @@ class FactStore(Protocol):
         messages: Sequence[str] = (),
         upto: NodeId | None = None,
         limit: int,
-    ) -> Found:
+    ) -> FoundTurns:
         """On the path to HEAD (or to `upto`) and in earlier conversations under the same key; the
         newest `limit` of a word, and of frequent words also where they meet rarer ones; words that most turns hold are left out. Costs the
         same in a session of any length. Raises NotFound for an `upto` of another session."""
 
     async def fetch_turns(
         self, key: SessionKey, trail: Trail, depths: Sequence[int]
-    ) -> Sequence[Turn]:
+    ) -> Sequence[PastTurn]:
         """In any order; what is gone is left out."""
 
     async def unindexed(self, *, limit: int) -> Sequence[SessionKey]: ...
@@ -468,7 +476,7 @@ class ChannelStore(Protocol):
 
     async def hear(
         self,
-        heard: Heard,
+        heard: HeardMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -478,13 +486,13 @@ class ChannelStore(Protocol):
         before, or its sender may not ask. A delivery whose id is there already is not made again. Raises
         StoreUnavailable."""
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
         """What no adapter could read, newest first."""
 
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
         """Of all accounts, and of all channels where none is named."""
 
-    async def drop_unread(self, one: Heard) -> None:
+    async def drop_unread(self, one: HeardMessage) -> None:
         """Durable."""
 
     async def count_unread(self) -> Mapping[str, int]:
@@ -625,7 +633,7 @@ class Http(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class FetchRequest:
     """A request that a plugin or a model steers; `${secret:NAME}` may stand in url and headers."""
 
     method: str
@@ -636,7 +644,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class FetchGrant:
     """Where an asker may go, and what is filled in for it there."""
 
     origins: frozenset[Origin]
@@ -655,7 +663,7 @@ class Fetched:
 class Fetch(Protocol):
     """The guarded way out."""
 
-    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
         """Raises Denied for what is not allowed, HttpFailed for a network that does not answer."""
 
 

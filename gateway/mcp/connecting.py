@@ -52,7 +52,7 @@ class Ended(Exception):
 
 
 @dataclass(slots=True)
-class Line:
+class ServerLine:
     """An open connection; `over` says that it has to be left, or is."""
 
     client: Client
@@ -137,9 +137,9 @@ class Dialling:
     clock: Clock
 
     @asynccontextmanager
-    async def line(self, server: McpServerDef) -> AsyncIterator[Line]:
+    async def line(self, server: McpServerDef) -> AsyncIterator[ServerLine]:
         """To be left by whoever entered it."""
-        line: list[Line] = []
+        line: list[ServerLine] = []
         reasons: list[str] = []
 
         def ended(why: str) -> None:
@@ -157,7 +157,7 @@ class Dialling:
                 if reasons:
                     raise Ended(reasons[0]) from error
                 raise
-            line.append(Line(client, self.clock.monotonic()))
+            line.append(ServerLine(client, self.clock.monotonic()))
             yield line[0]
 
     async def _transport(

@@ -11,14 +11,14 @@ from anyio.abc import TaskGroup, TaskStatus
 from gateway.domain.mcp import McpServerDef
 from gateway.domain.ports import Clock
 from gateway.domain.supervision import survives
-from gateway.mcp.connecting import LONGEST_WHY, Line, why_not
+from gateway.mcp.connecting import LONGEST_WHY, ServerLine, why_not
 
 log = logging.getLogger(__name__)
 
 MOST_LINES = 64
 MOST_GIVEN_UP = 8  # on one: a server may keep their answers open for as long as it lasts
 
-Dial = Callable[[McpServerDef], AbstractAsyncContextManager[Line]]
+Dial = Callable[[McpServerDef], AbstractAsyncContextManager[ServerLine]]
 
 
 class NotThere(Exception):
@@ -34,10 +34,10 @@ class Pool:
     clock: Clock
     group: TaskGroup
     room: anyio.Semaphore = field(default_factory=lambda: anyio.Semaphore(MOST_LINES))
-    _lines: dict[str, Line] = field(default_factory=dict)
+    _lines: dict[str, ServerLine] = field(default_factory=dict)
     _opening: dict[str, anyio.Event] = field(default_factory=dict)
 
-    async def of(self, person: str) -> Line:
+    async def of(self, person: str) -> ServerLine:
         """Raises NotThere."""
         while person in self._opening:
             await self._opening[person].wait()
@@ -55,19 +55,19 @@ class Pool:
         line.used_at = self.clock.monotonic()
         return line
 
-    async def open(self) -> Line:
+    async def open(self) -> ServerLine:
         """One more, for whoever asks. Raises NotThere."""
         try:
             with anyio.fail_after(self.server.timeout_s):
-                line: Line = await self.group.start(self._keep)
+                line: ServerLine = await self.group.start(self._keep)
                 return line
         except TimeoutError as error:
             told = f"it did not answer within {self.server.timeout_s:g} s"
             raise NotThere(told) from error
 
-    async def _keep(self, *, task_status: TaskStatus[Line]) -> None:
+    async def _keep(self, *, task_status: TaskStatus[ServerLine]) -> None:
         """Whatever a server does, it ends nothing but its own connection."""
-        line: Line | None = None
+        line: ServerLine | None = None
         try:
             async with self.dial(self.server) as line:
                 task_status.started(line)

@@ -15,7 +15,7 @@ from gateway.domain.mcp import FAMILY, Lacking, McpServerDef, McpState, McpStatu
 from gateway.domain.ports import Clock, SchemaCheck, Tool, ToolStore
 from gateway.domain.supervision import survives
 from gateway.mcp.carrying import user
-from gateway.mcp.connecting import LONGEST_WHY, Broke, Line, why_not
+from gateway.mcp.connecting import LONGEST_WHY, Broke, ServerLine, why_not
 from gateway.mcp.listing import Listing
 from gateway.mcp.pool import Dial, NotThere, Pool
 from gateway.mcp.tools import McpTool
@@ -56,7 +56,7 @@ class Server:
     look: anyio.Event = field(default_factory=anyio.Event)
     _pool: Pool = field(init=False)
     _listing: Listing = field(init=False)
-    _line: Line | None = None
+    _line: ServerLine | None = None
     _tools: tuple[McpTool, ...] = ()
     _failures: int = 0
     _why: str | None = None
@@ -97,7 +97,7 @@ class Server:
         return Lacking(self.server.name, told)
 
     @property
-    def _up(self) -> Line | None:
+    def _up(self) -> ServerLine | None:
         return self._line if self._line and not self._line.over.is_set() else None
 
     # -- calls
@@ -190,7 +190,7 @@ class Server:
         self._changed.set()
         self._changed = anyio.Event()
 
-    async def _list(self, line: Line) -> None:
+    async def _list(self, line: ServerLine) -> None:
         """Takes its tools; then it is there. Raises NotThere."""
         name = self.server.name
         listed = await _tools_of(line, self.server.timeout_s)
@@ -210,7 +210,7 @@ class Server:
             self.means.tell("mcp.connected", {"server": name, "tools": len(tools)})
         self._has_changed()
 
-    async def _watch(self, line: Line) -> None:
+    async def _watch(self, line: ServerLine) -> None:
         """Until it breaks, or nobody has wanted it for long."""
         async with anyio.create_task_group() as group:
             group.start_soon(self._tire, line)
@@ -218,14 +218,14 @@ class Server:
             await line.over.wait()
             group.cancel_scope.cancel()
 
-    async def _tire(self, line: Line) -> None:
+    async def _tire(self, line: ServerLine) -> None:
         clock = self.means.clock
         while (left := self._wanted_at + WANTED_S - clock.monotonic()) > 0 or line.at_work:
             await clock.sleep(max(left, 1.0))
             self._pool.close(clock.monotonic() - WANTED_S)
         line.end("nobody uses it")
 
-    async def _look_again(self, line: Line) -> None:
+    async def _look_again(self, line: ServerLine) -> None:
         while True:
             await self.look.wait()
             self.look = anyio.Event()
@@ -234,7 +234,7 @@ class Server:
             except NotThere:
                 return  # the line is over
 
-    def _down(self, line: Line) -> None:
+    def _down(self, line: ServerLine) -> None:
         name = self.server.name
         self._line, why = None, self.server.hushed(line.why)[:LONGEST_WHY]
         self.means.renew(f"{FAMILY}{name}", ())
@@ -248,7 +248,7 @@ def _pause(failures: int) -> float:
     return min(LONGEST_PAUSE_S, 2.0 ** min(failures - 1, 10))
 
 
-async def _tools_of(line: Line, timeout_s: float) -> Sequence[types.Tool]:
+async def _tools_of(line: ServerLine, timeout_s: float) -> Sequence[types.Tool]:
     """Raises NotThere."""
     try:
         with anyio.fail_after(timeout_s):

@@ -35,14 +35,14 @@ Write in the language of the conversation, briefly."""
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class CoveredSpan:
     """The part to summarize, and the part that stays visible."""
 
     covered: Window
     kept: Sequence[Node]
 
 
-def span_of(nodes: Sequence[Node], allowance: int) -> Span | None:
+def span_of(nodes: Sequence[Node], allowance: int) -> CoveredSpan | None:
     """Covers all but the newest exchanges that fit into KEPT_SHARE, at least one. None if the
     covered part is too small for a model call."""
     window = Window(nodes)
@@ -51,10 +51,10 @@ def span_of(nodes: Sequence[Node], allowance: int) -> Span | None:
         return None
     covered = Window(window[window.begins[0].place : window.begins[first].place])
     is_worth_it = covered.tokens >= LEAST_SHARE * allowance
-    return Span(covered, window.since(first)) if is_worth_it else None
+    return CoveredSpan(covered, window.since(first)) if is_worth_it else None
 
 
-def request_text(earlier: Summary | None, span: Span, room: int) -> str:
+def request_text(earlier: Summary | None, span: CoveredSpan, room: int) -> str:
     """The notes so far and the conversation. If it is too long, its beginning is left out."""
     notes = f"Notes so far:\n{_as_json(earlier)}\n\n" if earlier else ""
     lines: list[str] = []
@@ -93,7 +93,7 @@ def read_reply(text: str) -> dict[str, object]:
     return plain
 
 
-def summed_up(reply: dict[str, object], earlier: Summary | None, span: Span) -> Summary:
+def summed_up(reply: dict[str, object], earlier: Summary | None, span: CoveredSpan) -> Summary:
     """Merges the reply with what must not get lost: every earlier decision, and the identifiers
     that were mentioned."""
     before = earlier or Summary(span.covered[-1].id, made=0)
@@ -183,7 +183,7 @@ def _safe(line: str) -> str:
     return line.replace("<summary", "(summary").replace("</summary", "(/summary")
 
 
-def shrinks(summary: Summary, earlier: Summary | None, span: Span) -> bool:
+def shrinks(summary: Summary, earlier: Summary | None, span: CoveredSpan) -> bool:
     """Whether the summary takes at most two thirds of the tokens that it replaces."""
     big = 1 << 40
     before = estimate_tokens(told_summary(earlier, big)) if earlier else 0

@@ -22,8 +22,8 @@ from gateway.domain.facts import (
     Claim,
     EntityType,
     Fact,
-    Said,
-    Source,
+    SaidMessage,
+    SaidSource,
     in_order,
     scope_of,
     whose,
@@ -76,7 +76,7 @@ _ONESELF = frozenset({"user", "the user", "i", "me", "myself", "person", "the pe
 def request(
     agent: AgentDef,
     key: SessionKey,
-    said: Sequence[Said],
+    said: Sequence[SaidMessage],
     known: Sequence[Fact],
     encode: Encode,
 ) -> ModelRequest:
@@ -101,7 +101,7 @@ def request(
 
 
 def claims_of(
-    reply: str, key: SessionKey, said: Sequence[Said], decode: Decode
+    reply: str, key: SessionKey, said: Sequence[SaidMessage], decode: Decode
 ) -> tuple[Claim, ...] | None:
     """Parses the claims in a model's reply. Claims whose quote does not occur in the named message
     are left out. None if the reply is not in the requested form. Never raises."""
@@ -136,13 +136,13 @@ def _unfenced(reply: str) -> str:
     return reply.removeprefix("```").removesuffix("```").removeprefix("json")
 
 
-def _claims(facts: Sequence[Any], key: SessionKey, said: Sequence[Said]) -> Iterator[Claim]:
+def _claims(facts: Sequence[Any], key: SessionKey, said: Sequence[SaidMessage]) -> Iterator[Claim]:
     for fact in facts[: 2 * MOST_CLAIMS]:
         if isinstance(fact, dict) and (claim := _claim(fact, key, said)):
             yield claim
 
 
-def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[Said]) -> Claim | None:
+def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[SaidMessage]) -> Claim | None:
     one = _named(fact.get("message"), said)
     subject, object_, quote = (_text(fact.get(name), most) for name, most in _MOST.items())
     predicate = predicate_of(_text(fact.get("predicate"), 80))
@@ -156,16 +156,16 @@ def _claim(fact: Mapping[str, Any], key: SessionKey, said: Sequence[Said]) -> Cl
     subject = SUBJECT if subject.lower() in _ONESELF else subject
     functional = is_functional(predicate, otherwise=fact.get("functional") is True)
     since = since if until is None else min(since, until)
-    source = Source(one.message_id, key, one.at, quote, one.sender or key.peer)
+    source = SaidSource(one.message_id, key, one.at, quote, one.sender or key.peer)
     how = (_TYPES.get(str(fact.get("type")), "fact"), float(sure), until, source)
     return Claim(subject, predicate, object_, functional, since, key, *how)
 
 
-def _named(number: object, said: Sequence[Said]) -> Said | None:
+def _named(number: object, said: Sequence[SaidMessage]) -> SaidMessage | None:
     return said[number - 1] if type(number) is int and 1 <= number <= len(said) else None
 
 
-def _since(fact: Mapping[str, Any], quote: str, one: Said) -> datetime | None:
+def _since(fact: Mapping[str, Any], quote: str, one: SaidMessage) -> datetime | None:
     """The date that the model gives; else that of the quote; else the time of the message. None if
     it lies in the future."""
     given, found = dates.parse(fact.get("valid_from"), one.at), dates.named(quote, one.at)
@@ -325,7 +325,7 @@ class ModelQueue:
             is_owed = await keeping.facts.mark_read(key, heard.upto)
 
     async def _asked(
-        self, key: SessionKey, person: str | None, said: Sequence[Said]
+        self, key: SessionKey, person: str | None, said: Sequence[SaidMessage]
     ) -> Sequence[Claim]:
         """Returns nothing if the model cannot be asked: the patterns have looked already."""
         keeping, agent = self._keeping, self._keeping.agents[key.agent]
@@ -345,7 +345,7 @@ class ModelQueue:
         return claims or ()
 
 
-class Keeper:
+class FactExtractor:
     """Looks for facts in every message. Its tasks live in the given task group and end with it."""
 
     def __init__(self, keeping: Keeping, group: TaskGroup) -> None:
@@ -371,7 +371,7 @@ class Keeper:
         self._queue.resume([key for key in await hearing.owed() if how(key) in {"auto", "model"}])
         self._start(partial(self._catch_up_all, tuple(self._behind), anyio.Event()))
 
-    def told(self, key: SessionKey, said: Sequence[Said], upto: NodeId) -> None:
+    def told(self, key: SessionKey, said: Sequence[SaidMessage], upto: NodeId) -> None:
         """Takes what people said in a run that has ended, and its last node. Never waits."""
         how = self._keeping.how(key)
         if how == "off" or not said:
@@ -407,7 +407,7 @@ class Keeper:
     def _start(self, work: Work) -> None:
         self._group.start_soon(contained, "facts", work)
 
-    def _claims(self, key: SessionKey, one: Said) -> Sequence[Claim]:
+    def _claims(self, key: SessionKey, one: SaidMessage) -> Sequence[Claim]:
         last = self.last.pop(key, None) if self.last else None
         is_own = last and last.source and last.source.said_by == (one.sender or key.peer)
         claims = claims_in(one, key, last=last if is_own else None)

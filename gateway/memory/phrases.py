@@ -80,7 +80,7 @@ class Makes(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class PhraseForm:
     """Groups of the pattern: `object`; `thing` and `of` as `makes` needs them; `was`: the former
     object. `is_list`: the object may be a list."""
 
@@ -210,11 +210,11 @@ likes        list                   我(?:很)?喜欢(?P<object>\w{{1,20}})$
 """
 
 
-def _forms(table: str) -> Iterator[Form]:
+def _forms(table: str) -> Iterator[PhraseForm]:
     for line in re.sub(r"\n {9,}", "", table).strip().splitlines():
         predicate, how, pattern = re.split(r" {2,}", line, maxsplit=2)
         words = how.split()
-        yield Form(
+        yield PhraseForm(
             predicate.strip("-"),
             re.compile(pattern, re.IGNORECASE),
             next((one for one in Makes if one.name.lower() in words), Makes.PLAIN),
@@ -230,7 +230,7 @@ FORMS = tuple(_forms(_TABLE))
 _OPENINGS = {"i": ("i ", "i(", "(?:i|we)"), "my": (_MY, "my ")}
 
 
-def _opened(opening: str) -> tuple[Form, ...]:
+def _opened(opening: str) -> tuple[PhraseForm, ...]:
     others = tuple(one for name, ones in _OPENINGS.items() if name != opening for one in ones)
     return tuple(form for form in FORMS if not form.pattern.pattern.startswith(others))
 
@@ -240,7 +240,7 @@ _ELSE = _opened("")
 _FIRST_WORD = re.compile(r"i(?=['’]?m\b|['’]ve\b)|[a-z]+", re.IGNORECASE)
 
 
-def forms_for(clause: str) -> tuple[Form, ...]:
+def forms_for(clause: str) -> tuple[PhraseForm, ...]:
     """The forms that may match the clause, in their order."""
     word = _FIRST_WORD.match(clause)
     return _BY_OPENING.get(word[0].lower() if word else "", _ELSE)

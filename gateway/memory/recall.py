@@ -16,11 +16,11 @@ from gateway.domain.facts import (
     SUBJECT,
     YOU,
     Fact,
-    Found,
+    FoundTurns,
     Hits,
+    PastTurn,
     Recalled,
     RecallKind,
-    Turn,
     Whose,
     flat,
     whose,
@@ -44,7 +44,7 @@ _OWN, _BLOCK = 0.5, 0.3  # beside 1.0 for the neighbourhood; each is 1.0 for the
 
 
 def ranked(
-    found: Found, boosts: Mapping[int, float], *, limit: int, without: Collection[int] = ()
+    found: FoundTurns, boosts: Mapping[int, float], *, limit: int, without: Collection[int] = ()
 ) -> list[tuple[int, float]]:
     """The best depths with their scores. `boosts` are initial scores by depth."""
     length = found.trail.length
@@ -178,7 +178,7 @@ class Shown:
     since: NodeId | None = None
     upto: NodeId | None = None
 
-    def depths(self, found: Found) -> Collection[int]:
+    def depths(self, found: FoundTurns) -> Collection[int]:
         """The depths that the window shows; on the path they follow each other."""
         ends = filter(None, (self.since, self.upto))
         at = [found.messages[one] for one in ends if one in found.messages]
@@ -263,7 +263,7 @@ class _Told:
     boosts: Mapping[int, float]
     best: Mapping[int, float]
 
-    def recalled(self, turn: Turn) -> Recalled:
+    def recalled(self, turn: PastTurn) -> Recalled:
         held = [word for word, hits in self.words.items() if turn.depth in hits.depths]
         why = [f"says {', '.join(held)}" if held else "beside what says it"]
         score = self.best[turn.depth]
@@ -276,7 +276,7 @@ class _Told:
         who = YOU if turn.role == "assistant" else turn.sender or SUBJECT
         return Recalled("turn", turn.id, *told, message_id=turn.id, said_by=who)
 
-    def _named(self, turn: Turn) -> str | None:
+    def _named(self, turn: PastTurn) -> str | None:
         """The speaker, if the question is about them."""
         label = _SPEAKER.match(turn.text)
         for name in (label and label[1], turn.sender):

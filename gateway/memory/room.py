@@ -10,14 +10,14 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginDef
 from gateway.domain.ports import Stores, ToolStore
-from gateway.memory.extraction import Keeper, Keeping
+from gateway.memory.extraction import FactExtractor, Keeping
 from gateway.memory.indexer import Indexer
 from gateway.memory.recall import Recall, Remembrance, Vault, vault_of
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    keeper: Keeper
+    keeper: FactExtractor
     indexer: Indexer
     recall: Recall
     remembrance: Remembrance
@@ -36,7 +36,7 @@ def memory_of(stores: Stores, keeping: Keeping, group: TaskGroup) -> Memory:
     """Nothing is begun yet; extraction runs in the group."""
     recall = Recall(stores.facts)
     indexer = Indexer(stores.facts, keeping.clock)
-    return Memory(Keeper(keeping, group), indexer, recall, Remembrance(recall, stores.facts))
+    return Memory(FactExtractor(keeping, group), indexer, recall, Remembrance(recall, stores.facts))
 
 
 def vaults_of(

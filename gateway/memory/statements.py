@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
 
-from gateway.domain.facts import SUBJECT, Claim, EntityType, Said, Source
+from gateway.domain.facts import SUBJECT, Claim, EntityType, SaidMessage, SaidSource
 from gateway.domain.ids import SessionKey
 from gateway.memory import wording as dates
-from gateway.memory.phrases import HELLO, PETS, PLURALS, Form, Makes, forms_for, tidied
+from gateway.memory.phrases import HELLO, PETS, PLURALS, Makes, PhraseForm, forms_for, tidied
 from gateway.memory.wording import is_functional, predicate_of
 
 LOOKED_AT = 4_000  # characters of a message
@@ -175,14 +175,16 @@ _CORRECTION = re.compile(
 )
 
 
-def claims_in(said: Said, key: SessionKey, *, last: Claim | None = None) -> tuple[Claim, ...]:
+def claims_in(
+    said: SaidMessage, key: SessionKey, *, last: Claim | None = None
+) -> tuple[Claim, ...]:
     """`last` is the previous claim in this conversation, which a correction refers to. Never
     raises."""
     claims: list[Claim] = []
     hello = HELLO.match(said.text[:200])
     for sentence in sentences_of(said.text):
         said_by = said.sender or key.peer
-        source = Source(said.message_id, key, said.at, sentence.quote, said_by)
+        source = SaidSource(said.message_id, key, said.at, sentence.quote, said_by)
         if hello and sentence.start <= hello.start("object") < sentence.end:
             claims += _made("name", hello["object"], source, said.at)
         for clause in sentence.clauses:
@@ -194,7 +196,7 @@ def claims_in(said: Said, key: SessionKey, *, last: Claim | None = None) -> tupl
     return tuple(claims[:MOST_CLAIMS])
 
 
-def _claims(clause: str, source: Source) -> Sequence[Claim]:
+def _claims(clause: str, source: SaidSource) -> Sequence[Claim]:
     if span := _SPAN.search(clause):
         since, until = (datetime(int(year), 1, 1, tzinfo=UTC) for year in span.groups())
         told = _claims_stated(_without(clause, *span.span()), source, since)
@@ -221,7 +223,7 @@ def _without(clause: str, start: int, end: int) -> str:
     return " ".join(f"{clause[:start]} {clause[end:]}".split()).strip(" ,")
 
 
-def _claims_stated(clause: str, source: Source, since: datetime) -> Sequence[Claim]:
+def _claims_stated(clause: str, source: SaidSource, since: datetime) -> Sequence[Claim]:
     for form in forms_for(clause):
         match = form.pattern.match(clause)
         if match is not None and (claims := tuple(_of_form(form, match, source, since))):
@@ -229,7 +231,9 @@ def _claims_stated(clause: str, source: Source, since: datetime) -> Sequence[Cla
     return ()
 
 
-def _of_form(form: Form, match: re.Match[str], source: Source, since: datetime) -> Iterator[Claim]:
+def _of_form(
+    form: PhraseForm, match: re.Match[str], source: SaidSource, since: datetime
+) -> Iterator[Claim]:
     parts = match.groupdict()
     if parts.get("was") and (was := tidied(parts["was"], form.keeps)):
         yield from _made(form.predicate, was, source, since - _JUST_BEFORE, ends=True)
@@ -244,12 +248,12 @@ def _of_form(form: Form, match: re.Match[str], source: Source, since: datetime) 
             yield replace(one, subject=subject, entity_type=type_, functional=functional)
 
 
-def _objects(form: Form, text: str) -> Iterator[str]:
+def _objects(form: PhraseForm, text: str) -> Iterator[str]:
     texts = _AND_ALSO.split(text) if form.is_list else (text,)
     return filter(None, (tidied(one, form.keeps) for one in texts))
 
 
-def _about(form: Form, parts: dict[str, str | None], object_: str) -> tuple[str, str]:
+def _about(form: PhraseForm, parts: dict[str, str | None], object_: str) -> tuple[str, str]:
     """Subject and predicate; an empty predicate if it is hardly a fact."""
     thing, of = parts.get("thing") or "", parts.get("of") or ""
     match form.makes:
@@ -293,7 +297,7 @@ _LOOSE = re.compile(  # what is said to be this or that in passing
 
 
 def _made(
-    predicate: str, object_: str, source: Source, at: datetime, *, ends: bool = False
+    predicate: str, object_: str, source: SaidSource, at: datetime, *, ends: bool = False
 ) -> Sequence[Claim]:
     what = (SUBJECT, predicate, object_, is_functional(predicate), at, source.session_key)
     return (Claim(*what, "attribute", CONFIDENCE, at if ends else None, source),)
@@ -302,7 +306,7 @@ def _made(
 _BORN = re.compile(r"\bi\s(?:was|am)\sborn\b|\bich bin .{0,40}\bgeboren\b", re.IGNORECASE)
 
 
-def _birth(clause: str, source: Source, when: dates.When) -> Sequence[Claim]:
+def _birth(clause: str, source: SaidSource, when: dates.TimeWord) -> Sequence[Claim]:
     """A birthday if the day is given, else a birth date."""
     if not _BORN.search(clause):
         return ()
@@ -310,7 +314,7 @@ def _birth(clause: str, source: Source, when: dates.When) -> Sequence[Claim]:
     return _made("birthday" if when.is_day else "birth_date", text, source, when.at)
 
 
-def _corrected(clause: str, source: Source, before: Claim | None) -> Claim | None:
+def _corrected(clause: str, source: SaidSource, before: Claim | None) -> Claim | None:
     """`Actually it's Y`: replaces the object of the previous claim by one of the same sort."""
     match = _CORRECTION.match(clause)
     if match is None or before is None or before.valid_to is not None:

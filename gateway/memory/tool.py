@@ -16,9 +16,9 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Reader,
     Recalled,
     RecallKind,
+    SourceReader,
     Whose,
     by_time,
     scope_of,
@@ -88,7 +88,7 @@ class _Asked:
     key: SessionKey
     scope: str
     whose: Whose
-    reader: Reader
+    reader: SourceReader
     run: ToolScope
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -123,7 +123,7 @@ class MemoryTool:
         key, sender = scope.session_key, scope.asked.said_by if scope.asked else None
         is_shared = key.agent in self.shared
         seen = whose(key, sender, is_shared=is_shared)
-        theirs, reader = scope_of(key, sender, is_shared=is_shared), Reader.of(key, sender)
+        theirs, reader = scope_of(key, sender, is_shared=is_shared), SourceReader.of(key, sender)
         asked = _Asked(arguments, key, theirs, seen, reader, scope)
         operation = arguments["operation"]  # one of OPERATIONS: the schema says so
         act: Callable[[_Asked], Awaitable[object]] = getattr(self, f"_{operation}")

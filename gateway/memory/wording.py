@@ -22,7 +22,7 @@ _LEAD = r"\b(?:ever since|since|seit|as of|starting|back in|in|on|from|until|til
 
 
 @dataclass(frozen=True, slots=True)
-class When:
+class TimeWord:
     """A date in a text: its position, and the beginning of the period that it names."""
 
     at: datetime
@@ -31,10 +31,10 @@ class When:
     is_day: bool = False  # it names a day, not a longer time
 
 
-def named(text: str, said_at: datetime) -> When | None:
+def named(text: str, said_at: datetime) -> TimeWord | None:
     """The most exact date in the text, also a future one. None if there is none."""
     if ahead := _AHEAD.search(text):
-        return When(datetime.max.replace(tzinfo=UTC), ahead.start(), ahead.end())
+        return TimeWord(datetime.max.replace(tzinfo=UTC), ahead.start(), ahead.end())
     hints = tuple(hint for hint in (_WRITTEN, _RELATIVE) if hint.search(text))
     if not hints:
         return None
@@ -46,7 +46,7 @@ def named(text: str, said_at: datetime) -> When | None:
         at = resolve(match, said_at.astimezone(UTC))
     except (ValueError, OverflowError):  # there never was such a day
         return None
-    return When(at, match.start(), match.end(), "day" in match.groupdict())
+    return TimeWord(at, match.start(), match.end(), "day" in match.groupdict())
 
 
 def parse(text: object, said_at: datetime) -> datetime | None:

@@ -8,7 +8,7 @@ from yarl import URL
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import USUAL_PORT, Origin, canonical_host
-from gateway.domain.ports import Leave
+from gateway.domain.ports import FetchGrant
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_URL_BYTES = 8 * 1024
@@ -65,7 +65,7 @@ def read_url(text: str) -> AskedUrl:
     return AskedUrl(Origin(scheme, host, port), parts["target"])
 
 
-def check_granted(origin: Origin, leave: Leave) -> None:
+def check_granted(origin: Origin, leave: FetchGrant) -> None:
     if origin not in leave.origins:
         granted = ", ".join(sorted(map(str, leave.origins))) or "nothing"
         raise Denied(f"not allowed to reach {origin} (granted: {granted})")

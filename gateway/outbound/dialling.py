@@ -12,7 +12,7 @@ from yarl import URL
 from gateway.domain.dialling import Dial, Line
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
-from gateway.domain.ports import HttpFailed, Leave
+from gateway.domain.ports import FetchGrant, HttpFailed
 from gateway.outbound.addresses import Lookup, look_up
 from gateway.outbound.asking import Headers, check_granted, read_headers, read_url, to_url
 from gateway.outbound.secrets import Filling, Scrubber
@@ -56,7 +56,7 @@ class GuardedDialler:
         self._session = session
 
     @asynccontextmanager
-    async def dial(self, dial: Dial, leave: Leave) -> AsyncIterator[Line]:
+    async def dial(self, dial: Dial, leave: FetchGrant) -> AsyncIterator[Line]:
         line = await self._open(dial, leave)
         try:
             yield line
@@ -64,7 +64,7 @@ class GuardedDialler:
             with anyio.CancelScope(shield=True):
                 await line.close(_LEFT)
 
-    async def _open(self, dial: Dial, leave: Leave) -> "_Line":
+    async def _open(self, dial: Dial, leave: FetchGrant) -> "_Line":
         scrubber = Scrubber(leave.secrets)
         failure: Denied | HttpFailed
         try:
@@ -100,7 +100,7 @@ class GuardedDialler:
             raise HttpFailed("network", f"{origin} {what_failed(error)}") from error
 
 
-def _checked(dial: Dial, leave: Leave) -> tuple[Origin, URL, Headers]:
+def _checked(dial: Dial, leave: FetchGrant) -> tuple[Origin, URL, Headers]:
     """Everything that can be refused is, before a name is looked up."""
     if not _SCHEME.match(dial.url):
         raise Denied(f"{dial.url[:20]!r} is not where a WebSocket is: write wss://HOST/PATH")
@@ -122,7 +122,7 @@ class _Line:
         self,
         socket: "aiohttp.ClientWebSocketResponse[bool]",
         origin: Origin,
-        leave: Leave,
+        leave: FetchGrant,
         scrubber: Scrubber,
     ) -> None:
         self._socket, self._origin = socket, origin

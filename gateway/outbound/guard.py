@@ -11,7 +11,7 @@ from yarl import URL
 
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import Origin
-from gateway.domain.ports import Ask, Fetched, HttpFailed, Leave
+from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HttpFailed
 from gateway.outbound.addresses import Lookup, look_up
 from gateway.outbound.asking import (
     Headers,
@@ -72,7 +72,7 @@ class GuardedOutbound:
         self._session = session
         self._timeout = aiohttp.ClientTimeout(total=None, connect=connect_s)
 
-    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
         scrubber = Scrubber(leave.secrets)
         failure: Denied | HttpFailed
         try:
@@ -84,7 +84,7 @@ class GuardedOutbound:
         raise failure  # without the errors behind it: they know the URL as it was sent
 
     async def _in_time(
-        self, first: _Hop, timeout_s: float, leave: Leave, scrubber: Scrubber
+        self, first: _Hop, timeout_s: float, leave: FetchGrant, scrubber: Scrubber
     ) -> Fetched:
         limit_s = min(MAX_SECONDS, timeout_s)
         try:
@@ -94,7 +94,7 @@ class GuardedOutbound:
             detail = f"{first.origin} gave no whole answer within {limit_s:g} s"
             raise HttpFailed("timeout", detail) from error
 
-    async def _follow(self, hop: _Hop, leave: Leave, scrubber: Scrubber) -> Fetched:
+    async def _follow(self, hop: _Hop, leave: FetchGrant, scrubber: Scrubber) -> Fetched:
         first = hop.origin
         for redirects in range(MAX_REDIRECTS + 1):
             done = await self._send(hop, leave, scrubber, was_sent=redirects > 0)
@@ -104,7 +104,7 @@ class GuardedOutbound:
         raise HttpFailed("network", f"{first} was redirected more than {MAX_REDIRECTS} times")
 
     async def _send(
-        self, hop: _Hop, leave: Leave, scrubber: Scrubber, *, was_sent: bool
+        self, hop: _Hop, leave: FetchGrant, scrubber: Scrubber, *, was_sent: bool
     ) -> Fetched | _Hop:
         """`was_sent`: somebody has had the request already, and redirected it."""
         try:
@@ -127,7 +127,7 @@ class GuardedOutbound:
             raise HttpFailed(kind, f"{hop.origin} {what_failed(error)}", sent=sent) from error
 
 
-def _first(ask: Ask, leave: Leave) -> _Hop:
+def _first(ask: FetchRequest, leave: FetchGrant) -> _Hop:
     """Everything that can be refused is, before a name is looked up."""
     address = read_url(ask.url)
     check_granted(address.origin, leave)
@@ -144,7 +144,7 @@ def _first(ask: Ask, leave: Leave) -> _Hop:
     return _Hop(method, address.origin, url, headers, kept, ask.body)
 
 
-def _next(hop: _Hop, status: int, location: str, leave: Leave, scrubber: Scrubber) -> _Hop:
+def _next(hop: _Hop, status: int, location: str, leave: FetchGrant, scrubber: Scrubber) -> _Hop:
     """Where a redirect leads, authorised as if it had been asked for.
 
     Secrets are never filled in again. Headers without one are kept on the same origin and dropped

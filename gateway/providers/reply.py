@@ -27,7 +27,7 @@ from gateway.domain.model import (
     Hear,
     ModelReply,
     ModelRequest,
-    Progress,
+    ReplyProgress,
     TextDelta,
     ThinkingDelta,
 )
@@ -223,7 +223,7 @@ class ReplyReader(ABC):
         recovers: bool = False,
     ) -> None:
         self.request, self.provider = request, request.provider
-        self.progress = request.progress or Progress()
+        self.progress = request.progress or ReplyProgress()
         self.calls: list[CallDraft] = []
         self._hear, self._scrub, self._sent_bytes = hear, scrub, sent_bytes
         self._record = request.record

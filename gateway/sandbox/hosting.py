@@ -13,18 +13,18 @@ from anyio.lowlevel import checkpoint
 from gateway.domain.errors import Denied, GatewayError
 from gateway.domain.plugins import AdapterSaid, PluginDef
 from gateway.domain.ports import (
-    Ask,
     Clock,
     Decode,
     Encode,
     Fetch,
+    FetchGrant,
+    FetchRequest,
     HostFunction,
     HttpFailed,
-    Leave,
     PluginSpace,
     ToolStore,
 )
-from gateway.sandbox.ledger import Ledger
+from gateway.sandbox.ledger import UseLedger
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Means:
     decode: Decode
     read_adapter: Callable[[str], AdapterSaid]  # raises ValueError
     functions: Mapping[str, HostFunction] = field(default_factory=dict)
-    ledger: Ledger = field(default_factory=Ledger)
+    ledger: UseLedger = field(default_factory=UseLedger)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class Host:
         ask = _ask(self.means.decode(request))
         if not self.plugin.origins:
             self._check("http:HOST", is_granted=False)
-        leave = Leave(self.plugin.origins, self.plugin.secrets)
+        leave = FetchGrant(self.plugin.origins, self.plugin.secrets)
         try:
             answer = await self.means.fetch.fetch(ask, leave)
         except Denied as error:
@@ -172,7 +172,7 @@ def _check_flat(request: str) -> None:
         raise ValueError("a request is a few texts, and not nested")
 
 
-def _ask(request: object) -> Ask:
+def _ask(request: object) -> FetchRequest:
     """Raises ValueError with what is wrong."""
     if not isinstance(request, dict) or not isinstance(request.get("url"), str):
         raise ValueError('a request is a JSON object with "url", and maybe method, headers, body')
@@ -183,7 +183,9 @@ def _ask(request: object) -> Ask:
     if not isinstance(timeout_ms, int | float) or not isinstance(method, str):
         raise ValueError('"method" has to be a text, "timeout_ms" a number')
     wait_s = max(0.001, min(timeout_ms, LONGEST_WAIT_MS) / 1000)
-    return Ask(method.upper(), request["url"], tuple(headers.items()), _body(request), wait_s)
+    return FetchRequest(
+        method.upper(), request["url"], tuple(headers.items()), _body(request), wait_s
+    )
 
 
 def _are_texts(headers: object) -> bool:

@@ -17,7 +17,7 @@ class Uses:
 
 
 @dataclass(slots=True)
-class Ledger:
+class UseLedger:
     _granted: dict[str, dict[str, int]] = field(default_factory=dict)
     _denied: dict[str, dict[str, int]] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from gateway.domain.errors import Denied
 from gateway.domain.events import Deed
 from gateway.domain.mcp import Foreign, Lacking, McpStatus
 from gateway.domain.plugins import PluginDef, PluginInfo
-from gateway.domain.ports import Ask, Audit, Clock, Fetched, HostFunction, Leave, Tool
+from gateway.domain.ports import Audit, Clock, Fetched, FetchGrant, FetchRequest, HostFunction, Tool
 from gateway.sandbox.compiling import Compiling
 from gateway.sandbox.hosting import Means
 from gateway.sandbox.plugins import Plugins, Sandbox
@@ -66,7 +66,7 @@ async def open_plugins(
 class Nowhere:
     """The guarded way out where no plugin was granted any host."""
 
-    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
         raise Denied("not allowed to make requests: no host is granted")
 
 

@@ -21,7 +21,7 @@ from gateway.sandbox.compiling import Compiled, Compiling, Uncompiled
 from gateway.sandbox.describing import Described, described, plain
 from gateway.sandbox.grants import PluginRefused, missing, needed, require_granted
 from gateway.sandbox.hosting import Host, Means
-from gateway.sandbox.ledger import Ledger
+from gateway.sandbox.ledger import UseLedger
 from gateway.sandbox.links import Outcome
 from gateway.sandbox.pool import Pool
 from gateway.sandbox.programs import Bounds, Program
@@ -192,7 +192,7 @@ class Plugins:
     _coming: dict[str, anyio.Event] = field(default_factory=dict)
     _sandbox: Sandbox | None = None
     _taken: set[str] = field(default_factory=set)
-    _ledger: Ledger = field(default_factory=Ledger)
+    _ledger: UseLedger = field(default_factory=UseLedger)
     _loaded: dict[str, Loaded] = field(default_factory=dict)
 
     async def load(self, sandbox: Sandbox, plugins: Sequence[PluginDef]) -> None:

@@ -17,7 +17,7 @@ from gateway.domain.ports import Clock, Ids, Model, SessionStore
 from gateway.domain.sessions import Summary
 from gateway.memory.compaction import (
     INSTRUCTIONS,
-    Span,
+    CoveredSpan,
     read_reply,
     request_text,
     shrinks,
@@ -53,7 +53,7 @@ class _Job:
     run_id: RunId  # after which: it pays
     head: NodeId | None
     earlier: Summary | None
-    span: Span
+    span: CoveredSpan
 
 
 @dataclass(slots=True)

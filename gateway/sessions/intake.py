@@ -24,7 +24,7 @@ from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
 from gateway.routing import Route, Router
-from gateway.sessions.lanes import Lanes, Lines, Manner, Waiting, WorkOn
+from gateway.sessions.lanes import Lanes, QueuedMessage, QueuePolicy, SessionQueues, WorkOn
 from gateway.sessions.runs import LiveRun, LiveRuns, spoken, whole
 from gateway.tools.gate import new_boundary
 
@@ -34,7 +34,7 @@ MB = 1_048_576
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class QueueBounds:
     """Beyond them a message is refused honestly; nothing that was accepted is dropped."""
 
     max_pending: int = 1_000  # of one session
@@ -63,7 +63,7 @@ class _Load:
 
 
 @dataclass(slots=True)
-class Reception:
+class MessageIntake:
     router: Router
     inbox: Inbox
     lanes: Lanes
@@ -71,9 +71,9 @@ class Reception:
     work: WorkOn
     clock: Clock
     ids: Ids
-    bounds: Bounds = Bounds()
-    manner: Manner = Manner()
-    lines: Lines = field(init=False)
+    bounds: QueueBounds = QueueBounds()
+    manner: QueuePolicy = QueuePolicy()
+    lines: SessionQueues = field(init=False)
     _sessions: dict[SessionKey, _Held] = field(default_factory=dict)
     _principals: dict[Share, int] = field(default_factory=dict)
     _total: int = 0
@@ -82,7 +82,7 @@ class Reception:
     _refusal: str | None = "the gateway is starting; send it again in a moment"
 
     def __post_init__(self) -> None:
-        self.lines = Lines(self.lanes, self.work, self.clock, self.manner)
+        self.lines = SessionQueues(self.lanes, self.work, self.clock, self.manner)
 
     def close(self) -> None:
         """From now on every message is refused with Busy: the gateway is about to restart."""
@@ -237,7 +237,7 @@ class Reception:
         new = entry.new
         opened = self.clock.monotonic()
         run = self.runs.open(new.run_id, new.session_key, new.accepted_at, opened)
-        waiting = Waiting(entry, run, partial(self._release, load), load.share)
+        waiting = QueuedMessage(entry, run, partial(self._release, load), load.share)
         self.lines.join(waiting, wait=wait)
 
 
@@ -307,7 +307,7 @@ class Front:
 
     agents: Mapping[AgentId, AgentDef]
     router: Router
-    reception: Reception
+    reception: MessageIntake
     live: LiveRuns
     inbox: Inbox
     sessions: SessionStore

@@ -17,10 +17,10 @@ from gateway.agent.effects import (
     Job,
     Moment,
     RunControl,
-    Said,
-    Stop,
-    Told,
-    Unsaid,
+    Steered,
+    StopRequest,
+    TurnEvent,
+    Withdrawn,
 )
 from gateway.agent.journal import PART, RunJournal, retry_store
 from gateway.domain.budgets import BudgetExceeded
@@ -30,7 +30,7 @@ from gateway.domain.journal import (
     GRANTS,
     MOST_BYTES,
     Attempt,
-    Entry,
+    JournalEntry,
     attempt_of,
     grants_of,
     pack_text,
@@ -55,7 +55,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class RequestParts:
     """`tools` and `messages` are digests: by name, and by place with the role in front."""
 
     settings: Mapping[str, object] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Parts:
     tools: Mapping[str, str] = field(default_factory=dict)
     messages: tuple[str, ...] = ()
 
-    def since(self, before: "Parts") -> dict[str, object]:
+    def since(self, before: "RequestParts") -> dict[str, object]:
         """As plain as it gets: only what is another than before."""
         kept = len(commonprefix((before.messages, self.messages)))
         told: dict[str, object] = {"kept": kept, "messages": list(self.messages[kept:])}
@@ -72,7 +72,7 @@ class Parts:
                 told[name] = getattr(self, name)
         return told
 
-    def then(self, told: Mapping[str, object]) -> "Parts":
+    def then(self, told: Mapping[str, object]) -> "RequestParts":
         """The inverse; raises ValueError for what `since` never gives."""
         match {**asdict(self), **told}:
             case {
@@ -82,12 +82,12 @@ class Parts:
                 "kept": int(kept),
                 "messages": list(messages),
             }:
-                return Parts(settings, system, tools, (*self.messages[:kept], *messages))
+                return RequestParts(settings, system, tools, (*self.messages[:kept], *messages))
             case _:
                 raise ValueError("it holds a request that is none")
 
 
-def parts_of(request: ModelRequest) -> Parts:
+def parts_of(request: ModelRequest) -> RequestParts:
     settings = {
         "provider": request.provider,
         "model": request.model,
@@ -96,13 +96,13 @@ def parts_of(request: ModelRequest) -> Parts:
         "thinking": request.thinking,
         "stream": request.stream,
     }
-    return Parts(settings, request.system, _tools(request.tools), _digests(request.messages))
+    return RequestParts(settings, request.system, _tools(request.tools), _digests(request.messages))
 
 
-def parts_at(job: Job) -> Parts:
+def parts_at(job: Job) -> RequestParts:
     """What is known before anything is asked."""
     context = job.context
-    return Parts({}, context.system, _tools(job.tools), _digests(context.messages))
+    return RequestParts({}, context.system, _tools(job.tools), _digests(context.messages))
 
 
 def _tools(tools: Sequence[ToolSpec]) -> Mapping[str, str]:
@@ -129,7 +129,7 @@ def _digest(text: str) -> str:
     return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 
-def parted(call: str, recorded: Parts, now: Parts, soul: str) -> Difference | None:
+def parted(call: str, recorded: RequestParts, now: RequestParts, soul: str) -> Difference | None:
     """The first part that is another; `call` and `soul` name the call and the soul's file."""
     if (other := unequal(recorded.settings, now.settings)) is not None:
         return Difference(f"{call}: the setting {other.at}", other.recorded, other.now)
@@ -181,14 +181,14 @@ Pack = Callable[[], bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Earlier:
+class EarlierAttempts:
     """What earlier attempts of a run left: entries, and in how many parts."""
 
-    entries: Sequence[Entry] = ()
+    entries: Sequence[JournalEntry] = ()
     parts: int = 0
 
 
-NONE = Earlier()
+NONE = EarlierAttempts()
 
 
 class RecordedJournal(RunJournal):
@@ -198,13 +198,18 @@ class RecordedJournal(RunJournal):
     is_recorded = True
 
     def __init__(
-        self, run_id: RunId, clock: Clock, store: Journal, encode: Encode, earlier: Earlier = NONE
+        self,
+        run_id: RunId,
+        clock: Clock,
+        store: Journal,
+        encode: Encode,
+        earlier: EarlierAttempts = NONE,
     ) -> None:
         super().__init__(clock, earlier.entries)
         self._run_id, self._store, self._encode = run_id, store, encode
         self._parts = earlier.parts
         self.lines: list[Line] = []  # not written yet; bytes are chunks
-        self._asked = Parts()
+        self._asked = RequestParts()
         self._writing = anyio.Lock()
         self._secrets: set[str] = set()
         self._size = self._packed = 0  # of texts that only a replay reads
@@ -218,13 +223,13 @@ class RecordedJournal(RunJournal):
         control.on_request = self._requested
         return moment
 
-    def _requested(self, one: Stop | Said | Unsaid) -> None:
+    def _requested(self, one: StopRequest | Steered | Withdrawn) -> None:
         match one:
-            case Stop(reason, at_once):
+            case StopRequest(reason, at_once):
                 self("stop", reason, at_once)
-            case Said(run_id, text):
+            case Steered(run_id, text):
                 self("said", run_id, text)
-            case Unsaid(run_id):
+            case Withdrawn(run_id):
                 self("unsaid", run_id)
 
     def __call__(self, kind: str, *values: object) -> None:
@@ -250,7 +255,7 @@ class RecordedJournal(RunJournal):
     ) -> None:
         self.lines.append(("begin", (scene, read)))
 
-    def tells(self, events: Sequence[Told]) -> None:
+    def tells(self, events: Sequence[TurnEvent]) -> None:
         self.lines.append(("told", (names(events),)))
 
     def asks(self, request: ModelRequest) -> None:
@@ -349,9 +354,11 @@ def _as_text(lines: Sequence[Line], secrets: Sequence[str]) -> str:
     return whole.decode("latin-1")
 
 
-async def earlier_attempts(run_id: RunId, store: Journal, clock: Clock, decode: Decode) -> Earlier:
+async def earlier_attempts(
+    run_id: RunId, store: Journal, clock: Clock, decode: Decode
+) -> EarlierAttempts:
     parts = await retry_store(clock, store.read, run_id)
-    return Earlier(grants_of(parts, decode), len(parts))
+    return EarlierAttempts(grants_of(parts, decode), len(parts))
 
 
 async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
@@ -364,7 +371,7 @@ async def last_attempt(parts: Sequence[bytes], decode: Decode) -> Attempt:
 _NAME = attrgetter("__name__")
 
 
-def names(events: Sequence[Told]) -> list[str]:
+def names(events: Sequence[TurnEvent]) -> list[str]:
     return list(map(_NAME, map(type, events)))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 from anyio.abc import TaskGroup
 
-from gateway.agent.effects import Said
+from gateway.agent.effects import Steered
 from gateway.domain.agents import AgentDef, Share, speaker_in
 from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry, QueueMode
@@ -169,21 +169,21 @@ MOST_KNOWN = 4096  # sessions; beyond it the oldest choice is forgotten
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SessionChoice:
     """None: as it is configured."""
 
     model: str | None = None
     mode: QueueMode | None = None
 
 
-NOTHING = Choice()
+NOTHING = SessionChoice()
 
 
 @dataclass(slots=True)
-class Choices:
-    _known: dict[SessionKey, Choice] = field(default_factory=dict)
+class SessionChoices:
+    _known: dict[SessionKey, SessionChoice] = field(default_factory=dict)
 
-    def of(self, key: SessionKey) -> Choice:
+    def of(self, key: SessionKey) -> SessionChoice:
         return self._known.get(key, NOTHING)
 
     def choose_model(self, key: SessionKey, model: str | None) -> None:
@@ -195,7 +195,7 @@ class Choices:
     def forget(self, key: SessionKey) -> None:
         self._known.pop(key, None)
 
-    def _put(self, key: SessionKey, choice: Choice) -> None:
+    def _put(self, key: SessionKey, choice: SessionChoice) -> None:
         self._known[key] = choice
         if len(self._known) > MOST_KNOWN:
             del self._known[next(iter(self._known))]
@@ -208,7 +208,7 @@ LONGEST_WAIT = 10  # times `debounce_s`, however many come
 
 
 @dataclass(frozen=True, slots=True)
-class Manner:
+class QueuePolicy:
     """What becomes of messages that come before their session's turn is over."""
 
     mode: QueueMode = "followup"
@@ -216,7 +216,7 @@ class Manner:
 
 
 @dataclass(slots=True)
-class Waiting:
+class QueuedMessage:
     """An accepted message until its end. `leave` is called when it has ended."""
 
     entry: Entry
@@ -236,7 +236,7 @@ def person_of(new: NewEntry) -> str:
     return speaker_in(new.session_key, new.sender)
 
 
-class Batch:
+class TurnBatch:
     """What one turn answers, oldest first: the newest of `asked` carries it. Of the messages that wait
     `behind`, it may have `taken` some on its way."""
 
@@ -254,15 +254,15 @@ class Batch:
 
     def __init__(
         self,
-        asked: Sequence[Waiting],
-        behind: Callable[[], Sequence[Waiting]] = tuple,
+        asked: Sequence[QueuedMessage],
+        behind: Callable[[], Sequence[QueuedMessage]] = tuple,
         model: str | None = None,
     ) -> None:
         self.asked, self.behind = asked, behind
         self.entry, self.run = asked[-1].entry, asked[-1].run
         self.person = person_of(self.entry.new)
         self.model = model  # that was chosen for this session
-        self.taken: Sequence[Waiting] = ()
+        self.taken: Sequence[QueuedMessage] = ()
         self.crowds: AgentDef | None = None  # whose rules want less than it had to show
         self.most_nodes = 0  # of the tree that its answer goes into
 
@@ -272,23 +272,23 @@ class Batch:
             self.taken = [waiting[run] for run in runs if run in waiting]
 
     @property
-    def merged(self) -> Sequence[Waiting]:
+    def merged(self) -> Sequence[QueuedMessage]:
         """The messages whose end is that of the carrier."""
         return (*self.asked[:-1], *self.taken)
 
 
-WorkOn = Callable[[Batch], Awaitable[None]]
+WorkOn = Callable[[TurnBatch], Awaitable[None]]
 
 
 @dataclass(slots=True)
 class _Line:
-    waiting: deque[Waiting] = field(default_factory=deque)
-    at_work: Sequence[Waiting] = ()
+    waiting: deque[QueuedMessage] = field(default_factory=deque)
+    at_work: Sequence[QueuedMessage] = ()
     newest: float = 0.0  # when the last one came
     together: int = 0  # so many of the first came within one wait
 
 
-class Lines:
+class SessionQueues:
     """One line a session; a lane's turn answers its head, and as many more as the manner says.
 
     A message whose run has begun is never put together with others, so an unbegun one that is
@@ -296,10 +296,10 @@ class Lines:
     run has done is not done twice.
     """
 
-    def __init__(self, lanes: Lanes, work: WorkOn, clock: Clock, manner: Manner) -> None:
+    def __init__(self, lanes: Lanes, work: WorkOn, clock: Clock, manner: QueuePolicy) -> None:
         self._lanes, self._work, self._clock, self._manner = lanes, work, clock, manner
         self._lines: dict[SessionKey, _Line] = {}
-        self.choices = Choices()
+        self.choices = SessionChoices()
 
     def mode(self, key: SessionKey) -> QueueMode:
         return self.choices.of(key).mode or self._manner.mode
@@ -309,7 +309,7 @@ class Lines:
         line = self._lines.get(key, _Line())
         return len(line.at_work), len(line.waiting)
 
-    def join(self, one: Waiting, *, wait: bool = True) -> None:
+    def join(self, one: QueuedMessage, *, wait: bool = True) -> None:
         """Puts a message behind those of its session; without `wait` its turn may come at once."""
         key = one.run.session_key
         is_first = key not in self._lines
@@ -324,7 +324,7 @@ class Lines:
         else:
             self._lanes.submit(key, partial(self._turn, key, line), one.share)
 
-    def _meet(self, line: _Line, one: Waiting) -> None:
+    def _meet(self, line: _Line, one: QueuedMessage) -> None:
         if self.mode(one.run.session_key) == "interrupt":
             for other in (*line.at_work[-1:], *line.waiting):
                 other.stop("superseded", at_once=True)
@@ -360,7 +360,7 @@ class Lines:
         self._lanes.submit(key, partial(self._turn, key, line), line.waiting[0].share)
 
     async def _turn(self, key: SessionKey, line: _Line) -> None:
-        batch = Batch(self._next(key, line), lambda: line.waiting, self.choices.of(key).model)
+        batch = TurnBatch(self._next(key, line), lambda: line.waiting, self.choices.of(key).model)
         line.at_work = batch.asked
         for one in batch.asked:
             one.run.control = batch.run.control  # to stop one of them is to stop the turn
@@ -389,7 +389,7 @@ class Lines:
         else:
             del self._lines[key]
 
-    def _next(self, key: SessionKey, line: _Line) -> Sequence[Waiting]:
+    def _next(self, key: SessionKey, line: _Line) -> Sequence[QueuedMessage]:
         waiting = line.waiting
         if len(waiting) == 1:
             line.together = 0
@@ -412,7 +412,7 @@ class Lines:
         had = list(line.at_work)
         for one in line.waiting:
             if not one.is_offered:
-                said = Said(one.run.run_id, one.entry.new.content)
+                said = Steered(one.run.run_id, one.entry.new.content)
                 one.is_offered = _fits(had, one) and carrier.run.control.steer(said)
             if not one.is_offered:
                 return
@@ -423,7 +423,7 @@ def _is_resumed(entry: Entry) -> bool:
     return entry.state == "queued" and entry.attempts > 0
 
 
-def _fits(batch: Sequence[Waiting], one: Waiting) -> bool:
+def _fits(batch: Sequence[QueuedMessage], one: QueuedMessage) -> bool:
     """Whether one turn may answer it as well: for the same person, in the same thread, within the
     same limit. Tools act for one person, so that of others are answered by themselves."""
     first, new = batch[0].entry.new, one.entry.new

@@ -14,28 +14,36 @@ from typing import NoReturn
 import anyio
 from anyio.lowlevel import checkpoint
 
-from gateway.agent.effects import Gate, Job, RunControl, Said, Told
+from gateway.agent.effects import Gate, Job, RunControl, Steered, TurnEvent
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import ModelFailed
 from gateway.domain.ids import EPOCH, to_time
-from gateway.domain.journal import OVERRUN, Attempt, Entry, JournalUnreadable, damaged
+from gateway.domain.journal import OVERRUN, Attempt, JournalEntry, JournalUnreadable, damaged
 from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import (
     BudgetWarning,
     Hear,
     ModelReply,
     ModelRequest,
-    Progress,
+    ReplyProgress,
     TextDelta,
     ThinkingDelta,
 )
 from gateway.domain.ports import HttpAnswer, HttpCall, HttpFailed, Model, ToolScope
-from gateway.sessions.journal import Difference, Parts, names, parted, parts_at, parts_of, unequal
+from gateway.sessions.journal import (
+    Difference,
+    RequestParts,
+    names,
+    parted,
+    parts_at,
+    parts_of,
+    unequal,
+)
 
 STALL_S = 1.0  # side by side, another's entry may come first; but not for so long
-_NOTHING = Entry("over")
+_NOTHING = JournalEntry("over")
 _CLOCKS = frozenset({"now", "at"})
 _SKIPPED = frozenset({"taken", "begun", "sub"})  # only a resumed attempt needs them
 _UNREAD = frozenset({"bytes", "end"})  # of an answer that nobody read to its end
@@ -72,7 +80,7 @@ class ReplayedClock:
     async def sleep(self, seconds: float) -> None:
         await checkpoint()
 
-    def take(self, entries: Sequence[Entry], place: int) -> int:
+    def take(self, entries: Sequence[JournalEntry], place: int) -> int:
         """What they said from that place on; gives the place after it."""
         self._now = self._nows[-1] if self._nows else self._now
         self._tick = self._ticks[-1] if self._ticks else self._tick
@@ -96,19 +104,19 @@ class Player(RunJournal):
         super().__init__(self.played, attempt.earlier)
         self._entries = [one for one in attempt.entries if one.kind not in _SKIPPED]
         self._control, self._part, self._soul = control, part, soul
-        self._parts = Parts()
+        self._parts = RequestParts()
         self._moved = anyio.Event()
         self._ends_unread = 0
         self._place = self.played.take(self._entries, 0)
 
     # -- the record
 
-    def coming(self) -> Iterator[Entry]:
+    def coming(self) -> Iterator[JournalEntry]:
         """The entries from here on, without the clocks."""
         rest = (self._entries[place] for place in range(self._place, len(self._entries)))
         return (entry for entry in rest if entry.kind not in _CLOCKS)
 
-    async def reach(self, *kinds: str, key: tuple[object, ...] = ()) -> Entry:
+    async def reach(self, *kinds: str, key: tuple[object, ...] = ()) -> JournalEntry:
         """The next entry, when it is of one of these kinds and its values begin so. Does not wait if
         it is there already."""
         while True:
@@ -152,16 +160,16 @@ class Player(RunJournal):
         await anyio.sleep_forever()
         raise AssertionError("the replay has ended")
 
-    def _next(self) -> Entry:
+    def _next(self) -> JournalEntry:
         """The next entry. What others did before it is done."""
         self._skip_ends()
         while (entry := next(self.coming(), _NOTHING)).kind in OTHERS:
             self.advance()
             match entry:
-                case Entry("stop", (reason, at_once)):
+                case JournalEntry("stop", (reason, at_once)):
                     self._control.stop(reason, at_once=at_once)
-                case Entry("said", (run_id, text)):
-                    self._control.steer(Said(run_id, text))
+                case JournalEntry("said", (run_id, text)):
+                    self._control.steer(Steered(run_id, text))
                 case _:
                     self._control.withdraw(entry.values[0])
         return entry
@@ -199,7 +207,7 @@ class Player(RunJournal):
         if (difference := parted("call 1", first, now, self._soul)) is not None:
             await self.leave(difference)
 
-    async def _asked(self, told: Mapping[str, object]) -> Parts:
+    async def _asked(self, told: Mapping[str, object]) -> RequestParts:
         """What was asked; `told` is how it stands in the record."""
         try:
             return self._parts.then(told)
@@ -209,7 +217,7 @@ class Player(RunJournal):
     async def keep(self, what: str) -> None:
         await self.reach("kept", key=(what,))
 
-    async def compare(self, call: str, told: Mapping[str, object], now: Parts) -> None:
+    async def compare(self, call: str, told: Mapping[str, object], now: RequestParts) -> None:
         """Compares what is asked with what was."""
         self._parts = await self._asked(told)
         if (difference := parted(call, self._parts, now, self._soul)) is not None:
@@ -226,7 +234,7 @@ class Player(RunJournal):
                 return False
             await self._stall("something to tell", queue)
 
-    def tells(self, events: Sequence[Told]) -> None:
+    def tells(self, events: Sequence[TurnEvent]) -> None:
         entry = next(self.coming(), _NOTHING)
         if entry.kind == "told" and entry.values[0] == names(events):
             self.advance()
@@ -388,7 +396,7 @@ class ReplayedModel:
         kinds = (one.kind for one in player.coming())
         if next((kind for kind in kinds if kind not in OTHERS), None) != "sent":
             return await self._told(hear)
-        request = replace(request, progress=Progress(most=_reserved(player)))
+        request = replace(request, progress=ReplyProgress(most=_reserved(player)))
         try:
             reply = await self._wired.reply(request, hear)
         except ModelFailed:
@@ -411,7 +419,7 @@ class ReplayedModel:
             await self._player.leave(damaged(error))
         return replace(reply, usage=replace(usage, cost_usd=cost_usd), warnings=warnings)
 
-    async def _refusal(self, entry: Entry) -> BudgetExceeded:
+    async def _refusal(self, entry: JournalEntry) -> BudgetExceeded:
         kind, name, unit, used, limit, held, after_s = entry.values
         amount = Amount if unit == "tokens" else partial(Amount, 0)
         try:
@@ -466,7 +474,7 @@ class ReplayedGate:
         except (TypeError, ValueError, KeyError) as error:
             await self._player.leave(damaged(error))
 
-    async def _spent(self, entry: Entry) -> tuple[Spent, ...]:
+    async def _spent(self, entry: JournalEntry) -> tuple[Spent, ...]:
         try:
             return tuple(map(spent_from, entry.values[1]))
         except (TypeError, KeyError) as error:

@@ -24,10 +24,10 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Decode, Encode, Inbox, Model, SessionStore, ToolScope
 from gateway.memory.episodes import Episode
 from gateway.sessions.journal import Difference, apart, last_attempt
-from gateway.sessions.lanes import Batch, Waiting
+from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.player import Player, Reel, ReplayedGate, ReplayedModel
 from gateway.sessions.runs import LiveRun, LiveRuns
-from gateway.sessions.worker import Means, Work, read_in
+from gateway.sessions.worker import Worker, WorkerDeps, read_in
 
 LONGEST_S = 60.0
 _SHOWN = 500  # bytes of an event
@@ -47,8 +47,8 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Replays:
-    means: Means
+class Replayer:
+    means: WorkerDeps
     runs: Inbox
     transcript: SessionStore
     wired: Wired
@@ -69,7 +69,7 @@ class Replays:
         run.listen(lambda event, _last: parting.hear(event))
         model = ReplayedModel(player, self.wired)
         played = replace(runner, model=model, gate=ReplayedGate(player, runner.gate))
-        work = Work(self._aside(played), LiveRuns(means.encode))
+        work = Worker(self._aside(played), LiveRuns(means.encode))
         if agent is not None:
             await runner.gate.prepare(agent)  # so that what is offered today can be offered
         run.start(record.entry.attempts, player.moment())
@@ -97,7 +97,7 @@ class Replays:
             raise NotFound(f"agent {new.session_key.agent!r}")
         asked = _Counted(runner.model)
         gate = KnownResults(attempt, run.control, runner.gate, means.encode, means.decode)
-        work = Work(self._aside(replace(runner, model=asked, gate=gate)), LiveRuns(means.encode))
+        work = Worker(self._aside(replace(runner, model=asked, gate=gate)), LiveRuns(means.encode))
         journal = RunJournal(means.clock)
         lacking = tuple(await runner.gate.prepare(agent))
         run.start(1, journal.moment())
@@ -110,7 +110,7 @@ class Replays:
         steps = [_steps(one, gate) for one in (record.log.split(b"\n"), run.events)]
         return Replayed(_parting(*steps), len(run.events), asked.calls, end.text, end.usage.total)
 
-    def _aside(self, runner: Runner) -> Means:
+    def _aside(self, runner: Runner) -> WorkerDeps:
         """Everything for a run that leaves nothing to anybody: subscribers have heard of it, and
         failures of rules count nowhere else."""
 
@@ -146,24 +146,24 @@ class Replays:
             raise JournalUnreadable(f"the run was told more than the {most} MiB that are recorded")
         return attempt
 
-    async def batch(self, record: RunRecord, attempt: Attempt) -> Batch:
+    async def batch(self, record: RunRecord, attempt: Attempt) -> TurnBatch:
         """What it answered, and what was said to it on its way."""
         before = [await self._waiting(run_id) for run_id in attempt.asked[:-1]]
         said = [entry.values[0] for entry in attempt.entries if entry.kind == "said"]
         behind = [one for run_id in said if (one := await self._waiting(run_id))]
         asked = [one for one in before if one is not None]
-        return Batch([*asked, self._as_waiting(record)], lambda: behind)
+        return TurnBatch([*asked, self._as_waiting(record)], lambda: behind)
 
-    async def _waiting(self, run_id: str) -> Waiting | None:
+    async def _waiting(self, run_id: str) -> QueuedMessage | None:
         record = await self.runs.find_run(RunId(run_id))
         return None if record is None else self._as_waiting(record)
 
-    def _as_waiting(self, record: RunRecord) -> Waiting:
+    def _as_waiting(self, record: RunRecord) -> QueuedMessage:
         new = record.entry.new
         run = LiveRun(new.run_id, new.session_key, self.means.encode, new.accepted_at)
-        return Waiting(record.entry, run, lambda: None, ((), ""))
+        return QueuedMessage(record.entry, run, lambda: None, ((), ""))
 
-    async def episode(self, batch: Batch) -> Episode:
+    async def episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""
         means, new = self.means, batch.asked[0].entry.new
         question = await self.transcript.node(new.session_key, NodeId(new.message_id))

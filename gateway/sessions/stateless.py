@@ -25,7 +25,15 @@ from gateway.domain.supervision import contained
 from gateway.memory.context import Besides
 from gateway.memory.window import message_tokens
 from gateway.sessions.runs import LiveRun
-from gateway.sessions.worker import DEFECT, LAST_WORDS_S, Asked, End, Means, answered, refused
+from gateway.sessions.worker import (
+    DEFECT,
+    LAST_WORDS_S,
+    Questions,
+    RunEnd,
+    WorkerDeps,
+    answered,
+    refused,
+)
 
 log = logging.getLogger(__name__)
 
@@ -107,13 +115,13 @@ class Answers:
             size -= one.size
 
 
-class Stateless:
+class StatelessRuns:
     """At most `width` of them at a time, and one of each other account, beside the lanes; they live in the group. `forget` what was
     kept for a run as long as it was at work."""
 
     def __init__(
         self,
-        means: Means,
+        means: WorkerDeps,
         ids: Ids,
         group: TaskGroup,
         *,
@@ -177,7 +185,7 @@ class Stateless:
             scope.cancel()
 
     async def _work(self, run: LiveRun, question: Question, scope: anyio.CancelScope) -> None:
-        end: End | None = None
+        end: RunEnd | None = None
         try:
             with scope:
                 end = await self._end_of(run, question)
@@ -198,17 +206,17 @@ class Stateless:
                 with anyio.move_on_after(LAST_WORDS_S, shield=True), suppress(GatewayError):
                     await self._forget(run.session_key)
 
-    def _tell(self, run: LiveRun, end: End) -> None:
+    def _tell(self, run: LiveRun, end: RunEnd) -> None:
         run.seal(end.terminal)
         run.publish()
         if end.farewell is not None:
             self._means.bus.publish(end.farewell)
 
-    async def _end_of(self, run: LiveRun, question: Question) -> End:
+    async def _end_of(self, run: LiveRun, question: Question) -> RunEnd:
         means, journal = self._means, RunJournal(self._means.clock)
         message_id = MessageId(f"m_{run.run_id.removeprefix('r_')}")
         new = NewEntry(message_id, run.run_id, run.session_key, question.text, run.accepted_at)
-        asked = Asked([Entry(new, 1, "running", 1)])
+        asked = Questions([Entry(new, 1, "running", 1)])
         try:
             assignment = await self._assignment(run, question)
             answer = await means.runner.answer(assignment, journal, run.emit, run.control)

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from gateway.agent.driver import plain_limits
-from gateway.agent.effects import Answer, Fail, Finish, Moment
+from gateway.agent.effects import Fail, Finish, Moment, RunResult
 from gateway.agent.journal import RunJournal, retry_store
 from gateway.agent.limits import CONTEXT, context_line
 from gateway.agent.runner import Assignment, Runner
@@ -21,7 +21,7 @@ from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules, person_key
 from gateway.domain.errors import BadSessionKey, GatewayError, NotFound
 from gateway.domain.events import Batching, Event, Notice
-from gateway.domain.facts import Fact, Recalled, Remember, Said, Source
+from gateway.domain.facts import Fact, Recalled, Remember, SaidMessage, SaidSource
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey, to_micros, to_time
 from gateway.domain.inbox import Ending, Entry, Merged, NewDelivery, NewEntry
 from gateway.domain.journal import Attempt, damaged, pack_text
@@ -32,12 +32,12 @@ from gateway.domain.sessions import as_wished
 from gateway.domain.supervision import survives
 from gateway.memory.context import Besides
 from gateway.memory.episodes import Episode, Episodes
-from gateway.memory.extraction import Keeper
+from gateway.memory.extraction import FactExtractor
 from gateway.memory.recall import Vault
 from gateway.memory.souls import Souls
 from gateway.memory.window import message_tokens
 from gateway.sessions.journal import NONE, RecordedJournal, earlier_attempts
-from gateway.sessions.lanes import Batch, Waiting
+from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.runs import LiveRun, LiveRuns, Timing
 from gateway.sessions.settings import SettingsBook
 
@@ -45,7 +45,7 @@ SHOWN_TEXT = 150_000  # characters in the last event; all of it was told before,
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class RunEnd:
     """How a run ends. `outcome` is the reason of `done`, or `failed`."""
 
     outcome: str
@@ -60,14 +60,14 @@ class End:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Questions:
     """The messages that a run answers, its own the last; and those that it took on its way."""
 
     entries: Sequence[Entry]
     taken: Sequence[Entry] = ()
 
 
-def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing) -> End:
+def answered(asked: Questions, answer: RunResult, parent: NodeId | None, timing: Timing) -> RunEnd:
     """The end of a run that was driven, whether it was answered, stopped or broken off."""
     end = answer.end
     status: NodeStatus = "complete"
@@ -83,7 +83,7 @@ def answered(asked: Asked, answer: Answer, parent: NodeId | None, timing: Timing
         terminal = _error(*known, retryable=end.retryable, facts=_facts(end))
         outcome = "failed"
     left = (answer.farewell, answer.posts, answer.kept, answer.has_told)
-    return End(outcome, nodes, terminal, answer.usage, end.text, *left)
+    return RunEnd(outcome, nodes, terminal, answer.usage, end.text, *left)
 
 
 def _facts(end: Fail) -> Mapping[str, object]:
@@ -95,7 +95,9 @@ def _facts(end: Fail) -> Mapping[str, object]:
     return told | {name: value for name, value in more.items() if value is not None}
 
 
-def refused(asked: Asked, error_type: str, told: str, parent: NodeId | None, timing: Timing) -> End:
+def refused(
+    asked: Questions, error_type: str, told: str, parent: NodeId | None, timing: Timing
+) -> RunEnd:
     """The end of a run that no model was asked for, or that a defect of ours broke off."""
     said = (Message("assistant", told),)
     nodes = _nodes(asked, said, parent, timing, status="error", model=None)
@@ -103,7 +105,7 @@ def refused(asked: Asked, error_type: str, told: str, parent: NodeId | None, tim
     told_last = {"reason": error_type, "exchange_saved": True, "cancelled": False, "partial": True}
     new, at = asked.entries[-1].new, timing.finished_at
     farewell = Event("session.end", "info", "sessions", at, new.session_key, new.run_id, told_last)
-    return End("failed", nodes, terminal, Usage(), told, farewell)
+    return RunEnd("failed", nodes, terminal, Usage(), told, farewell)
 
 
 def merged(into: RunId, answer: NodeId, timing: Timing) -> Chunk:
@@ -124,7 +126,7 @@ def merged(into: RunId, answer: NodeId, timing: Timing) -> Chunk:
 
 
 def _nodes(
-    asked: Asked,
+    asked: Questions,
     said: tuple[Message, ...],
     parent: NodeId | None,
     timing: Timing,
@@ -158,7 +160,7 @@ def _nodes(
     return tuple(nodes)
 
 
-def _done(end: Finish, answer: Answer, node_id: NodeId, timing: Timing) -> Chunk:
+def _done(end: Finish, answer: RunResult, node_id: NodeId, timing: Timing) -> Chunk:
     data = {
         "reason": end.reason,
         "message_id": node_id,
@@ -210,7 +212,7 @@ Look = Callable[[], Awaitable[tuple[Recalled, ...]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Recollected:
+class TurnRecall:
     """An answer goes on without its memory rather than not at all."""
 
     remember: Remember | None = None
@@ -244,7 +246,7 @@ class Recollected:
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class RunInputs:
     """What a run read before it began, besides the conversation: a replay reads the same again."""
 
     notices: tuple[Notice, ...] = ()  # from other sessions
@@ -269,12 +271,12 @@ class Read:
         return plain
 
 
-def read_in(attempt: Attempt) -> Read:
+def read_in(attempt: Attempt) -> RunInputs:
     """What the recorded run read. Raises JournalUnreadable."""
     begun = (one.values[1] for one in attempt.entries if one.kind == "begin")
     plain: Mapping[str, Any] = next(begun, {})
     try:
-        return Read(
+        return RunInputs(
             tuple(_notice(**told) for told in plain.get("notices", ())),
             plain.get("kept", {}),
             tuple(Recalled(**_values(one)) for one in plain.get("recalled", ())),
@@ -331,7 +333,7 @@ DEFECT = "Something went wrong inside the gateway; the operator finds it in the 
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class WorkerDeps:
     """All that working on a message needs."""
 
     agents: Mapping[AgentId, AgentDef]
@@ -345,21 +347,21 @@ class Means:
     bus: Bus
     encode: Encode
     decode: Decode
-    recollection: Recollected = Recollected()
+    recollection: TurnRecall = TurnRecall()
     compact: Callable[[SessionKey, AgentDef, RunId], None] = lambda key, agent, run_id: None
     channels: frozenset[str] = frozenset()  # whose answers leave through the outbox
-    keeper: Keeper | None = None  # None: nobody looks for facts
+    keeper: FactExtractor | None = None  # None: nobody looks for facts
     said: Callable[[SessionKey], None] = lambda key: None  # is told when a turn is in the store
 
 
-class Work:
+class Worker:
     """Brings accepted messages to their one end."""
 
-    def __init__(self, means: Means, runs: LiveRuns) -> None:
+    def __init__(self, means: WorkerDeps, runs: LiveRuns) -> None:
         self.means = means
         self._runs = runs
 
-    async def __call__(self, batch: Batch) -> None:
+    async def __call__(self, batch: TurnBatch) -> None:
         """Messages that are merged end along with the one that carries them. Only cancellation gets
         out of here, and then all are still in the inbox."""
         means, entry, run = self.means, batch.entry, batch.run
@@ -399,7 +401,7 @@ class Work:
         with anyio.move_on_after(LAST_WORDS_S, shield=True), contextlib.suppress(GatewayError):
             await self.means.journal.forgive(run.run_id)
 
-    async def _to_its_end(self, batch: Batch, journal: RecordedJournal) -> End:
+    async def _to_its_end(self, batch: TurnBatch, journal: RecordedJournal) -> RunEnd:
         entry, run = batch.entry, batch.run
         agent = self.means.agents.get(entry.new.session_key.agent)
         try:
@@ -442,12 +444,12 @@ class Work:
 
     async def end_of(
         self,
-        batch: Batch,
+        batch: TurnBatch,
         agent: AgentDef | None,
         episode: Episode,
         journal: RunJournal,
-        read: Read | None = None,
-    ) -> End:
+        read: RunInputs | None = None,
+    ) -> RunEnd:
         """How the run ends when it goes on from there. `read` is what a recorded run had read."""
         entry, run = batch.entry, batch.run
         if _is_poison(entry, run):
@@ -470,12 +472,12 @@ class Work:
 
     async def _drive(
         self,
-        batch: Batch,
+        batch: TurnBatch,
         agent: AgentDef,
         episode: Episode,
         journal: RunJournal,
-        read: Read | None,
-    ) -> Answer:
+        read: RunInputs | None,
+    ) -> RunResult:
         means, new, run = self.means, batch.entry.new, batch.run
         agent = await self._as_wished(batch, agent)
         if run.attempt > 1:
@@ -514,7 +516,9 @@ class Work:
         finally:
             journal.ends()
 
-    async def _read(self, batch: Batch, agent: AgentDef, episode: Episode, rules: RuleSet) -> Read:
+    async def _read(
+        self, batch: TurnBatch, agent: AgentDef, episode: Episode, rules: RuleSet
+    ) -> RunInputs:
         means, new, key = self.means, batch.entry.new, batch.entry.new.session_key
         claim, now = means.journal.claim_notices, means.clock.now()
         notices = await retry_store(means.clock, claim, batch.person, key, new.run_id, now=now)
@@ -525,7 +529,7 @@ class Work:
             text = await retry_store(means.clock, means.journal.rule_state, key)
             kept = means.decode(text) if text else None
         kept = kept if isinstance(kept, dict) else {}
-        return Read(tuple(notices), kept, recalled, missing, tuple(lacking))
+        return RunInputs(tuple(notices), kept, recalled, missing, tuple(lacking))
 
     async def _was_near(self, episode: Episode) -> bool:
         """Whether the run before had come near the window's end."""
@@ -540,7 +544,7 @@ class Work:
             case _:
                 return False
 
-    async def _as_wished(self, batch: Batch, agent: AgentDef) -> AgentDef:
+    async def _as_wished(self, batch: TurnBatch, agent: AgentDef) -> AgentDef:
         """By whoever asks, for the session, and with the message itself."""
         means, new = self.means, batch.entry.new
         settings = await retry_store(means.clock, means.settings.of, batch.person)
@@ -549,7 +553,7 @@ class Work:
         return as_wished(agent, settings, new.limits)
 
     async def _commit(
-        self, batch: Batch, episode: Episode, end: End, journal: RecordedJournal
+        self, batch: TurnBatch, episode: Episode, end: RunEnd, journal: RecordedJournal
     ) -> None:
         means, entry, run = self.means, batch.entry, batch.run
         new = entry.new
@@ -585,7 +589,7 @@ class Work:
         else:
             means.episodes.forget(new.session_key)
 
-    def _merged(self, into: LiveRun, end: End, one: Waiting) -> Merged:
+    def _merged(self, into: LiveRun, end: RunEnd, one: QueuedMessage) -> Merged:
         means, its = self.means, one.run
         moment = Moment(means.clock.now(), means.clock.monotonic())
         its.start(max(1, one.entry.attempts), moment)
@@ -595,7 +599,7 @@ class Work:
         summary = means.encode({**its.summary(means.clock), **ended}).decode()
         return Merged(its.run_id, pack_text(its.events), summary)
 
-    def _deliveries(self, entry: Entry, end: End) -> tuple[NewDelivery, ...]:
+    def _deliveries(self, entry: Entry, end: RunEnd) -> tuple[NewDelivery, ...]:
         new, key = entry.new, entry.new.session_key
         if key.channel not in self.means.channels and new.whence is None:
             return ()  # what came by a channel that is gone is kept for the operator
@@ -606,21 +610,21 @@ class Work:
 
 def _scope_of(new: NewEntry, person: str) -> ToolScope:
     said_by = new.sender or new.session_key.peer
-    asked = Source(new.message_id, new.session_key, new.accepted_at, new.content, said_by)
+    asked = SaidSource(new.message_id, new.session_key, new.accepted_at, new.content, said_by)
     return ToolScope(new.session_key, new.run_id, person, asked=asked)
 
 
-def _said(batch: Batch) -> Sequence[Said]:
-    said: list[Said] = []
+def _said(batch: TurnBatch) -> Sequence[SaidMessage]:
+    said: list[SaidMessage] = []
     for one in (*batch.asked, *batch.taken):
         new = one.entry.new
         node = NodeId(new.message_id)
-        said.append(Said(node, new.run_id, new.sender, new.content, new.accepted_at))
+        said.append(SaidMessage(node, new.run_id, new.sender, new.content, new.accepted_at))
     return said
 
 
-def _asked(batch: Batch) -> Asked:
-    return Asked(tuple(map(_ENTRY, batch.asked)), tuple(map(_ENTRY, batch.taken)))
+def _asked(batch: TurnBatch) -> Questions:
+    return Questions(tuple(map(_ENTRY, batch.asked)), tuple(map(_ENTRY, batch.taken)))
 
 
 def _is_poison(entry: Entry, run: LiveRun) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from gateway.domain.channels import MOST_WAITING, ChannelMemo, Pairing, PairingState
 from gateway.domain.errors import AlreadyHeard
 from gateway.domain.ids import to_micros, to_time
-from gateway.domain.inbox import Heard, NewDelivery, NewEntry
+from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.store.outbox import add_delivery, require_delivery
 from gateway.store.reader import SqliteStore
 from gateway.store.rows import require_text
@@ -137,7 +137,7 @@ class SqliteChannels(SqliteStore):
 
     async def hear(
         self,
-        heard: Heard,
+        heard: HeardMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -152,13 +152,13 @@ class SqliteChannels(SqliteStore):
         hear = partial(_hear, heard, deliveries, memos, asked)
         return await self._writer.write(hear, durable=True)
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
         return await self._readers.read(partial(_unread, channel, limit))
 
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
         return await self._readers.read(partial(_find_unread, (platform_id, channel, channel)))
 
-    async def drop_unread(self, one: Heard) -> None:
+    async def drop_unread(self, one: HeardMessage) -> None:
         name = (one.platform_id, one.channel, one.account)
         await self._writer.write(lambda pen: pen.db.execute(_DROP_UNREAD, name), durable=True)
 
@@ -198,7 +198,7 @@ def _knows(name: tuple[str, str, str], db: sqlite3.Connection) -> bool:
 
 
 def _hear(
-    heard: Heard,
+    heard: HeardMessage,
     deliveries: Sequence[NewDelivery],
     memos: Sequence[ChannelMemo],
     asked: Pairing | None,
@@ -219,17 +219,19 @@ def _hear(
     return True
 
 
-def _unread(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[Heard]:
+def _unread(channel: str | None, limit: int, db: sqlite3.Connection) -> Sequence[HeardMessage]:
     return [_to_unread(row) for row in db.execute(_UNREAD, (channel, channel, limit))]
 
 
-def _find_unread(name: tuple[str, str | None, str | None], db: sqlite3.Connection) -> list[Heard]:
+def _find_unread(
+    name: tuple[str, str | None, str | None], db: sqlite3.Connection
+) -> list[HeardMessage]:
     return [_to_unread(row) for row in db.execute(_FIND_UNREAD, name)]
 
 
-def _to_unread(row: Sequence[Any]) -> Heard:
+def _to_unread(row: Sequence[Any]) -> HeardMessage:
     channel, account, id_, at, *told = row
-    return Heard(channel, account, id_, "unreadable", to_time(at), *told)
+    return HeardMessage(channel, account, id_, "unreadable", to_time(at), *told)
 
 
 def _forget(before: int, limit: int, pen: Pen) -> int:

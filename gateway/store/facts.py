@@ -17,8 +17,8 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
+    SaidSource,
     Settled,
-    Source,
     Told,
     form,
     predicate_form,
@@ -166,7 +166,7 @@ def to_told(row: Sequence[Any], fact: Fact) -> Told:
     what = (fact.subject, fact.predicate, object_, bool(functional), to_time(since))
     learned_in = fact.session_key if id_ == fact.id else key
     end = None if until is None else to_time(until)
-    told_by = None if message_id is None else Source(message_id, key, said_at, quote, said_by)
+    told_by = None if message_id is None else SaidSource(message_id, key, said_at, quote, said_by)
     claim = Claim(*what, learned_in, fact.entity_type, confidence, end, told_by)
     return Told(id_, claim, to_time(learned), said_at)
 

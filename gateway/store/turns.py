@@ -9,7 +9,16 @@ from itertools import combinations, islice
 from typing import Any, TypeVar
 
 from gateway.domain.errors import NotFound
-from gateway.domain.facts import Found, Hits, Said, Trail, Turn, Unheard, scope_of, words_of
+from gateway.domain.facts import (
+    FoundTurns,
+    Hits,
+    PastTurn,
+    SaidMessage,
+    Trail,
+    Unheard,
+    scope_of,
+    words_of,
+)
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import Names, anything_forgotten, is_forgotten, names_of
 from gateway.store.pruning import Fork, spans_to
@@ -48,7 +57,7 @@ class SqliteTurns(SqliteStore):
         messages: Sequence[str] = (),
         upto: NodeId | None = None,
         limit: int,
-    ) -> Coroutine[Any, Any, Found]:
+    ) -> Coroutine[Any, Any, FoundTurns]:
         name = str(key)
         require_text("the session's key or a message's id", name, upto, *messages)
         plain = frozenset(words_of(" ".join(words)))
@@ -66,10 +75,10 @@ class SqliteTurns(SqliteStore):
         messages: Sequence[str],
         upto: NodeId | None,
         limit: int,
-    ) -> Found:
+    ) -> FoundTurns:
         row = db.execute(_SESSION, (name,)).fetchone()
         if row is None:
-            return Found()
+            return FoundTurns()
         session, head, last, indexed = row
         asked = _SEQS.format(", ".join("?" * len(messages)) or "NULL")
         seqs = dict(db.execute(asked, (session, upto, *messages)).fetchall())
@@ -82,7 +91,7 @@ class SqliteTurns(SqliteStore):
             if one in seqs and (depth := trail.depth_of(seqs[one])) is not None
         }
         hits = self._hits(name, words, indexed, _Look(db, session, trail, limit))
-        return Found(trail, hits, depths)
+        return FoundTurns(trail, hits, depths)
 
     def _hits(
         self, name: str, words: Sequence[str], indexed: int, look: "_Look"
@@ -103,7 +112,7 @@ class SqliteTurns(SqliteStore):
 
     async def fetch_turns(
         self, key: SessionKey, trail: Trail, depths: Sequence[int]
-    ) -> Sequence[Turn]:
+    ) -> Sequence[PastTurn]:
         require_text("the session's key", str(key))
         return await self._readers.read(partial(_fetch, key, trail, depths))
 
@@ -227,7 +236,7 @@ class _Look:
 
 def _fetch(
     key: SessionKey, trail: Trail, depths: Sequence[int], db: sqlite3.Connection
-) -> Sequence[Turn]:
+) -> Sequence[PastTurn]:
     row = db.execute("SELECT id FROM session WHERE key = ?", (str(key),)).fetchone()
     if row is None:
         return ()
@@ -237,14 +246,14 @@ def _fetch(
     are_forgotten = anything_forgotten(db)
     turns = []
     for place, id_, role, text, at, sender, asked in rows:
-        turn = Turn(places[place], id_, role, text, to_time(at), sender)
+        turn = PastTurn(places[place], id_, role, text, to_time(at), sender)
         if are_forgotten and is_forgotten(names_by(key, turn, asked), turn.at, db):
             continue
         turns.append(turn if role == "user" else replace(turn, sender=None))
     return turns
 
 
-def names_by(key: SessionKey, turn: Turn, asked: str | None) -> Names:
+def names_by(key: SessionKey, turn: PastTurn, asked: str | None) -> Names:
     """Names under which the turn, or the message that it answers, may be marked as forgotten."""
     return names_of(scope_of(key, turn.sender), str(key), turn.id, asked)
 
@@ -393,7 +402,7 @@ def _next(table: str, key: str, limit: int, db: sqlite3.Connection) -> Unheard:
     bounds = (place_of(session, seq), place_of(session + 1, 0), max(0, limit))
     rows = db.execute(_NODES, bounds).fetchall()
     said = tuple(
-        Said(node, run, sender, text, to_time(at))
+        SaidMessage(node, run, sender, text, to_time(at))
         for node, run, role, message, sender, text, at in rows
         # Of what stands there as a user's, only that was said which was accepted or imported.
         if role == "user" and message in {None, node}

@@ -15,7 +15,7 @@ _URL = re.compile(r"(?:https?://|(?!//)(?![a-z][a-z0-9+.-]*:))[^\s\\\x00-\x1f\x7
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ToolSource:
     """Something that a result is based on; `url` is None if none may be followed."""
 
     id: str
@@ -28,7 +28,7 @@ class Listed:
     """The sources of a result and the number of its entries. `spread` is the difference between its
     scores, as a share of the highest score above 1."""
 
-    sources: tuple[Source, ...] = ()
+    sources: tuple[ToolSource, ...] = ()
     items: int | None = None
     spread: float | None = None  # None: nothing has a score
     tells_error: bool = False  # it is an object with an error
@@ -68,11 +68,11 @@ def _spread(entries: Sequence[object]) -> float | None:
     return (max(scores) - min(scores)) / max(1.0, *scores) if scores else None
 
 
-def _source(value: Mapping[str, object]) -> Source | None:
+def _source(value: Mapping[str, object]) -> ToolSource | None:
     id_, title, url = (_text(value.get(field)) for field in ("id", "title", "url"))
     link = url if len(url) <= MOST_FIELD and _URL.fullmatch(url) else None
     name = (id_ or link or title)[:MOST_FIELD]
-    return Source(name, (title or name)[:MOST_FIELD], link) if name else None
+    return ToolSource(name, (title or name)[:MOST_FIELD], link) if name else None
 
 
 def _text(value: object) -> str:

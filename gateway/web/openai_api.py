@@ -15,7 +15,7 @@ from gateway.domain.inbox import Inbound, RunRecord
 from gateway.domain.ports import Decode, Encode
 from gateway.sessions.intake import Front
 from gateway.sessions.runs import LiveRun, events_of
-from gateway.sessions.stateless import CHANNEL, Question, Stateless
+from gateway.sessions.stateless import CHANNEL, Question, StatelessRuns
 from gateway.web.asgi import principal_of
 from gateway.web.chat_api import JSON_DEPTH, STATUS, TOO_LATE, checked_key
 from gateway.web.guards import parse_json
@@ -108,7 +108,7 @@ COMPLETIONS = Operation(
 @dataclass(frozen=True, slots=True)
 class OpenAiApi:
     front: Front
-    stateless: Stateless
+    stateless: StatelessRuns
     encode: Encode
     decode: Decode
     started: int  # seconds since 1970

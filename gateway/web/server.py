@@ -26,7 +26,7 @@ LAST_MOMENT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class ListenAddress:
     host: str
     port: int
 
@@ -50,7 +50,9 @@ class WebServer:
     def connections(self) -> int:
         return len(self._lobby)
 
-    async def serve(self, *, task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def serve(
+        self, *, task_status: TaskStatus[ListenAddress] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
         """Serves until `stop`, or until it is cancelled. Raises AddressInUse, CannotListen."""
         address = await self._listen()
         try:
@@ -95,7 +97,7 @@ class WebServer:
                 await asyncio.wait(tuple(tasks))
             await self._lobby.empty()
 
-    async def _listen(self) -> Address:
+    async def _listen(self) -> ListenAddress:
         sockets = await _bind(self._settings.bind, self._settings.port)
         loop = asyncio.get_running_loop()
         for bound in sockets:
@@ -103,7 +105,7 @@ class WebServer:
                 await loop.create_server(self._greet, sock=bound, backlog=BACKLOG)
             )
         host, port = sockets[0].getsockname()[:2]
-        return Address(str(host), int(port))
+        return ListenAddress(str(host), int(port))
 
     def _greet(self) -> GuardedHttp:
         return GuardedHttp(self._config, self._settings, self._lobby, self._app.sockets)
@@ -113,7 +115,7 @@ async def serve(
     app: WebApp,
     settings: WebSettings,
     *,
-    task_status: TaskStatus[Address] = anyio.TASK_STATUS_IGNORED,
+    task_status: TaskStatus[ListenAddress] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serves until it is cancelled; gives the address once it listens."""
     await WebServer(app, settings).serve(task_status=task_status)

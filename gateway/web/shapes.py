@@ -6,7 +6,7 @@ from datetime import datetime
 from gateway.control.rules import Faults, RuleSet
 from gateway.domain.budgets import Limit, Tally, TokenRecord, Unit, shown
 from gateway.domain.events import RuleDef
-from gateway.domain.facts import YOU, Fact, Recalled, Source
+from gateway.domain.facts import YOU, Fact, Recalled, SaidSource
 from gateway.domain.messages import Node
 from gateway.domain.model import ToolSpec
 from gateway.domain.plugins import PluginAccount, PluginInfo
@@ -243,7 +243,7 @@ def fact(known: Fact) -> KnownFact:
     }
 
 
-def source(said: Source) -> FactSource:
+def source(said: SaidSource) -> FactSource:
     return {
         "message_id": said.message_id,
         "session_key": str(said.session_key),

@@ -11,17 +11,17 @@ from gateway.agent.effects import (
     AskModel,
     CallTool,
     Cancel,
+    Effect,
     Finish,
     Job,
     ModelBroke,
     ModelReplied,
     Moment,
-    Said,
-    Stopped,
-    Ticked,
-    Told,
+    Steered,
+    StopRequested,
+    TimePassed,
     ToolReturned,
-    Wish,
+    TurnEvent,
 )
 from gateway.agent.leaves import LEAVES, REGISTRY
 from gateway.agent.turn import Turn
@@ -37,7 +37,7 @@ from gateway.domain.messages import Chunk, DoneReason, Message, ToolCall, ToolRe
 from gateway.domain.model import TextDelta, ToolSpec
 from gateway.domain.ports import ToolScope
 from gateway.memory.context import Context
-from gateway.tools.sources import Source
+from gateway.tools.sources import ToolSource
 from tests.fakes.model import says
 from tests.fakes.plans import shipped
 from tests.fakes.rules import core_definitions, definitions
@@ -99,9 +99,9 @@ class Paper:
     trace: list[str] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
-    wishes: list[Wish] = field(default_factory=list)
+    wishes: list[Effect] = field(default_factory=list)
     open: dict[int, AskModel | CallTool] = field(default_factory=dict)
-    story: list[Told] = field(default_factory=list)
+    story: list[TurnEvent] = field(default_factory=list)
     at: float = 0.0
     turn: Turn = field(init=False)
 
@@ -134,7 +134,7 @@ class Paper:
         self.turn.begin()
         return self._noted()
 
-    def tell(self, told: Told) -> "Paper":
+    def tell(self, told: TurnEvent) -> "Paper":
         self.story.append(told)
         self.turn.on(told, self.moment)
         return self._noted()
@@ -158,7 +158,7 @@ class Paper:
         content: str | None = None,
         *,
         is_error: bool = False,
-        sources: tuple[Source, ...] = (),
+        sources: tuple[ToolSource, ...] = (),
         items: int | None = None,
     ) -> "Paper":
         """The result of an open call, other than those of all others if none is given."""
@@ -178,14 +178,14 @@ class Paper:
         return self.reply("", *calls, **given).give_all(result, is_error=is_error)
 
     def say(self, text: str, run_id: str = "r_2") -> "Paper":
-        return self.tell(Said(RunId(run_id), text))
+        return self.tell(Steered(RunId(run_id), text))
 
     def stop(self, reason: DoneReason = "cancelled", *, at_once: bool = True) -> "Paper":
-        return self.tell(Stopped(reason, at_once=at_once))
+        return self.tell(StopRequested(reason, at_once=at_once))
 
     def pass_time(self, seconds: float) -> "Paper":
         self.at += seconds
-        return self.tell(Ticked())
+        return self.tell(TimePassed())
 
     # -- what came of it
 

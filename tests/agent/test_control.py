@@ -1,9 +1,9 @@
 """RunControl: a message can be withdrawn until the run has taken it; a run that has ended takes none."""
 
-from gateway.agent.effects import RunControl, Said, Stop, Unsaid, drop_said
+from gateway.agent.effects import RunControl, Steered, StopRequest, Withdrawn, drop_said
 from gateway.domain.ids import RunId
 
-ONE, TWO = Said(RunId("r1"), "one"), Said(RunId("r2"), "two")
+ONE, TWO = Steered(RunId("r1"), "one"), Steered(RunId("r2"), "two")
 
 
 def test_a_message_that_the_run_has_not_seen_is_withdrawn() -> None:
@@ -41,7 +41,7 @@ def test_a_request_before_the_run_begins_is_there_when_it_does() -> None:
     control.stop("cancelled", at_once=False)
     control.steer(ONE)
 
-    assert list(control.requests) == [Stop("cancelled", at_once=False), ONE]
+    assert list(control.requests) == [StopRequest("cancelled", at_once=False), ONE]
 
 
 def test_the_run_is_woken_each_time_until_it_is_over() -> None:
@@ -58,7 +58,7 @@ def test_the_run_is_woken_each_time_until_it_is_over() -> None:
 
 
 def test_a_listener_is_told_each_request_that_counts_until_the_run_is_over() -> None:
-    told: list[Stop | Said | Unsaid] = []
+    told: list[StopRequest | Steered | Withdrawn] = []
     control = RunControl()
     control.on_request = told.append
 
@@ -68,4 +68,4 @@ def test_a_listener_is_told_each_request_that_counts_until_the_run_is_over() -> 
     control.close()
     control.stop("cancelled", at_once=True)
 
-    assert told == [ONE, Unsaid(ONE.run_id)]
+    assert told == [ONE, Withdrawn(ONE.run_id)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.agent.effects import Answer, Finish
+from gateway.agent.effects import Finish, RunResult
 from gateway.agent.runner import Assignment
 from gateway.agent.subagents import Delegating
 from gateway.domain.agents import Delegation, Limits
@@ -54,7 +54,7 @@ class Study(World):
         gate.renew("own", [ResultTool(originals)])
         return Delegating(gate, subagents, self.delegation, originals, encode)
 
-    async def run(self) -> Answer:
+    async def run(self) -> RunResult:
         gate = await self.gate()
         self.runner = replace(self.runner, gate=gate)
         assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)

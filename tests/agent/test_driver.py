@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.agent.driver import Driver
-from gateway.agent.effects import Answer, Fail, Finish, Job, Said
+from gateway.agent.effects import Fail, Finish, Job, RunResult, Steered
 from gateway.agent.output import INTERRUPTED
 from gateway.control.rules import RunRules, load_rules
 from gateway.control.trees.plan import TreePlan
@@ -19,7 +19,7 @@ from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event, RuleDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.journal import Entry
+from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Chunk, Message, Spent, ToolCall, Usage
 from gateway.domain.model import (
     BudgetWarning,
@@ -53,7 +53,7 @@ class Stage:
         model: Model,
         *tools: FakeTool,
         agent: AgentDef = AGENT,
-        earlier: Sequence[Entry] = (),
+        earlier: Sequence[JournalEntry] = (),
         rules: tuple[RuleDef, ...] = (),
         plan: TreePlan | None = None,
     ) -> None:
@@ -80,7 +80,7 @@ class Stage:
         begun = self.journal.moment()
         self.driver = Driver(job, model, gate, self.journal, self.chunks.append, begun)
 
-    async def drive(self) -> Answer:
+    async def drive(self) -> RunResult:
         with anyio.fail_after(5):
             return await self.driver.drive()
 
@@ -266,7 +266,7 @@ async def test_a_model_that_only_thought_is_counted_all_the_same() -> None:
 async def test_cancelling_at_once_ends_a_streaming_model_and_keeps_its_text() -> None:
     model = StallingModel(TextDelta("half an"))
     stage = Stage(model)
-    answers: list[Answer] = []
+    answers: list[RunResult] = []
 
     async def drive() -> None:
         answers.append(await stage.drive())
@@ -335,7 +335,7 @@ async def test_a_cancelled_tool_leaves_no_call_without_a_result() -> None:
         raise AssertionError
 
     stage = Stage(ScriptedModel(says("", ToolCall("1", "echo"))), FakeTool("echo", stalls))
-    answers: list[Answer] = []
+    answers: list[RunResult] = []
 
     async def drive() -> None:
         answers.append(await stage.drive())
@@ -410,7 +410,7 @@ async def test_a_tool_that_ended_before_the_run_was_stopped_keeps_its_result() -
     calls = (ToolCall("1", "echo"), ToolCall("2", "other"))
     tools = (FakeTool("echo", pays), FakeTool("other", stalls))
     stage = Stage(ScriptedModel(says("", *calls)), *tools)
-    answers: list[Answer] = []
+    answers: list[RunResult] = []
 
     async def drive() -> None:
         answers.append(await stage.drive())
@@ -475,7 +475,7 @@ async def test_what_people_added_is_there_again_where_it_was_taken(name: str) ->
 
     async def act(arguments: Mapping[str, object]) -> str:
         if len(echo.calls) == 1:
-            stage.driver.control.steer(Said(RunId("r_2"), "faster"))
+            stage.driver.control.steer(Steered(RunId("r_2"), "faster"))
         return "ok"
 
     echo = FakeTool("echo", act)

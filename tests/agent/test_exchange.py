@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.agent.effects import Finish, ModelReplied, Said
+from gateway.agent.effects import Finish, ModelReplied, Steered
 from gateway.agent.output import SKIPPED
 from gateway.domain.agents import Limits
 from gateway.domain.errors import FailureKind
@@ -90,7 +90,7 @@ def test_a_run_that_is_told_again_takes_it_at_the_same_step(plan: str) -> None:
     known = {(0, "0"): ToolResult("0", "echo", "result 0")}
     again = Paper(plan, limits, known=known).begin()
 
-    again.tell(Said(RunId("r_2"), "faster"))
+    again.tell(Steered(RunId("r_2"), "faster"))
     again.reply("look", *calls).give("0")
 
     assert again.question.messages == first.question.messages

@@ -3,10 +3,10 @@
 import anyio
 import pytest
 
-from gateway.agent.effects import Said, Ticked
+from gateway.agent.effects import Steered, TimePassed
 from gateway.agent.journal import EventQueue, Granted, RunJournal, part_of
 from gateway.domain.ids import RunId
-from gateway.domain.journal import Entry
+from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Excerpt, Extras, Spent, ToolCall, ToolResult, Usage
 from gateway.domain.model import BudgetWarning, ModelReply
 from tests.fakes.clock import FakeClock
@@ -27,10 +27,10 @@ REPLY = ModelReply(
 SPENT = (Spent(Usage(10, 5, cost_usd=0.25), "p", "small"), Spent(Usage(1, 1), "q", "other"))
 CALL = ToolCall("1", "pay", '{"n":1}')
 PART = part_of("", CALL, 2)
-SAID = Said(RunId("r_2"), "faster")
+SAID = Steered(RunId("r_2"), "faster")
 
 
-def journal(earlier: tuple[Entry, ...] = ()) -> KeptJournal:
+def journal(earlier: tuple[JournalEntry, ...] = ()) -> KeptJournal:
     return KeptJournal(FakeClock(), earlier)
 
 
@@ -81,7 +81,7 @@ async def test_a_part_within_a_part_is_the_runs_own() -> None:
 
     await root.inner(PART).inner(deep).begin_call(0, CALL)
 
-    assert root.kept == [Entry("sub", (deep, "begun", [0, "1"]))]
+    assert root.kept == [JournalEntry("sub", (deep, "begun", [0, "1"]))]
     assert again(root).inner(deep).granted.begun == {(0, "1")}
 
 
@@ -109,7 +109,11 @@ def test_two_calls_have_two_parts_however_a_model_names_them() -> None:
 
 
 def test_what_is_no_grant_is_passed_over() -> None:
-    entries = [Entry("attempt", (1, ["r"])), Entry("reply", (0, None)), Entry("cut")]
+    entries = [
+        JournalEntry("attempt", (1, ["r"])),
+        JournalEntry("reply", (0, None)),
+        JournalEntry("cut"),
+    ]
 
     granted = Granted(entries)
 
@@ -142,7 +146,7 @@ async def test_it_waits_for_an_event_and_says_whether_one_came() -> None:
 
 
 async def _put(queue: EventQueue) -> None:
-    queue.put(Ticked())
+    queue.put(TimePassed())
 
 
 def test_a_moment_is_what_both_clocks_say() -> None:

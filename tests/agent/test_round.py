@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from gateway.agent.output import INTERRUPTED
 from gateway.agent.turn import MOST_CITED, SHOWN_ARGUMENTS, SHOWN_RESULT
 from gateway.domain.agents import Limits
-from gateway.tools.sources import Source
+from gateway.tools.sources import ToolSource
 from tests.agent.paper import SHIPPED, Paper, call
 
 
-def cited(id_: str, url: str | None = None) -> Source:
-    return Source(id_, f"Title {id_}", url)
+def cited(id_: str, url: str | None = None) -> ToolSource:
+    return ToolSource(id_, f"Title {id_}", url)
 
 
 @pytest.mark.requirement("S-002-Tools-03", "S-002-Tools-07", "S-002-Tools-08")

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gateway.agent.effects import Answer, Finish
+from gateway.agent.effects import Finish, RunResult
 from gateway.agent.runner import Assignment, Runner
 from gateway.agent.subagents import Subagents, child_of, within
 from gateway.control.policy import DecisionTrees
@@ -20,7 +20,7 @@ from gateway.domain.agents import AgentDef, Limits, SubagentDef
 from gateway.domain.errors import ModelFailed, ToolFailed
 from gateway.domain.events import Event
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.journal import Entry
+from gateway.domain.journal import JournalEntry
 from gateway.domain.messages import Chunk, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Allowance, ToolScope
@@ -78,7 +78,7 @@ class World:
     small: Any
     tools: tuple[FakeTool, ...] = ()
     settings: Mapping[str, object] = field(default_factory=dict)
-    earlier: Sequence[Entry] = ()
+    earlier: Sequence[JournalEntry] = ()
     parent: AgentDef = PARENT
     heard: list[Chunk] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -106,7 +106,7 @@ class World:
         gate.renew("", subagents.tools)
         return subagents
 
-    async def run(self) -> Answer:
+    async def run(self) -> RunResult:
         await self.subagents()
         assignment = Assignment(self.parent, "what is there?", SCOPE, PARENT.id)
         with anyio.fail_after(5):

@@ -12,8 +12,8 @@ from gateway.agent.effects import (
     Fail,
     Finish,
     ModelReplied,
-    Stopped,
-    Ticked,
+    StopRequested,
+    TimePassed,
     ToolReturned,
 )
 from gateway.agent.output import BROKEN, EMPTY, INTERRUPTED, stop_text
@@ -446,7 +446,7 @@ def test_wherever_it_is_stopped_it_ends_once_and_leaves_nothing_open(
     paper = played(plan, numbers)
     was_over = paper.turn.end is not None
 
-    paper.tell(Stopped(reason))  # type: ignore[arg-type]  # one of the literals
+    paper.tell(StopRequested(reason))  # type: ignore[arg-type]  # one of the literals
 
     assert was_over or paper.reason == reason
     assert paper.open == {}
@@ -467,7 +467,7 @@ def test_wherever_it_is_stopped_it_ends_once_and_leaves_nothing_open(
     assert sorted(shown) == sorted(asked)
     assert len(paper.called) == len(set(paper.called))
     before = list(paper.trace)
-    for late in (Stopped("cancelled"), Ticked(), ModelReplied(1, says("late"))):
+    for late in (StopRequested("cancelled"), TimePassed(), ModelReplied(1, says("late"))):
         paper.tell(late)
     assert paper.trace == before
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.budgets.granting import HELD_RETRY_S, LEAST_REPLY, Ask, due, fullest, grant
+from gateway.budgets.granting import HELD_RETRY_S, LEAST_REPLY, ReserveRequest, due, fullest, grant
 from gateway.domain.budgets import (
     NANO,
     Amount,
@@ -21,7 +21,7 @@ from tests.fakes.store import session_key
 
 SCOPES = scopes_of(session_key(), "2026-01-31")
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
-ASK = Ask(100, 4096, at=NOW)
+ASK = ReserveRequest(100, 4096, at=NOW)
 
 
 def tallies(used: int = 0, held: int = 0) -> list[Tally]:
@@ -74,7 +74,7 @@ def test_below_256_tokens_of_reply_a_call_is_refused(limit: int, fits: bool) -> 
 
 
 def test_who_asks_for_less_than_256_gets_it_or_nothing() -> None:
-    ask = Ask(100, 50, at=NOW)
+    ask = ReserveRequest(100, 50, at=NOW)
 
     assert grant(Budgets(daily=Limit(150)), ask, tallies()).max_tokens == 50
     with pytest.raises(BudgetExceeded):
@@ -118,7 +118,7 @@ def test_a_day_ends_at_midnight_and_a_month_on_the_first(
 
 
 def test_money_bounds_a_reply_like_tokens_do() -> None:
-    ask = Ask(100, 1_000, prompt_nano_usd=NANO, whole_nano_usd=11 * NANO, at=NOW)
+    ask = ReserveRequest(100, 1_000, prompt_nano_usd=NANO, whole_nano_usd=11 * NANO, at=NOW)
     budgets = Budgets(monthly=Limit(None, 6 * NANO))
 
     granted = grant(budgets, ask, tallies())
@@ -150,7 +150,7 @@ def test_what_is_granted_fits_into_every_scope(
     budgets: Budgets, counted: list[Amount], asked: tuple[int, int, int, int]
 ) -> None:
     input_tokens, most, prompt, reply = asked
-    ask = Ask(input_tokens, most, prompt, prompt + reply, at=NOW)
+    ask = ReserveRequest(input_tokens, most, prompt, prompt + reply, at=NOW)
     books = [
         Tally(scope, used, held)
         for scope, used, held in zip(SCOPES, counted[:4], counted[4:], strict=True)

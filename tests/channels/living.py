@@ -15,9 +15,9 @@ from gateway.channels.progress import Health
 from gateway.channels.translating import WayIn
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
-from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
 from gateway.domain.plugins import PluginDef
-from gateway.domain.ports import Fetch, Fetched, Leave
+from gateway.domain.ports import Fetch, Fetched, FetchGrant
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch
 from tests.fakes.lines import FakeDialler
@@ -94,20 +94,20 @@ class FakeShelf(PartOfChannelStore):
 
     async def hear(
         self,
-        heard: Heard,
+        heard: HeardMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
     ) -> bool:
         raise AssertionError("everything here makes a turn")
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
         return []
 
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
         return []
 
-    async def drop_unread(self, one: Heard) -> None:
+    async def drop_unread(self, one: HeardMessage) -> None:
         raise AssertionError("nothing is unread")
 
     async def count_unread(self) -> Mapping[str, int]:
@@ -153,7 +153,7 @@ class World:
         )
         self.live = LiveChannel(
             WayIn(channel, self.adapter, intake, _unchanged),
-            Leave(
+            FetchGrant(
                 frozenset(map(origin, PLACES)),
                 tuple(a_secret("hush", *PLACES, name=name) for name in SECRETS),
             ),

@@ -7,7 +7,7 @@ from gateway.channels.adapters import Incoming, Sender
 from gateway.channels.doorkeeping import Doorman, Told, Verdict
 from gateway.channels.pairing import PairingBook
 from gateway.domain.channels import ChannelDef, Pairing
-from gateway.domain.inbox import Heard
+from gateway.domain.inbox import HeardMessage
 from gateway.domain.ports import Clock, Stores
 from tests.fakes.clock import CountingIds
 
@@ -21,7 +21,7 @@ def a_book(stores: Stores, clock: Clock) -> PairingBook:
 async def commit(stores: Stores, asked: Pairing) -> bool:
     """As the intake does it, with what the person is told."""
     name = f"{asked.person} at {asked.asked_at}"
-    heard = Heard(asked.channel, asked.account, name, "told", asked.asked_at)
+    heard = HeardMessage(asked.channel, asked.account, name, "told", asked.asked_at)
     return await stores.channels.hear(heard, asked=asked)
 
 

@@ -17,7 +17,7 @@ from gateway.domain.ids import RunId, Secret
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.outbox import TWICE, Delivery, DeliveryState, Receipt
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.ports import Ask, Fetched, HttpFailed
+from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
 from tests.fakes.store import NOON
@@ -434,4 +434,4 @@ async def test_a_request_goes_out_as_the_adapter_wrote_it() -> None:
     await stage.deliver(a_delivery())
 
     [(ask, _)] = stage.fetch.asked
-    assert ask == Ask("PUT", "https://api.example/x", (("a", "b"),), "é".encode(), 30.0)
+    assert ask == FetchRequest("PUT", "https://api.example/x", (("a", "b"),), "é".encode(), 30.0)

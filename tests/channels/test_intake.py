@@ -25,7 +25,7 @@ from gateway.domain.errors import (
 )
 from gateway.domain.inbox import Accepted, Inbound, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
-from gateway.sessions.intake import Bounds, Reception
+from gateway.sessions.intake import MessageIntake, QueueBounds
 from gateway.store.opening import open_store
 from tests.fakes.adapter import KeptEvents
 from tests.fakes.clock import FakeClock
@@ -45,7 +45,7 @@ class Site:
     """An intake in front of a core whose model never answers, so that every turn stays to be seen."""
 
     stores: Stores
-    reception: Reception
+    reception: MessageIntake
     intake: Intake
     door: FakeDoor = field(default_factory=FakeDoor)
     nudged: list[None] = field(default_factory=list)
@@ -75,7 +75,7 @@ Open = Callable[..., AbstractAsyncContextManager[Site]]
 
 
 @asynccontextmanager
-async def site_of(stores: Stores, bounds: Bounds, ids_from: int = 0) -> AsyncIterator[Site]:
+async def site_of(stores: Stores, bounds: QueueBounds, ids_from: int = 0) -> AsyncIterator[Site]:
     async with staged(StallingModel(), stores, bounds=bounds, ids_from=ids_from) as stage:
         intake = Intake(
             stage.front.reception.accept,
@@ -95,7 +95,7 @@ async def site_of(stores: Stores, bounds: Bounds, ids_from: int = 0) -> AsyncIte
 @pytest.fixture(params=["embedded", "memory"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     @asynccontextmanager
-    async def one(bounds: Bounds = ROOMY) -> AsyncIterator[Site]:
+    async def one(bounds: QueueBounds = ROOMY) -> AsyncIterator[Site]:
         async with (
             open_store(request.param, tmp_path / "data", clock=FakeClock()) as stores,
             site_of(stores, bounds) as site,
@@ -166,7 +166,7 @@ async def test_a_batch_that_is_refused_in_the_middle_is_taken_whole_when_it_come
     opened: Open,
 ) -> None:
     batch = [incoming(str(number), str(number)) for number in range(3)]
-    async with opened(Bounds(max_pending=1)) as site:
+    async with opened(QueueBounds(max_pending=1)) as site:
         with pytest.raises(Busy):
             await site.take(*batch, state="42")
         refused = (await site.said(), await site.memos())

@@ -19,7 +19,7 @@ from gateway.channels.doorkeeping import Doorman
 from gateway.channels.intake import Intake
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
 from tests.channels.people import a_book, said
@@ -83,7 +83,7 @@ class Frail(PartOfChannelStore):
 
     async def hear(
         self,
-        heard: Heard,
+        heard: HeardMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -91,16 +91,16 @@ class Frail(PartOfChannelStore):
         events = self.stores.channels
         return await self.faults.around(lambda: events.hear(heard, deliveries, memos, asked))
 
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
         return await self.stores.channels.find_unread(platform_id, channel)
 
-    async def drop_unread(self, one: Heard) -> None:
+    async def drop_unread(self, one: HeardMessage) -> None:
         await self.stores.channels.drop_unread(one)
 
     async def count_unread(self) -> Mapping[str, int]:
         return await self.stores.channels.count_unread()
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
         return await self.stores.channels.unread(channel, limit=limit)
 
     async def forget_heard(self, *, before: object, limit: int) -> int:

@@ -9,7 +9,7 @@ import anyio
 
 from gateway.channels.adapters import Socket
 from gateway.channels.supervision import supervise
-from gateway.domain.ports import Leave
+from gateway.domain.ports import FetchGrant
 from gateway.outbound.dialling import open_dialler
 from tests.channels.described import discord, slack, way
 from tests.channels.living import World, answer
@@ -22,7 +22,7 @@ from tests.outbound.guarded import a_secret, origin
 async def supervised(world: World, url: str) -> AsyncIterator[None]:
     at = url.partition("/link")[0].replace("ws", "http", 1)
     secrets = tuple(a_secret("hush", at, name=name) for name in ("bot_token", "app_token"))
-    leave = Leave(frozenset({origin(at)}), secrets)
+    leave = FetchGrant(frozenset({origin(at)}), secrets)
     async with open_dialler() as dialler, anyio.create_task_group() as group:
         live = replace(world.live, dialler=dialler, leave=leave)
         group.start_soon(supervise, live, way(world.description, Socket))

@@ -9,7 +9,7 @@ from gateway.channels.adapters import Poll
 from gateway.channels.polling import poll
 from gateway.channels.supervision import supervise
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ports import Ask, Fetched
+from gateway.domain.ports import Fetched, FetchRequest
 from tests.channels.described import telegram, way
 from tests.channels.living import World, answer
 from tests.fakes.fetch import FakeFetch
@@ -26,7 +26,7 @@ class Updates:
         self.refusal: Fetched | None = None
         self.fetch = FakeFetch(self._answer)
 
-    def _answer(self, ask: Ask) -> Fetched:
+    def _answer(self, ask: FetchRequest) -> Fetched:
         self.asked.append(ask.url.removeprefix(BASE))
         if self.refusal is not None:
             return self.refusal

@@ -18,7 +18,7 @@ from gateway.control.notices import Bus
 from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import Inbound
-from gateway.domain.ports import Leave
+from gateway.domain.ports import FetchGrant
 from gateway.outbound.guard import open_guarded
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
@@ -42,7 +42,7 @@ def a_room(stage: Stage, adapter: WritingAdapter) -> tuple[ChannelRoom, Health]:
     health = Health(CHANNEL, "poll", clock, tell)
     way_in, poll = WayIn(CHANNEL, adapter, intake, scrub), Poll("poll", CallRecipe("http://x"))
     room = ChannelRoom(intake, memos, clock, tell, WebhookDoor(stores.audit, clock), scrubbing)
-    room.open.append(OpenChannel(way_in, poll, health, Leave(adapter.plugin.origins)))
+    room.open.append(OpenChannel(way_in, poll, health, FetchGrant(adapter.plugin.origins)))
     return room, health
 
 

@@ -8,7 +8,7 @@ import anyio
 from gateway.app.shared import scrubbing
 from gateway.channels.room import ChannelRoom, OpenChannel, keep_lines
 from gateway.channels.webhooks import WebhookDoor
-from gateway.domain.ports import Leave, Stores
+from gateway.domain.ports import FetchGrant, Stores
 from gateway.host.clock import SystemClock
 from gateway.outbound.dialling import open_dialler
 from gateway.outbound.guard import open_guarded
@@ -33,7 +33,7 @@ def room_of(world: World, stores: Stores, server: ModelServer) -> ChannelRoom:
     channel = replace(way_in.channel, config={"api_base": base(server)})
     way_in = replace(way_in, channel=channel)
     room = empty_room(world, stores)
-    leave = Leave(frozenset({origin(base(server))}), (secret,))
+    leave = FetchGrant(frozenset({origin(base(server))}), (secret,))
     transport = world.description.transports[0]
     room.open.append(OpenChannel(way_in, transport, world.health, leave))
     return room

@@ -14,7 +14,7 @@ from gateway.channels.streaming import QUIET_S, Streaming
 from gateway.domain.channels import ChannelDef
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Chunk
-from gateway.domain.ports import Ask, Fetched, HttpFailed
+from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
 from gateway.sessions.runs import LiveRun, LiveRuns
 from tests.fakes.clock import FakeClock
 from tests.fakes.fetch import FakeFetch, Said
@@ -39,7 +39,7 @@ def told(reply: Reply) -> dict[str, object]:
     return made
 
 
-def fine(_: Ask) -> Said:
+def fine(_: FetchRequest) -> Said:
     return Fetched(200, (), b'{"id":"m1"}')
 
 
@@ -76,7 +76,7 @@ class Stage:
 @asynccontextmanager
 async def staged(
     outbound: Outbound,
-    answer: Callable[[Ask], Said] = fine,
+    answer: Callable[[FetchRequest], Said] = fine,
     *,
     formats: Callable[[Reply], object] = editable,
     is_group: bool = False,
@@ -169,7 +169,7 @@ async def test_a_draft_that_fails_is_the_last_one_and_the_answer_is_sent_anew() 
 
 
 async def test_a_draft_that_goes_wrong_in_a_way_nobody_foresaw_ends_nothing_else() -> None:
-    def explode(_: Ask) -> Said:
+    def explode(_: FetchRequest) -> Said:
         raise OverflowError("an answer as no platform gives it")
 
     async with staged(EDITS, explode) as stage:

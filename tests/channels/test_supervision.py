@@ -11,7 +11,7 @@ from gateway.channels.adapters import CallRecipe, Webhook
 from gateway.channels.supervision import Transport, supervise
 from gateway.domain.dialling import Dial
 from gateway.domain.errors import StoreUnavailable
-from gateway.domain.ports import Ask, Fetched, HttpFailed
+from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
 from tests.channels.described import discord, telegram
 from tests.channels.living import World, answer
 from tests.channels.test_sockets import HELLO, READY
@@ -149,7 +149,7 @@ async def test_a_store_that_is_back_is_read_again() -> None:
 async def test_an_error_of_our_own_is_logged_whole_and_not_the_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    def broken(ask: Ask) -> Fetched:
+    def broken(ask: FetchRequest) -> Fetched:
         raise ZeroDivisionError("of our own")
 
     world = World(telegram(), fetch=FakeFetch(broken))
@@ -165,7 +165,7 @@ async def test_an_error_of_our_own_is_logged_whole_and_not_the_end(
 SET_UP = CallRecipe("{api_base}/setWebhook?url={webhook_url}")
 
 
-def webhook_world(answers: Callable[[Ask], Fetched], **config: str) -> World:
+def webhook_world(answers: Callable[[FetchRequest], Fetched], **config: str) -> World:
     return World(telegram(), config=config, fetch=FakeFetch(answers))
 
 

@@ -12,7 +12,7 @@ import pytest
 from gateway.domain.channels import ChannelMemo
 from gateway.domain.errors import AlreadyHeard, Conflict, StoreUnavailable
 from gateway.domain.ids import AgentId, RunId, SessionKey
-from gateway.domain.inbox import Heard, NewDelivery, NewEntry
+from gateway.domain.inbox import HeardMessage, NewDelivery, NewEntry
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
 from gateway.store.rows import TextRefused
@@ -43,8 +43,8 @@ def message(name: str, *memos: ChannelMemo, platform_id: str = "1") -> NewEntry:
     return replace(entry, whence=WHENCE, memos=memos)
 
 
-def heard(platform_id: str = "1", *, after: timedelta = timedelta()) -> Heard:
-    return Heard("tg", "bot", platform_id, "told", NOON + after)
+def heard(platform_id: str = "1", *, after: timedelta = timedelta()) -> HeardMessage:
+    return HeardMessage("tg", "bot", platform_id, "told", NOON + after)
 
 
 def delivery(name: str) -> NewDelivery:

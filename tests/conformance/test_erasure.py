@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from gateway.domain.errors import Busy, NotFound
 from gateway.domain.events import Notice
-from gateway.domain.facts import Claim, FactQuery, Source, Whose, scope_of
+from gateway.domain.facts import Claim, FactQuery, SaidSource, Whose, scope_of
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.inbox import NewDelivery
 from gateway.domain.messages import Message, ToolCall
@@ -54,7 +54,7 @@ async def talk(stores: Stores, key: SessionKey, word: str) -> None:
     left = replace(left, journal=lambda: uncompressed(f'{{"content":"{word}"}}'))
     left = replace(left, posts=(told,), person="ann", rule_state=f'{{"w": "{word}"}}')
     await stores.inbox.finish(left)
-    source = Source(question.id, key, NOON, word, "ann")
+    source = SaidSource(question.id, key, NOON, word, "ann")
     claim = Claim("user", "says", word, True, NOON, key, source=source)
     await stores.facts.add_facts(scope_of(key, None), [claim], ids=[f"f-{name}"], now=NOON)
     while keys := await stores.facts.unindexed(limit=9):
@@ -179,7 +179,7 @@ async def test_nobody_can_go_on_from_an_erased_message(opened: Open) -> None:
 
 
 async def test_nothing_is_learned_from_a_message_that_was_erased_meanwhile(opened: Open) -> None:
-    source = Source("main-1", MINE, NOON, CANARY, "ann")
+    source = SaidSource("main-1", MINE, NOON, CANARY, "ann")
     claim = Claim("user", "says", CANARY, True, NOON, MINE, source=source)
     async with opened() as stores:
         await talk(stores, MINE, CANARY)

@@ -19,7 +19,7 @@ from gateway.domain.facts import (
     Erasure,
     Fact,
     FactQuery,
-    Source,
+    SaidSource,
     Whose,
     form,
     scope_of,
@@ -44,7 +44,7 @@ def a_claim(object_: str = "NYC", since: int = 0, **changes: object) -> Claim:
     """Said `since` days after noon in a direct chat."""
     at = NOON + since * DAY
     key = changes.get("session_key", ANN)
-    source = Source(f"m{since}", key, at, f"I live in {object_}", "ann")  # type: ignore[arg-type]
+    source = SaidSource(f"m{since}", key, at, f"I live in {object_}", "ann")  # type: ignore[arg-type]
     claim = Claim("user", "lives in", object_, True, at, ANN, source=source)
     return replace(claim, **changes)  # type: ignore[arg-type]  # by name
 
@@ -231,7 +231,7 @@ async def test_who_moved_before_they_told_where_they_live_has_lived_there_since(
     opened: Open,
 ) -> None:
     """`I live in NYC`, and then: `I moved to LA last month`, which is so now as well."""
-    source = Source("m3", ANN, NOON + 3 * DAY, "I moved to LA last month", "ann")
+    source = SaidSource("m3", ANN, NOON + 3 * DAY, "I moved to LA last month", "ann")
     moved = [a_claim("LA", since, source=source) for since in (3, -20)]
     async with opened() as stores:
         await told(stores.facts, a_claim("NYC", 2), *moved)
@@ -280,7 +280,7 @@ CLAIMS = st.lists(
             "fact",
             functional / 3,
             None if until is None else NOON + (since + until) * DAY,
-            None if said is None else Source("m", ANN, NOON + said * DAY, "q", "ann"),
+            None if said is None else SaidSource("m", ANN, NOON + said * DAY, "q", "ann"),
         ),
         st.sampled_from([*PREDICATES]),
         st.integers(0, 3),
@@ -338,7 +338,7 @@ def current(facts: Sequence[Fact]) -> list[tuple[str, str]]:
 
 def lived(where: str, since: int, said: int, until: int | None = None) -> Claim:
     end = None if until is None else NOON + until * DAY
-    source = Source("m", ANN, NOON + said * DAY, "q", "ann")
+    source = SaidSource("m", ANN, NOON + said * DAY, "q", "ann")
     return a_claim(where, since, valid_to=end, source=source)
 
 
@@ -583,10 +583,10 @@ async def test_a_question_has_the_bounds_that_it_names(opened: Open) -> None:
     [
         ({"object_": "\ud800"}, "surrogate"),
         ({"subject": "\udfff"}, "surrogate"),
-        ({"source": Source("m", ANN, NOON, "\ud800", "ann")}, "surrogate"),
+        ({"source": SaidSource("m", ANN, NOON, "\ud800", "ann")}, "surrogate"),
         ({"object_": "x" * 1_000_000}, "1000000 characters, at most 4000"),
         ({"predicate": "x" * 501}, "at most 500"),
-        ({"source": Source("m", ANN, NOON, "x" * 100_001, "ann")}, "quote"),
+        ({"source": SaidSource("m", ANN, NOON, "x" * 100_001, "ann")}, "quote"),
         ({"object_": " \n\x00"}, "object of a fact is empty"),
         ({"subject": ""}, "subject of a fact is empty"),
     ],
@@ -660,7 +660,7 @@ async def test_what_is_erased_is_gone_and_nothing_older_is_believed_again(opened
 async def test_a_person_or_a_session_is_erased(
     opened: Open, what: Erasure, left: list[str]
 ) -> None:
-    there = Source("m7", ROOM, NOON, "private, I said", "ann")
+    there = SaidSource("m7", ROOM, NOON, "private, I said", "ann")
     async with opened() as stores:
         await told(stores.facts, about("user", "is", "private"))
         await told(stores.facts, about("user", "is", "private", source=there), first=1)

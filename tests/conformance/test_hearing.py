@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from gateway.domain.facts import Said, Unheard
+from gateway.domain.facts import SaidMessage, Unheard
 from gateway.domain.ids import MessageId, NodeId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.store.opening import open_store
@@ -37,9 +37,9 @@ async def a_turn(stores: Stores, name: str, key: SessionKey, *, after: str | Non
     await stores.inbox.finish(an_ending(name, key, grown_from=after))
 
 
-def said(name: str) -> Said:
+def said(name: str) -> SaidMessage:
     nodes = an_exchange(name)
-    return Said(nodes[0].id, nodes[0].run_id, "ann", "question", NOON)
+    return SaidMessage(nodes[0].id, nodes[0].run_id, "ann", "question", NOON)
 
 
 def heard(name: str, node: int, *names: str) -> Unheard:

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from gateway.domain.errors import NotFound
-from gateway.domain.facts import Claim, Erasure, Found, Source, Trail
+from gateway.domain.facts import Claim, Erasure, FoundTurns, SaidSource, Trail
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.ports import Stores
@@ -49,7 +49,7 @@ async def index(stores: Stores, *keys: SessionKey) -> None:
         behind = await stores.facts.index_turns(behind, limit=3)
 
 
-async def ids(stores: Stores, found: Found, key: SessionKey = HERE) -> dict[str, set[str]]:
+async def ids(stores: Stores, found: FoundTurns, key: SessionKey = HERE) -> dict[str, set[str]]:
     depths = range(found.trail.length)
     names = {
         turn.depth: turn.id for turn in await stores.facts.fetch_turns(key, found.trail, depths)
@@ -210,7 +210,7 @@ async def test_a_word_is_looked_for_again_once_it_is_no_longer_in_most_turns(ope
 
 async def test_an_unknown_session_knows_nothing(opened: Open) -> None:
     async with opened() as stores:
-        assert await stores.facts.find_turns(HERE, ["word"], limit=9) == Found()
+        assert await stores.facts.find_turns(HERE, ["word"], limit=9) == FoundTurns()
         assert list(await stores.facts.fetch_turns(HERE, Trail(), [])) == []
         assert list(await stores.facts.unindexed(limit=9)) == []
         assert list(await stores.facts.index_turns([HERE], limit=9)) == []
@@ -295,7 +295,7 @@ async def test_what_told_a_forgotten_fact_is_not_recalled(opened: Open, kind: st
         await say(stores, "b", "no dog at all", "none", after="a-2")
         await say(stores, "c", "a dog elsewhere", "fine", key=THERE)
         await index(stores)
-        source = Source("msg-a", HERE, NOON, "my dog is Luna", HERE.peer)
+        source = SaidSource("msg-a", HERE, NOON, "my dog is Luna", HERE.peer)
         claim = Claim("user", "dog name", "Luna", True, NOON, HERE, source=source)
         await stores.facts.add_facts(str(HERE), [claim], ids=["f"], now=NOON)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.control.policy import Asked, Circles, digest, looked_at, signature
+from gateway.control.policy import CallAsked, Circles, digest, looked_at, signature
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),
@@ -114,7 +114,7 @@ class Course:
         return " ".join(words)
 
     def _of(self, calls: list[str]) -> str:
-        asked = [Asked(str(number), one[0]) for number, one in enumerate(calls)]
+        asked = [CallAsked(str(number), one[0]) for number, one in enumerate(calls)]
         self.circles, finding = looked_at(
             self.circles,
             asked,
@@ -232,7 +232,7 @@ def test_the_order_inside_a_turn_never_matters_for_loops(turns: list[list[str]])
     def loops(each: list[list[str]]) -> list[bool]:
         circles, found = Circles(), []
         for turn in each:
-            asked = [Asked(str(number), one[0]) for number, one in enumerate(turn)]
+            asked = [CallAsked(str(number), one[0]) for number, one in enumerate(turn)]
             circles, finding = looked_at(circles, asked, window=6, threshold=3, repeats=3)
             found.append(finding.loop is not None)
         return found

@@ -8,7 +8,7 @@ from typing import cast, get_args
 import pytest
 from pydantic_core import from_json
 
-from gateway.agent.output import STOPS, WARNINGS, Reading, Stopping, stop_text
+from gateway.agent.output import STOPS, WARNINGS, Reading, StopText, stop_text
 from gateway.domain import messages as chunks
 from gateway.domain.agents import Limits
 from gateway.domain.events import KINDS, Event
@@ -108,7 +108,7 @@ def test_every_ending_is_documented_and_no_other(line: str, values: tuple[str, .
 
 def test_every_limit_is_documented_with_what_is_said_at_it_and_no_other() -> None:
     limits = Limits()
-    stops: dict[str, Stopping] = {reason: said for reason, said in STOPS.items() if said.limit}
+    stops: dict[str, StopText] = {reason: said for reason, said in STOPS.items() if said.limit}
     documented = {
         name: [cell.strip() for cell in rest.strip("|").split("|")]
         for name, rest in rows("Limits").items()

@@ -19,13 +19,13 @@ from gateway.agent.driver import ENDING_S
 from gateway.agent.effects import (
     AskModel,
     CallTool,
+    Effect,
     Finish,
     Job,
     ModelReplied,
     Moment,
-    Told,
     ToolReturned,
-    Wish,
+    TurnEvent,
 )
 from gateway.agent.leaves import LEAVES, REGISTRY
 from gateway.agent.turn import ROOTS, Turn
@@ -116,7 +116,7 @@ class Paper:
                 self.turn.on(self._granted(wish), self.moment)
         return self.turn
 
-    def _granted(self, wish: Wish) -> Told:
+    def _granted(self, wish: Effect) -> TurnEvent:
         if isinstance(wish, CallTool):
             found = ToolResult(wish.call.id, wish.call.name, f"found {wish.call.id}")
             return ToolReturned(wish.ticket, found)

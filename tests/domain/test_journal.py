@@ -12,7 +12,7 @@ from gateway.domain.journal import (
     GRANTS,
     KINDS,
     MOST_BYTES,
-    Entry,
+    JournalEntry,
     JournalUnreadable,
     attempt_of,
     chunks_of,
@@ -30,7 +30,7 @@ EXAMPLES = {
     list: [1],
 }
 ENTRIES = tuple(
-    Entry(kind, tuple(EXAMPLES[one[0] if isinstance(one, tuple) else one] for one in types))
+    JournalEntry(kind, tuple(EXAMPLES[one[0] if isinstance(one, tuple) else one] for one in types))
     for kind, types in KINDS.items()
 )
 LATER = tuple(entry for entry in ENTRIES if entry.kind != "attempt")
@@ -40,12 +40,12 @@ JSON = st.recursive(
 )
 
 
-def line(entry: Entry) -> bytes:
+def line(entry: JournalEntry) -> bytes:
     return to_json([entry.kind, *entry.values])
 
 
 def attempt(number: int, *asked: str) -> bytes:
-    return line(Entry("attempt", (number, list(asked))))
+    return line(JournalEntry("attempt", (number, list(asked))))
 
 
 def parts_at(lines: list[bytes], *places: int) -> list[bytes]:
@@ -76,14 +76,18 @@ def test_every_entry_and_chunk_comes_back_in_order_over_several_parts(places: li
 
 
 def test_the_last_attempt_stands_for_itself_with_those_before_it() -> None:
-    first, stop, over = Entry("sent", (3,)), Entry("stop", ("timeout", False)), Entry("over")
+    first, stop, over = (
+        JournalEntry("sent", (3,)),
+        JournalEntry("stop", ("timeout", False)),
+        JournalEntry("over"),
+    )
     lines = [attempt(1, "r"), line(first), chunk(1), attempt(2, "q", "r"), line(stop), chunk(9)]
     parts = [pack_text(lines[:4]), pack_text([*lines[4:], line(over), chunk(10)])]
 
     read = attempt_of(parts, from_json)
 
     assert read.entries == (stop, over)
-    assert read.earlier == (Entry("attempt", (1, ["r"])), first)
+    assert read.earlier == (JournalEntry("attempt", (1, ["r"])), first)
     assert read.asked == ("q", "r")
     assert chunks_of(parts) == b"\n".join([chunk(9), chunk(10)])
 
@@ -97,7 +101,7 @@ def test_what_was_granted_is_read_of_all_attempts() -> None:
 
 
 def test_one_that_is_cut_says_so_of_its_last_attempt() -> None:
-    cut = [attempt(1, "r"), line(Entry("cut"))]
+    cut = [attempt(1, "r"), line(JournalEntry("cut"))]
 
     assert attempt_of([pack_text(cut)], from_json).is_cut
     assert not attempt_of([pack_text(cut), pack_text([attempt(2, "r")])], from_json).is_cut
@@ -148,7 +152,10 @@ WRONG = (
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_an_entry_of_another_shape_is_refused_and_grants_nothing(wrong: bytes) -> None:
-    parts = [pack_text([attempt(1, "r"), line(Entry("begun", (1, "c")))]), pack_text([wrong])]
+    parts = [
+        pack_text([attempt(1, "r"), line(JournalEntry("begun", (1, "c")))]),
+        pack_text([wrong]),
+    ]
 
     with pytest.raises(JournalUnreadable, match="the recording is damaged: "):
         attempt_of(parts, from_json)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, Source, Told, form, in_order, predicate_form, settled
+from gateway.domain.facts import Claim, SaidSource, Told, form, in_order, predicate_form, settled
 from tests.fakes.store import session_key
 
 NOON, KEY = datetime(2026, 11, 18, 12, tzinfo=UTC), session_key()
@@ -48,7 +48,7 @@ def test_only_blanks_have_no_form(text: str) -> None:
 
 def stated(*places: str) -> list[Claim]:
     """In one message, one after the other; what begins with `-` is over."""
-    source = Source("m", KEY, NOON, "q", "ann")
+    source = SaidSource("m", KEY, NOON, "q", "ann")
     return in_order(
         [
             Claim(

@@ -17,7 +17,7 @@ from gateway.channels.translating import WayIn
 from gateway.domain.channels import ChannelDef, ChannelMemo, Pairing
 from gateway.domain.errors import AdapterFailed
 from gateway.domain.ids import MessageId, RunId, Secret
-from gateway.domain.inbox import Accepted, Heard, Inbound, NewDelivery
+from gateway.domain.inbox import Accepted, HeardMessage, Inbound, NewDelivery
 from gateway.domain.plugins import PluginDef, PluginSecret
 from gateway.domain.ports import Stores
 from gateway.outbound.secrets import Scrubber
@@ -73,7 +73,7 @@ class Taken:
 class KeptEvents(PartOfChannelStore):
     """Implements ChannelEvents, and shows what was heard."""
 
-    heard: list[Heard] = field(default_factory=list)
+    heard: list[HeardMessage] = field(default_factory=list)
 
     async def knows(self, channel: str, account: str, platform_id: str) -> bool:
         await checkpoint()
@@ -81,7 +81,7 @@ class KeptEvents(PartOfChannelStore):
 
     async def hear(
         self,
-        heard: Heard,
+        heard: HeardMessage,
         deliveries: Sequence[NewDelivery] = (),
         memos: Sequence[ChannelMemo] = (),
         asked: Pairing | None = None,
@@ -90,15 +90,15 @@ class KeptEvents(PartOfChannelStore):
         self.heard += [heard] if is_new else []
         return is_new
 
-    async def unread(self, channel: str | None, *, limit: int) -> Sequence[Heard]:
+    async def unread(self, channel: str | None, *, limit: int) -> Sequence[HeardMessage]:
         return [one for one in self.heard if one.outcome == "unreadable"][-limit:]
 
-    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[Heard]:
+    async def find_unread(self, platform_id: str, channel: str | None) -> Sequence[HeardMessage]:
         return [
             one for one in await self.unread(channel, limit=99) if one.platform_id == platform_id
         ]
 
-    async def drop_unread(self, one: Heard) -> None:
+    async def drop_unread(self, one: HeardMessage) -> None:
         self.heard.remove(one)
 
     async def count_unread(self) -> Mapping[str, int]:

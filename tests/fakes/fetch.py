@@ -5,7 +5,7 @@ from collections.abc import Callable
 import anyio
 
 from gateway.domain.errors import Denied
-from gateway.domain.ports import Ask, Fetched, HttpFailed, Leave
+from gateway.domain.ports import Fetched, FetchGrant, FetchRequest, HttpFailed
 
 Said = Fetched | Denied | HttpFailed
 
@@ -19,10 +19,12 @@ class FakeFetch:
     """Every ask gets what `answer` makes of it. With a `gate`, each waits for it."""
 
     def __init__(
-        self, answer: Callable[[Ask], Said] = lambda _: page(), gate: anyio.Event | None = None
+        self,
+        answer: Callable[[FetchRequest], Said] = lambda _: page(),
+        gate: anyio.Event | None = None,
     ) -> None:
         self._answer, self._gate = answer, gate
-        self.asked: list[tuple[Ask, Leave]] = []
+        self.asked: list[tuple[FetchRequest, FetchGrant]] = []
         self.came = anyio.Event()
         self.cancelled = 0
 
@@ -30,7 +32,7 @@ class FakeFetch:
         assert self._gate is not None
         self._gate.set()
 
-    async def fetch(self, ask: Ask, leave: Leave) -> Fetched:
+    async def fetch(self, ask: FetchRequest, leave: FetchGrant) -> Fetched:
         self.asked.append((ask, leave))
         self.came.set()
         if self._gate is not None:

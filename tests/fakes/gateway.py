@@ -23,7 +23,7 @@ from gateway.domain.supervision import supervise
 from gateway.domain.version import VERSION
 from gateway.host.keyfile import make_key
 from gateway.sandbox.opening import PATIENCE_S
-from gateway.web.server import Address, WebServer
+from gateway.web.server import ListenAddress, WebServer
 
 START_S = 20.0
 SOUL = "You answer tests."
@@ -125,7 +125,7 @@ async def running(
         settings = web_settings(config, key)
         server = WebServer(rooms.web(settings), settings)
         async with anyio.create_task_group() as group:
-            address: Address = await group.start(server.serve)
+            address: ListenAddress = await group.start(server.serve)
             await rooms.core.front.reception.resume()
             lines = partial(supervise, "lines", rooms.keep_lines, rooms.shared.clock, may_end=True)
             group.start_soon(lines, name="lines")

@@ -6,7 +6,7 @@ from pydantic_core import from_json, to_json
 
 from gateway.agent.journal import RunJournal
 from gateway.domain.ids import RunId
-from gateway.domain.journal import Entry
+from gateway.domain.journal import JournalEntry
 from gateway.domain.ports import Clock
 from tests.fakes.ports import PartOfJournal
 
@@ -31,18 +31,18 @@ class KeptJournal(RunJournal):
     """`kept` is what a crash would leave, as it comes back from a store; `written` names what each
     write kept."""
 
-    def __init__(self, clock: Clock, earlier: Sequence[Entry] = ()) -> None:
+    def __init__(self, clock: Clock, earlier: Sequence[JournalEntry] = ()) -> None:
         super().__init__(clock, earlier)
         self.kept = list(earlier)
         self.written: list[str] = []
-        self._waiting: list[Entry] = []
+        self._waiting: list[JournalEntry] = []
 
     def grant(self, kind: str, *values: object) -> None:
-        self._waiting.append(Entry(kind, values))
+        self._waiting.append(JournalEntry(kind, values))
 
     async def keep(self, what: str) -> None:
         self.written.append(what)
         for one in self._waiting:
             kind, *values = from_json(to_json([one.kind, *one.values]))
-            self.kept.append(Entry(kind, tuple(values)))
+            self.kept.append(JournalEntry(kind, tuple(values)))
         self._waiting.clear()

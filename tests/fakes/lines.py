@@ -8,7 +8,7 @@ from math import inf
 import anyio
 
 from gateway.domain.dialling import Dial
-from gateway.domain.ports import HttpFailed, Leave
+from gateway.domain.ports import FetchGrant, HttpFailed
 
 
 class FakeLine:
@@ -56,7 +56,7 @@ class FakeDialler:
         self.lines: list[FakeLine] = []
         self.dialled: list[str] = []
 
-    def dial(self, dial: Dial, leave: Leave) -> AbstractAsyncContextManager[FakeLine]:
+    def dial(self, dial: Dial, leave: FetchGrant) -> AbstractAsyncContextManager[FakeLine]:
         return self._dial(dial)
 
     @asynccontextmanager

@@ -14,7 +14,7 @@ from gateway.domain.plugins import PluginDef, PluginLimits, PluginSecret
 from gateway.domain.ports import Clock, Fetch, HostFunction, ToolStore
 from gateway.host.clock import SystemClock
 from gateway.sandbox.hosting import Means
-from gateway.sandbox.ledger import Ledger
+from gateway.sandbox.ledger import UseLedger
 from gateway.sandbox.links import Outcome
 from gateway.sandbox.opening import open_sandbox
 from gateway.sandbox.plugins import Loaded, Sandbox
@@ -40,7 +40,7 @@ def means(
         from_json,
         read_description,
         functions or {},
-        Ledger(),
+        UseLedger(),
     )
 
 

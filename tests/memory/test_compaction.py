@@ -13,7 +13,7 @@ from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimat
 from gateway.domain.sessions import Summary, from_plain, to_plain
 from gateway.memory.compaction import (
     MOST_IDENTIFIERS,
-    Span,
+    CoveredSpan,
     read_reply,
     request_text,
     shrinks,
@@ -36,9 +36,9 @@ def nodes_of(*pairs: tuple[str, str]) -> tuple[Node, ...]:
     )
 
 
-def span(*pairs: tuple[str, str]) -> Span:
+def span(*pairs: tuple[str, str]) -> CoveredSpan:
     nodes = nodes_of(*pairs)
-    return Span(Window(nodes[:-2]), nodes[-2:])
+    return CoveredSpan(Window(nodes[:-2]), nodes[-2:])
 
 
 @given(st.lists(st.integers(1, 4_000), max_size=30), st.integers(500, 9_000))
@@ -141,7 +141,7 @@ def test_the_request_has_the_notes_the_newest_part_and_short_results() -> None:
     result = Message("tool", result=ToolResult("1", "read", "r" * 5_000))
     nodes = [*nodes_of(("old " * 400, "yes"), ("read it", "done"), ("now?", "now"))]
     nodes[3:3] = [replace(nodes[0], message=call), replace(nodes[0], message=result)]
-    part = Span(Window(nodes[:-2]), nodes[-2:])
+    part = CoveredSpan(Window(nodes[:-2]), nodes[-2:])
 
     text = request_text(Summary(NodeId("0"), goal="learn"), part, 400)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.memory.wording import When, named, parse
+from gateway.memory.wording import TimeWord, named, parse
 
 NOW = datetime(2026, 11, 18, 15, 30, tzinfo=UTC)  # a Wednesday
 
@@ -35,7 +35,7 @@ SAID = {
 }
 
 
-def find(text: str, said_at: datetime) -> When | None:
+def find(text: str, said_at: datetime) -> TimeWord | None:
     """What a text names, if it is not still to come."""
     when = named(text, said_at)
     return None if when is None or when.at > said_at else when

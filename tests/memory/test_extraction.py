@@ -13,7 +13,7 @@ from pydantic_core import from_json
 
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Payer
-from gateway.domain.facts import Said
+from gateway.domain.facts import SaidMessage
 from gateway.domain.ids import AgentId, NodeId, RunId
 from gateway.memory.extraction import MOST_CLAIMS, SHOWN_CHARACTERS, claims_of, request
 from tests.fakes.store import session_key
@@ -22,8 +22,8 @@ NOW = datetime(2026, 11, 18, 15, 30, tzinfo=UTC)
 KEY = session_key()
 AGENT = AgentDef(AgentId("demo"), "fake", "fake-1", max_tokens=300)
 SAID = (
-    Said(NodeId("m1"), RunId("r1"), "ann", "I moved to Oslo last week with Rex", NOW),
-    Said(NodeId("m2"), RunId("r2"), "ann", "Rex sees Dr. Ek", NOW),
+    SaidMessage(NodeId("m1"), RunId("r1"), "ann", "I moved to Oslo last week with Rex", NOW),
+    SaidMessage(NodeId("m2"), RunId("r2"), "ann", "Rex sees Dr. Ek", NOW),
 )
 GOOD = {
     "message": 1,
@@ -59,7 +59,7 @@ def test_a_model_is_shown_only_what_one_person_said_with_its_date() -> None:
 
 
 def test_a_long_message_is_shown_in_part() -> None:
-    long = Said(NodeId("m1"), RunId("r1"), None, "x" * 100_000, NOW)
+    long = SaidMessage(NodeId("m1"), RunId("r1"), None, "x" * 100_000, NOW)
 
     asked = request(AGENT, KEY, (long,), (), encode)
 
@@ -89,7 +89,7 @@ def test_a_relative_date_is_resolved_here_when_the_model_gives_none_that_can_be(
 @pytest.mark.parametrize("valid_from", [None, "2026-12-01", "2026-11-18"])
 def test_what_is_still_to_come_is_no_fact(valid_from: str | None) -> None:
     text = "I move to Berlin next month"
-    soon = Said(NodeId("m1"), RunId("r1"), "ann", text, NOW)
+    soon = SaidMessage(NodeId("m1"), RunId("r1"), "ann", text, NOW)
     facts = [{**GOOD, "quote": text, "object": "Berlin", "valid_from": valid_from}]
 
     assert claims_of(json.dumps({"facts": facts}), KEY, (soon,), json.loads) == ()

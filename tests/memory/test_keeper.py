@@ -11,11 +11,11 @@ import pytest
 
 from gateway.domain.agents import AgentDef, ContextRules, Extraction, FactScope
 from gateway.domain.errors import ModelFailed, StoreUnavailable
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, Said, scope_of, whose
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, SaidMessage, scope_of, whose
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import FactStore, Stores
-from gateway.memory.extraction import AGAIN_S, LONGEST_WAIT_S, NOTE_EVERY_S, Keeper, Keeping
+from gateway.memory.extraction import AGAIN_S, LONGEST_WAIT_S, NOTE_EVERY_S, FactExtractor, Keeping
 from gateway.memory.statements import claims_in
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.model import ScriptedModel, says
@@ -44,7 +44,7 @@ NOTHING = says('{"facts": []}')
 @dataclass
 class Site:
     stores: Stores
-    keeper: Keeper
+    keeper: FactExtractor
     clock: FakeClock
     model: ScriptedModel
     keeping: Keeping
@@ -71,7 +71,7 @@ def answer(name: str) -> NodeId:
 
 async def said_in(
     stores: Stores, name: str, text: str, key: SessionKey = KEY, sender: str | None = None
-) -> Said:
+) -> SaidMessage:
     at = NOON + timedelta(seconds=len(await stores.sessions.tree(key, limit=1_000)))
     entry = an_entry(name, key, content=text, at=at)
     entry = replace(entry, message_id=MessageId(f"{name}-1"), sender=sender)
@@ -80,7 +80,7 @@ async def said_in(
     head = record.head if record else None
     nodes = an_exchange(name, text, "I live in Atlantis")
     await stores.inbox.finish(an_ending(name, key, grown_from=head, nodes=nodes))
-    return Said(NodeId(f"{name}-1"), entry.run_id, sender, text, at)
+    return SaidMessage(NodeId(f"{name}-1"), entry.run_id, sender, text, at)
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ async def kept(
     )
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            keeper = Keeper(keeping, group)
+            keeper = FactExtractor(keeping, group)
             await keeper.resume()
             yield Site(stores, keeper, clock, asked, keeping)
             group.cancel_scope.cancel()
@@ -195,7 +195,7 @@ async def test_what_was_told_without_a_date_was_before_what_is_so_since_a_day(
 ) -> None:
     """Also if the one said first is found last."""
     said = tuple(
-        Said(NodeId(f"m{n}"), RunId("r"), None, text, NOON + timedelta(minutes=n))
+        SaidMessage(NodeId(f"m{n}"), RunId("r"), None, text, NOON + timedelta(minutes=n))
         for n, text in enumerate(("I live in NYC", "I moved to LA last month"))
     )
     async with open_memory() as stores, kept(stores) as site:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, Said
+from gateway.domain.facts import Claim, SaidMessage
 from gateway.domain.ids import NodeId, RunId
 from gateway.memory.statements import MOST_CLAIMS, claims_in
 from tests.fakes.store import session_key
@@ -16,8 +16,8 @@ NOW = datetime(2026, 11, 18, 15, 30, tzinfo=UTC)
 KEY = session_key()
 
 
-def said(text: str, sender: str | None = None) -> Said:
-    return Said(NodeId("m1"), RunId("r1"), sender, text, NOW)
+def said(text: str, sender: str | None = None) -> SaidMessage:
+    return SaidMessage(NodeId("m1"), RunId("r1"), sender, text, NOW)
 
 
 def found(text: str) -> list[str]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Found, Hits, Trail
+from gateway.domain.facts import FoundTurns, Hits, Trail
 from gateway.memory.recall import ranked
 
 WORDS = ("ba", "ko", "mi", "tu")
@@ -16,10 +16,10 @@ BESIDE = {0: 1.0, 1: 1.0, 2: 0.75, 3: 0.5, 4: 0.25}
 texts = st.lists(st.lists(st.sampled_from([*WORDS, "x", "y"]), max_size=5), min_size=1, max_size=40)
 
 
-def found(said: Sequence[Sequence[str]], words: Sequence[str] = WORDS) -> Found:
+def found(said: Sequence[Sequence[str]], words: Sequence[str] = WORDS) -> FoundTurns:
     places = {word: frozenset(n for n, text in enumerate(said) if word in text) for word in words}
     hits = {word: Hits(depths, len(depths)) for word, depths in places.items() if depths}
-    return Found(Trail.of([(1, len(said))]), hits)
+    return FoundTurns(Trail.of([(1, len(said))]), hits)
 
 
 def bm25(counts: dict[str, list[float]], documents: int) -> list[float]:
@@ -93,8 +93,8 @@ def test_what_is_shown_anyhow_is_left_out() -> None:
 
 def test_other_forms_of_a_word_count_once() -> None:
     hits = Hits(frozenset({3}), 1)
-    once = Found(Trail.of([(1, 9)]), {"house": hits, "tree": Hits(frozenset({5}), 1)})
-    twice = Found(once.trail, {**once.words, "houses": hits})
+    once = FoundTurns(Trail.of([(1, 9)]), {"house": hits, "tree": Hits(frozenset({5}), 1)})
+    twice = FoundTurns(once.trail, {**once.words, "houses": hits})
 
     assert ranked(twice, {}, limit=9) == ranked(once, {}, limit=9)
 
@@ -108,4 +108,4 @@ def test_of_two_alike_the_newer_comes_first() -> None:
 
 
 def test_nothing_found_ranks_nothing() -> None:
-    assert ranked(Found(), {}, limit=9) == []
+    assert ranked(FoundTurns(), {}, limit=9) == []

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Claim, Recalled, Source, scope_of, whose
+from gateway.domain.facts import Claim, Recalled, SaidSource, scope_of, whose
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall, Shown, asked_words
@@ -29,7 +29,7 @@ async def opened() -> AsyncIterator[tuple[Stores, Recall]]:
 def a_claim(
     subject: str, predicate: str, object_: str, key: SessionKey = ANN, source: str | None = None
 ) -> Claim:
-    said = Source(source, key, NOON, object_, "ann") if source else None
+    said = SaidSource(source, key, NOON, object_, "ann") if source else None
     return Claim(subject, predicate, object_, True, NOON, key, source=said)
 
 

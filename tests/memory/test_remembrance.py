@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from gateway.domain.agents import AgentDef, ContextRules
-from gateway.domain.facts import Claim, Found, Whose, scope_of
+from gateway.domain.facts import Claim, FoundTurns, Whose, scope_of
 from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.ports import Stores
 from gateway.memory.recall import Recall, Remembrance
@@ -104,9 +104,9 @@ class Silent:
     def knows(self, whose: Whose) -> bool:
         return False
 
-    async def find_turns(self, key: SessionKey, words: Sequence[str], **_: object) -> Found:
+    async def find_turns(self, key: SessionKey, words: Sequence[str], **_: object) -> FoundTurns:
         self.asked += 1
-        return Found()
+        return FoundTurns()
 
 
 async def test_nothing_is_asked_where_all_is_shown_and_nothing_was_learned() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gateway.domain.errors import StoreUnavailable, ToolFailed
-from gateway.domain.facts import FactQuery, Recalled, Source, Whose
+from gateway.domain.facts import FactQuery, Recalled, SaidSource, Whose
 from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.ports import Stores, ToolScope
 from gateway.memory.tool import MemoryTool
@@ -23,7 +23,7 @@ SAID = "My dog is called Luna, and I live in LA."
 
 def scope(key: SessionKey = ANN, sender: str | None = None, said: str = SAID) -> ToolScope:
     at = datetime(2025, 12, 31, 8, tzinfo=UTC)
-    return ToolScope(key, RunId("r"), "p", "c", Source("m1", key, at, said, sender or key.peer))
+    return ToolScope(key, RunId("r"), "p", "c", SaidSource("m1", key, at, said, sender or key.peer))
 
 
 def tool(stores: Stores, *found: Recalled, **more: Any) -> MemoryTool:

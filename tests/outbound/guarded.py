@@ -3,7 +3,7 @@
 from gateway.config.capabilities import parse_capability
 from gateway.domain.ids import Secret
 from gateway.domain.plugins import HttpGrant, Origin, PluginSecret
-from gateway.domain.ports import Ask, Leave
+from gateway.domain.ports import FetchGrant, FetchRequest
 from tests.fakes.model_server import ModelServer
 
 
@@ -22,9 +22,11 @@ def a_secret(value: str, *origins: str, name: str = "key") -> PluginSecret:
     return PluginSecret(name, Secret(value), frozenset(map(origin, origins)))
 
 
-def leave(*origins: str, secrets: tuple[PluginSecret, ...] = ()) -> Leave:
-    return Leave(frozenset(map(origin, origins)), secrets)
+def leave(*origins: str, secrets: tuple[PluginSecret, ...] = ()) -> FetchGrant:
+    return FetchGrant(frozenset(map(origin, origins)), secrets)
 
 
-def get(url: str, **headers: str) -> Ask:
-    return Ask("GET", url, tuple((name.replace("_", "-"), text) for name, text in headers.items()))
+def get(url: str, **headers: str) -> FetchRequest:
+    return FetchRequest(
+        "GET", url, tuple((name.replace("_", "-"), text) for name, text in headers.items())
+    )

@@ -15,7 +15,7 @@ from websockets.http11 import Request, Response
 from gateway.domain.dialling import Dial, Dialler, Line
 from gateway.domain.errors import Denied
 from gateway.domain.plugins import PluginSecret
-from gateway.domain.ports import HttpFailed, Leave
+from gateway.domain.ports import FetchGrant, HttpFailed
 from gateway.outbound.dialling import open_dialler
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.platform_socket import Answers, listening
@@ -35,13 +35,13 @@ async def echo(line: ServerConnection) -> None:
         await line.send(text)
 
 
-def granted(url: str, *, secret: bool = False) -> Leave:
+def granted(url: str, *, secret: bool = False) -> FetchGrant:
     origin = url.replace("ws", "http", 1)
     secrets = (a_secret(HUSH, origin),) if secret else ()
     return leave(origin, secrets=secrets)
 
 
-async def refused(dialler: Dialler, dial: Dial, granted: Leave) -> Exception:
+async def refused(dialler: Dialler, dial: Dial, granted: FetchGrant) -> Exception:
     with anyio.fail_after(5), pytest.raises((Denied, HttpFailed)) as error:
         async with dialler.dial(dial, granted):
             pass

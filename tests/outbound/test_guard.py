@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import SocketAttribute, SocketStream
 
 from gateway.domain.errors import Denied
-from gateway.domain.ports import Ask, Fetch, Fetched, HttpFailed, Leave
+from gateway.domain.ports import Fetch, Fetched, FetchGrant, FetchRequest, HttpFailed
 from gateway.outbound.guard import open_guarded
 from tests.fakes.lookup import ScriptedLookup
 from tests.fakes.model_server import Asked, ModelServer, Reply, scripted_server
@@ -33,14 +33,14 @@ def port(server: ModelServer) -> str:
     return base(server).rpartition(":")[2]
 
 
-async def denial(guard: Fetch, ask: Ask, granted: Leave) -> str:
+async def denial(guard: Fetch, ask: FetchRequest, granted: FetchGrant) -> str:
     with pytest.raises(Denied) as denied:
         await guard.fetch(ask, granted)
     assert_hushed(denied.value)
     return str(denied.value)
 
 
-async def failure(guard: Fetch, ask: Ask, granted: Leave) -> HttpFailed:
+async def failure(guard: Fetch, ask: FetchRequest, granted: FetchGrant) -> HttpFailed:
     with pytest.raises(HttpFailed) as failed:
         await guard.fetch(ask, granted)
     assert_hushed(failed.value)
@@ -56,7 +56,7 @@ async def test_a_granted_place_is_asked_and_answers(guard: Fetch) -> None:
     reply = Reply(status=418, headers={"X-Own": "Yes", "content-type": "a/b"}, body=b"short")
     with anyio.fail_after(5):
         async with scripted_server([reply]) as server:
-            ask = Ask("post", base(server) + "/pot?x=1#y", (("X-Mine", "ok"),), b'{"a":1}')
+            ask = FetchRequest("post", base(server) + "/pot?x=1#y", (("X-Mine", "ok"),), b'{"a":1}')
             answer = await guard.fetch(ask, leave(base(server)))
 
     assert (answer.status, answer.body) == (418, b"short")
@@ -184,7 +184,7 @@ async def test_cookies_are_neither_kept_nor_shown(guard: Fetch) -> None:
 async def test_a_body_that_is_too_large_is_not_sent(guard: Fetch) -> None:
     with anyio.fail_after(5):
         async with scripted_server([Reply(body=b"ok")]) as server:
-            whole = Ask("POST", base(server), body=b'"' + b"x" * (1024 * 1024 - 2) + b'"')
+            whole = FetchRequest("POST", base(server), body=b'"' + b"x" * (1024 * 1024 - 2) + b'"')
             await guard.fetch(whole, leave(base(server)))
             larger = replace(whole, body=whole.body + b" ")
             assert "larger than 1048576 bytes" in await denial(guard, larger, leave(base(server)))
@@ -303,7 +303,7 @@ async def test_a_redirect_to_another_granted_place_brings_nothing_of_the_caller_
             secrets = (a_secret(HUSH, base(server)), a_secret("sw0rdfish", base(other), name="b"))
             granted = leave(base(server), base(other), secrets=secrets)
             headers = (("authorization", "${secret:key}"), ("x-mine", "y"), ("content-type", "z"))
-            ask = Ask("POST", base(server), headers, b'{"a":1}')
+            ask = FetchRequest("POST", base(server), headers, b'{"a":1}')
             answer = await guard.fetch(ask, granted)
 
     assert answer.body == b"other"
@@ -326,7 +326,7 @@ async def test_a_redirect_on_the_same_place_keeps_the_headers_without_a_secret(
         async with scripted_server(script) as server:
             granted = leave(base(server), secrets=(a_secret(HUSH, base(server)),))
             headers = (("x-api-key", "${secret:key}"), ("x-mine", "y"), ("content-type", "z"))
-            await guard.fetch(Ask("PUT", base(server) + "/a/b?c", headers, b"{}"), granted)
+            await guard.fetch(FetchRequest("PUT", base(server) + "/a/b?c", headers, b"{}"), granted)
 
     first, second = server.requests
     assert first.headers["x-api-key"] == HUSH
@@ -396,7 +396,7 @@ async def test_a_secret_arrives_where_its_placeholder_stood(guard: Fetch) -> Non
             secrets = tuple(a_secret(f"value-{name}:1", here, name=name) for name in "abc")
             url = f"{here}/bot${{secret:a}}/send?k=${{secret:b}}"
             headers = (("Authorization", "Bearer ${secret:c}"),)
-            ask = Ask("POST", url, headers, b'"${secret:a}"')
+            ask = FetchRequest("POST", url, headers, b'"${secret:a}"')
             await guard.fetch(ask, leave(here, secrets=secrets))
 
     asked = server.requests[0]
@@ -580,7 +580,7 @@ async def test_what_was_redirected_to_where_nobody_is_has_been_sent(guard: Fetch
         away = Reply(status=303, headers={"location": nowhere}, body=b"")
         async with scripted_server([away]) as server:
             url = base(server)
-            failed = await failure(guard, Ask("POST", url), leave(url, nowhere))
+            failed = await failure(guard, FetchRequest("POST", url), leave(url, nowhere))
 
     assert failed.sent
 

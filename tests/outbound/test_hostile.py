@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import anyio
 import pytest
 
-from gateway.domain.ports import MOST_READ, Ask, Http, HttpCall, HttpFailed
+from gateway.domain.ports import MOST_READ, FetchRequest, Http, HttpCall, HttpFailed
 from gateway.outbound.client import open_outbound
 from gateway.outbound.guard import open_guarded
 from tests.outbound.guarded import leave
@@ -53,7 +53,9 @@ async def guarded() -> AsyncIterator[Way]:
     async with open_guarded() as fetch:
 
         async def ask(method: str, url: str) -> tuple[int, bytes]:
-            got = await fetch.fetch(Ask(method, url, timeout_s=0.3), leave(url.rstrip("/")))
+            got = await fetch.fetch(
+                FetchRequest(method, url, timeout_s=0.3), leave(url.rstrip("/"))
+            )
             return got.status, got.body
 
         yield Way(ask, keeps_connections=False)

@@ -6,7 +6,7 @@ import zlib
 import anyio
 import pytest
 
-from gateway.domain.ports import Ask, Fetched, HttpFailed
+from gateway.domain.ports import Fetched, FetchRequest, HttpFailed
 from gateway.outbound.guard import open_guarded
 from gateway.outbound.unpacking import MAX_BODY_BYTES
 from tests.fakes.model_server import Reply, scripted_server
@@ -27,14 +27,14 @@ def packed(encoding: str, body: bytes) -> Reply:
 async def fetched(reply: Reply, method: str = "GET") -> Fetched:
     with anyio.fail_after(5):
         async with scripted_server([reply]) as server, open_guarded() as guard:
-            return await guard.fetch(Ask(method, base(server)), leave(base(server)))
+            return await guard.fetch(FetchRequest(method, base(server)), leave(base(server)))
 
 
 async def failure(reply: Reply) -> str:
     with anyio.fail_after(5):
         async with scripted_server([reply]) as server, open_guarded() as guard:
             with pytest.raises(HttpFailed) as failed:
-                await guard.fetch(Ask("GET", base(server)), leave(base(server)))
+                await guard.fetch(FetchRequest("GET", base(server)), leave(base(server)))
     assert failed.value.kind == "network"
     return str(failed.value)
 

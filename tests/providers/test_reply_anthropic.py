@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall, Usage
-from gateway.domain.model import Progress
+from gateway.domain.model import ReplyProgress
 from tests.providers.asking import Heard, a_request, cut, read_stream, read_whole
 
 
@@ -79,13 +79,13 @@ def test_cached_input_counts_as_input() -> None:
 def test_what_a_stream_that_breaks_took_in_is_known_from_its_start(
     fresh: int, told: Usage | None
 ) -> None:
-    request = a_request(progress=Progress())
+    request = a_request(progress=ReplyProgress())
     events = [start(input_tokens=fresh, cache_creation_input_tokens=20, output_tokens=1)]
 
     with pytest.raises(ModelFailed):
         read_stream("anthropic", [*events, *text(0, "x")], request=request)
 
-    assert request.progress == Progress(1, told)
+    assert request.progress == ReplyProgress(1, told)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.errors import ModelFailed
 from gateway.domain.messages import ToolCall, Usage
-from gateway.domain.model import Progress, TextDelta
+from gateway.domain.model import ReplyProgress, TextDelta
 from tests.providers.asking import KEY, Heard, a_request, cut, read_stream, read_whole
 
 DONE = b"data: [DONE]\n\n"
@@ -426,7 +426,7 @@ def test_a_reply_without_an_end_is_cut_off_as_a_failure() -> None:
 def test_a_reply_that_broke_off_says_how_much_of_it_had_come() -> None:
     half = delta(tool_calls=[{"index": 0, **call("a", "echo", '{"text": "x')}])
 
-    progress = Progress()
+    progress = ReplyProgress()
 
     with pytest.raises(ModelFailed):
         read_stream("openai", [delta(content="So: "), half], request=a_request(progress=progress))

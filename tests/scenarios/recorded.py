@@ -13,7 +13,7 @@ import anyio
 from anyio.lowlevel import checkpoint
 
 from bench.model_server import Call, anthropic_events, openai_events
-from gateway.agent.effects import Said
+from gateway.agent.effects import Steered
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.errors import ToolFailed
@@ -332,7 +332,7 @@ async def record(site: Site, client: Client, plan: Plan) -> Recorded:
         await client.until(run_id, lambda seen: any(event["type"] == "tool_call" for event in seen))
         live = site.rooms.core.front.live.find(run_id)
         assert live is not None
-        live.control.steer(Said(RunId("r_more"), "And more."))
+        live.control.steer(Steered(RunId("r_more"), "And more."))
         GATES[plan.gate].set()
     events = await client.ended(run_id)
     return Recorded(plan, run_id, sent["session_key"], events)

@@ -14,7 +14,7 @@ from pydantic_core import to_json
 from gateway.config.values import GatewayConfig
 from gateway.domain.agents import AgentDef
 from gateway.domain.ids import RunId
-from gateway.domain.journal import Attempt, Entry, JournalUnreadable, pack_text
+from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable, pack_text
 from gateway.domain.messages import Spent, Usage
 from gateway.memory.context import RESULTS
 from tests.fakes.client import Client, connected
@@ -230,13 +230,13 @@ async def test_a_journal_with_an_entry_missing_or_wrong_is_an_honest_answer(
         assert stored is not None
         replays = site.rooms.core.replays
         recorded: Attempt = await replays.attempt(stored)
-        entries, wrong = recorded.entries, Entry("reply", (0, {"text": 1}))
+        entries, wrong = recorded.entries, JournalEntry("reply", (0, {"text": 1}))
         journals = [(*entries[:place], *entries[place + 1 :]) for place in range(len(entries))]
         journals += [entries[:place] for place in range(len(entries))]
         journals += [(*entries[:place], wrong, *entries[place:]) for place in range(len(entries))]
 
-        async def play(lines: tuple[Entry, ...]) -> None:
-            asked = Entry("attempt", (1, list(recorded.asked)))
+        async def play(lines: tuple[JournalEntry, ...]) -> None:
+            asked = JournalEntry("attempt", (1, list(recorded.asked)))
             text = [to_json([one.kind, *one.values]) for one in (asked, *lines)]
             journal = OneJournal(pack_text(text))
             means = replace(replays.means, journal=journal)

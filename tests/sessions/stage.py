@@ -24,14 +24,14 @@ from gateway.memory.episodes import Episodes
 from gateway.memory.souls import Souls
 from gateway.routing import Closed, Router
 from gateway.sessions.compacting import Compaction
-from gateway.sessions.intake import Bounds, Front, Reception, Upkeep
-from gateway.sessions.lanes import Lanes, Manner
+from gateway.sessions.intake import Front, MessageIntake, QueueBounds, Upkeep
+from gateway.sessions.lanes import Lanes, QueuePolicy
 from gateway.sessions.player import Reel
-from gateway.sessions.replay import Replays
+from gateway.sessions.replay import Replayer
 from gateway.sessions.runs import LiveRuns
 from gateway.sessions.settings import SettingsBook
-from gateway.sessions.stateless import Stateless
-from gateway.sessions.worker import Means, Recollected, Work
+from gateway.sessions.stateless import StatelessRuns
+from gateway.sessions.worker import TurnRecall, Worker, WorkerDeps
 from gateway.tools.gate import ToolGate
 from tests.fakes.clock import CountingIds, FakeClock
 from tests.fakes.ledger import FixedPrices
@@ -43,7 +43,7 @@ from tests.fakes.tools import FakeTool, NoSchemas
 NO_RULES = load_rules(())
 OURS = DecisionTrees()
 AGENT = AgentDef(AgentId("a"), "fake", "fake-1", tools=("echo",))
-ROOMY, USUAL = Bounds(), Manner()
+ROOMY, USUAL = QueueBounds(), QueuePolicy()
 Events = list[dict[str, Any]]
 
 
@@ -64,9 +64,9 @@ class Stage:
     stores: Stores
     gate: ToolGate
     settings: SettingsBook
-    replays: Replays
+    replays: Replayer
     compaction: Compaction
-    stateless: Stateless
+    stateless: StatelessRuns
     heard: dict[str, Events] = field(default_factory=dict)
 
     async def say(self, content: str, *, peer: str = "main", **more: Any) -> str:
@@ -118,14 +118,14 @@ async def staged(
     model: Model,
     stores: Stores,
     *,
-    bounds: Bounds = ROOMY,
+    bounds: QueueBounds = ROOMY,
     width: int = 8,
     agents: tuple[AgentDef, ...] = (AGENT,),
     tool: FakeTool | None = None,
     inbox: Inbox | None = None,
     channels: frozenset[str] = frozenset(),
     ids_from: int = 0,
-    manner: Manner = USUAL,
+    manner: QueuePolicy = USUAL,
     opened: bool = True,
     rules: RuleSet = NO_RULES,
     budgets: Budgets = UNLIMITED,
@@ -147,7 +147,7 @@ async def staged(
     meter = Meter(stores.ledger, budgets, FixedPrices(), clock, ids, stores.audit)
     bus = bus or Bus()
     how = (decisions, lambda: rules, json.loads, bus.publish)
-    means = Means(
+    means = WorkerDeps(
         agents={agent.id: agent for agent in agents},
         runner=Runner(meter.around(model), gate, await shipped_plans(agents), *how),
         inbox=used,
@@ -161,7 +161,7 @@ async def staged(
         decode=json.loads,
         channels=channels,
         said=said,
-        recollection=Recollected(remember),
+        recollection=TurnRecall(remember),
     )
     router = Router([agent.id for agent in agents], (), AGENT.id, closed=closed)
     with anyio.fail_after(5):
@@ -171,12 +171,12 @@ async def staged(
             compaction = Compaction(meter.around(model), *kept, lanes, clock, ids)
             if compacts:
                 means = replace(means, compact=compaction.consider)
-            reception = Reception(
+            reception = MessageIntake(
                 router=router,
                 inbox=used,
                 lanes=lanes,
                 runs=runs,
-                work=Work(means, runs),
+                work=Worker(means, runs),
                 clock=clock,
                 ids=CountingIds(ids_from),
                 bounds=bounds,
@@ -198,7 +198,7 @@ async def staged(
                 clock=clock,
                 upkeep=Upkeep(*upheld, episodes, clock),
             )
-            replays = Replays(means, stores.inbox, stores.sessions, _unwired, frozenset())
-            stateless = Stateless(means, CountingIds(2_000_000), group, width=width)
+            replays = Replayer(means, stores.inbox, stores.sessions, _unwired, frozenset())
+            stateless = StatelessRuns(means, CountingIds(2_000_000), group, width=width)
             parts = (gate, settings, replays, compaction, stateless)
             yield Stage(front, lanes, clock, stores, *parts)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelRequest, ToolSpec
-from gateway.sessions.journal import Parts, parted, parts_of
+from gateway.sessions.journal import RequestParts, parted, parts_of
 
 TOOLS = (ToolSpec("a", "does a"), ToolSpec("b", "does b"))
 CALL = ToolCall("c1", "a", "{}")
@@ -20,7 +20,7 @@ SAID = (
 REQUEST = ModelRequest("p", "m", "You are brief.", SAID, TOOLS)
 
 PARTS = st.builds(
-    Parts,
+    RequestParts,
     st.dictionaries(st.text(max_size=2), st.integers()),
     st.text(max_size=5),
     st.dictionaries(st.text(max_size=2), st.text(max_size=2)),
@@ -70,13 +70,15 @@ def test_what_a_model_is_not_told_makes_no_difference() -> None:
 
 
 @given(st.lists(PARTS, max_size=4))
-def test_requests_that_are_written_as_changes_are_read_as_they_were(all_parts: list[Parts]) -> None:
-    written, before = [], Parts()
+def test_requests_that_are_written_as_changes_are_read_as_they_were(
+    all_parts: list[RequestParts],
+) -> None:
+    written, before = [], RequestParts()
     for parts in all_parts:
         written.append(parts.since(before))
         before = parts
 
-    read, before = [], Parts()
+    read, before = [], RequestParts()
     for told in written:
         before = before.then(told)
         read.append(before)
@@ -87,4 +89,4 @@ def test_requests_that_are_written_as_changes_are_read_as_they_were(all_parts: l
 @pytest.mark.parametrize("told", [{}, {"kept": "x", "messages": []}, {"kept": 0, "messages": 1}])
 def test_what_is_no_request_is_refused(told: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="a request that is none"):
-        Parts().then(told)
+        RequestParts().then(told)

@@ -1,21 +1,21 @@
 """What was chosen for a session holds for it alone, and not for ever."""
 
-from gateway.sessions.lanes import MOST_KNOWN, NOTHING, Choice, Choices
+from gateway.sessions.lanes import MOST_KNOWN, NOTHING, SessionChoice, SessionChoices
 from tests.fakes.store import session_key
 
 
 def test_a_choice_is_of_one_session_and_keeps_what_was_chosen_before() -> None:
-    choices, key = Choices(), session_key()
+    choices, key = SessionChoices(), session_key()
 
     choices.choose_model(key, "big")
     choices.choose_mode(key, "steer")
 
-    assert choices.of(key) == Choice("big", "steer")
+    assert choices.of(key) == SessionChoice("big", "steer")
     assert choices.of(key._replace(peer="other")) == NOTHING
 
 
 def test_a_choice_is_forgotten() -> None:
-    choices, key = Choices(), session_key()
+    choices, key = SessionChoices(), session_key()
     choices.choose_model(key, "big")
 
     choices.forget(key)
@@ -25,7 +25,7 @@ def test_a_choice_is_forgotten() -> None:
 
 
 def test_the_oldest_choice_is_forgotten_when_there_are_too_many() -> None:
-    choices = Choices()
+    choices = SessionChoices()
     for number in range(MOST_KNOWN + 1):
         choices.choose_model(session_key(f"p{number}"), "big")
 

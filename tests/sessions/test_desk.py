@@ -12,8 +12,8 @@ from gateway.domain.inbox import Accepted, NewEntry
 from gateway.domain.mcp import Client, Served
 from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox
-from gateway.sessions.intake import Bounds, ServedDesk
-from gateway.sessions.lanes import Manner
+from gateway.sessions.intake import QueueBounds, ServedDesk
+from gateway.sessions.lanes import QueuePolicy
 from tests.fakes.clock import CountingIds
 from tests.fakes.model import GatedModel, ScriptedModel, StallingModel, says
 from tests.fakes.ports import PartOfInbox
@@ -86,7 +86,7 @@ async def test_questions_that_one_turn_answers_all_get_its_answer() -> None:
 
     async with (
         open_memory() as stores,
-        staged(model, stores, manner=Manner("collect")) as stage,
+        staged(model, stores, manner=QueuePolicy("collect")) as stage,
         anyio.create_task_group() as group,
     ):
         for waiting, text in enumerate("123"):
@@ -112,7 +112,7 @@ async def test_an_agent_that_is_late_is_told_with_what_there_is() -> None:
 async def test_what_is_refused_is_told_in_a_sentence() -> None:
     async with (
         open_memory() as stores,
-        staged(ScriptedModel(says("")), stores, bounds=Bounds(0, 0)) as stage,
+        staged(ScriptedModel(says("")), stores, bounds=QueueBounds(0, 0)) as stage,
     ):
         desk = desk_of(stage)
         full = await ask(desk, "hi")

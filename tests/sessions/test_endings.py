@@ -5,18 +5,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gateway.agent.effects import Answer, Fail, Finish
+from gateway.agent.effects import Fail, Finish, RunResult
 from gateway.domain.ids import AgentId, MessageId, NodeId, RunId, SessionKey
 from gateway.domain.inbox import Entry, NewEntry
 from gateway.domain.messages import Message, NodeStatus, ToolCall, ToolResult, Usage
 from gateway.domain.model import FinishReason
 from gateway.sessions.runs import Timing
-from gateway.sessions.worker import SHOWN_TEXT, Asked, answered, merged, refused
+from gateway.sessions.worker import SHOWN_TEXT, Questions, answered, merged, refused
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)
 KEY = SessionKey(AgentId("a"), "c", "p")
 ENTRY = Entry(NewEntry(MessageId("m"), RunId("r"), KEY, "hi", AT), 1, "running", 1)
-ASKED, TIMING = Asked([ENTRY]), Timing(AT, 12)
+ASKED, TIMING = Questions([ENTRY]), Timing(AT, 12)
 SAID = (
     Message("assistant", "look", (ToolCall("1", "t"),)),
     Message("tool", result=ToolResult("1", "t", "ok")),
@@ -24,8 +24,8 @@ SAID = (
 )
 
 
-def answer(end: Finish | Fail, *said: Message) -> Answer:
-    return Answer(end, said or (Message("assistant", end.text),), Usage(3, 4), "m", "p")
+def answer(end: Finish | Fail, *said: Message) -> RunResult:
+    return RunResult(end, said or (Message("assistant", end.text),), Usage(3, 4), "m", "p")
 
 
 def test_each_message_is_the_parent_of_the_next() -> None:
@@ -93,7 +93,7 @@ def an_entry(name: str) -> Entry:
 
 
 def test_each_question_is_a_message_by_itself_with_its_own_id_and_run() -> None:
-    asked = Asked([an_entry("a"), an_entry("b")], [an_entry("c")])
+    asked = Questions([an_entry("a"), an_entry("b")], [an_entry("c")])
     said = (*SAID[:2], Message("user", "c"), Message("assistant", "done"))
 
     end = answered(asked, answer(Finish("answered", "done"), *said), None, TIMING)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json, to_json
 
-from gateway.agent.effects import RunControl, Said
+from gateway.agent.effects import RunControl, Steered
 from gateway.agent.journal import Granted
 from gateway.domain.errors import StoreUnavailable
 from gateway.domain.ids import RunId
@@ -102,7 +102,7 @@ async def test_what_was_granted_and_sent_is_read_again_over_its_parts(size: int)
     await one.begin_call(0, CALL)
     one.lines.append(b'{"seq":2}')
     await one.keep_result(0, CALL, PAID)
-    await one.take(1, Said(RunId("r_2"), "more"))
+    await one.take(1, Steered(RunId("r_2"), "more"))
     one.ends()
     one.lines.append(b'{"seq":3}')
     number, pack = await one.last_part()
@@ -140,7 +140,7 @@ async def test_the_next_attempt_writes_on_behind_what_the_one_before_left() -> N
 
 async def test_what_others_did_before_and_while_it_runs_is_taken_down() -> None:
     control, one = RunControl(), RecordedJournal(RUN, FakeClock(), FakeJournal(), to_json)
-    control.steer(Said(RunId("r_2"), "more"))
+    control.steer(Steered(RunId("r_2"), "more"))
 
     one.begin(1, [RUN], control)
     control.withdraw(RunId("r_2"))

@@ -15,7 +15,7 @@ from gateway.domain.inbox import Ending, Inbound, QueueMode, RunRecord
 from gateway.domain.messages import Node
 from gateway.domain.model import TextDelta
 from gateway.domain.ports import Inbox, Stores
-from gateway.sessions.lanes import MOST_TOGETHER, Manner
+from gateway.sessions.lanes import MOST_TOGETHER, QueuePolicy
 from gateway.sessions.worker import MOST_ATTEMPTS
 from tests.fakes.model import GatedModel, ScriptedModel, says
 from tests.fakes.ports import PartOfInbox
@@ -24,7 +24,7 @@ from tests.fakes.tools import FakeTool
 from tests.sessions.stage import AGENT, Stage, staged
 
 KEY = SessionKey(AGENT.id, "websocket", "p")
-COLLECT, STEER, INTERRUPT = Manner("collect"), Manner("steer"), Manner("interrupt")
+COLLECT, STEER, INTERRUPT = QueuePolicy("collect"), QueuePolicy("steer"), QueuePolicy("interrupt")
 
 
 async def told(stores: Stores) -> Sequence[Node]:
@@ -199,7 +199,9 @@ async def test_after_a_crash_the_same_are_answered_by_the_same_run_and_no_tool_r
         assert len(tool.calls) == 1
         again = GatedModel()
         again.let(9)
-        async with staged(again, stores, ids_from=100, manner=Manner(later), tool=tool) as stage:
+        async with staged(
+            again, stores, ids_from=100, manner=QueuePolicy(later), tool=tool
+        ) as stage:
             left = [entry.new.run_id for entry in await stores.inbox.unfinished()]
             await stage.front.reception.resume()
             await stage.until_idle()
@@ -215,7 +217,7 @@ async def test_an_answer_that_cannot_be_kept_ends_those_it_answered_and_nobody_e
     model = GatedModel()
     async with open_memory() as stores:
         inbox = RefusesOne(stores.inbox)
-        manner = Manner("steer", debounce_s=1.0)
+        manner = QueuePolicy("steer", debounce_s=1.0)
         async with staged(model, stores, manner=manner, inbox=inbox) as stage:
             runs = await say_all(stage, "1", "use 2")
             await breathe()
@@ -418,7 +420,7 @@ async def test_after_a_crash_a_turn_takes_the_same_again_and_nobody_else() -> No
 async def test_a_first_message_waits_for_more_and_each_restarts_the_wait(mode: QueueMode) -> None:
     model = GatedModel()
     model.let(9)
-    manner = Manner(mode, debounce_s=1.0)
+    manner = QueuePolicy(mode, debounce_s=1.0)
     async with open_memory() as stores, staged(model, stores, manner=manner) as stage:
         for content in "123":
             await stage.say(content)
@@ -433,7 +435,7 @@ async def test_a_first_message_waits_for_more_and_each_restarts_the_wait(mode: Q
 
 async def test_what_comes_after_the_wait_gets_turns_of_its_own() -> None:
     model = GatedModel()
-    manner = Manner(debounce_s=1.0)
+    manner = QueuePolicy(debounce_s=1.0)
     async with open_memory() as stores, staged(model, stores, manner=manner) as stage:
         await say_all(stage, "1", "2", "3")
         await breathe()
@@ -448,7 +450,7 @@ async def test_what_comes_after_the_wait_gets_turns_of_its_own() -> None:
 async def test_the_wait_ends_however_many_come() -> None:
     model = GatedModel()
     model.let(9)
-    manner = Manner(debounce_s=1.0)
+    manner = QueuePolicy(debounce_s=1.0)
     async with open_memory() as stores, staged(model, stores, manner=manner) as stage:
         for _ in range(12):
             await stage.say("more")
@@ -462,7 +464,7 @@ async def test_the_wait_ends_however_many_come() -> None:
 async def test_of_those_that_came_in_one_wait_the_newest_is_answered_when_it_interrupts() -> None:
     model = GatedModel()
     model.let(9)
-    manner = Manner("interrupt", debounce_s=1.0)
+    manner = QueuePolicy("interrupt", debounce_s=1.0)
     async with open_memory() as stores, staged(model, stores, manner=manner) as stage:
         runs = await say_all(stage, "1", "2", "3")
         await stage.clock.until_someone_sleeps()
@@ -474,7 +476,7 @@ async def test_of_those_that_came_in_one_wait_the_newest_is_answered_when_it_int
 
 
 async def test_a_message_that_waits_for_more_has_not_begun() -> None:
-    manner = Manner(debounce_s=1.0)
+    manner = QueuePolicy(debounce_s=1.0)
     async with open_memory() as stores, staged(GatedModel(), stores, manner=manner) as stage:
         await stage.say("1")
         (entry,) = await stores.inbox.unfinished()
@@ -484,7 +486,7 @@ async def test_a_message_that_waits_for_more_has_not_begun() -> None:
 
 
 async def test_a_gateway_that_ends_during_the_wait_loses_nothing() -> None:
-    manner = Manner("collect", debounce_s=1.0)
+    manner = QueuePolicy("collect", debounce_s=1.0)
     async with open_memory() as stores:
         async with staged(GatedModel(), stores, manner=manner) as stage:
             await say_all(stage, "1", "2")

@@ -15,7 +15,7 @@ from gateway.domain.ids import RunId, SessionKey
 from gateway.domain.inbox import Inbound, QueueMode
 from gateway.domain.messages import Node
 from gateway.domain.ports import Stores
-from gateway.sessions.lanes import Manner
+from gateway.sessions.lanes import QueuePolicy
 from tests.fakes.model import GatedModel
 from tests.fakes.store import open_memory
 from tests.sessions.stage import AGENT, Stage, staged
@@ -49,7 +49,7 @@ class Message:
 class History:
     """What was done to one gateway after the other over the same store, and what came of it."""
 
-    manner: Manner
+    manner: QueuePolicy
     stores: Stores
     messages: list[Message] = field(default_factory=list)
     heard: list[Mapping[str, Any]] = field(default_factory=list)
@@ -184,7 +184,7 @@ def test_every_message_has_one_end_whatever_happens(
 ) -> None:
     async def play() -> None:
         async with open_memory() as stores:
-            history = History(Manner(mode, debounce_s), stores)
+            history = History(QueuePolicy(mode, debounce_s), stores)
             await history.live(list(todo))
             await check(history)
 

@@ -9,7 +9,7 @@ from gateway.domain.ids import RunId
 from gateway.domain.inbox import Accepted, Inbound, NewEntry
 from gateway.domain.ports import Inbox
 from gateway.domain.sessions import SessionQuery
-from gateway.sessions.intake import Bounds
+from gateway.sessions.intake import QueueBounds
 from tests.fakes.model import ScriptedModel, StallingModel, says
 from tests.fakes.ports import PartOfInbox
 from tests.fakes.store import open_memory
@@ -46,7 +46,7 @@ async def test_one_key_for_two_messages_is_a_conflict() -> None:
 
 async def test_beyond_the_bounds_a_message_is_refused_and_nothing_accepted_is_dropped() -> None:
     stalling = StallingModel()
-    bounds = Bounds(max_pending=2, max_pending_total=3)
+    bounds = QueueBounds(max_pending=2, max_pending_total=3)
     async with open_memory() as stores:
         async with staged(stalling, stores, bounds=bounds) as stage:
             kept = [await stage.say("1"), await stage.say("2")]

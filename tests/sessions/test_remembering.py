@@ -18,7 +18,7 @@ from gateway.domain.events import Notice
 from gateway.domain.facts import Recalled
 from gateway.domain.ids import AgentId, MessageId, RunId, SessionKey
 from gateway.domain.inbox import NewEntry
-from gateway.domain.journal import Attempt, Entry, JournalUnreadable
+from gateway.domain.journal import Attempt, JournalEntry, JournalUnreadable
 from gateway.domain.mcp import Lacking
 from gateway.domain.messages import Node
 from gateway.domain.ports import PluginSpace
@@ -30,8 +30,8 @@ from gateway.sessions.worker import (
     FAILED,
     SWITCHED_OFF,
     TOO_SLOW,
-    Read,
-    Recollected,
+    RunInputs,
+    TurnRecall,
     read_in,
 )
 from tests.fakes.journal import FakeJournal
@@ -175,7 +175,7 @@ async def test_names_of_notes_depend_on_no_other_memory(*, fails: bool, has_memo
     store: Any = Notes(fails=fails)
     vault = Vault(store, "notes", is_shared=False, tools=frozenset({"vault_read"}))
     agent = replace(AGENT, context=ContextRules(semantic=has_memory))
-    recollected = Recollected(Memory(a_fact(1)), {AGENT.id: vault})
+    recollected = TurnRecall(Memory(a_fact(1)), {AGENT.id: vault})
     new = NewEntry(MessageId("m"), RunId("r"), KEY, "what?", NOW)
 
     found, missing = await recollected.of(new, agent, Episode(None))
@@ -234,7 +234,7 @@ def _changed(attempt: Attempt, change: dict[str, object]) -> Attempt:
     (place,) = (n for n, entry in enumerate(entries) if entry.kind == "begin")
     scene, plain = entries[place].values
     recalled = [{**one, **change} for one in plain["recalled"]]
-    entries[place] = Entry("begin", (scene, {**plain, "recalled": recalled}))
+    entries[place] = JournalEntry("begin", (scene, {**plain, "recalled": recalled}))
     return replace(attempt, entries=tuple(entries))
 
 
@@ -249,14 +249,14 @@ async def test_another_memory_is_the_first_divergence() -> None:
     assert divergence.at == "call 1: message 1 of the request"
 
 
-def written(read: Read) -> Attempt:
+def written(read: RunInputs) -> Attempt:
     """As it stands in a journal that was read."""
-    return Attempt((Entry("begin", ({}, json.loads(encode(read.plain())))),))
+    return Attempt((JournalEntry("begin", ({}, json.loads(encode(read.plain())))),))
 
 
 @pytest.mark.parametrize("change", [{"at": "noon"}, {"session_key": "x"}, {"odd": 1}, {"fact": {}}])
 def test_a_memory_that_cannot_be_read_is_said_to_be_damaged(change: dict[str, object]) -> None:
-    attempt = _changed(written(Read(recalled=(a_fact(1),))), change)
+    attempt = _changed(written(RunInputs(recalled=(a_fact(1),))), change)
 
     with pytest.raises(JournalUnreadable, match="damaged"):
         read_in(attempt)
@@ -274,7 +274,7 @@ def test_a_memory_that_cannot_be_read_is_said_to_be_damaged(change: dict[str, ob
 )
 def test_what_else_a_run_read_is_damaged_in_the_same_words(plain: dict[str, object]) -> None:
     with pytest.raises(JournalUnreadable, match="damaged"):
-        read_in(Attempt((Entry("begin", ({}, plain)),)))
+        read_in(Attempt((JournalEntry("begin", ({}, plain)),)))
 
 
 NOTICE = Notice("told", id="n", to="both", data={"a": [1]}, expires_at=NOW)
@@ -282,7 +282,7 @@ NOTICE = Notice("told", id="n", to="both", data={"a": [1]}, expires_at=NOW)
 
 @given(st.lists(st.sampled_from([a_fact(1), a_turn(2, message_id="m")]), max_size=4), st.text())
 def test_what_a_run_read_comes_back_the_same(found: list[Recalled], missing: str) -> None:
-    read = Read((NOTICE, Notice("x")), {"n": 1}, tuple(found), missing, (Lacking("s", "why"),))
+    read = RunInputs((NOTICE, Notice("x")), {"n": 1}, tuple(found), missing, (Lacking("s", "why"),))
 
     assert read_in(written(read)) == read
-    assert read_in(written(Read())) == read_in(Attempt(())) == Read()
+    assert read_in(written(RunInputs())) == read_in(Attempt(())) == RunInputs()

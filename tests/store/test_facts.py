@@ -10,7 +10,7 @@ from typing import TypeVar
 import anyio
 import pytest
 
-from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, QueryRefused, Source, Whose
+from gateway.domain.facts import Claim, Erasure, Fact, FactQuery, QueryRefused, SaidSource, Whose
 from gateway.domain.ports import FactStore
 from gateway.store.fact_search import MOST_WEIGHED, SqliteFacts
 from gateway.store.facts import Groups
@@ -26,14 +26,14 @@ CANARY = "Zebraquagga"
 
 
 def a_claim(number: int, object_: str) -> Claim:
-    source = Source(f"m{number}", ANN, NOON, f"I told you about {object_}", "ann")
+    source = SaidSource(f"m{number}", ANN, NOON, f"I told you about {object_}", "ann")
     subject = CANARY if object_ == CANARY else f"thing {number}"
     return Claim(subject, "is", object_, False, NOON, ANN, source=source)
 
 
 def churned(number: int) -> Claim:
     at = NOON + timedelta(seconds=number)
-    source = Source("m", ANN, at, f"I say {CANARY}{number}", "ann")
+    source = SaidSource("m", ANN, at, f"I say {CANARY}{number}", "ann")
     text = f"{CANARY} v{number} {'pad ' * (number % 90)}"
     return Claim("user", f"p{number % 50}", text, True, at, ANN, source=source)
 
@@ -213,7 +213,7 @@ def story(number: int) -> list[Claim]:
         since = NOON + timedelta(days=dice.randrange(8 if number % 2 else 100))
         said = NOON + timedelta(days=dice.randrange(20), seconds=at)
         is_one = dice.random() < (1 if number % 3 else 0.6)
-        source = Source(f"m{at}", ANN, said, "q", "ann") if dice.random() < 0.8 else None
+        source = SaidSource(f"m{at}", ANN, said, "q", "ann") if dice.random() < 0.8 else None
         over = since + timedelta(days=dice.randrange(3))
         until = over if number % 5 == 0 and dice.random() < 0.2 else None
         place = dice.choice("ABC")

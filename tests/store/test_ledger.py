@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from gateway.budgets.granting import Ask, grant
+from gateway.budgets.granting import ReserveRequest, grant
 from gateway.domain.budgets import (
     Amount,
     BudgetExceeded,
@@ -29,7 +29,7 @@ from tests.fakes.store import NOON, Mortal, open_mortal, session_key
 DAY: tuple[ScopeKind, ...] = ("day",)
 SESSION: tuple[ScopeKind, ...] = ("session",)
 TODAY = scopes_of(session_key(), day_of(NOON))[2]
-ASK = Ask(100, 400, at=NOON)
+ASK = ReserveRequest(100, 400, at=NOON)
 
 
 async def hold(mortal: Mortal, id_: str, daily: int, *, peer: str = "main") -> Reservation:

@@ -12,7 +12,7 @@ import pytest
 from anyio import to_thread
 from pydantic_core import from_json, to_json
 
-from gateway.agent.effects import Said
+from gateway.agent.effects import Steered
 from gateway.agent.journal import Granted, part_of
 from gateway.domain.budgets import Amount, Grant
 from gateway.domain.ids import RunId
@@ -120,7 +120,7 @@ RESULTS = (
         excerpt=Excerpt(1, 2, 9, "ref"),
     ),
 )
-MORE = Said(RunId("run-more"), "and @ this: too")
+MORE = Steered(RunId("run-more"), "and @ this: too")
 OUTER = part_of("", ToolCall("c:1", "pay"), 1)
 INNER = part_of(OUTER, ToolCall("2", "look"), 3)
 

@@ -12,7 +12,7 @@ from anyio import to_thread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.domain.facts import Found, Trail
+from gateway.domain.facts import FoundTurns, Trail
 from gateway.store.opening import open_store
 from gateway.store.reader import open_to_read
 from gateway.store.tables import migrate
@@ -151,7 +151,7 @@ async def test_the_index_is_kept_in_small_pages_however_much_was_said(tmp_path: 
     assert await to_thread.run_sync(longest_block, tmp_path / "store.db") <= 2 * PAGE_BYTES
 
 
-async def asked_for(file: Path, words: Sequence[str]) -> tuple[Found, int]:
+async def asked_for(file: Path, words: Sequence[str]) -> tuple[FoundTurns, int]:
     """What is found, and how many times the index was asked."""
     asked: list[str] = []
     db = await to_thread.run_sync(partial(open_to_read, file, any_thread=True))

@@ -14,7 +14,7 @@ from gateway.domain.messages import Spent, ToolCall, ToolResult, Usage, estimate
 from gateway.domain.ports import ToolScope
 from gateway.tools.excerpts import MOST_RESULT
 from gateway.tools.gate import ToolGate
-from gateway.tools.sources import Source
+from gateway.tools.sources import ToolSource
 from tests.fakes.clock import FakeClock
 from tests.fakes.tools import FakeTool, NoSchemas
 
@@ -247,7 +247,9 @@ async def test_of_a_result_beyond_its_share_the_model_is_shown_begin_and_end(
 def test_a_result_names_its_sources_unless_it_is_an_error() -> None:
     content = '{"sources": [{"id": "n1"}]}'
 
-    assert gate().listed(ToolResult("1", "echo", content)).sources == (Source("n1", "n1", None),)
+    assert gate().listed(ToolResult("1", "echo", content)).sources == (
+        ToolSource("n1", "n1", None),
+    )
     assert gate().listed(ToolResult("1", "echo", content, is_error=True)).sources == ()
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
-from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, MOST_VALUES, Source, listed
+from gateway.tools.sources import MOST_FIELD, MOST_SOURCES, MOST_VALUES, ToolSource, listed
 
 
-def found(*sources: object) -> tuple[Source, ...]:
+def found(*sources: object) -> tuple[ToolSource, ...]:
     return listed(json.dumps({"sources": sources}), from_json).sources
 
 
@@ -19,10 +19,10 @@ def test_each_source_is_found_once_and_in_order() -> None:
     first = {"id": "n1", "title": "Note", "url": "https://a.example/1"}
 
     assert found(first, {"id": "n2"}, first, {"url": "notes/x.md"}, {"title": " T "}) == (
-        Source("n1", "Note", "https://a.example/1"),
-        Source("n2", "n2", None),
-        Source("notes/x.md", "notes/x.md", "notes/x.md"),
-        Source("T", "T", None),
+        ToolSource("n1", "Note", "https://a.example/1"),
+        ToolSource("n2", "n2", None),
+        ToolSource("notes/x.md", "notes/x.md", "notes/x.md"),
+        ToolSource("T", "T", None),
     )
 
 
@@ -47,7 +47,7 @@ def test_what_is_no_object_with_sources_has_none(content: str) -> None:
 
 @pytest.mark.parametrize("one", [None, 1, "x", [], {}, {"id": 7}, {"id": " "}, {"name": "x"}])
 def test_a_malformed_source_is_left_out_and_the_others_stay(one: object) -> None:
-    assert found(one, {"id": "good"}) == (Source("good", "good", None),)
+    assert found(one, {"id": "good"}) == (ToolSource("good", "good", None),)
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_a_malformed_source_is_left_out_and_the_others_stay(one: object) -> None
     ],
 )
 def test_a_url_that_must_not_be_followed_is_left_away(url: object) -> None:
-    assert found({"id": "n", "url": url}) == (Source("n", "n", None),)
+    assert found({"id": "n", "url": url}) == (ToolSource("n", "n", None),)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_a_url_that_must_not_be_followed_is_left_away(url: object) -> None:
     ["https://a.example/?q=1#f", "HTTP://A.example", "notes/a.md", "/a:b", "?q=a:b", "a.md#x"],
 )
 def test_a_url_that_may_be_followed_is_kept(url: str) -> None:
-    assert found({"id": "n", "url": url}) == (Source("n", "n", url),)
+    assert found({"id": "n", "url": url}) == (ToolSource("n", "n", url),)
 
 
 def test_there_are_never_too_many_or_too_long_ones() -> None:

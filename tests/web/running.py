@@ -19,7 +19,7 @@ from gateway.web.asgi import WebApp, build, principal_of
 from gateway.web.identity import CHAT, Identities
 from gateway.web.responses import json_response
 from gateway.web.rpc import Call, Handler, Method, NoParams
-from gateway.web.server import Address, WebServer
+from gateway.web.server import ListenAddress, WebServer
 from gateway.web.settings import TokenDef, WebSettings
 from tests.fakes.clock import FakeClock
 
@@ -86,7 +86,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Site:
-    address: Address
+    address: ListenAddress
     app: WebApp
     server: WebServer
     clock: FakeClock
@@ -181,7 +181,7 @@ async def running(
             group.cancel_scope.cancel()
 
 
-async def _serve(server: WebServer, *, task_status: anyio.abc.TaskStatus[Address]) -> None:
+async def _serve(server: WebServer, *, task_status: anyio.abc.TaskStatus[ListenAddress]) -> None:
     await server.serve(task_status=task_status)
 
 

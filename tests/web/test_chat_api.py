@@ -18,7 +18,7 @@ from gateway.domain.inbox import RunRecord
 from gateway.domain.messages import ToolCall, Usage
 from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.memory.episodes import PAGE
-from gateway.sessions.lanes import Manner
+from gateway.sessions.lanes import QueuePolicy
 from gateway.web.chat_api import ChatApi
 from gateway.web.settings import WebSettings
 from tests.fakes.client import HttpAnswer, http, post_chat
@@ -75,7 +75,7 @@ async def test_who_is_answered_together_with_a_later_message_is_told_by_which_ru
     async def ask(url: str, text: str) -> None:
         answers[text] = await post_chat(url, text, conversation_id="c")
 
-    collect = Manner("collect")
+    collect = QueuePolicy("collect")
     async with open_memory() as stores, staged(model, stores, manner=collect) as stage:
         routes = ChatApi(stage.front, to_json, from_json, CountingIds(500)).routes()
         async with (

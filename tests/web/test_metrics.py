@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.domain.channels import ChannelStatus, Progress
-from gateway.domain.inbox import Heard, NewDelivery
+from gateway.domain.channels import ChannelStatus, FlowProgress
+from gateway.domain.inbox import HeardMessage, NewDelivery
 from gateway.web.metrics import ChannelFigures
 from tests.fakes.client import http, post_chat
 from tests.fakes.gateway import Setup, running
@@ -55,7 +55,7 @@ async def test_what_was_spent_and_refused_is_counted(tmp_path: Path) -> None:
 
 
 async def test_channels_tell_what_comes_in_and_whether_each_direction_works() -> None:
-    failing = Progress(failing_since=NOON, why="no")
+    failing = FlowProgress(failing_since=NOON, why="no")
     statuses = (
         ChannelStatus("a", "p", "bot", None, "failing", sending=failing, refused={"wrong": 2}),
         ChannelStatus("b", "p", "bot", None, "refused", "no secret"),
@@ -79,7 +79,7 @@ async def test_deliveries_are_counted_by_channel() -> None:
     async with open_memory() as stores:
         for name, state in {"a": "failed", "b": "unknown", "c": "sent", "d": "pending"}.items():
             new = NewDelivery(name, "chat", "bot", "p", None, "hi")
-            await stores.channels.hear(Heard("chat", "bot", name, "told", NOON), [new])
+            await stores.channels.hear(HeardMessage("chat", "bot", name, "told", NOON), [new])
             await stores.outbox.settle(name, state, at=NOON)  # type: ignore[arg-type]  # a table
         delivered = {("chat", "sent"): 1}
         figures = ChannelFigures(list, stores.outbox, {}, {}, delivered)

@@ -15,7 +15,7 @@ from gateway.domain.ids import AgentId
 from gateway.domain.messages import Spent, ToolCall, Usage
 from gateway.domain.model import FinishReason, TextDelta
 from gateway.domain.ports import Model
-from gateway.sessions.lanes import Manner
+from gateway.sessions.lanes import QueuePolicy
 from gateway.web.chat_api import ChatApi
 from gateway.web.conversations_api import ConversationsApi
 from gateway.web.openai_api import OpenAiApi
@@ -323,7 +323,7 @@ async def test_a_session_goes_on_without_its_caller() -> None:
 async def test_who_is_answered_together_with_a_later_message_hears_that_answer() -> None:
     model, answers = GatedModel(), dict[str, HttpAnswer]()
 
-    async with site(model, manner=Manner("collect")) as it:
+    async with site(model, manner=QueuePolicy("collect")) as it:
 
         async def ask(text: str) -> None:
             said = [{"role": "user", "content": text}]

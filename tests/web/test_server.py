@@ -15,7 +15,7 @@ from websockets.exceptions import ConnectionClosed
 from gateway.web.asgi import build
 from gateway.web.refusals import AddressInUse, CannotListen
 from gateway.web.responses import json_response
-from gateway.web.server import Address, WebServer, serve
+from gateway.web.server import ListenAddress, WebServer, serve
 from tests.fakes.clock import FakeClock
 from tests.web.running import OPEN, always_ready, ask, parse_answer, read_all, running
 
@@ -52,8 +52,8 @@ async def test_an_address_that_is_not_ours_is_named(bind: str) -> None:
 
 
 def test_an_address_reads_as_it_is_dialled() -> None:
-    assert str(Address("127.0.0.1", 1)) == "127.0.0.1:1"
-    assert str(Address("::1", 1)) == "[::1]:1"
+    assert str(ListenAddress("127.0.0.1", 1)) == "127.0.0.1:1"
+    assert str(ListenAddress("::1", 1)) == "[::1]:1"
 
 
 async def test_stopping_lets_requests_finish_and_sends_sockets_away() -> None:
@@ -102,7 +102,7 @@ async def test_who_does_not_finish_in_time_is_cut_off() -> None:
     server = WebServer(app, settings)
     with anyio.fail_after(5):
         async with anyio.create_task_group() as group:
-            address: Address = await group.start(_serve, server)
+            address: ListenAddress = await group.start(_serve, server)
             async with await anyio.connect_tcp(address.host, address.port) as stream:
                 await stream.send(f"GET /x HTTP/1.1\r\nHost: {address}\r\n\r\n".encode())
                 await asked.wait()
@@ -166,7 +166,7 @@ async def test_what_fails_by_a_cancellation_of_its_own_is_a_fault_of_ours(
     assert [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-async def _serve(server: WebServer, *, task_status: anyio.abc.TaskStatus[Address]) -> None:
+async def _serve(server: WebServer, *, task_status: anyio.abc.TaskStatus[ListenAddress]) -> None:
     await server.serve(task_status=task_status)
 
 

@@ -15,13 +15,13 @@ from gateway.control.trees.nodes import (
     RUNNING,
     SKIPPED,
     SUCCESS,
-    Call,
-    Frame,
+    BehaviourNode,
     Ground,
-    Host,
+    LeafCall,
     Make,
-    Node,
-    Status,
+    TickStatus,
+    TreeFrame,
+    TreeHost,
     defaults,
     reset_all,
 )
@@ -42,10 +42,10 @@ class BadInput(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TreeOutcome:
     """How a run ended. `failure` says which node failed last, and why."""
 
-    status: Status
+    status: TickStatus
     reason: Reason
     detail: str = ""
     failure: Mapping[str, object] | None = None
@@ -58,22 +58,22 @@ class Run:
     def __init__(
         self,
         plan: TreePlan,
-        host: Host,
+        host: TreeHost,
         inputs: Mapping[str, object] | None = None,
         kinds: Mapping[str, Make] = _KINDS,
     ) -> None:
         self.plan, self.host = plan, host
         self.ground = Ground(host, kinds, plan.file, plan.watched, plan.subtrees)
         self.ticks = 0
-        self.outcome: Outcome | None = None
-        self._body_ended: Outcome | None = None
+        self.outcome: TreeOutcome | None = None
+        self._body_ended: TreeOutcome | None = None
         self._yields = 0  # ticks in a row that only the tree asked for
         self._stop: str | None = None  # why it was interrupted in mid-tick
-        self.frame = Frame(self.ground, defaults(plan.schema), plan.types)
+        self.frame = TreeFrame(self.ground, defaults(plan.schema), plan.types)
         if inputs:
             self._give(inputs)
         self._root = kinds[plan.root.shape](plan.root, self.frame)
-        self._node: Node = self._root
+        self._node: BehaviourNode = self._root
 
     def _give(self, inputs: Mapping[str, object]) -> None:
         allowed = self.plan.inputs or tuple(self.plan.schema)
@@ -122,7 +122,7 @@ class Run:
             self._go_on(has_heard=has_heard)
         else:
             failure = self.ground.failure if status is FAILURE else None
-            self._ended(Outcome(status, "done", "", failure))
+            self._ended(TreeOutcome(status, "done", "", failure))
         return self.outcome is not None
 
     def _go_on(self, *, has_heard: bool) -> None:
@@ -134,7 +134,7 @@ class Run:
         if limit is not None and self.ticks >= limit and not self.is_ending:
             self._abort("max_ticks", f"not done after {limit} ticks")
 
-    def tick_root(self) -> Status:
+    def tick_root(self) -> TickStatus:
         """A bare tick of the tree, for traces; a completed root begins anew with the next one."""
         self.ground.work = 0
         status = self._root.tick()
@@ -159,12 +159,12 @@ class Run:
         if self.outcome is None:
             self.interrupt("given up")
             self._halt()
-            self.outcome = self._body_ended or Outcome(FAILURE, "interrupted")
+            self.outcome = self._body_ended or TreeOutcome(FAILURE, "interrupted")
             log.warning("tree.finally_cut", extra={"tree": self.plan.name})
 
     def _abort(self, reason: Reason, detail: str) -> None:
         self._halt()
-        self._ended(Outcome(FAILURE, reason, detail, self.ground.failure))
+        self._ended(TreeOutcome(FAILURE, reason, detail, self.ground.failure))
 
     def _halt(self) -> None:
         try:
@@ -173,7 +173,7 @@ class Run:
             log.exception("tree.halt_broke", extra={"tree": self.plan.name})
         self.ground.timers.clear()
 
-    def _ended(self, outcome: Outcome) -> None:
+    def _ended(self, outcome: TreeOutcome) -> None:
         """Of the body, and then of `:finally`, whose own end changes nothing."""
         self._yields = self.ground.work = 0
         if self._body_ended is None:
@@ -197,7 +197,7 @@ class BadScript(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class LeafScript:
     """The i-th tick of a leaf gives letter i, and begins again after the last."""
 
     leaves: Mapping[str, str]
@@ -205,7 +205,7 @@ class Script:
     tick_s: float = 0.0  # how far the clock moves before each tick
 
     @classmethod
-    def from_json(cls, data: object) -> "Script":
+    def from_json(cls, data: object) -> "LeafScript":
         """`{"leaves": {"l0": "RSF"}, "ticks": 8, "tick_s"?: 1.5}`. Raises BadScript."""
         if not isinstance(data, dict) or data.keys() - {"leaves", "ticks", "tick_s"}:
             raise BadScript('a script is {"leaves": {…}, "ticks": N, "tick_s": N}')
@@ -237,14 +237,14 @@ class Trace:
     final_halt: list[str]
 
 
-class _Watched(Node):
+class _Watched(BehaviourNode):
     """A leaf, and who writes down what it does."""
 
-    def __init__(self, leaf: Node, stage: "_Stage") -> None:
+    def __init__(self, leaf: BehaviourNode, stage: "_Stage") -> None:
         super().__init__(leaf.plan, leaf.frame)
         self.leaf, self.stage = leaf, stage
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         status = self.leaf.tick()
         self.stage.current.ticked.append([self.plan.label, status.value])
         if status is not SKIPPED:
@@ -261,7 +261,7 @@ class _Watched(Node):
 class _Stage:
     """The scripted leaves."""
 
-    script: Script
+    script: LeafScript
     now: float = 0.0
     counts: Counter[str] = field(default_factory=Counter)
     current: TickTrace = field(default_factory=TickTrace)
@@ -271,9 +271,9 @@ class _Stage:
         if label not in leaves:
             raise BadScript(f'the script has no leaf "{label}"{meant(label, leaves)}')
 
-        def act(_call: Call) -> Status:
+        def act(_call: LeafCall) -> TickStatus:
             self.counts[label] += 1
-            return Status(leaves[label][(self.counts[label] - 1) % len(leaves[label])])
+            return TickStatus(leaves[label][(self.counts[label] - 1) % len(leaves[label])])
 
         return act
 
@@ -281,14 +281,14 @@ class _Stage:
         return lambda plan, frame: _Watched(make(plan, frame), self)
 
 
-def trace(plan: TreePlan, script: Script) -> Trace:
+def trace(plan: TreePlan, script: LeafScript) -> Trace:
     """Ticks the tree itself, without `:finally`; when it is done it begins again.
 
     Raises BadScript if a leaf is not in the script.
     """
     stage = _Stage(script)
     watched = {shape: stage.watched(make) for shape, make in LEAVES.items()}
-    host = Host(now=lambda: stage.now, find_act=stage.find_act)
+    host = TreeHost(now=lambda: stage.now, find_act=stage.find_act)
     run = Run(replace(plan, final=None), host, kinds={**_KINDS, **watched})
     ticks: list[TickTrace] = []
     for _ in range(script.ticks):

@@ -12,12 +12,12 @@ from gateway.control.trees.nodes import (
     SKIPPED,
     SUCCESS,
     BadWrite,
-    Call,
-    Frame,
+    BehaviourNode,
+    LeafCall,
     Make,
-    Node,
-    Status,
+    TickStatus,
     TreeAbort,
+    TreeFrame,
     defaults,
     parts_of,
     reset_all,
@@ -25,19 +25,19 @@ from gateway.control.trees.nodes import (
 from gateway.control.trees.plan import HOSTED, NodePlan
 
 
-class Check(Node):
+class Check(BehaviourNode):
     """Asks an expression; also as `condition` with `:expr`."""
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         test = self.plan.options.get("expr") or self.plan.values[0]
         self.status = SUCCESS if self.holds(test) else FAILURE
         return self.status
 
 
-class Assign(Node):
+class Assign(BehaviourNode):
     """All values are those from before it."""
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         found: dict[str, object] = {}
         for key, value in self.plan.options.items():
             found[key] = value.constant if value.run is None else value.run(self.frame)
@@ -50,8 +50,8 @@ class Assign(Node):
         return SUCCESS
 
 
-class Emit(Node):
-    def tick(self) -> Status:
+class EmitLeaf(BehaviourNode):
+    def tick(self) -> TickStatus:
         event, *payload = [value.of(self.frame) for value in self.plan.values]
         said = payload[0] if payload else {}
         if parts_of(said) > MOST_PARTS:
@@ -62,41 +62,41 @@ class Emit(Node):
         return SUCCESS
 
 
-class Wait(Node):
-    def tick(self) -> Status:
+class Wait(BehaviourNode):
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         return self.done(SUCCESS) if self.is_over(self.plan.values[0]) else RUNNING
 
 
-class AlwaysSucceed(Node):
-    def tick(self) -> Status:
+class AlwaysSucceed(BehaviourNode):
+    def tick(self) -> TickStatus:
         self.status = SUCCESS
         return SUCCESS
 
 
-class AlwaysFail(Node):
-    def tick(self) -> Status:
+class AlwaysFail(BehaviourNode):
+    def tick(self) -> TickStatus:
         values = self.plan.values
         return self.failed(str(values[0].of(self.frame)) if values else "fail", "fail")
 
 
-LEAVES: Mapping[str, type[Node]] = {
-    "action": Call,
-    "condition": Call,
+LEAVES: Mapping[str, type[BehaviourNode]] = {
+    "action": LeafCall,
+    "condition": LeafCall,
     "check": Check,
     "set!": Assign,
-    "emit": Emit,
+    "emit": EmitLeaf,
     "wait": Wait,
     "succeed": AlwaysSucceed,
     "fail": AlwaysFail,
-    **dict.fromkeys(HOSTED, Call),
+    **dict.fromkeys(HOSTED, LeafCall),
 }
 
 
-class Decorator(Node):
+class Decorator(BehaviourNode):
     """May answer before it ticks its child, and may change the answer of the child."""
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         answer = self.before()
         if answer is not None:
             return answer
@@ -104,17 +104,17 @@ class Decorator(Node):
         status = self.child(0).tick()
         return status if status is RUNNING or status is SKIPPED else self.done(self.after(status))
 
-    def before(self) -> Status | None:
+    def before(self) -> TickStatus | None:
         return None
 
-    def after(self, status: Status) -> Status:
+    def after(self, status: TickStatus) -> TickStatus:
         return status
 
 
 class Mapped(Decorator):
     """Another answer for the child's."""
 
-    def after(self, status: Status) -> Status:
+    def after(self, status: TickStatus) -> TickStatus:
         if self.plan.kind == "invert":
             return FAILURE if status is SUCCESS else SUCCESS
         return SUCCESS if self.plan.kind == "force-success" else FAILURE
@@ -125,10 +125,10 @@ class RunOnce(Decorator):
 
     is_done = False
 
-    def before(self) -> Status | None:
+    def before(self) -> TickStatus | None:
         return SKIPPED if self.is_done else None
 
-    def after(self, status: Status) -> Status:
+    def after(self, status: TickStatus) -> TickStatus:
         self.is_done = True
         return status
 
@@ -136,25 +136,25 @@ class RunOnce(Decorator):
 class Guard(Decorator):
     """Asks an expression, or as `decorator` a function, at each tick; halts the child if it says no."""
 
-    asked: Call | None = None
+    asked: LeafCall | None = None
 
-    def before(self) -> Status | None:
+    def before(self) -> TickStatus | None:
         if self.plan.kind == "decorator":
-            self.asked = self.asked or Call(self.plan, self.frame)
+            self.asked = self.asked or LeafCall(self.plan, self.frame)
             is_open = self.asked.tick() is SUCCESS
         else:
             is_open = self.holds(self.plan.values[0])
         return None if is_open else self.done(FAILURE)
 
 
-class When(Node):
+class WhenLeaf(BehaviourNode):
     """`:when`: asked before the node begins, and no more while it is RUNNING."""
 
-    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         super().__init__(plan, frame)
         self.children = [None]
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         test = self.plan.when
         if self.status is not RUNNING and test is not None and not self.holds(test):
             return SKIPPED
@@ -174,7 +174,7 @@ class When(Node):
 
 
 class Timeout(Decorator):
-    def before(self) -> Status | None:
+    def before(self) -> TickStatus | None:
         if not self.is_over(self.plan.values[0]):
             return None
         self.ground.note(self.plan, "timeout", f"{self.plan.label} took too long")
@@ -184,7 +184,7 @@ class Timeout(Decorator):
 class Delay(Decorator):
     """Before every start."""
 
-    def before(self) -> Status | None:
+    def before(self) -> TickStatus | None:
         self.status = RUNNING
         return None if self.is_over(self.plan.values[0]) else RUNNING
 
@@ -194,18 +194,18 @@ class Cooldown(Decorator):
 
     until = -inf
 
-    def before(self) -> Status | None:
+    def before(self) -> TickStatus | None:
         return SKIPPED if self.ground.host.now() < self.until else None
 
-    def after(self, status: Status) -> Status:
+    def after(self, status: TickStatus) -> TickStatus:
         self.until = self.ground.host.now() + self.number(self.plan.values[0])
         return status
 
 
-class UntilFail(Node):
+class UntilFail(BehaviourNode):
     """RUNNING until the child fails, one round a tick."""
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         status = self.child(0).tick()
         if status is FAILURE:
@@ -217,18 +217,18 @@ class UntilFail(Node):
         return RUNNING
 
 
-class Loop(Node):
+class Loop(BehaviourNode):
     """Again while the child succeeds.
 
     A child that is done in the tick in which it began gives way before it begins again, so that
     a run can be stopped between any two rounds.
     """
 
-    goes_on: Status = SUCCESS
+    goes_on: TickStatus = SUCCESS
     count = 0
     fresh = {"count": 0}
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         if self.at is not None and not self._has_rested():
             return RUNNING
@@ -248,21 +248,21 @@ class Loop(Node):
                 return RUNNING
         return self._done_at_limit()
 
-    def _done_at_limit(self) -> Status:
+    def _done_at_limit(self) -> TickStatus:
         if self.goes_on is SUCCESS and "until" not in self.plan.options:
             return self.done(SUCCESS)
         if self.plan.kind == "repeat":
             self.ground.note(self.plan, "limit", f"not done after {self.count} rounds")
         return self.done(FAILURE)
 
-    def _is_at_limit(self, child: Node) -> bool:
+    def _is_at_limit(self, child: BehaviourNode) -> bool:
         """Asked before each round."""
         most = self.plan.options.get("max")
         if most is None or child.status is RUNNING:
             return False
         return 0 <= self.number(most) <= self.count
 
-    def _gives_way(self, child: Node, was: Status) -> bool:
+    def _gives_way(self, child: BehaviourNode, was: TickStatus) -> bool:
         """Between two rounds."""
         if self._is_at_limit(child):
             return False
@@ -287,15 +287,15 @@ class Retry(Loop):
 class Subtree(Decorator):
     """Another tree by its name, with a frame of its own, made anew when it begins."""
 
-    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         super().__init__(plan, frame)
         self.tree = self.ground.subtrees[plan.name]
         shared = plan.options.get("share")
         self.shares = shared is not None and shared.constant is True
-        self.own = Frame(self.ground, {}, self.tree.types, frame if self.shares else None)
+        self.own = TreeFrame(self.ground, {}, self.tree.types, frame if self.shares else None)
         self.children = [self.ground.kinds[self.tree.root.shape](self.tree.root, self.own)]
 
-    def before(self) -> Status | None:
+    def before(self) -> TickStatus | None:
         """Bound keys are the other frame's; other values are copied."""
         if self.status is RUNNING:
             return None
@@ -312,20 +312,20 @@ class Subtree(Decorator):
         return None
 
 
-class ForEach(Node):
+class ForEach(BehaviourNode):
     """One child an item, each with a frame of its own; at most so many at once, results in order."""
 
     items: list[object] | None = None
     failed_ones = skipped = 0
     fresh = {"items": None, "failed_ones": 0, "skipped": 0}
 
-    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         super().__init__(plan, frame)
         self.children = []
         said = plan.options.get("on-child-fail")
         self.goes_on = said is not None and said.constant == "continue"
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         if self.items is None:
             self._begin()
@@ -344,7 +344,7 @@ class ForEach(Node):
         is_skipped = 0 < self.skipped == len(self.items)
         return self.done(SKIPPED) if is_skipped else self._ended(SUCCESS)
 
-    def done(self, status: Status) -> Status:
+    def done(self, status: TickStatus) -> TickStatus:
         super().done(status)
         self.children = []
         return status
@@ -355,21 +355,21 @@ class ForEach(Node):
             raise TreeAbort(f"for-each goes over a list, not {type(items).__name__}")
         limit = self.number(options["limit"]) if "limit" in options else len(items)
         self.parallel = max(self.number(options["parallel"]), 1) if "parallel" in options else 1
-        self.items, self.frames = list(items[: max(int(limit), 0)]), list[Frame]()
+        self.items, self.frames = list(items[: max(int(limit), 0)]), list[TreeFrame]()
 
     def _add(self, item: object) -> None:
         self.ground.spend()
         options, [plan] = self.plan.options, self.plan.children
         name = str(options["as"].constant) if "as" in options else "item"
         values = {name: item, "index": len(self.frames), "result": None}
-        frame = Frame(self.ground, values, {}, self.frame, is_item=True)
+        frame = TreeFrame(self.ground, values, {}, self.frame, is_item=True)
         self.frames.append(frame)
         self.children.append(self.ground.kinds[plan.shape](plan, frame))
 
     def _has_failed(self) -> bool:
         return self.failed_ones > 0 and not self.goes_on
 
-    def _is_running(self, node: Node | None) -> bool:
+    def _is_running(self, node: BehaviourNode | None) -> bool:
         if node is None or self._has_failed():
             return True  # is halted in a moment, with the others
         status = node.tick()
@@ -380,7 +380,7 @@ class ForEach(Node):
         reset_all((node,))
         return False
 
-    def _ended(self, status: Status) -> Status:
+    def _ended(self, status: TickStatus) -> TickStatus:
         target = self.plan.options.get("collect")
         self.done(status)
         if target is not None:
@@ -392,14 +392,14 @@ class ForEach(Node):
         return status
 
 
-def part(plan: NodePlan, frame: Frame) -> Node:
+def part(plan: NodePlan, frame: TreeFrame) -> BehaviourNode:
     """`(subtree NAME child)` is a name for its child."""
     [child] = plan.children
     return frame.ground.kinds[child.shape](child, frame)
 
 
 DECORATORS: Mapping[str, Make] = {
-    "when": When,
+    "when": WhenLeaf,
     "part": part,
     "invert": Mapped,
     "force-success": Mapped,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise, takewhile
 
 from gateway.control.trees.plan import ASYNC, FLAGS, HOSTED, REACTIVE, NodePlan, TreePlan
-from gateway.control.trees.reader import Form, Source, TreeInvalid, read
+from gateway.control.trees.reader import TreeForm, TreeInvalid, TreeSource, read
 
 _LOOPS = frozenset({"repeat", "retry", "until-fail"})
 _WAITING = ASYNC | {"action", "subtree"}
@@ -14,7 +14,7 @@ _SELECTORS = frozenset({"selector", "reactive-selector"})
 _CATCHING = frozenset({"selector", "reactive-selector", "try", "force-success", "invert", "ensure"})
 
 
-def lint(tree: TreePlan, source: Source, *, is_complete: bool) -> None:
+def lint(tree: TreePlan, source: TreeSource, *, is_complete: bool) -> None:
     """`is_complete`: it is known what functions read."""
     for node in tree.nodes():
         for rule in (_unreachable, _reactive, _loop, _literal_limits, _parallel):
@@ -26,7 +26,7 @@ def lint(tree: TreePlan, source: Source, *, is_complete: bool) -> None:
         _unread(tree, source)
 
 
-def _unread(tree: TreePlan, source: Source) -> None:
+def _unread(tree: TreePlan, source: TreeSource) -> None:
     nodes = [node for one in (tree, *tree.subtrees.values()) for node in one.nodes()]
     read = {*tree.inputs}.union(*(node.reads for node in nodes))
     for name, key in tree.schema.items():
@@ -34,14 +34,14 @@ def _unread(tree: TreePlan, source: Source) -> None:
             source.warn("BT043", key.at, f":{name} is never read")
 
 
-def _reactive(node: NodePlan, source: Source) -> None:
+def _reactive(node: NodePlan, source: TreeSource) -> None:
     waiting = [child for child in node.children if any(x.kind in ASYNC for x in child.walk())]
     if node.kind in REACTIVE and len(waiting) > 1:
         message = f"{node.kind} has {len(waiting)} children that wait, and each halts the others"
         source.warn("BT041", waiting[1].at, message)
 
 
-def _unreachable(node: NodePlan, source: Source) -> None:
+def _unreachable(node: NodePlan, source: TreeSource) -> None:
     ending = "succeed" if node.kind in _SELECTORS else "fail" if node.kind in _SEQUENCES else None
     for child, after in pairwise(node.children):
         if child.kind == ending and child.when is None:
@@ -50,7 +50,7 @@ def _unreachable(node: NodePlan, source: Source) -> None:
             return
 
 
-def _loop(node: NodePlan, source: Source) -> None:
+def _loop(node: NodePlan, source: TreeSource) -> None:
     inside = list(node.walk())[1:]
     limits = node.options.keys() & {"max", "until", "until-success"}
     if node.kind in _LOOPS and not limits and not any(x.kind in _WAITING for x in inside):
@@ -64,7 +64,7 @@ def _loop(node: NodePlan, source: Source) -> None:
         source.warn("BT044", node.options["until-success"].at, message)
 
 
-def _after_a_limit(node: NodePlan, source: Source) -> None:
+def _after_a_limit(node: NodePlan, source: TreeSource) -> None:
     """Nodes after a loop that are meant for its limit, and run only if it was not reached."""
     for child, after in pairwise(node.children) if node.kind in _SEQUENCES else ():
         if child.kind == "repeat" and child.options.keys() & {"until", "until-success"}:
@@ -83,7 +83,7 @@ def _uncaught(node: NodePlan) -> Iterator[NodePlan]:
             yield from _uncaught(child)
 
 
-def _literal_limits(node: NodePlan, source: Source) -> None:
+def _literal_limits(node: NodePlan, source: TreeSource) -> None:
     """Numbers in a tree contradict those of the configuration sooner or later."""
     is_loop = node.kind in {"repeat", "retry"} and any(x.kind == "llm-call" for x in node.walk())
     limit = node.options.get("max" if is_loop else "timeout" if node.kind in HOSTED else "")
@@ -93,7 +93,7 @@ def _literal_limits(node: NodePlan, source: Source) -> None:
         source.warn("BT046", limit.at, message)
 
 
-def _parallel(node: NodePlan, source: Source) -> None:
+def _parallel(node: NodePlan, source: TreeSource) -> None:
     if node.kind != "parallel":
         return
     if len(node.children) == 1:
@@ -116,7 +116,7 @@ _BELOW = frozenset({"list", "map", "comment"})  # never on the line of the head
 
 def formatted(text: str, name: str = "tree.bt") -> str:
     """The same trees, laid out. Raises TreeInvalid if the text cannot be read."""
-    source = Source(name, text)
+    source = TreeSource(name, text)
     forms = read(source)
     if source.has_errors:
         raise TreeInvalid(source.problems(), source.left_out)
@@ -127,7 +127,9 @@ def formatted(text: str, name: str = "tree.bt") -> str:
     return "\n".join(lines) + "\n" if lines else ""
 
 
-def _units(items: Sequence[Form], *, has_options: bool = True) -> Iterator[tuple[Form, ...]]:
+def _units(
+    items: Sequence[TreeForm], *, has_options: bool = True
+) -> Iterator[tuple[TreeForm, ...]]:
     """What stays on one line if it can: an option with its value, or a single form."""
     at = 0
     while at < len(items):
@@ -143,7 +145,7 @@ class _Layout:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def add(self, lines: list[str], unit: tuple[Form, ...], indent: int) -> None:
+    def add(self, lines: list[str], unit: tuple[TreeForm, ...], indent: int) -> None:
         """On a line of its own, after a blank one if there was one; or a comment behind the last."""
         first = unit[0]
         if first.kind == "comment" and first.breaks == 0 and lines:
@@ -153,13 +155,13 @@ class _Layout:
             lines.append("")
         lines.append(" " * indent + self._shown(unit, indent))
 
-    def _shown(self, unit: tuple[Form, ...], indent: int) -> str:
+    def _shown(self, unit: tuple[TreeForm, ...], indent: int) -> str:
         if len(unit) == 1:
             return self._form(unit[0], indent)
         key = self._raw(unit[0])
         return f"{key} {self._form(unit[1], indent + len(key) + 1)}"
 
-    def _form(self, form: Form, indent: int) -> str:
+    def _form(self, form: TreeForm, indent: int) -> str:
         flat = self._flat(form)
         if form.head != "tree" and flat is not None and indent + len(flat) <= WIDTH:
             return flat
@@ -167,10 +169,10 @@ class _Layout:
             return self._raw(form)
         return self._broken(form, indent)
 
-    def _raw(self, form: Form) -> str:
+    def _raw(self, form: TreeForm) -> str:
         return str(form.value) if form.kind == "comment" else self._text[form.start : form.end]
 
-    def _flat(self, form: Form) -> str | None:
+    def _flat(self, form: TreeForm) -> str | None:
         """On one line; None if that cannot be."""
         if form.kind not in {"list", "vector", "map"}:
             raw = self._raw(form)
@@ -185,7 +187,7 @@ class _Layout:
             parts.append(flat)
         return f"{self._text[form.start]}{' '.join(parts)}{self._text[form.end - 1]}"
 
-    def _broken(self, form: Form, indent: int) -> str:
+    def _broken(self, form: TreeForm, indent: int) -> str:
         """The head with what belongs to it on the first line, the rest below."""
         inner = indent + (2 if form.kind == "list" else 1)
         lines = [self._text[form.start]]
@@ -202,7 +204,7 @@ class _Layout:
             return "\n".join([*lines, " " * indent + closer])
         return "\n".join(lines) + closer
 
-    def _joined(self, form: Form, units: Sequence[tuple[Form, ...]], indent: int) -> int:
+    def _joined(self, form: TreeForm, units: Sequence[tuple[TreeForm, ...]], indent: int) -> int:
         """How many units go on the first line: the head, and its name and options if all fit."""
         below = _BELOW if form.kind == "list" else {"comment"}
         most = {"": 1, "tree": 2}.get(form.head, len(units))

@@ -20,14 +20,14 @@ from gateway.control.trees.plan import (
     BadType,
     Key,
     KeyType,
-    Kind,
+    LeafRegistry,
     Names,
+    NodeKind,
     NodePlan,
     Offered,
-    Registry,
+    PlanValues,
     TreePlan,
     Value,
-    Values,
     is_type,
     pairs,
     read_type,
@@ -35,7 +35,7 @@ from gateway.control.trees.plan import (
     watched_keys,
     wrong,
 )
-from gateway.control.trees.reader import MAX_DEPTH, Form, Source, TreeInvalid, read
+from gateway.control.trees.reader import MAX_DEPTH, TreeForm, TreeInvalid, TreeSource, read
 from gateway.control.words import meant, short
 
 MAX_NODES = 5_000
@@ -48,16 +48,16 @@ class TooManyNodes(Exception):
 
 
 @dataclass(slots=True)
-class Parts:
+class TreeParts:
     """A form, taken apart."""
 
-    form: Form
-    kind: Kind
-    name: Form | None = None
-    values: list[Form] = field(default_factory=list)
-    options: dict[str, Form] = field(default_factory=dict)  # a flag stands for itself
-    keys: dict[str, Form] = field(default_factory=dict)  # of the options
-    children: list[Form] = field(default_factory=list)
+    form: TreeForm
+    kind: NodeKind
+    name: TreeForm | None = None
+    values: list[TreeForm] = field(default_factory=list)
+    options: dict[str, TreeForm] = field(default_factory=dict)  # a flag stands for itself
+    keys: dict[str, TreeForm] = field(default_factory=dict)  # of the options
+    children: list[TreeForm] = field(default_factory=list)
 
     def is_value(self) -> bool:
         """Whether a bare symbol is the next value, as in `(subagent librarian)`."""
@@ -65,8 +65,8 @@ class Parts:
         return place < self.kind.needed and self.kind.values[place] == "text"
 
 
-def taken_apart(form: Form, kind: Kind, source: Source) -> Parts:
-    parts = Parts(form, kind)
+def taken_apart(form: TreeForm, kind: NodeKind, source: TreeSource) -> TreeParts:
+    parts = TreeParts(form, kind)
     rest = list(reversed(form.parts[1:]))
     while rest:
         part = rest.pop()
@@ -82,7 +82,7 @@ def taken_apart(form: Form, kind: Kind, source: Source) -> Parts:
     return parts
 
 
-def _take_option(key: Form, rest: list[Form], parts: Parts, source: Source) -> None:
+def _take_option(key: TreeForm, rest: list[TreeForm], parts: TreeParts, source: TreeSource) -> None:
     name = OPTION_ALIASES.get(str(key.value), str(key.value))
     want = parts.kind.want(name)
     if want is None:
@@ -99,7 +99,7 @@ def _take_option(key: Form, rest: list[Form], parts: Parts, source: Source) -> N
     parts.keys[name], parts.options[name] = key, key if want == "flag" else rest.pop()
 
 
-def _check_counts(parts: Parts, source: Source) -> None:
+def _check_counts(parts: TreeParts, source: TreeSource) -> None:
     kind, at, head = parts.kind, parts.form.start, parts.form.head
     count = len(parts.children)
     if not kind.least <= count <= kind.most:
@@ -123,14 +123,16 @@ def _check_counts(parts: Parts, source: Source) -> None:
 class Planner:
     """Plans the nodes of one tree."""
 
-    source: Source
-    registry: Registry | None
+    source: TreeSource
+    registry: LeafRegistry | None
     count: Callable[[], int]  # nodes of all trees of the file, this one included
     uses: list[tuple[str, int]] = field(default_factory=list)  # subtrees by name, and where
     bound: list[tuple[str, str, int]] = field(default_factory=list)  # subtree, key, and where
     _ids: set[str] = field(default_factory=set)
 
-    def plan(self, form: Form, path: str, names: Names, *, raises: bool = False) -> NodePlan | None:
+    def plan(
+        self, form: TreeForm, path: str, names: Names, *, raises: bool = False
+    ) -> NodePlan | None:
         """`path` and `raises` are those of the parent."""
         name = ALIASES.get(form.head, form.head)
         if name not in KINDS:
@@ -142,7 +144,7 @@ class Planner:
         parts = taken_apart(form, KINDS[name], self.source)
         own_name = self._own_name(parts)
         path = f"{path}/{own_name or name}"
-        values = Values(self.source, self.registry, names)
+        values = PlanValues(self.source, self.registry, names)
         found = self._options(parts, values)
         raising = found.get("on-error")
         raises = raises if raising is None else raising.constant == "raise"
@@ -171,14 +173,14 @@ class Planner:
             writes=frozenset(values.writes),
         )
 
-    def _refuse(self, form: Form) -> None:
+    def _refuse(self, form: TreeForm) -> None:
         if form.head:
             near = meant(form.head, (*KINDS, *ALIASES))
             self.source.error("BT011", form.start, f'unknown node "{short(form.head)}"{near}')
         else:
             self.source.error("BT010", form.start, "a node begins with its kind: (kind …)")
 
-    def _own_name(self, parts: Parts) -> str:
+    def _own_name(self, parts: TreeParts) -> str:
         form, head = parts.name, parts.form.head
         if form is None:
             if parts.kind.is_named:
@@ -190,7 +192,7 @@ class Planner:
             self.source.error("BT016", form.start, message)
         return str(form.value)
 
-    def _options(self, parts: Parts, values: Values) -> dict[str, Value]:
+    def _options(self, parts: TreeParts, values: PlanValues) -> dict[str, Value]:
         found: dict[str, Value] = {}
         for name, form in parts.options.items():
             want = parts.kind.want(name) or "any"
@@ -212,12 +214,12 @@ class Planner:
         name = str(node.options["as"].constant) if "as" in node.options else "item"
         return names.new_child({name: ANY, "index": ANY, "result": ANY})
 
-    def _values(self, parts: Parts, values: Values) -> tuple[Value, ...]:
+    def _values(self, parts: TreeParts, values: PlanValues) -> tuple[Value, ...]:
         wants = zip(parts.values, parts.kind.values, strict=False)
         found = [values.value(form, want) for form, want in wants if want != "cases"]
         return tuple(value for value in found if value is not None)
 
-    def _children(self, parts: Parts, name: str) -> dict[str, Form]:
+    def _children(self, parts: TreeParts, name: str) -> dict[str, TreeForm]:
         """Those of a switch by case; the catch of a `try` is its last one, without the word."""
         children = list(parts.children)
         if name == "switch" and len(parts.values) > 1:
@@ -230,7 +232,7 @@ class Planner:
                 self.source.error("BT012", parts.form.start, "try ends with one (catch NODE)")
         return {str(place): child for place, child in enumerate(children)}
 
-    def _special(self, node: NodePlan, parts: Parts, values: Values) -> None:
+    def _special(self, node: NodePlan, parts: TreeParts, values: PlanValues) -> None:
         """What one kind alone has to obey."""
         options = node.options
         match node.kind:
@@ -254,7 +256,7 @@ class Planner:
             message = f"{target.constant} is {kind}, and what is collected is a list"
             self.source.error("BT030", target.at, message)
 
-    def _check_set(self, node: NodePlan, parts: Parts, values: Values) -> None:
+    def _check_set(self, node: NodePlan, parts: TreeParts, values: PlanValues) -> None:
         if len(parts.form.parts) == 1:
             self.source.error("BT013", node.at, "set! sets nothing: (set! :key value)")
         for key, value in node.options.items():
@@ -264,7 +266,7 @@ class Planner:
                 values.writes.add(key)
 
 
-def _offered(node: NodePlan, values: Values, named_at: int) -> Offered | None:
+def _offered(node: NodePlan, values: PlanValues, named_at: int) -> Offered | None:
     """The host's function behind a leaf or a decorator, if there is one and it is known."""
     source, registry = values.source, values.registry
     if registry is None or "expr" in node.options or node.kind not in _NAMED | HOSTED:
@@ -283,7 +285,7 @@ def _offered(node: NodePlan, values: Values, named_at: int) -> Offered | None:
     return offered
 
 
-def _check_keys(offered: Offered, values: Values, at: int) -> None:
+def _check_keys(offered: Offered, values: PlanValues, at: int) -> None:
     values.reads |= offered.reads.keys()
     values.writes |= offered.writes.keys()
     for verb, keys in (("reads", offered.reads), ("writes", offered.writes)):
@@ -297,12 +299,12 @@ def _check_keys(offered: Offered, values: Values, at: int) -> None:
 _OF_THE_FIRST = ("finally", "inputs", "max-ticks")  # options of the tree that is run
 
 
-def load(text: str, name: str = "tree.bt", registry: Registry | None = None) -> TreePlan:
+def load(text: str, name: str = "tree.bt", registry: LeafRegistry | None = None) -> TreePlan:
     """The first tree of the file, with the others as its subtrees. Raises TreeInvalid.
 
     Without a registry, functions and what lies outside of the blackboard are taken on trust.
     """
-    source = Source(name, text)
+    source = TreeSource(name, text)
     plan = _Loader(source, registry).load()
     if source.has_errors or plan is None:
         raise TreeInvalid(source.problems(), source.left_out)
@@ -315,7 +317,7 @@ def load(text: str, name: str = "tree.bt", registry: Registry | None = None) -> 
 class _Tree:
     """A tree on its way from form to plan."""
 
-    parts: Parts
+    parts: TreeParts
     schema: dict[str, Key]
     planner: Planner
     plan: TreePlan | None = None
@@ -325,8 +327,8 @@ class _Tree:
 
 @dataclass(slots=True)
 class _Loader:
-    source: Source
-    registry: Registry | None
+    source: TreeSource
+    registry: LeafRegistry | None
     trees: dict[str, _Tree] = field(default_factory=dict)
 
     def load(self) -> TreePlan | None:
@@ -351,7 +353,7 @@ class _Loader:
             return None
         return replace(plans.pop(first), subtrees=plans)
 
-    def _collect(self, form: Form, counting: Callable[[], int]) -> None:
+    def _collect(self, form: TreeForm, counting: Callable[[], int]) -> None:
         if form.head != "tree":
             self.source.error("BT010", form.start, 'a file has trees only: (tree "name" …)')
             return
@@ -367,7 +369,7 @@ class _Loader:
         planner = Planner(self.source, self.registry, counting)
         self.trees[name] = _Tree(parts, self._schema(parts), planner)
 
-    def _schema(self, parts: Parts) -> dict[str, Key]:
+    def _schema(self, parts: TreeParts) -> dict[str, Key]:
         form = parts.options.get("blackboard-schema")
         found: dict[str, Key] = {}
         for name, default in pairs(form, self.source).items() if form else ():
@@ -377,9 +379,9 @@ class _Loader:
             found[name] = self._declared(default)
         return found
 
-    def _declared(self, form: Form) -> Key:
+    def _declared(self, form: TreeForm) -> Key:
         """A key's type and default: `0`, or `(int 0)`, `(list string)`, `((list string) [])`."""
-        values = Values(self.source, self.registry, Names({}))
+        values = PlanValues(self.source, self.registry, Names({}))
         if form.kind != "list":
             value = values.literal(form)
             return Key(type_of(value), value, form.start)
@@ -396,7 +398,7 @@ class _Loader:
             self.source.error("BT030", form.start, f"a key of type {kind} has one such default")
         return Key(kind, value, form.start)
 
-    def _words(self, form: Form) -> str:
+    def _words(self, form: TreeForm) -> str:
         if form.kind == "list" and len(form.parts) == 2:
             return " ".join(map(self._words, form.parts))
         if form.kind != "symbol":
@@ -411,7 +413,7 @@ class _Loader:
         ending = tree.planner.plan(final, f"{name}:finally", names) if final else None
         if not planned or planned[0] is None:
             return None
-        values = Values(self.source, self.registry, Names({}))
+        values = PlanValues(self.source, self.registry, Names({}))
         wanted = {name: want for name, want in TREE.options.items() if want in {"text", "int"}}
         said = {
             name.replace("-", "_"): values.literal(options[name], want)
@@ -483,7 +485,7 @@ class _Loader:
         return tree
 
 
-def _is_wrapped(form: Form) -> bool:
+def _is_wrapped(form: TreeForm) -> bool:
     """Whether it is a type itself, as `(list string)`, and not a type with a default."""
     if len(form.parts) < 2 or form.head not in {"list", "option"}:
         return False

@@ -12,7 +12,7 @@ from gateway.control.trees.plan import ANY, FAILED, Act, Key, KeyType, NodePlan,
 from gateway.domain.errors import GatewayError
 
 
-class Status(Enum):
+class TickStatus(Enum):
     """The value is the letter that traces use."""
 
     IDLE = "I"
@@ -23,16 +23,16 @@ class Status(Enum):
 
 
 # Ticks compare by identity with these: an attribute of the class would cost more than the comparison.
-IDLE: Final = Status.IDLE
-RUNNING: Final = Status.RUNNING
-SUCCESS: Final = Status.SUCCESS
-FAILURE: Final = Status.FAILURE
-SKIPPED: Final = Status.SKIPPED
+IDLE: Final = TickStatus.IDLE
+RUNNING: Final = TickStatus.RUNNING
+SUCCESS: Final = TickStatus.SUCCESS
+FAILURE: Final = TickStatus.FAILURE
+SKIPPED: Final = TickStatus.SKIPPED
 
 log = logging.getLogger(__name__)
 
 Emit = Callable[[str, Mapping[str, object]], None]
-Make = Callable[[NodePlan, "Frame"], "Node"]
+Make = Callable[[NodePlan, "TreeFrame"], "BehaviourNode"]
 
 
 MOST_WORK = 1_000  # items of loops, and events, before something happens outside
@@ -40,7 +40,7 @@ MOST_PARTS = 10_000  # of a value
 PARTS_A_WORK = 100  # to look at so many is as much work as an event
 
 
-class TooMuch(GatewayError):
+class TreeTooMuch(GatewayError):
     """A tree works for too long without waiting for anything outside."""
 
     code = "internal_error"
@@ -59,7 +59,7 @@ class TreeAbort(GatewayError):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class TreeHost:
     """What a run is given. `roots` are looked up at each use, so they may be live mappings."""
 
     now: Callable[[], float]
@@ -74,7 +74,7 @@ class Host:
 class Ground:
     """What all nodes and frames of a run share."""
 
-    host: Host
+    host: TreeHost
     kinds: Mapping[str, Make] = field(default_factory=dict)  # how nodes are made, by their shape
     file: str = ""
     watched: frozenset[str] = frozenset()  # keys whose writers wake the run
@@ -90,7 +90,9 @@ class Ground:
         """Raises TooMuch."""
         self.work += work
         if self.work > MOST_WORK:
-            raise TooMuch(f"more than {MOST_WORK} items and events, and nothing happened meanwhile")
+            raise TreeTooMuch(
+                f"more than {MOST_WORK} items and events, and nothing happened meanwhile"
+            )
 
     def wake(self) -> None:
         """Asks for another tick; during a tick it is the tree itself that asks."""
@@ -122,14 +124,16 @@ class Ground:
 
 
 @dataclass(slots=True, eq=False)
-class Frame:
+class TreeFrame:
     """Keys and their values. A key that is not here is looked up in the outer frame, then in the roots."""
 
     ground: Ground
     values: dict[str, object]
     types: Mapping[str, KeyType]
-    outer: "Frame | None" = None
-    links: dict[str, "tuple[Frame, str]"] = field(default_factory=dict)  # keys that are another's
+    outer: "TreeFrame | None" = None
+    links: dict[str, "tuple[TreeFrame, str]"] = field(
+        default_factory=dict
+    )  # keys that are another's
     is_item: bool = False  # of a `for-each`: its node gives a "result"
 
     def get(self, name: str, /) -> object:
@@ -165,7 +169,7 @@ class Frame:
         is_here = name in self.values or name in self.links
         return is_here or (self.outer is not None and self.outer.has(name))
 
-    def item(self) -> "Frame | None":
+    def item(self) -> "TreeFrame | None":
         """The innermost loop's frame around this place."""
         if self.is_item or self.outer is None:
             return self if self.is_item else None
@@ -210,7 +214,7 @@ def parts_of(value: object) -> int:
     return count
 
 
-class Pending:
+class PendingLeaf:
     """The answer of a leaf that takes time: RUNNING until it is completed or halted."""
 
     outcome: object = None  # as a function gives it, or the exception that it ended with
@@ -232,19 +236,19 @@ class Pending:
                 self._on_halt()
 
 
-class Node:
+class BehaviourNode:
     """Light: a run makes its own, each when it is ticked first. `tick` sets `status` to what it
     gives, unless that is SKIPPED."""
 
-    status: Status = IDLE
+    status: TickStatus = IDLE
     at: float | None = None  # when what it waits for is over
     fresh: ClassVar[Mapping[str, object]] = {}  # attributes of a node that has not begun
 
-    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         self.plan, self.frame, self.ground = plan, frame, frame.ground
-        self.children: list[Node | None] = [None] * len(plan.children)
+        self.children: list[BehaviourNode | None] = [None] * len(plan.children)
 
-    def child(self, place: int) -> "Node":
+    def child(self, place: int) -> "BehaviourNode":
         """Makes it if it was never asked for: no run gets to every node of its tree."""
         node = self.children[place]
         if node is None:
@@ -252,14 +256,14 @@ class Node:
             node = self.children[place] = self.ground.kinds[plan.shape](plan, self.frame)
         return node
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         raise NotImplementedError
 
     def halt(self) -> None:
         """Only called while RUNNING."""
         self.done(IDLE)
 
-    def done(self, status: Status) -> Status:
+    def done(self, status: TickStatus) -> TickStatus:
         """Ends with this status: resets the children and its own progress."""
         for child in self.children:
             if child is not None:
@@ -303,13 +307,13 @@ class Node:
         what = f"{type(number).__name__} where a number belongs"
         raise TreeAbort(f"{self.plan.path}: {what}")
 
-    def failed(self, reason: str, kind: str = "failed") -> Status:
+    def failed(self, reason: str, kind: str = "failed") -> TickStatus:
         """Ends with a FAILURE that has a reason."""
         self.ground.note(self.plan, kind, reason)
         self.status = FAILURE
         return FAILURE
 
-    def broke(self, error: Exception) -> Status:
+    def broke(self, error: Exception) -> TickStatus:
         """An exception of a leaf is a failure with a reason, unless the tree says that it ends the run."""
         if isinstance(error, TreeAbort):
             raise error
@@ -321,7 +325,7 @@ class Node:
         return self.failed(message or kind, kind)
 
 
-def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
+def reset_all(nodes: Sequence[BehaviourNode | None], but: BehaviourNode | None = None) -> None:
     for node in nodes:
         if node is not None and node is not but:
             if node.status is RUNNING:
@@ -329,13 +333,13 @@ def reset_all(nodes: Sequence[Node | None], but: Node | None = None) -> None:
             node.status = IDLE
 
 
-class Call(Node):
+class LeafCall(BehaviourNode):
     """A leaf that calls a function once, and waits for the answer if that is a Pending. The function
     is given this node."""
 
-    waiting: Pending | None = None
+    waiting: PendingLeaf | None = None
 
-    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         self.plan, self.frame, self.ground = plan, frame, frame.ground
         self.children = []
         find, offered = self.ground.host.find_act, plan.offered
@@ -382,13 +386,13 @@ class Call(Node):
         if item is not None:
             item.values["result"] = result
 
-    def pending(self, on_halt: Callable[[], None] | None = None) -> Pending:
+    def pending(self, on_halt: Callable[[], None] | None = None) -> PendingLeaf:
         """To be returned; `on_halt` is called if the leaf is halted before it is completed."""
-        return Pending(self.ground, on_halt)
+        return PendingLeaf(self.ground, on_halt)
 
     # -- for its parent
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         waiting = self.waiting
         answer: object = waiting
         if waiting is None:
@@ -407,13 +411,13 @@ class Call(Node):
             return answer
         return self.answered(answer)
 
-    def answered(self, answer: object) -> Status:
-        if isinstance(answer, Pending):
+    def answered(self, answer: object) -> TickStatus:
+        if isinstance(answer, PendingLeaf):
             self.waiting = answer
             return self.tick()
         if answer is FAILURE or answer is False or answer is None:
             return self.failed("")
-        if isinstance(answer, Status) and answer is not IDLE:
+        if isinstance(answer, TickStatus) and answer is not IDLE:
             self.status = self.status if answer is SKIPPED else answer
             return answer
         if not isinstance(answer, Exception):
@@ -429,15 +433,15 @@ class Call(Node):
 _WELL = (None, True)  # what an action answers that has succeeded
 
 
-class InOrder(Node):
+class InOrder(BehaviourNode):
     """Goes on where it was, and stops at a FAILURE. It asks plain functions itself: they need no node."""
 
-    ends_with: Status = FAILURE
-    otherwise: Status = SUCCESS
+    ends_with: TickStatus = FAILURE
+    otherwise: TickStatus = SUCCESS
     index = skipped = 0  # how far it was when it waited
     beside = 0  # children at the end that are not in the order
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         body, index, skipped = self.children, self.index, self.skipped
         if index:
@@ -456,7 +460,7 @@ class InOrder(Node):
                 except Exception as error:  # noqa: BLE001  # whatever a leaf raises is its failure
                     answer = error
                 is_well = answer in _WELL
-                status = SUCCESS if is_well else Call(plan, self.frame).answered(answer)
+                status = SUCCESS if is_well else LeafCall(plan, self.frame).answered(answer)
             if status is RUNNING:
                 self.index, self.skipped = index, skipped
                 return RUNNING
@@ -482,7 +486,7 @@ class MemorySequence(InOrder):
 
     fresh = {"index": 0, "skipped": 0}
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         if self.status is IDLE:
             self.skipped = 0
         self.status = RUNNING
@@ -512,7 +516,7 @@ class MemorySequence(InOrder):
 class Reactive(InOrder):
     """Begins with its first child at each tick."""
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         is_skipped = True
         for place, child in enumerate(self.children):
@@ -541,7 +545,7 @@ class Try(InOrder):
     is_catching = False
     fresh = {"is_catching": False}
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         if not self.is_catching:
             status = super().tick()
             if status is not FAILURE:
@@ -552,13 +556,13 @@ class Try(InOrder):
         return RUNNING if catch.tick() is RUNNING else self.done(FAILURE)
 
 
-class Ensure(Node):
+class Ensure(BehaviourNode):
     """The clean-up runs after the body, however it ended; a halt gives it a single tick."""
 
-    kept: Status | None = None
+    kept: TickStatus | None = None
     fresh = {"kept": None}
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         if self.kept is None:
             body = self.child(0)
@@ -576,13 +580,13 @@ class Ensure(Node):
         super().halt()
 
 
-class If(Node):
+class If(BehaviourNode):
     """Asks once and stays with the branch."""
 
     branch = 0
     fresh = {"branch": 0}
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         if self.branch == 0:
             test = self.children[0] or self.child(0)
@@ -597,10 +601,10 @@ class If(Node):
         return RUNNING if status is RUNNING else self.done(status)
 
 
-class While(Node):
+class While(BehaviourNode):
     """Asks at each tick and halts the branch that is no longer right."""
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         status = self.child(0).tick()
         if status is SUCCESS:
@@ -612,10 +616,10 @@ class While(Node):
         return RUNNING if status is RUNNING else self.done(status)
 
 
-class Switch(Node):
+class Switch(BehaviourNode):
     """Chooses at each tick by the value; another branch that runs is halted."""
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         now, cases = self.plan.values[0].of(self.frame), self.plan.cases
         word = str(now).lower() if isinstance(now, bool) else "nil" if now is None else str(now)
@@ -629,7 +633,7 @@ class Switch(Node):
         return status if status is RUNNING or status is SKIPPED else self.done(status)
 
 
-class Parallel(Node):
+class Parallel(BehaviourNode):
     """Stops at one of its thresholds and halts the rest; negative ones count from all children.
 
     With `:policy :continue-on-failure` each runs to its end, and it fails if all of them failed.
@@ -639,7 +643,7 @@ class Parallel(Node):
     failed_ones = 0
     fresh = {"completed": frozenset(), "failed_ones": 0}
 
-    def __init__(self, plan: NodePlan, frame: Frame) -> None:
+    def __init__(self, plan: NodePlan, frame: TreeFrame) -> None:
         super().__init__(plan, frame)
         count, said = len(plan.children), {key: one.constant for key, one in plan.options.items()}
         is_one = said.get("policy") == "require-one" or "require-one" in said
@@ -650,7 +654,7 @@ class Parallel(Node):
         self.success = max(count + success + 1, 0) if success < 0 else success
         self.failure = max(count + failure + 1, 0) if failure < 0 else failure
 
-    def tick(self) -> Status:
+    def tick(self) -> TickStatus:
         self.status = RUNNING
         count, skipped = len(self.children), 0
         for place in range(count):
@@ -670,7 +674,7 @@ class Parallel(Node):
             return RUNNING
         return self.done(FAILURE if self.failed_ones == count else SUCCESS)
 
-    def _ended(self, skipped: int) -> Status | None:
+    def _ended(self, skipped: int) -> TickStatus | None:
         if self.goes_on:
             return None
         succeeded = len(self.completed) - self.failed_ones
@@ -680,7 +684,7 @@ class Parallel(Node):
         return FAILURE if most < self.success or self.failed_ones == self.failure else None
 
 
-FLOW: Mapping[str, type[Node]] = {
+FLOW: Mapping[str, type[BehaviourNode]] = {
     "sequence": InOrder,
     "selector": Selector,
     "reactive-sequence": Reactive,

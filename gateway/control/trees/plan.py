@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import methodcaller
 
-from gateway.control.expressions import ExpressionInvalid, Scope, compile_expression
-from gateway.control.trees.reader import MAX_SECONDS, Form, FormKind, Problem, Source
+from gateway.control.expressions import ExpressionInvalid, ExpressionScope, compile_expression
+from gateway.control.trees.reader import MAX_SECONDS, FormKind, TreeForm, TreeProblem, TreeSource
 from gateway.control.words import meant, short
 
 # Of each simple type: what it is in Python, and the default of a key that is declared without one.
@@ -115,7 +115,7 @@ class Offered:
 
 
 @dataclass(slots=True)
-class Registry:
+class LeafRegistry:
     """`roots`: names that expressions may use besides keys -> their own keys, or None for any.
 
     `(config x)` looks into the root `config`, `(env-flag "X")` into the root `flags`.
@@ -190,7 +190,7 @@ COMMON: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class NodeKind:
     least: int  # of children
     most: int
     values: tuple[str, ...] = ()
@@ -205,13 +205,13 @@ class Kind:
         return self.options.get(option) or COMMON.get(option) or ("any" if self.is_open else None)
 
 
-def _kinds(table: str) -> dict[str, Kind]:
+def _kinds(table: str) -> dict[str, NodeKind]:
     """By their names."""
-    found: dict[str, Kind] = {}
+    found: dict[str, NodeKind] = {}
     for line in table.strip().splitlines():
         names, [children], values, options, rules = (cell.split() for cell in line.split("|"))
         least, dash, most = children.partition("-")
-        kind = Kind(
+        kind = NodeKind(
             int(least),
             int(most or (MANY if dash else least)),
             tuple(value.rstrip("?") for value in values),
@@ -227,7 +227,7 @@ def _kinds(table: str) -> dict[str, Kind]:
 
 # names | how many children | values (with ? they need not be there) | options | rules: options of
 # which only one may be there, with / between; and `named` and `open`, as in Kind
-KINDS: Mapping[str, Kind] = _kinds("""
+KINDS: Mapping[str, NodeKind] = _kinds("""
 sequence selector reactive-sequence reactive-selector memory-sequence | 1- | | |
 parallel | 1- | | success:count failure:count policy:word require-all:flag require-one:flag | policy/require-all/require-one/success policy/require-all/require-one/failure
 for-each | 1 | list | as:word parallel:int limit:int collect:target on-child-fail:word |
@@ -293,11 +293,11 @@ class Value:
 
     at: int
     constant: object = None  # of an expression, its text
-    run: Callable[[Scope], object] | None = None
+    run: Callable[[ExpressionScope], object] | None = None
     key: str = ""  # of the blackboard, if the value is what it holds
     parts: Mapping[str, "Value"] = field(default_factory=dict)  # of a map
 
-    def of(self, scope: Scope) -> object:
+    def of(self, scope: ExpressionScope) -> object:
         return self.constant if self.run is None else self.run(scope)
 
 
@@ -372,7 +372,7 @@ class TreePlan:
     decision: str | None = None
     max_ticks: int | None = None
     subtrees: Mapping[str, "TreePlan"] = field(default_factory=dict)  # of the same file
-    warnings: tuple[Problem, ...] = ()
+    warnings: tuple[TreeProblem, ...] = ()
     watched: frozenset[str] = frozenset()  # keys whose writers have to wake a run
     types: Mapping[str, KeyType] = field(init=False)  # of the keys
 
@@ -412,16 +412,16 @@ _COLLECTED = {"any": ("list", "map"), "list": ("list",), "map": ("map",)}
 _ROOTS = {"config": "config", "env-flag": "flags"}
 
 
-def wrong(source: Source, form: Form, want: str) -> None:
+def wrong(source: TreeSource, form: TreeForm, want: str) -> None:
     source.error("BT013", form.start, f"here belongs {WANTS[want].shape}")
 
 
-def pairs(form: Form, source: Source) -> dict[str, Form]:
+def pairs(form: TreeForm, source: TreeSource) -> dict[str, TreeForm]:
     """Of a map: key to form."""
     if form.kind != "map":
         wrong(source, form, "map")
         return {}
-    found: dict[str, Form] = {}
+    found: dict[str, TreeForm] = {}
     parts = list(form.parts)
     for key, value in zip(parts[::2], parts[1::2], strict=False):
         if key.kind != "keyword":
@@ -436,16 +436,16 @@ def pairs(form: Form, source: Source) -> dict[str, Form]:
 
 
 @dataclass(slots=True)
-class Values:
+class PlanValues:
     """Reads the values of one node; notes which keys they touch."""
 
-    source: Source
-    registry: Registry | None
+    source: TreeSource
+    registry: LeafRegistry | None
     names: Names
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
 
-    def value(self, form: Form, want: str, option: str = "") -> Value | None:
+    def value(self, form: TreeForm, want: str, option: str = "") -> Value | None:
         """None if it is wrong, which is then in the source's problems."""
         can_look_up = WANTS[want].type is not None
         if form.kind == "ref" and can_look_up:
@@ -465,7 +465,7 @@ class Values:
         }.get(want)
         return special(form) if special else self._literal(form, want, option)
 
-    def _literal(self, form: Form, want: str, option: str) -> Value:
+    def _literal(self, form: TreeForm, want: str, option: str) -> Value:
         found, choices = form.value, CHOICES.get(option)
         if want == "word" and choices and found not in choices:
             near = meant(str(found), choices)
@@ -477,7 +477,7 @@ class Values:
                 wrong(self.source, form, want)
         return Value(form.start, found)
 
-    def _duration(self, form: Form) -> Value:
+    def _duration(self, form: TreeForm) -> Value:
         seconds = float(str(form.value))
         if form.kind != "duration":
             self.source.warn("BT034", form.start, "a time without a unit is taken as seconds")
@@ -485,7 +485,7 @@ class Values:
             wrong(self.source, form, "duration")
         return Value(form.start, seconds)
 
-    def _expression(self, form: Form) -> Value | None:
+    def _expression(self, form: TreeForm) -> Value | None:
         registry, text = self.registry, str(form.value)
         roots = {*self.names, FAILED, *(registry.roots if registry else ())}
         try:
@@ -498,7 +498,7 @@ class Values:
         self.reads |= made.roots & self.names.keys()
         return Value(form.start, made.text, made.run)
 
-    def _target(self, form: Form) -> Value | None:
+    def _target(self, form: TreeForm) -> Value | None:
         path = form.value
         if form.head == "blackboard" and len(form.parts) == 2:
             path = (form.parts[1].value,)
@@ -511,7 +511,7 @@ class Values:
         self.writes.add(key)
         return Value(form.start, key)
 
-    def _keys(self, form: Form) -> Value | None:
+    def _keys(self, form: TreeForm) -> Value | None:
         if any(part.kind != "keyword" for part in form.parts):
             wrong(self.source, form, "keys")
             return None
@@ -536,13 +536,13 @@ class Values:
             self.names.maps[-1][key] = kind
         return self.names[key]
 
-    def _reference(self, form: Form, want: str) -> Value | None:
+    def _reference(self, form: TreeForm, want: str) -> Value | None:
         assert isinstance(form.value, tuple)
         kind = self.known(form.start, form.value[0])
         return self._looked_up(form, want, kind, form.value) if kind else None
 
     def _looked_up(
-        self, form: Form, want: str, kind: KeyType, path: tuple[str, ...]
+        self, form: TreeForm, want: str, kind: KeyType, path: tuple[str, ...]
     ) -> Value | None:
         wanted = WANTS[want].type or ANY
         if len(path) == 1 and not wanted.may_hold(kind):
@@ -552,7 +552,7 @@ class Values:
         self.reads.add(path[0])
         return Value(form.start, None, _looking(path), path[0] if len(path) == 1 else "")
 
-    def _call(self, form: Form, want: str) -> Value | None:
+    def _call(self, form: TreeForm, want: str) -> Value | None:
         head, arguments = form.head, form.parts[1:]
         if len(arguments) != 1 or arguments[0].kind not in WANTS["word"].forms:
             self.source.error("BT013", form.start, f"({head} …) takes one name")
@@ -567,13 +567,13 @@ class Values:
             return None
         return Value(form.start, None, _looking((_ROOTS[head], name)))
 
-    def _collection(self, form: Form) -> Value:
+    def _collection(self, form: TreeForm) -> Value:
         is_map = form.kind == "map"
         forms = pairs(form, self.source).items() if is_map else enumerate(form.parts)
         found = {str(key): self.value(part, "any") for key, part in forms}
         made = {key: value for key, value in found.items() if value is not None}
 
-        def run(scope: Scope) -> object:
+        def run(scope: ExpressionScope) -> object:
             values = {key: value.of(scope) for key, value in made.items()}
             return values if is_map else list(values.values())
 
@@ -581,7 +581,7 @@ class Values:
         constant = run({}) if is_plain else None
         return Value(form.start, constant, None if is_plain else run, parts=made)
 
-    def literal(self, form: Form, want: str = "any") -> object:
+    def literal(self, form: TreeForm, want: str = "any") -> object:
         """A value that looks nothing up."""
         value = self.value(form, want)
         if value is not None and value.run is not None:
@@ -596,12 +596,12 @@ class Values:
             self.source.error("BT030", value.at, f"this is {given}, and here belongs {kind}")
 
 
-def _looking(path: tuple[str, ...]) -> Callable[[Scope], object]:
+def _looking(path: tuple[str, ...]) -> Callable[[ExpressionScope], object]:
     key, *rest = path
     if not rest:
         return methodcaller("get", key)
 
-    def walk(scope: Scope) -> object:
+    def walk(scope: ExpressionScope) -> object:
         value = scope.get(key)
         for part in rest:
             value = value.get(part) if isinstance(value, dict | Mapping) else None

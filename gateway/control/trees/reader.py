@@ -15,7 +15,7 @@ MARGIN = 70  # characters of a line that are shown on each side of the place
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class TreeProblem:
     """Codes: BT00x text, BT01x structure, BT02x references, BT03x types, BT04x lint."""
 
     code: str
@@ -37,18 +37,18 @@ class TreeInvalid(GatewayError):
 
     code = "tree_invalid"
 
-    def __init__(self, problems: tuple[Problem, ...], left_out: int = 0) -> None:
+    def __init__(self, problems: tuple[TreeProblem, ...], left_out: int = 0) -> None:
         super().__init__("\n".join(problem.render() for problem in problems))
         self.problems, self.left_out = problems, left_out
 
 
 @dataclass(slots=True)
-class Source:
+class TreeSource:
     """A tree's text, and what was found in it so far."""
 
     name: str
     text: str
-    found: dict[tuple[int, str, str], Problem] = field(default_factory=dict)
+    found: dict[tuple[int, str, str], TreeProblem] = field(default_factory=dict)
     left_out: int = 0
     has_errors: bool = False
     _starts: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class Source:
         line = bisect_right(self._starts, at)
         return line, at - self._starts[line - 1] + 1
 
-    def problems(self) -> tuple[Problem, ...]:
+    def problems(self) -> tuple[TreeProblem, ...]:
         """In the order of the text."""
         return tuple(self.found[key] for key in sorted(self.found))
 
@@ -83,7 +83,7 @@ class Source:
         cut = max(column - 1 - MARGIN, 0)
         part = whole[cut : column + MARGIN]
         shown = "".join(c if c.isprintable() else " " for c in part).rstrip()
-        self.found[key] = Problem(
+        self.found[key] = TreeProblem(
             code, severity, self.name, line, column, message, shown, column - 1 - cut
         )
 
@@ -127,15 +127,15 @@ _WORDS: dict[str, tuple[FormKind, object]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class TreeForm:
     """A piece of the text. `value` is what it means; lists and their like have `items` instead."""
 
     kind: FormKind
     start: int
     end: int
     value: object = None
-    items: tuple["Form", ...] = ()
-    parts: tuple["Form", ...] = ()  # the items without comments
+    items: tuple["TreeForm", ...] = ()
+    parts: tuple["TreeForm", ...] = ()  # the items without comments
     breaks: int = 0  # line breaks in front of it
 
     @property
@@ -148,7 +148,7 @@ class Form:
 
 def decoded(data: bytes, name: str) -> str:
     """The text of a file. Raises TreeInvalid."""
-    source = Source(name, "")
+    source = TreeSource(name, "")
     if len(data) > MAX_BYTES:
         source.error("BT006", 0, f"the file is larger than {MAX_BYTES // 1024} kB")
         raise TreeInvalid(source.problems())
@@ -167,11 +167,11 @@ class _Level:
     bracket: str
     start: int
     breaks: int
-    items: list[Form] = field(default_factory=list)
+    items: list[TreeForm] = field(default_factory=list)
     discards: list[tuple[int, int]] = field(default_factory=list)  # start, breaks of `#;`
 
 
-def read(source: Source) -> tuple[Form, ...]:
+def read(source: TreeSource) -> tuple[TreeForm, ...]:
     """All forms of the file, comments among them; what is wrong goes into `source`."""
     if len(source.text.encode(errors="replace")) > MAX_BYTES:
         source.error("BT006", 0, f"the text is larger than {MAX_BYTES // 1024} kB")
@@ -180,13 +180,13 @@ def read(source: Source) -> tuple[Form, ...]:
 
 
 class _Reader:
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: TreeSource) -> None:
         self._source = source
         self._levels = [_Level("", 0, 0)]
         self._breaks = 0
         self._is_too_deep = False
 
-    def read(self) -> tuple[Form, ...]:
+    def read(self) -> tuple[TreeForm, ...]:
         text = self._source.text
         at = 1 if text.startswith("\ufeff") else 0
         while at < len(text):
@@ -209,15 +209,17 @@ class _Reader:
                 self._breaks += token.count("\n")
             case "atom":
                 value = self._atom(token, at)
-                self._put(Form(value[0], at, end, value[1], breaks=self._taken()))
+                self._put(TreeForm(value[0], at, end, value[1], breaks=self._taken()))
             case "string":
-                self._put(Form("string", at, end, self._string(token, at), breaks=self._taken()))
+                self._put(
+                    TreeForm("string", at, end, self._string(token, at), breaks=self._taken())
+                )
             case "open":
                 self._open(token, at)
             case "close":
                 self._close_with(token, at)
             case "line":
-                self._put(Form("comment", at, end, token.rstrip(), breaks=self._taken()))
+                self._put(TreeForm("comment", at, end, token.rstrip(), breaks=self._taken()))
             case "block":
                 return self._block(at)
             case "discard":
@@ -262,13 +264,13 @@ class _Reader:
         items = tuple(level.items)
         parts = tuple(item for item in items if item.kind != "comment")
         kind = BRACKETS[level.bracket]
-        self._put(Form(kind, level.start, end, None, items, parts, level.breaks))
+        self._put(TreeForm(kind, level.start, end, None, items, parts, level.breaks))
 
     def _no_discards(self, level: _Level) -> None:
         if level.discards:
             self._source.error("BT005", level.discards[0][0], '"#;" has nothing to leave out')
 
-    def _put(self, form: Form) -> None:
+    def _put(self, form: TreeForm) -> None:
         level = self._levels[-1]
         if not level.discards:
             level.items.append(form)
@@ -277,9 +279,9 @@ class _Reader:
             if not level.discards:
                 level.items.append(self._hidden(start, form.end, breaks))
 
-    def _hidden(self, start: int, end: int, breaks: int) -> Form:
+    def _hidden(self, start: int, end: int, breaks: int) -> TreeForm:
         text = self._source.text[start:end].replace("\r\n", "\n")
-        return Form("comment", start, end, text, breaks=breaks)
+        return TreeForm("comment", start, end, text, breaks=breaks)
 
     def _block(self, at: int) -> int:
         depth = 0

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from gateway.domain.channels import ChannelStatus, Progress
+from gateway.domain.channels import ChannelStatus, FlowProgress
 from gateway.domain.errors import Conflict
-from gateway.domain.inbox import Heard
+from gateway.domain.inbox import HeardMessage
 from gateway.domain.outbox import Delivery
 from gateway.domain.ports import ChannelStore, Clock, Outbox
 from gateway.web.given import Place, Whole
@@ -50,7 +50,7 @@ class ChannelMethods:
     events: ChannelStore
     nudge: Callable[[], None]  # something is to be delivered
     clock: Clock
-    take_again: Callable[[Heard], Awaitable[None]]  # raises Conflict
+    take_again: Callable[[HeardMessage], Awaitable[None]]  # raises Conflict
 
     def all(self) -> Sequence[Method]:
         return (
@@ -127,7 +127,7 @@ class ChannelMethods:
             await self.letters.drop(params.id)
         return {"id": params.id, "state": "dropped"}
 
-    async def _unread(self, params: Letter) -> Heard | None:
+    async def _unread(self, params: Letter) -> HeardMessage | None:
         """Of those that came in; None: it can only be one that went out. Raises Conflict."""
         found = await self.events.find_unread(params.id, params.channel)
         if len(found) > 1:
@@ -157,7 +157,7 @@ def _shown(one: ChannelStatus, pending: int, dead: int, unread: int) -> Channel:
     }
 
 
-def _progress(one: Progress) -> ChannelProgress:
+def _progress(one: FlowProgress) -> ChannelProgress:
     return {
         "last_at": stamp_or_none(one.last_at),
         "count": one.count,
@@ -166,7 +166,7 @@ def _progress(one: Progress) -> ChannelProgress:
     }
 
 
-def _unread(one: Heard) -> UnreadMessage:
+def _unread(one: HeardMessage) -> UnreadMessage:
     return {
         "id": one.platform_id,
         "channel": one.channel,

@@ -19,9 +19,9 @@ from gateway.domain.facts import (
     Fact,
     FactQuery,
     Provenance,
-    Reader,
     Recalled,
     RecallKind,
+    SourceReader,
     Whose,
     in_order,
     scope_of,
@@ -324,8 +324,8 @@ class MemoryMethods:
         return Erasure(scope=str(key), by=principal.name)
 
 
-def _reader(principal: Principal) -> Reader:
-    return Reader(principal.name, reads_all=may(principal, "read"))
+def _reader(principal: Principal) -> SourceReader:
+    return SourceReader(principal.name, reads_all=may(principal, "read"))
 
 
 def _key(principal: Principal, params: _OfSomebody) -> SessionKey:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict
 from gateway.domain.errors import Conflict
 from gateway.sessions.intake import Front
 from gateway.sessions.journal import Difference
-from gateway.sessions.replay import Replayed, Replays
+from gateway.sessions.replay import Replayed, Replayer
 from gateway.sessions.runs import LiveRun
 from gateway.web.identity import READS, may
 from gateway.web.methods.chat import Text, find_run
@@ -27,7 +27,7 @@ class Replay(BaseModel):
 @dataclass(frozen=True, slots=True)
 class ReplayMethods:
     front: Front
-    replays: Replays
+    replays: Replayer
 
     def all(self) -> Sequence[Method]:
         return (Method("run.replay", Replay, READS, self.replay),)

@@ -8,7 +8,7 @@ from gateway.control.notices import Notices
 from gateway.control.rules import (
     QUARANTINE_AT,
     Act,
-    Emit,
+    EmitEvent,
     Log,
     Notify,
     RulesInvalid,
@@ -29,7 +29,7 @@ def said(acts: tuple[Act, ...]) -> list[str]:
                 found.append(notice.content)
             case Log(_, message):
                 found.append(message)
-            case Emit(event_type):
+            case EmitEvent(event_type):
                 found.append(event_type)
             case _:
                 found.append(type(act).__name__)
@@ -59,7 +59,7 @@ def test_a_rule_that_fails_is_passed_over_and_an_event_says_so() -> None:
     error, good = rules.on(event(payload=BAD), {})
 
     assert said((good,)) == ["good"]
-    assert isinstance(error, Emit)
+    assert isinstance(error, EmitEvent)
     assert (error.type, error.severity) == ("rule.error", "error")
     assert error.payload["rule"] == "bad"
     assert error.payload["quarantined"] is False
@@ -112,7 +112,7 @@ def test_a_rule_that_hears_its_own_errors_ends_in_quarantine() -> None:
     rounds = 0
     while last:
         (error,) = last
-        assert isinstance(error, Emit)
+        assert isinstance(error, EmitEvent)
         last = rules.on(event(error.type, error.payload), {})
         rounds += 1
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from gateway.control.trees.engine import Outcome, Run, Script, TickTrace, trace
+from gateway.control.trees.engine import LeafScript, Run, TickTrace, TreeOutcome, trace
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Call, Host, Pending
-from gateway.control.trees.plan import Registry, TreePlan
-from gateway.control.trees.reader import Problem, TreeInvalid
+from gateway.control.trees.nodes import LeafCall, PendingLeaf, TreeHost
+from gateway.control.trees.plan import LeafRegistry, TreePlan
+from gateway.control.trees.reader import TreeInvalid, TreeProblem
 
 
 def line(tick: TickTrace) -> str:
@@ -21,12 +21,12 @@ def line(tick: TickTrace) -> str:
 def traced(node: str, ticks: int, *, tick_s: float = 0.0, **leaves: str) -> list[str]:
     """One line a tick, of a tree with this node; what is halted at the end comes as `end …`."""
     plan = load(f'(tree "t" {node})')
-    found = trace(plan, Script(leaves, ticks, tick_s))
+    found = trace(plan, LeafScript(leaves, ticks, tick_s))
     lines = [line(tick) for tick in found.ticks]
     return [*lines, f"end {' '.join(found.final_halt)}"] if found.final_halt else lines
 
 
-def problems(text: str, registry: Registry | None = None) -> list[Problem]:
+def problems(text: str, registry: LeafRegistry | None = None) -> list[TreeProblem]:
     """What loading says, whether it loads or not."""
     try:
         return list(load(text, "t.bt", registry).warnings)
@@ -34,11 +34,11 @@ def problems(text: str, registry: Registry | None = None) -> list[Problem]:
         return list(error.problems)
 
 
-def codes(text: str, registry: Registry | None = None) -> list[str]:
+def codes(text: str, registry: LeafRegistry | None = None) -> list[str]:
     return [problem.code for problem in problems(text, registry)]
 
 
-def refused(text: str, registry: Registry | None = None) -> list[Problem]:
+def refused(text: str, registry: LeafRegistry | None = None) -> list[TreeProblem]:
     """The problems of a tree that must not load."""
     with pytest.raises(TreeInvalid) as caught:
         load(text, "t.bt", registry)
@@ -49,14 +49,14 @@ def refused(text: str, registry: Registry | None = None) -> list[Problem]:
 class Stage:
     """A registry for the test's functions, and a clock that stands still."""
 
-    registry: Registry = field(default_factory=Registry)
+    registry: LeafRegistry = field(default_factory=LeafRegistry)
     roots: Mapping[str, object] = field(default_factory=dict)
     now: float = 0.0
     events: list[tuple[str, object]] = field(default_factory=list)
     woken: int = 0
     log: list[str] = field(default_factory=list)
 
-    def offer(self, name: str, act: Callable[[Call], object], **about: object) -> None:
+    def offer(self, name: str, act: Callable[[LeafCall], object], **about: object) -> None:
         self.registry.action(name, **about)(act)  # type: ignore[arg-type]  # as a test says it
 
     def logs(self, *names: str) -> None:
@@ -64,11 +64,11 @@ class Stage:
         for name in names:
             self.offer(name, lambda call: self.log.append(call.name))
 
-    def asks(self, name: str) -> list[Pending]:
+    def asks(self, name: str) -> list[PendingLeaf]:
         """A function that waits for its answer; gives the list of what is waited for."""
-        open_ones: list[Pending] = []
+        open_ones: list[PendingLeaf] = []
 
-        def ask(call: Call) -> Pending:
+        def ask(call: LeafCall) -> PendingLeaf:
             open_ones.append(call.pending(lambda: self.log.append(f"{call.name} halted")))
             return open_ones[-1]
 
@@ -81,7 +81,7 @@ class Stage:
         )
 
     def run(self, text: str, **inputs: object) -> Run:
-        host = Host(
+        host = TreeHost(
             now=lambda: self.now,
             roots=self.roots,
             emit=lambda event, payload: self.events.append((event, payload)),
@@ -93,7 +93,7 @@ class Stage:
         self.woken += 1
 
 
-def ended(run: Run, within: int = 2_000) -> Outcome:
+def ended(run: Run, within: int = 2_000) -> TreeOutcome:
     """Steps to the end; a run that waits for something outside is a mistake of the test."""
     for _ in range(within):
         if run.step():

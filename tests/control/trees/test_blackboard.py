@@ -2,22 +2,22 @@
 
 import pytest
 
-from gateway.control.trees.nodes import BadWrite, Frame, Ground, Host
+from gateway.control.trees.nodes import BadWrite, Ground, TreeFrame, TreeHost
 from gateway.control.trees.plan import read_type
 
 
 def board(**watched: bool) -> tuple[Ground, list[str]]:
     rung: list[str] = []
     roots = {"usage": {"tokens": 1}}
-    host = Host(now=lambda: 0.0, roots=roots, woken=lambda: rung.append("changed"))
+    host = TreeHost(now=lambda: 0.0, roots=roots, woken=lambda: rung.append("changed"))
     ground = Ground(host, watched=frozenset(watched))
     return ground, rung
 
 
 def test_what_is_not_here_is_outside_and_then_among_the_roots() -> None:
     shared, _ = board()
-    outer = Frame(shared, {"a": 1, "b": 2}, {})
-    inner = Frame(shared, {"a": 3}, {}, outer)
+    outer = TreeFrame(shared, {"a": 1, "b": 2}, {})
+    inner = TreeFrame(shared, {"a": 3}, {}, outer)
 
     assert [inner.get(name) for name in ("a", "b", "usage", "absent", "failure")] == [
         *(3, 2, {"tokens": 1}, None, None)
@@ -29,8 +29,8 @@ def test_what_is_not_here_is_outside_and_then_among_the_roots() -> None:
 
 def test_a_linked_key_is_the_others() -> None:
     shared, _ = board()
-    outer = Frame(shared, {"x": 1}, {"x": read_type("int")})
-    inner = Frame(shared, {}, {}, links={"in": (outer, "x")})
+    outer = TreeFrame(shared, {"x": 1}, {"x": read_type("int")})
+    inner = TreeFrame(shared, {}, {}, links={"in": (outer, "x")})
 
     inner.set("in", 2)
 
@@ -41,7 +41,7 @@ def test_a_linked_key_is_the_others() -> None:
 
 def test_unknown_keys_roots_and_wrong_types_are_not_written() -> None:
     shared, _ = board()
-    frame = Frame(shared, {"n": 1}, {"n": read_type("int")})
+    frame = TreeFrame(shared, {"n": 1}, {"n": read_type("int")})
 
     for key, value in (("n", "x"), ("m", 1), ("usage", {}), ("failure", None)):
         with pytest.raises(BadWrite):
@@ -50,7 +50,7 @@ def test_unknown_keys_roots_and_wrong_types_are_not_written() -> None:
 
 def test_only_a_changed_watched_key_rings() -> None:
     shared, rung = board(n=True)
-    frame = Frame(shared, {"n": 1, "m": 1}, {})
+    frame = TreeFrame(shared, {"n": 1, "m": 1}, {})
 
     frame.set("m", 2)
     frame.set("n", 1)
@@ -61,9 +61,9 @@ def test_only_a_changed_watched_key_rings() -> None:
 
 def test_the_frame_of_an_item_is_found_from_inside() -> None:
     shared, _ = board()
-    outer = Frame(shared, {"result": ""}, {"result": read_type("string")})  # a key of the tree
-    item = Frame(shared, {"item": 1, "result": None}, {}, outer, is_item=True)
-    inner = Frame(shared, {}, {}, item)
+    outer = TreeFrame(shared, {"result": ""}, {"result": read_type("string")})  # a key of the tree
+    item = TreeFrame(shared, {"item": 1, "result": None}, {}, outer, is_item=True)
+    inner = TreeFrame(shared, {}, {}, item)
 
     assert inner.item() is item
     assert outer.item() is None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.control.trees.nodes import Call, Pending
+from gateway.control.trees.nodes import LeafCall, PendingLeaf
 from tests.control.trees.stage import Stage, ended, traced
 
 
@@ -183,9 +183,9 @@ def test_a_failure_ends_the_loop_or_does_not() -> None:
 
 def test_no_more_items_run_at_once_than_allowed_and_a_free_place_is_filled() -> None:
     stage = Stage()
-    open_ones: list[Pending] = []
+    open_ones: list[PendingLeaf] = []
 
-    def work(call: Call) -> Pending:
+    def work(call: LeafCall) -> PendingLeaf:
         open_ones.append(call.pending())
         return open_ones[-1]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.control.trees.lint import WIDTH, formatted
-from gateway.control.trees.reader import Form, Source, TreeInvalid, read
+from gateway.control.trees.reader import TreeForm, TreeInvalid, TreeSource, read
 from tests.fakes.plans import TEXTS
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -16,10 +16,10 @@ SAMPLES = Path(__file__).parent / "samples"
 def meaning(text: str) -> list[object]:
     """Forms and comments without their places."""
 
-    def bare(form: Form) -> object:
+    def bare(form: TreeForm) -> object:
         return form.kind, form.value, [bare(item) for item in form.items]
 
-    return [bare(form) for form in read(Source("t.bt", text))]
+    return [bare(form) for form in read(TreeSource("t.bt", text))]
 
 
 def test_a_real_tree_keeps_its_meaning_and_is_laid_out_once() -> None:
@@ -100,7 +100,7 @@ FORMS = st.recursive(
 @given(st.lists(st.one_of(FORMS, COMMENTS), max_size=4).map(" ".join))
 @settings(max_examples=300)
 def test_any_text_keeps_its_meaning_and_is_laid_out_once(text: str) -> None:
-    source = Source("t.bt", text)
+    source = TreeSource("t.bt", text)
     read(source)
     if source.has_errors:  # a comment may have swallowed a bracket
         return

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gateway.control.trees.nodes import FAILURE, RUNNING, SKIPPED, SUCCESS, Call, TreeAbort
+from gateway.control.trees.nodes import FAILURE, RUNNING, SKIPPED, SUCCESS, LeafCall, TreeAbort
 from tests.control.trees.stage import Stage, ended
 
 
@@ -66,7 +66,7 @@ def test_a_leaf_may_run_without_a_pending_until_it_is_woken() -> None:
     assert ended(run).status is SUCCESS
 
 
-def broken(_call: Call) -> object:
+def broken(_call: LeafCall) -> object:
     raise ValueError("no such page")
 
 
@@ -102,7 +102,7 @@ def test_where_the_tree_says_so_an_exception_ends_the_run() -> None:
 def test_an_abort_ends_the_run_whatever_is_around_it() -> None:
     stage = Stage()
 
-    def abort(_call: Call) -> object:
+    def abort(_call: LeafCall) -> object:
         raise TreeAbort("the store is gone")
 
     stage.offer("abort", abort)
@@ -164,11 +164,11 @@ def test_a_function_sees_its_options_and_values_and_writes_what_it_announced() -
     stage = Stage()
     seen: list[object] = []
 
-    def call_tool(call: Call) -> None:
+    def call_tool(call: LeafCall) -> None:
         seen.append((call.name, call.values, call.options))
         call.write("n", 2)
 
-    def sneaky(call: Call) -> None:
+    def sneaky(call: LeafCall) -> None:
         call.write("n", 3)
 
     stage.offer("tool-call", call_tool, writes={"n": "int"}, options=["retries"])

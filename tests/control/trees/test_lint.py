@@ -6,7 +6,7 @@ import pytest
 
 from gateway.agent.leaves import REGISTRY
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import Registry
+from gateway.control.trees.plan import LeafRegistry
 from tests.control.trees.stage import codes, problems
 from tests.fakes.plans import shipped
 
@@ -62,7 +62,7 @@ def test_what_is_meant_so_is_left_alone(body: str) -> None:
 
 
 def test_keys_that_nobody_reads_are_named_where_it_is_known_who_reads() -> None:
-    registry = Registry()
+    registry = LeafRegistry()
     registry.action("a", reads={"n": "int"})(print)
     text = tree("(action a)", "{:n 0 :m 0}")
 
@@ -75,7 +75,7 @@ def test_keys_that_nobody_reads_are_named_where_it_is_known_who_reads() -> None:
 @pytest.mark.requirement("S-002-BT-04")
 @pytest.mark.parametrize("registry", [None, REGISTRY], ids=["on trust", "for agents"])
 def test_the_sample_tree_as_it_was_given_loads_and_its_defects_are_named(
-    registry: Registry | None,
+    registry: LeafRegistry | None,
 ) -> None:
     text = (SAMPLES / "first-draft.bt").read_text(encoding="utf-8")
     plan = load(text, "first-draft.bt", registry)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.control.trees.engine import Run
 from gateway.control.trees.loading import load
-from gateway.control.trees.plan import KINDS, Registry
+from gateway.control.trees.plan import KINDS, LeafRegistry
 from tests.control.trees.shapes import NODES
 from tests.control.trees.stage import Stage, codes, ended, problems, refused
 from tests.fakes.plans import TEXTS
@@ -18,8 +18,8 @@ def tree(body: str, schema: str = "{}") -> str:
     return f'(tree "t" :blackboard-schema {schema} {body})'
 
 
-def registry() -> Registry:
-    made = Registry(
+def registry() -> LeafRegistry:
+    made = LeafRegistry(
         roots={"config": {"max_iterations"}, "flags": {"BETA"}, "usage": {"tokens"}},
         models={"Person": dict},
     )

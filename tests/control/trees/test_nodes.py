@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.control.trees.engine import Script, trace
+from gateway.control.trees.engine import LeafScript, trace
 from gateway.control.trees.loading import load
-from gateway.control.trees.nodes import Call
+from gateway.control.trees.nodes import LeafCall
 from gateway.control.trees.plan import KINDS
 from tests.control.trees.stage import Stage, ended, line, traced
 
@@ -35,7 +35,7 @@ def test_a_tree_ticks_and_halts_as_in_the_reference_engines(number: int) -> None
     case = TRACES[number]
 
     plan = load(f'(tree "t" {case["tree"]})')
-    found = trace(plan, Script(case["leaves"], len(case["ticks"])))
+    found = trace(plan, LeafScript(case["leaves"], len(case["ticks"])))
 
     assert [line(tick) for tick in found.ticks] == case["ticks"]
     assert " ".join(found.final_halt) == case["end"]
@@ -90,7 +90,7 @@ NESTED = st.recursive(
 def test_a_tick_always_ends_whatever_the_leaves_say(node: str, letters: list[str]) -> None:
     leaves = {f"l{number}": each for number, each in enumerate(letters)}
 
-    found = trace(load(f'(tree "t" {node})'), Script(leaves, 12, 0.5))
+    found = trace(load(f'(tree "t" {node})'), LeafScript(leaves, 12, 0.5))
 
     assert len(found.ticks) == 12
     assert all(len(tick.ticked) < 2_000 for tick in found.ticks)
@@ -197,7 +197,7 @@ def test_after_a_caught_failure_the_reason_can_be_read() -> None:
     stage = Stage()
     seen: list[object] = []
 
-    def look(call: Call) -> None:
+    def look(call: LeafCall) -> None:
         seen.append(call.read("failure"))
 
     stage.offer("look", look)

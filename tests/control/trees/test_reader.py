@@ -7,23 +7,23 @@ from hypothesis import strategies as st
 from gateway.control.trees.reader import (
     MAX_BYTES,
     MAX_DEPTH,
-    Form,
-    Source,
+    TreeForm,
     TreeInvalid,
+    TreeSource,
     decoded,
     read,
 )
 
 
-def forms(text: str) -> tuple[Form, ...]:
-    source = Source("t.bt", text)
+def forms(text: str) -> tuple[TreeForm, ...]:
+    source = TreeSource("t.bt", text)
     found = read(source)
     assert not source.has_errors, source.problems()
     return found
 
 
 def wrong(text: str) -> list[str]:
-    source = Source("t.bt", text)
+    source = TreeSource("t.bt", text)
     read(source)
     return [f"{p.line}:{p.column} {p.code}" for p in source.problems()]
 
@@ -124,7 +124,7 @@ def test_size_is_bounded_and_bytes_have_to_be_utf_8() -> None:
 
 
 def test_a_problem_is_shown_with_its_line_and_a_caret() -> None:
-    source = Source("t.bt", "(ok)\n(a  ])")
+    source = TreeSource("t.bt", "(ok)\n(a  ])")
     read(source)
 
     assert (
@@ -134,7 +134,7 @@ def test_a_problem_is_shown_with_its_line_and_a_caret() -> None:
 
 
 def test_problems_are_bounded() -> None:
-    source = Source("t.bt", "] " * 500)
+    source = TreeSource("t.bt", "] " * 500)
     read(source)
 
     assert (len(source.problems()), source.left_out) == (100, 400)
@@ -182,7 +182,7 @@ PIECES = st.sampled_from(
 @given(st.one_of(st.lists(PIECES, max_size=60).map("".join), st.text(max_size=80)))
 @settings(max_examples=300)
 def test_no_text_breaks_the_reader(text: str) -> None:
-    source = Source("t.bt", text)
+    source = TreeSource("t.bt", text)
     found = read(source)
 
     assert source.has_errors or all(0 <= form.start < form.end <= len(text) for form in found)

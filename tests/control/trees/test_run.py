@@ -15,8 +15,8 @@ from gateway.control.trees.nodes import (
     RUNNING,
     SKIPPED,
     SUCCESS,
-    Call,
-    Host,
+    LeafCall,
+    TreeHost,
 )
 from gateway.control.trees.reader import TreeInvalid
 from tests.control.trees.shapes import NODES
@@ -35,7 +35,7 @@ def test_the_end_runs_after_success_failure_and_an_exception(body: str) -> None:
     stage = Stage()
     stage.logs("clean", "say")
 
-    def broken(_call: Call) -> object:
+    def broken(_call: LeafCall) -> object:
         raise OSError("gone")
 
     stage.offer("broken", broken)
@@ -238,7 +238,9 @@ def test_whatever_loads_runs_or_ends_with_a_reason(
     answers = data.draw(st.lists(st.sampled_from([True, False, RUNNING, SKIPPED]), min_size=1))
     turn = cycle(answers)
     now = iter(range(100_000))
-    run = Run(plan, Host(lambda: next(now) / 10, find_act=lambda _plan: lambda _call: next(turn)))
+    run = Run(
+        plan, TreeHost(lambda: next(now) / 10, find_act=lambda _plan: lambda _call: next(turn))
+    )
 
     steps = sum(1 for _ in takewhile(lambda _: not run.step(), range(40)))
     run.interrupt("enough")

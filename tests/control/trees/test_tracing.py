@@ -4,13 +4,13 @@ from dataclasses import asdict
 
 import pytest
 
-from gateway.control.trees.engine import BadScript, Script, trace
+from gateway.control.trees.engine import BadScript, LeafScript, trace
 from gateway.control.trees.loading import load
 
 
 def test_a_trace_has_the_shape_that_programs_read() -> None:
     plan = load('(tree "t" (reactive-sequence (action l0) (action l1)))')
-    assert asdict(trace(plan, Script({"l0": "SFS", "l1": "R"}, 3))) == {
+    assert asdict(trace(plan, LeafScript({"l0": "SFS", "l1": "R"}, 3))) == {
         "ticks": [
             {"status": "R", "ticked": [["l0", "S"], ["l1", "R"]], "halted": []},
             {"status": "F", "ticked": [["l0", "F"]], "halted": ["l1"]},
@@ -22,7 +22,7 @@ def test_a_trace_has_the_shape_that_programs_read() -> None:
 
 def test_a_leaf_that_the_script_lacks_is_named() -> None:
     with pytest.raises(BadScript, match='no leaf "step1"; did you mean "step0"'):
-        trace(load('(tree "t" (action step1))'), Script({"step0": "S"}, 1))
+        trace(load('(tree "t" (action step1))'), LeafScript({"step0": "S"}, 1))
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,16 @@ def test_a_leaf_that_the_script_lacks_is_named() -> None:
 )
 def test_a_script_that_is_none_is_refused(data: object) -> None:
     with pytest.raises(BadScript):
-        Script.from_json(data)
+        LeafScript.from_json(data)
 
 
 def test_a_script_is_read_from_json() -> None:
-    assert Script.from_json({"leaves": {"a": "RSFK"}, "ticks": 8}) == Script({"a": "RSFK"}, 8)
+    assert LeafScript.from_json({"leaves": {"a": "RSFK"}, "ticks": 8}) == LeafScript(
+        {"a": "RSFK"}, 8
+    )
 
 
 def test_the_end_of_a_tree_needs_no_script() -> None:
     plan = load('(tree "t" (action a) :finally (action clean))')
 
-    assert [tick.status for tick in trace(plan, Script({"a": "RS"}, 2)).ticks] == ["R", "S"]
+    assert [tick.status for tick in trace(plan, LeafScript({"a": "RS"}, 2)).ticks] == ["R", "S"]

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.control.trees.lint import formatted
 from gateway.control.trees.loading import load
-from gateway.control.trees.reader import SHOWN, Problem, TreeInvalid, decoded
+from gateway.control.trees.reader import SHOWN, TreeInvalid, TreeProblem, decoded
 from tests.control.trees.stage import Stage
 
 HERE = Path(__file__).parent
@@ -14,7 +14,7 @@ HOSTILE = sorted(HERE.glob("*.bt"))
 ODD = sorted((HERE / "fine").glob("*.bt"))
 
 
-def refusal(path: Path) -> tuple[Problem, ...]:
+def refusal(path: Path) -> tuple[TreeProblem, ...]:
     with pytest.raises(TreeInvalid) as caught:
         load(decoded(path.read_bytes(), path.name), path.name, Stage().registry)
     return caught.value.problems

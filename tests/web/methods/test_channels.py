@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gateway.domain.channels import ChannelStatus, Progress
+from gateway.domain.channels import ChannelStatus, FlowProgress
 from gateway.domain.errors import NotFound
-from gateway.domain.inbox import Heard, NewDelivery
+from gateway.domain.inbox import HeardMessage, NewDelivery
 from gateway.domain.outbox import DeliveryState
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
@@ -21,7 +21,7 @@ from tests.fakes.store import NOON, open_memory
 from tests.web.methods.calling import call
 
 STATUSES = (
-    ChannelStatus("shop", "webhook", "a", "webhook", "connected", receiving=Progress(NOON, 3)),
+    ChannelStatus("shop", "webhook", "a", "webhook", "connected", receiving=FlowProgress(NOON, 3)),
     ChannelStatus("chat", "telegram", "b", None, "refused", "no secret", refused={"wrong": 2}),
 )
 
@@ -37,13 +37,13 @@ class Desk:
 
     async def ended(self, name: str, state: DeliveryState, channel: str = "shop") -> None:
         new = NewDelivery(name, channel, "a", "p", None, f"text of {name}")
-        heard = Heard(channel, "a", name, "told", NOON)
+        heard = HeardMessage(channel, "a", name, "told", NOON)
         await self.stores.channels.hear(heard, [new])
         await self.stores.outbox.sending(name, 0)
         await self.stores.outbox.settle(name, state, at=NOON, why="it is full")
 
 
-async def _nobody_takes(letter: Heard) -> None:
+async def _nobody_takes(letter: HeardMessage) -> None:
     raise AssertionError("nothing came in")
 
 
@@ -99,7 +99,7 @@ async def test_dead_letters_are_told_in_pages_the_newest_first() -> None:
 
 
 async def test_what_no_adapter_could_read_is_listed_and_cut() -> None:
-    lost = Heard("shop", "a", "sha256:00", "unreadable", NOON, "x" * (LONGEST_TEXT + 1))
+    lost = HeardMessage("shop", "a", "sha256:00", "unreadable", NOON, "x" * (LONGEST_TEXT + 1))
     async with desk() as it:
         await it.stores.channels.hear(lost)
         await it.stores.channels.hear(replace(lost, platform_id="1", outcome="told"))
