@@ -40,7 +40,7 @@ from gateway.agent.effects import (
     ToolReturned,
     TurnEvent,
 )
-from gateway.agent.leaves import LEAVES, REGISTRY, SHIPPED
+from gateway.agent.leaves import REGISTRY, SHIPPED
 from gateway.agent.turn import Turn
 from gateway.app.assembly import Gateway, assembled
 from gateway.cli.known import known
@@ -238,7 +238,7 @@ def ticks(tree: str) -> int:
         decode=from_json,
     )
     moment = Moment(datetime(2026, 1, 1, tzinfo=UTC), 0.0)
-    turn = Turn(job, lambda chunk: None, moment, LEAVES)
+    turn = Turn(job, lambda chunk: None, moment)
     turn.begin()
     while turn.end is None:
         for wish in turn.tickets.take_new():

@@ -30,7 +30,6 @@ from gateway.agent.effects import (
 )
 from gateway.agent.fitting import SLACK, fitted
 from gateway.agent.journal import EventQueue, RunJournal, part_of
-from gateway.agent.leaves import LEAVES
 from gateway.agent.output import CUT_OFF
 from gateway.agent.turn import LIMITS, Turn
 from gateway.domain.agents import DELEGATE, AgentDef, Limits
@@ -79,8 +78,8 @@ class Driver:
 
     def __post_init__(self) -> None:
         self._last = (self.job.agent.provider, self.job.agent.model)
-        self.turn = Turn(self.job, self.emit, self.begun, LEAVES)
-        self._deadline = self.turn.moment.at + self.turn.course.limits.timeout_seconds
+        self.turn = Turn(self.job, self.emit, self.begun)
+        self._deadline = self.turn.moment.at + self.turn.state.limits.timeout_seconds
 
     async def drive(self) -> RunResult:
         """Runs until the tree is over. Cancelling it cancels everything that it waits for."""
@@ -101,17 +100,17 @@ class Driver:
                 group.cancel_scope.cancel()
         control.close()
         del turn.run  # nothing in a turn refers to itself then, so it is freed at once
-        turn.voice.let_go()
+        turn.output.let_go()
         assert turn.end is not None
         provider, model = self._last
         return RunResult(
             turn.end,
             tuple(turn.exchange.said),
-            turn.course.usage,
+            turn.state.usage,
             model,
             provider,
             tuple(map(_RUN_ID, turn.exchange.taken)),
-            tuple(turn.voice.posts),
+            tuple(turn.output.posts),
             turn.farewell,
             self.job.rules.kept,
             turn.exchange.replies > 0 or bool(turn.exchange.heard) or turn.failure is not None,
@@ -120,17 +119,17 @@ class Driver:
 
     def progress(self) -> Mapping[str, object]:
         """How far the run is, for `run.inspect`."""
-        course, voice = self.turn.course, self.turn.voice
+        state, output = self.turn.state, self.turn.output
         provider, model = self._last
-        view = course.view()
+        view = state.view()
         return {
             **dict(zip(SHOWN, _SHOWN(view), strict=True)),
             "provider": provider,
             "model": model,
             "tree": self.job.plan.name,
             "decision": self.job.agent.decision,
-            "verdicts": list(voice.verdicts),
-            "config": plain_limits(course.limits),
+            "verdicts": list(output.verdicts),
+            "config": plain_limits(state.limits),
             "context": explained(self.job.agent, self.job.context, self.turn.exchange.noticed),
         }
 
@@ -160,7 +159,7 @@ class Driver:
     async def _wait(self) -> None:
         """Waits for an event, or for a time that the tree or the run waits for."""
         now, turn = self.turn.moment.at, self.turn
-        is_ending = turn.course.reason is not None or turn.run.is_ending
+        is_ending = turn.state.reason is not None or turn.run.is_ending
         if is_ending and self._ending_until is None:
             self._ending_until = now + ENDING_S
         deadline = self._ending_until or self._deadline
@@ -263,7 +262,7 @@ class Driver:
         window = agent.context_window
         if request.model != agent.model:
             window = _window_of(agent, request.model)
-        told = self.turn.course.context_tokens  # which may count system and tools, or may not
+        told = self.turn.state.context_tokens  # which may count system and tools, or may not
         most = told + context.system_tokens + context.tools_tokens + SLACK
         if most + request.max_tokens <= window:
             return request
@@ -297,7 +296,7 @@ class Driver:
             result = ToolResult(call.id, call.name, CUT_OFF, is_error=True)
         if result is None:
             if self._slots is None:
-                most = self.turn.course.limits.max_parallel_tools
+                most = self.turn.state.limits.max_parallel_tools
                 self._slots = anyio.CapacityLimiter(most)
             async with self._slots:
                 if not all(one.may_repeat for one in self.job.tools if one.name == call.name):
@@ -333,14 +332,14 @@ class Driver:
         """The allowance of a subagent: as many tokens for each one that waits for its share, and for
         the run itself, which has to make something of what they find. A subagent has its share until
         the run has counted what was spent of it."""
-        open_, course = self.turn.tickets.open, self.turn.course
+        open_, state = self.turn.tickets.open, self.turn.state
         self._shares = {one: its for one, its in self._shares.items() if one in open_}
         waiting = {
             one
             for one, its in open_.items()
             if one not in self._shares and its.wanted is not None and delegates(its.wanted)
         } | {ticket}
-        left = course.limits.token_budget - course.usage.total - sum(self._shares.values())
+        left = state.limits.token_budget - state.usage.total - sum(self._shares.values())
         self._shares[ticket] = tokens = max(0, left // (len(waiting) + 1))
         return Allowance(tokens, seconds)
 

@@ -243,8 +243,6 @@ def drain_immediate(turn: Turn) -> None:
     turn.exchange.drain("immediate")
 
 
-LEAVES = REGISTRY.offered
-
 log = logging.getLogger(__name__)
 
 NO_OTHERS = DecisionTrees()

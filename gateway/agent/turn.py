@@ -477,12 +477,12 @@ class Turn:
     job: Job
     state: RunState
 
-    def __init__(self, job: Job, emit: Emit, moment: Moment, _leaves: object = None) -> None:
+    def __init__(self, job: Job, emit: Emit, moment: Moment) -> None:
         """Raises PolicyBroke."""
         self.job, self.moment = job, moment
         variables = Variables(self)
-        self.output = self.voice = output = Output(job, emit, variables, self._stop_by_rule, moment)
-        self.state = self.course = RunState(job, output, moment)
+        self.output = output = Output(job, emit, variables, self._stop_by_rule, moment)
+        self.state = RunState(job, output, moment)
         self.exchange = RunMessages(job, output, self.state)
         self.round = self.exchange.round
         self.tickets = Tickets()

@@ -23,7 +23,7 @@ from gateway.agent.effects import (
     ToolReturned,
     TurnEvent,
 )
-from gateway.agent.leaves import LEAVES, REGISTRY
+from gateway.agent.leaves import REGISTRY
 from gateway.agent.turn import Turn
 from gateway.control.policy import DefaultDecisionTree, MakeDecisionTree
 from gateway.control.rules import RunRules, load_rules
@@ -122,7 +122,7 @@ class Paper:
             known=lambda step, wanted: self.known.get((step, wanted.id)),
             waiting=self.waiting,
         )
-        self.turn = Turn(job, self._emit, self.moment, LEAVES)
+        self.turn = Turn(job, self._emit, self.moment)
 
     @property
     def moment(self) -> Moment:

@@ -188,7 +188,7 @@ def test_what_is_told_at_once_is_told_at_a_limit_too(plan: str) -> None:
 def test_what_waits_for_other_sessions_is_posted_and_not_told() -> None:
     paper = Paper(rules=noticing("query.start", 'inject_at = "cross_session"')).begin()
 
-    assert [notice.content for notice in paper.turn.voice.posts] == ["psst"]
+    assert [notice.content for notice in paper.turn.output.posts] == ["psst"]
     assert paper.notices == []
     assert paper.system == []
 
@@ -225,7 +225,7 @@ def test_a_reply_that_breaks_off_is_counted_if_it_was_made(
 
     paper.break_off(kind, started=started)
 
-    used, told = paper.turn.course.usage, paper.of("usage")
+    used, told = paper.turn.state.usage, paper.of("usage")
     assert (used.total > 0) == started
     assert used.estimated == started
     assert used.total == sum(one["input_tokens"] + one["output_tokens"] for one in told)
@@ -238,7 +238,7 @@ def test_thinking_that_was_heard_is_counted_when_it_breaks_off() -> None:
 
     paper.break_off()
 
-    assert paper.turn.course.usage.output_tokens == 1
+    assert paper.turn.state.usage.output_tokens == 1
     assert paper.of("thinking") == [{"content": "hm"}]
     assert paper.of("content") == []
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from gateway.agent.effects import Fail, Finish
-from gateway.agent.leaves import LEAVES, QUERY_SHOWN, REGISTRY
+from gateway.agent.leaves import QUERY_SHOWN, REGISTRY
 from gateway.agent.output import DEFECT, NO_END
 from gateway.control.trees.loading import load
 from gateway.control.trees.reader import TreeInvalid
@@ -280,7 +280,7 @@ def test_a_time_that_a_tree_sets_cuts_what_is_at_work() -> None:
 
     assert paper.trace.count("?cancel") == 1
     assert paper.turn.end == Finish("answered", "done")
-    assert paper.turn.course.usage.estimated
+    assert paper.turn.state.usage.estimated
 
 
 # -- what comes last
@@ -369,10 +369,6 @@ def test_a_tree_may_begin_anew_in_its_middle() -> None:
 def test_a_function_that_there_is_not_is_refused_with_its_place() -> None:
     with pytest.raises(TreeInvalid, match=r"own.bt:1:.*oracle.emit_query_strat.*did you mean"):
         tree('(action :fn "oracle.emit_query_strat")')
-
-
-def test_what_is_offered_can_be_done() -> None:
-    assert LEAVES.keys() == REGISTRY.offered.keys()
 
 
 @pytest.mark.requirement("S-002-BT-04")

@@ -49,7 +49,7 @@ def test_what_is_told_of_after_the_end_counts_and_is_warned_of_no_more() -> None
 
     paper.turn.exchange.take_spent([Spent(Usage(90, 5), "p", "small")])
 
-    assert paper.turn.course.usage.total >= 95
+    assert paper.turn.state.usage.total >= 95
     assert paper.told_of("budget.token.warning") == []
     assert paper.of("usage")[-1]["model"] == "small"
 
@@ -59,7 +59,7 @@ def test_what_is_told_of_after_the_end_counts_and_is_warned_of_no_more() -> None
 def test_tokens_are_warned_of_once_when_they_reach_their_share(pieces: list[int]) -> None:
     """In the middle of replies or at their end, however they come; what is sent counts with it."""
     paper = Paper(limits=Limits(token_budget=1_000, max_iterations=50)).begin()
-    course = paper.turn.course
+    course = paper.turn.state
 
     for number, tokens in enumerate(pieces):
         if paper.turn.end is None:
@@ -72,13 +72,13 @@ def test_tokens_are_warned_of_once_when_they_reach_their_share(pieces: list[int]
 
 
 def test_a_call_whose_input_alone_passes_the_budget_is_not_made() -> None:
-    input_tokens = Paper().begin().turn.course.context_tokens
+    input_tokens = Paper().begin().turn.state.context_tokens
 
     papers = [Paper(limits=Limits(token_budget=input_tokens + n)).begin() for n in (0, 1)]
 
     assert [paper.reason for paper in papers] == ["token_budget", None]
     assert [len(paper.asked) for paper in papers] == [0, 1]
-    assert papers[1].turn.course.reading("token_budget").current == input_tokens
+    assert papers[1].turn.state.reading("token_budget").current == input_tokens
 
 
 SENT = 27  # tokens of the first call of these
@@ -98,8 +98,8 @@ def test_an_estimate_gives_way_to_what_the_provider_says() -> None:
 
     paper.reply("", call("0"), tokens=20)
 
-    assert paper.turn.course.usage == Usage(10, 10)
-    assert paper.turn.course.reading("token_budget").current == 20
+    assert paper.turn.state.usage == Usage(10, 10)
+    assert paper.turn.state.reading("token_budget").current == 20
 
 
 def test_time_never_goes_back() -> None:
@@ -129,7 +129,7 @@ def test_how_far_a_run_is_can_be_seen() -> None:
 
     paper.round(call("0"), tokens=250, is_error=True).round(call("1"), tokens=50)
 
-    view = dict(paper.turn.course.view())
+    view = dict(paper.turn.state.view())
     actions = view.pop("recent_actions")
     assert isinstance(actions, list)
     assert len(actions) == 2
@@ -151,7 +151,7 @@ def test_verdicts_are_kept_for_whoever_inspects_the_run() -> None:
     for number in range(3):
         paper.reply("", call(str(number), "{}")).give_all("same")
 
-    assert [(one["kind"], one["turn"]) for one in paper.turn.voice.verdicts] == [
+    assert [(one["kind"], one["turn"]) for one in paper.turn.output.verdicts] == [
         ("budget.iteration.warning", 1),
         ("agent.loop.detected", 2),
         ("stop", 3),

@@ -97,7 +97,7 @@ def test_a_rule_cannot_interrupt_what_is_over() -> None:
 
     assert paper.turn.end == Finish("answered", "done")
     assert paper.system == []
-    assert paper.turn.course.view()["reason"] is None
+    assert paper.turn.state.view()["reason"] is None
 
 
 @pytest.mark.requirement("S-002-Rules-04")
@@ -169,7 +169,7 @@ def test_what_is_the_same_again_is_left_for_other_sessions_once() -> None:
 
     paper.round(call("0"), call("1"), call("2", name="other"), is_error=True)
 
-    assert [one.content for one in paper.turn.voice.posts] == ["echo fails", "other fails"]
+    assert [one.content for one in paper.turn.output.posts] == ["echo fails", "other fails"]
 
 
 def test_no_more_is_left_for_other_sessions_than_one_of_them_takes() -> None:
@@ -177,7 +177,7 @@ def test_no_more_is_left_for_other_sessions_than_one_of_them_takes() -> None:
 
     paper = Paper(tree('(repeat :max 400 (emit "own.event"))'), rules=posts).begin()
 
-    assert len(paper.turn.voice.posts) == MOST_WAITING
+    assert len(paper.turn.output.posts) == MOST_WAITING
 
 
 @pytest.mark.requirement("S-002-ANS-05")
@@ -273,7 +273,7 @@ def test_every_event_says_whose_it_is_and_when(plan: str) -> None:
 def test_a_turn_that_let_go_refers_to_nobody() -> None:
     paper = Paper(rules=rule("house.*", 'emit = "house.seen"')).begin().reply("done")
 
-    paper.turn.voice.let_go()
-    paper.turn.voice.event("house.late", {})
+    paper.turn.output.let_go()
+    paper.turn.output.event("house.late", {})
 
     assert paper.told_of("house.late") == []

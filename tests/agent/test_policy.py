@@ -81,7 +81,7 @@ def test_a_state_that_no_run_can_be_in_is_a_policys_failure(
     paper = Paper(plan, decision=with_method("on_turn_start", spoiled)).begin()
 
     assert paper.turn.end == Fail(DEFECT, DEFECT, "internal_error")
-    assert paper.turn.course.view()["warned"] == []
+    assert paper.turn.state.view()["warned"] == []
 
 
 @pytest.mark.requirement("S-001-Tree-07")
