@@ -220,10 +220,7 @@ def arguments_of(tool: ToolSpec | None, pairs: Iterable[tuple[str, str, bool]]) 
     return to_json(typed).decode()
 
 
-@lru_cache(maxsize=64)
-def _schema(parameters: str) -> Mapping[str, Any]:
-    schema: Mapping[str, Any] = from_json(parameters)
-    return schema
+_schema: Callable[[str], Mapping[str, Any]] = lru_cache(maxsize=64)(from_json)
 
 
 @lru_cache(maxsize=1024)

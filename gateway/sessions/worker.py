@@ -136,12 +136,7 @@ def _nodes(
 ) -> tuple[Node, ...]:
     """The questions and all that was said after them, each the parent of the next. A question keeps
     the id of its message and the run that it was accepted with. `status` is that of the last."""
-    own, taken, nodes = asked.entries[-1].new, iter(asked.taken), list[Node]()
-    placed: list[tuple[NewEntry | None, Message]] = []  # a question with its accepted message
-    placed += [(one.new, Message("user", one.new.content)) for one in asked.entries]
-    for message in said:
-        its = next(taken, None) if message.role == "user" else None
-        placed.append((its.new if its else None, message))
+    own, placed, nodes = asked.entries[-1].new, _placed(asked, said), list[Node]()
     last, first_said = len(placed) - 1, len(asked.entries) - 1
     for place, (new, message) in enumerate(placed):
         node_id = f"{own.message_id}.{place - first_said}" if new is None else new.message_id
@@ -158,6 +153,19 @@ def _nodes(
         nodes.append(node)
         parent = node.id
     return tuple(nodes)
+
+
+def _placed(
+    asked: Questions, said: tuple[Message, ...]
+) -> Sequence[tuple[NewEntry | None, Message]]:
+    """All messages of a run in order, a question with what was accepted."""
+    taken, placed = iter(asked.taken), list[tuple[NewEntry | None, Message]]()
+    for entry in asked.entries:
+        placed += ((entry.new, Message("user", entry.new.content)),)
+    for message in said:
+        its = next(taken, None) if message.role == "user" else None
+        placed += ((its.new if its else None, message),)
+    return placed
 
 
 def _done(end: Finish, answer: RunResult, node_id: NodeId, timing: Timing) -> Chunk:
