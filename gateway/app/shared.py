@@ -25,6 +25,8 @@ from gateway.domain.plugins import PluginSecret
 from gateway.domain.ports import Clock, Fetch, Http, Ids, Model, Stores
 from gateway.host.clock import SystemClock, TimeIds
 from gateway.memory.episodes import Episodes
+from gateway.outbound.client import open_outbound
+from gateway.outbound.secrets import Scrubber
 from gateway.providers.client import Models, ProviderClient
 from gateway.providers.demo import DemoModel
 from gateway.providers.prices import DEFAULT_MODELS, PriceTable
@@ -38,16 +40,14 @@ Opened = TypeVar("Opened")
 
 
 class HttpClients:
-    """The ways out, each opened when it is first needed and closed with the stack. Only here the HTTP
-    client is imported: it takes as long as all the rest, and a start without providers does without."""
+    """The ways out, each opened when it is first needed and closed with the stack. Only here the client
+    behind the guard and the dialler is imported: it takes as long as all the rest."""
 
     def __init__(self, stack: AsyncExitStack) -> None:
         self._stack, self._lock = stack, anyio.Lock()
         self._opened: dict[str, Any] = {}
 
     async def http(self, use: str) -> Http:
-        from gateway.outbound.client import open_outbound  # noqa: PLC0415  # see above
-
         return await self._once(f"http:{use}", open_outbound)
 
     async def guarded(self, use: str) -> Fetch:
@@ -71,8 +71,6 @@ class HttpClients:
 
 
 def scrubbing(secrets: Sequence[PluginSecret]) -> Scrub:
-    from gateway.outbound.secrets import Scrubber  # noqa: PLC0415  # as HttpClients
-
     return Scrubber(secrets).body
 
 
