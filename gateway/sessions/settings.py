@@ -31,16 +31,16 @@ class SettingsBook:
     store: SessionStore
     encode: Encode
     decode: Decode
-    _known: dict[str, UserSettings] = field(default_factory=dict)
+    known: dict[str, UserSettings] = field(default_factory=dict)
 
     async def of(self, user: str) -> UserSettings:
         """Raises StoreUnavailable."""
-        known = self._known.get(user)
+        known = self.known.get(user)
         if known is not None:
             return known
         read = self._opened(await self.store.read_settings(user))
         # Whoever changed them meanwhile knows better than what was read before.
-        return self._known.get(user) or self._remember(user, read)
+        return self.known.get(user) or self._remember(user, read)
 
     async def change(self, user: str, patch: Mapping[str, object]) -> UserSettings:
         """From now on; a run that is at work keeps what it began with.
@@ -54,7 +54,7 @@ class SettingsBook:
             if len(record) > RECORD_BYTES:
                 raise SettingsRefused(RECORD_BYTES)
             with anyio.CancelScope(shield=True):  # it is written even if nobody waits for it
-                self._known.pop(user, None)
+                self.known.pop(user, None)
                 if await self.store.write_settings(user, record.decode(), expected=before):
                     return self._remember(user, after)
 
@@ -64,7 +64,7 @@ class SettingsBook:
         return UserSettings(kept)
 
     def _remember(self, user: str, settings: UserSettings) -> UserSettings:
-        self._known[user] = settings
-        if len(self._known) > MOST_KNOWN:
-            del self._known[next(iter(self._known))]
+        self.known[user] = settings
+        if len(self.known) > MOST_KNOWN:
+            del self.known[next(iter(self.known))]
         return settings

@@ -555,7 +555,11 @@ class Worker:
     async def _as_wished(self, batch: TurnBatch, agent: AgentDef) -> AgentDef:
         """By whoever asks, for the session, and with the message itself."""
         means, new = self.means, batch.entry.new
-        settings = await retry_store(means.clock, means.settings.of, batch.person)
+        settings = means.settings.known.get(batch.person)
+        if settings is None:
+            settings = await retry_store(means.clock, means.settings.of, batch.person)
+        if batch.model is None and not settings.kept and not new.limits:
+            return agent
         if batch.model is not None:
             settings = settings.patched({"oracle_model": batch.model})
         return as_wished(agent, settings, new.limits)
