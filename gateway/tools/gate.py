@@ -137,6 +137,7 @@ class ToolGate:
 
     def _take(self, tool: Tool) -> None:
         """Registers a tool. One that cannot be used is refused with the reason."""
+        self._offered.clear()
         spec = tool.spec
         try:
             self._tools[spec.name] = _Checked(tool, spec, self._compiled(spec))

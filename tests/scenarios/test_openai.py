@@ -50,6 +50,7 @@ async def test_nothing_of_it_is_in_any_table_but_what_it_cost(tmp_path: Path) ->
     ):
         before = await anyio.to_thread.run_sync(rows, tmp_path)
         answer = await complete(site.url, HI, {"role": "assistant", "content": "yes?"})
+        await http(f"{site.url}/api/records")  # which waits for what goes with the next commit
         after = await anyio.to_thread.run_sync(rows, tmp_path)
 
     assert answer.json["choices"][0]["message"]["content"] == "let me see\n\nit is late"
