@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from gateway.domain.errors import GatewayError
+from gateway.domain.errors import Conflict
 
 MOST_BYTES = 8 * 1024 * 1024  # of a run; beyond it only chunks and what a crash needs are kept
 OVERRUN = "overrun"  # how an answer ends that is longer than what was reserved, and by which size
@@ -72,10 +72,8 @@ class Record(Protocol):
         ...
 
 
-class JournalUnreadable(GatewayError):
+class JournalUnreadable(Conflict):
     """A journal cannot be replayed; the text says why."""
-
-    code = "tape_unreadable"
 
 
 def damaged(error: Exception) -> JournalUnreadable:

@@ -138,7 +138,8 @@ class Replayer:
         parts = await self.means.journal.read(run_id)
         if not parts:
             if record.log:
-                raise JournalUnreadable("it was recorded by an earlier version")
+                told = "an earlier version recorded this run, and this one cannot replay it"
+                raise JournalUnreadable(told)
             raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
         attempt = await last_attempt(parts, self.means.decode)
         if attempt.is_cut:

@@ -1,5 +1,7 @@
 """A run that was recorded is replayed byte for byte; whatever has changed is named first."""
 
+import contextlib
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -275,6 +277,29 @@ async def test_a_run_without_a_journal_says_why(tmp_path: Path) -> None:
     assert (live.code, "has not ended yet" in str(live)) == (-32006, True)
     assert (gone.code, "kept for journal_days" in str(gone)) == (-32004, True)
     assert unknown.code == -32004
+
+
+async def test_a_journal_that_cannot_be_read_is_refused_with_the_reason(tmp_path: Path) -> None:
+    async with (
+        scripted_server([Reply("x"), Reply("y")]) as model,
+        running(Setup(model.url), tmp_path) as site,
+        connected(site.url) as client,
+    ):
+        damaged, old = [(await client.ask("hi"))["run_id"] for _ in range(2)]
+
+        def spoil() -> None:
+            with contextlib.closing(sqlite3.connect(tmp_path / "data" / "store.db")) as db:
+                db.execute("UPDATE journal SET data = x'00' WHERE run_id = ?", (damaged,))
+                db.execute("DELETE FROM journal WHERE run_id = ?", (old,))
+                db.execute("UPDATE run SET log = x'7b7d' WHERE run_id = ?", (old,))
+                db.commit()
+
+        await anyio.to_thread.run_sync(spoil)
+        refused = [await client.refused("run.replay", run_id=one) for one in (damaged, old)]
+
+    assert [one.code for one in refused] == [-32006, -32006]
+    assert "the recording is damaged" in str(refused[0])
+    assert "an earlier version recorded this run" in str(refused[1])
 
 
 class Asking:
