@@ -31,7 +31,7 @@ from gateway.domain.ids import AgentId, SessionKey
 from gateway.domain.messages import Message
 from gateway.domain.ports import Stores
 from gateway.host.clock import SystemClock
-from gateway.memory.context import Besides, Context, pack
+from gateway.memory.context import Besides, Context, Packer
 from gateway.memory.episodes import Episodes
 from gateway.memory.recall import Recall, Remembrance
 from gateway.store.opening import open_store
@@ -80,7 +80,7 @@ async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
     remembrance = Remembrance(Recall(stores.facts), stores.facts)
     found = await remembrance.of(question, key, None, AGENT, episode.nodes)
     besides = Besides(episode.summary, found)
-    return pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)
+    return Packer().pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)
 
 
 async def measured(stores: Stores, cases: tuple[Case, ...]) -> Mapping[str, list[float]]:

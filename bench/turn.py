@@ -55,7 +55,7 @@ from gateway.domain.inbox import Inbound
 from gateway.domain.messages import Message, ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import ToolScope
-from gateway.memory.context import pack
+from gateway.memory.context import Packer
 
 TREES = ("default", "oracle-agent")
 STORES = ("memory", "embedded")
@@ -230,7 +230,7 @@ def ticks(tree: str) -> int:
     job = Job(
         agent=agent,
         plan=load_tree((SHIPPED / f"{tree}.bt").read_text(), f"{tree}.bt", REGISTRY),
-        context=pack(agent, None, (), question, ()),
+        context=Packer().pack(agent, None, (), question, ()),
         tools=(),
         scope=ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c"),
         rules=RunRules(load_rules(())),

@@ -18,7 +18,7 @@ from gateway.domain.ids import AgentId, NodeId
 from gateway.domain.mcp import FAMILY, Lacking
 from gateway.domain.messages import Message, Node, Price, unpriced
 from gateway.domain.ports import Decode, Model, ToolScope
-from gateway.memory.context import Besides, pack
+from gateway.memory.context import Besides, Packer
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,7 @@ class Runner:
     publish: Callable[[Event], None] = field(default=lambda event: None)
     hears: Callable[[str], bool] = field(default=lambda event_type: True)  # does anybody listen?
     price: Price = unpriced
+    packer: Packer = field(default_factory=Packer)
 
     async def answer(
         self,
@@ -100,7 +101,7 @@ class Runner:
         return Job(
             agent=agent,
             plan=plan,
-            context=pack(agent, soul, earlier, question, tools, besides=besides),
+            context=self.packer.pack(agent, soul, earlier, question, tools, besides=besides),
             tools=tools,
             scope=assignment.scope,
             rules=RunRules(rules, only=agent.rules, kept=assignment.kept),

@@ -89,51 +89,83 @@ def tool_tokens(tool: ToolSpec) -> int:
     return estimate_tokens(tool.name + tool.description + tool.parameters) + MESSAGE_OVERHEAD
 
 
-def pack(
-    agent: AgentDef,
-    soul: Soul | None,
-    window: Sequence[Node],
-    question: Message,
-    tools: tuple[ToolSpec, ...],
-    *,
-    besides: Besides = NOTHING,
-) -> Context:
-    """Packs system text, summary, recent exchanges, memory and questions. Questions are never left
-    out. Exchanges are shown whole or not at all, the newest first until one does not fit. Parts
-    that change with every question stand at the end, so that the next request has the same
-    beginning, unless a template places them elsewhere."""
-    fixed = _fixed(agent, soul, tools, besides)
-    asked = sum(map(message_tokens, (question, *besides.earlier)))
-    allowed = allowance(agent)
-    room = allowed - fixed.tokens - fixed.tools[1] - asked
-    summary, of_summary = _told_summary(besides.summary, room)
-    memory = _memory(agent, besides, room) if besides.recalled else _NO_MEMORY
-    room -= of_summary[1] + memory.tokens
-    crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
-    shown, first, is_crowded = _shown(agent, window, room, crowded_from, besides.summary)
-    nodes, seen = shown.since(first), shown.size(first)
-    memory = memory.without(nodes) if memory.turns else memory
-    parts: tuple[Part, ...] = (
-        *fixed.parts,
-        of_summary,
-        ("window", seen, _items_of(shown, first)),
-        *memory.parts(besides.missing),
-        fixed.tools,
-        ("question", asked, [(besides.question_id, asked, ASKED)]),
-    )
-    history = tuple(map(_MESSAGE, nodes))
-    history = (*(paired(history) if shown.has_tools else history), *besides.earlier)
-    system, of_system = fixed.system, fixed.tokens
-    placed: Mapping[str, Message] = {}
-    if besides.template is not None:
-        placed = _placed(besides.template, summary, memory)
-        values = {name: one.text for name, one in placed.items()}
-        system = _system(values | fixed.values, besides.template)
-        of_system += sum(map(message_tokens, placed.values()))
-    if summary is not None and "summary" not in placed:
-        history, seen = (summary, *history), seen + of_summary[1]
-    counted = (of_system, seen, asked, fixed.tools[1])
-    return Context(system, history, question, *counted, memory.message, parts, is_crowded)
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """The parts that stay the same from question to question: system text and tools."""
+
+    values: dict[str, str]  # that may stand in the system text
+    system: str
+    tokens: int
+    parts: tuple[Part, Part]  # the soul, and the rest of the system text
+    tools: Part
+
+
+class Packer:
+    """Packs what models are shown. It keeps the fixed parts of each agent as long as what they are made
+    of stays the same."""
+
+    def __init__(self) -> None:
+        self._kept: dict[AgentId, tuple[tuple[object, ...], _Fixed]] = {}
+
+    def pack(
+        self,
+        agent: AgentDef,
+        soul: Soul | None,
+        window: Sequence[Node],
+        question: Message,
+        tools: tuple[ToolSpec, ...],
+        *,
+        besides: Besides = NOTHING,
+    ) -> Context:
+        """Packs system text, summary, recent exchanges, memory and questions. Questions are never left
+        out. Exchanges are shown whole or not at all, the newest first until one does not fit. Parts
+        that change with every question stand at the end, so that the next request has the same
+        beginning, unless a template places them elsewhere."""
+        fixed = self._fixed(agent, soul, tools, besides)
+        asked = sum(map(message_tokens, (question, *besides.earlier)))
+        allowed = allowance(agent)
+        room = allowed - fixed.tokens - fixed.tools[1] - asked
+        summary, of_summary = _told_summary(besides.summary, room)
+        memory = _memory(agent, besides, room) if besides.recalled else _NO_MEMORY
+        room -= of_summary[1] + memory.tokens
+        crowded_from = room - (100 - agent.context.compact_percent) * allowed // 100
+        shown, first, is_crowded = _shown(agent, window, room, crowded_from, besides.summary)
+        nodes, seen = shown.since(first), shown.size(first)
+        memory = memory.without(nodes) if memory.turns else memory
+        parts: tuple[Part, ...] = (
+            *fixed.parts,
+            of_summary,
+            ("window", seen, _items_of(shown, first)),
+            *memory.parts(besides.missing),
+            fixed.tools,
+            ("question", asked, [(besides.question_id, asked, ASKED)]),
+        )
+        history = tuple(map(_MESSAGE, nodes))
+        history = (*(paired(history) if shown.has_tools else history), *besides.earlier)
+        system, of_system = fixed.system, fixed.tokens
+        placed: Mapping[str, Message] = {}
+        if besides.template is not None:
+            placed = _placed(besides.template, summary, memory)
+            values = {name: one.text for name, one in placed.items()}
+            system = _system(values | fixed.values, besides.template)
+            of_system += sum(map(message_tokens, placed.values()))
+        if summary is not None and "summary" not in placed:
+            history, seen = (summary, *history), seen + of_summary[1]
+        counted = (of_system, seen, asked, fixed.tools[1])
+        return Context(system, history, question, *counted, memory.message, parts, is_crowded)
+
+    def _fixed(
+        self, agent: AgentDef, soul: Soul | None, tools: tuple[ToolSpec, ...], besides: Besides
+    ) -> _Fixed:
+        listed: dict[str, str] = {}
+        if besides.recalled:
+            listed = {one.kind: one.text for one in besides.recalled if one.kind in USUAL}
+        given = (agent.system_prompt, soul, tools, besides.template, listed)
+        known = self._kept.get(agent.id)
+        if known is None or known[0] != given:
+            made = _made(agent, soul, tools, besides.template, listed)
+            known = self._kept[agent.id] = given, made
+        return known[1]
 
 
 # Why something is there.
@@ -156,34 +188,6 @@ RECENT = "one of the latest exchanges"
 ASKED = "what is to be answered"
 _MESSAGE, _BEFORE, _ID = attrgetter("message"), attrgetter("before"), attrgetter("id")
 _TOKENS = itemgetter(1)  # of an item
-
-
-@dataclass(frozen=True, slots=True)
-class _Fixed:
-    """The parts that stay the same from question to question: system text and tools."""
-
-    values: dict[str, str]  # that may stand in the system text
-    system: str
-    tokens: int
-    parts: tuple[Part, Part]  # the soul, and the rest of the system text
-    tools: Part
-
-
-_KEPT: dict[AgentId, tuple[tuple[object, ...], _Fixed]] = {}  # the last of each agent
-
-
-def _fixed(
-    agent: AgentDef, soul: Soul | None, tools: tuple[ToolSpec, ...], besides: Besides
-) -> _Fixed:
-    listed: dict[str, str] = {}
-    if besides.recalled:
-        listed = {one.kind: one.text for one in besides.recalled if one.kind in USUAL}
-    given = (agent.system_prompt, soul, tools, besides.template, listed)
-    known = _KEPT.get(agent.id)
-    if known is not None and known[0] == given:
-        return known[1]
-    fixed = _KEPT[agent.id] = given, _made(agent, soul, tools, besides.template, listed)
-    return fixed[1]
 
 
 def _made(

@@ -30,7 +30,7 @@ from gateway.domain.model import (
     ThinkingDelta,
 )
 from gateway.domain.ports import Model, ToolScope
-from gateway.memory.context import pack
+from gateway.memory.context import Packer
 from gateway.memory.window import message_tokens
 from gateway.tools.gate import ToolGate
 from tests.agent.paper import EXECUTE, SHIPPED, is_valid_for_a_model, tree
@@ -64,7 +64,7 @@ class Stage:
         self.chunks: list[Chunk] = []
         self.journal = KeptJournal(clock, earlier)
         offered = gate.offered(agent)
-        context = pack(agent, None, (), Message("user", "hi"), offered)
+        context = Packer().pack(agent, None, (), Message("user", "hi"), offered)
         self.events: list[Event] = []
         job = Job(
             agent=agent,

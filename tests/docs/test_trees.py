@@ -58,7 +58,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Chunk, Message, ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import ToolScope
-from gateway.memory.context import pack
+from gateway.memory.context import Packer
 from gateway.sessions.runs import AT_REST
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
@@ -98,7 +98,7 @@ class Paper:
         job = Job(
             agent=agent,
             plan=plan,
-            context=pack(agent, None, (), Message("user", "What is it?"), ()),
+            context=Packer().pack(agent, None, (), Message("user", "What is it?"), ()),
             tools=(),
             scope=ToolScope(SessionKey(agent.id, "web", "main"), RunId("r"), "alice", "c"),
             rules=RunRules(load_rules(())),

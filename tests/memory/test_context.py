@@ -17,7 +17,7 @@ from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node, ToolCall, ToolResult, estimate_tokens
 from gateway.domain.model import ToolSpec
 from gateway.domain.sessions import Summary
-from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, pack
+from gateway.memory.context import RECALL_TOKENS, RESULTS, Besides, Context, Packer
 from gateway.memory.window import Window, message_tokens
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -44,7 +44,7 @@ def window(*exchanges: list[Node]) -> tuple[Node, ...]:
 
 @pytest.mark.requirement("S-003-Soul-02", "S-003-AgentDef-09", "S-002-Query-07")
 def test_the_soul_comes_first_then_the_instructions_and_the_question_last() -> None:
-    context = pack(AGENT, SOUL, window(exchange(1)), QUESTION, ())
+    context = Packer().pack(AGENT, SOUL, window(exchange(1)), QUESTION, ())
 
     assert context.system == "I am.\n\nBe kind."
     assert context.messages[-1] is QUESTION
@@ -52,8 +52,8 @@ def test_the_soul_comes_first_then_the_instructions_and_the_question_last() -> N
 
 
 def test_a_fresh_session_has_the_soul_and_the_question() -> None:
-    assert pack(AGENT, SOUL, (), QUESTION, ()).messages == (QUESTION,)
-    assert pack(replace(AGENT, system_prompt=""), None, (), QUESTION, ()).system == ""
+    assert Packer().pack(AGENT, SOUL, (), QUESTION, ()).messages == (QUESTION,)
+    assert Packer().pack(replace(AGENT, system_prompt=""), None, (), QUESTION, ()).system == ""
 
 
 @pytest.mark.requirement("S-004-ACtx-04", "S-003-Session-07")
@@ -69,12 +69,12 @@ def test_exchanges_are_whole_newest_first_and_fit(
     agent = replace(AGENT, context=ContextRules(budget, turns))
     tool = ToolSpec("echo", "Echoes.")
 
-    context = pack(agent, SOUL, window(*exchanges), QUESTION, (tool,))
+    context = Packer().pack(agent, SOUL, window(*exchanges), QUESTION, (tool,))
 
     shown = context.messages[:-1]
     whole = [tuple(node.message for node in nodes) for nodes in exchanges]
     count = next(n for n in range(len(whole) + 1) if _joined(whole[len(whole) - n :]) == shown)
-    empty = pack(agent, SOUL, (), QUESTION, (tool,))
+    empty = Packer().pack(agent, SOUL, (), QUESTION, (tool,))
     assert count <= turns
     assert context.tokens <= max(budget, empty.tokens)
     if count < min(turns, len(whole)):
@@ -89,7 +89,7 @@ def _joined(groups: list[tuple[Message, ...]]) -> tuple[Message, ...]:
 def test_the_models_window_bounds_what_is_sent_as_well() -> None:
     small = replace(AGENT, context_window=5_000, max_tokens=4_900)
 
-    context = pack(small, SOUL, window(exchange(1, size=9000)), QUESTION, ())
+    context = Packer().pack(small, SOUL, window(exchange(1, size=9000)), QUESTION, ())
 
     assert context.messages == (QUESTION,)
 
@@ -101,7 +101,7 @@ def test_a_history_that_goes_on_from_anywhere_has_a_result_for_every_call(
 ) -> None:
     nodes = window(*(exchange(n, tools=count) for n, count in enumerate(tools)))[:cut]
 
-    shown = pack(AGENT, SOUL, nodes, QUESTION, ()).messages
+    shown = Packer().pack(AGENT, SOUL, nodes, QUESTION, ()).messages
 
     waiting: set[str] = set()
     for message in shown:
@@ -179,9 +179,9 @@ def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
     agent = replace(AGENT, context=ContextRules(budget, 12, facts=5))
     tool = ToolSpec("echo", "Echoes.")
 
-    context = pack(agent, SOUL, talk(turns, size=size), QUESTION, (tool,), besides=besides)
+    context = Packer().pack(agent, SOUL, talk(turns, size=size), QUESTION, (tool,), besides=besides)
 
-    least = pack(agent, SOUL, (), QUESTION, (tool,), besides=alone).tokens
+    least = Packer().pack(agent, SOUL, (), QUESTION, (tool,), besides=alone).tokens
     assert context.messages[-1] is QUESTION
     assert context.tokens <= max(budget, least)
     assert sum(tokens for _, tokens, _ in context.parts) == context.tokens
@@ -198,7 +198,7 @@ def test_with_all_that_is_remembered_it_fits_and_its_parts_add_up(
 def test_fifty_turns_with_a_fact_from_long_ago_take_less_than_five_thousand_tokens() -> None:
     besides = Besides(recalled=[*map(a_fact, range(12)), *(a_turn(n, 2_000) for n in range(5))])
 
-    context = pack(AGENT, SOUL, talk(50, size=300), QUESTION, (), besides=besides)
+    context = Packer().pack(AGENT, SOUL, talk(50, size=300), QUESTION, (), besides=besides)
 
     assert context.tokens < 5_000
     assert context.memory is not None
@@ -208,7 +208,7 @@ def test_fifty_turns_with_a_fact_from_long_ago_take_less_than_five_thousand_toke
 def test_what_is_remembered_stands_right_before_the_question_and_the_summary_first() -> None:
     besides = Besides(Summary(NodeId("0"), goal="fly"), [a_fact(1), a_turn(1)], earlier=[QUESTION])
 
-    messages = pack(AGENT, SOUL, talk(2), QUESTION, (), besides=besides).messages
+    messages = Packer().pack(AGENT, SOUL, talk(2), QUESTION, (), besides=besides).messages
 
     assert messages[0].text == "<summary>\nGoal: fly\n</summary>"
     assert messages[-3:] == (QUESTION, messages[-2], QUESTION)
@@ -221,7 +221,7 @@ def test_what_is_remembered_stands_right_before_the_question_and_the_summary_fir
 
 
 def test_names_of_notes_and_threads_stand_at_the_end_of_the_system_text() -> None:
-    context = pack(AGENT, SOUL, (), QUESTION, (), besides=Besides(recalled=LISTED))
+    context = Packer().pack(AGENT, SOUL, (), QUESTION, (), besides=Besides(recalled=LISTED))
 
     system = next(items for kind, _, items in context.parts if kind == "system")
     assert context.system == ("I am.\n\nBe kind.\n\nnotes:\n- {soul} {{\n\nthreads:\n- {soul} {{")
@@ -242,7 +242,7 @@ def test_a_template_says_where_everything_stands() -> None:
     )
     tools = (ToolSpec("echo", "Says it\nagain."), ToolSpec("time", "Tells it."))
 
-    context = pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
+    context = Packer().pack(AGENT, SOUL, talk(1), QUESTION, tools, besides=besides)
 
     items = {kind: [name for name, _, _ in items] for kind, _, items in context.parts}
     own, about = context.system.rsplit("\n\n", 1)
@@ -279,7 +279,7 @@ def test_what_a_template_leaves_out_is_left_out_but_for_facts_and_summary() -> N
         Summary(NodeId("0"), goal="fly"), [*LISTED, a_fact(1)], template=compile_prompt(" Hi {{. ")
     )
 
-    context = pack(AGENT, SOUL, (), QUESTION, (), besides=besides)
+    context = Packer().pack(AGENT, SOUL, (), QUESTION, (), besides=besides)
 
     assert context.system == "Hi {."
     assert [message.text[:9] for message in context.messages[:2]] == ["<summary>", "<memory>\n"]
@@ -290,7 +290,7 @@ def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
     here, gone = nodes[-1].id, nodes[0].id
     besides = Besides(recalled=[a_turn(1, message_id=here), a_turn(2, message_id=gone)])
 
-    context = pack(AGENT, SOUL, nodes, QUESTION, (), besides=besides)
+    context = Packer().pack(AGENT, SOUL, nodes, QUESTION, (), besides=besides)
 
     found = next(items for kind, _, items in context.parts if kind == "recall")
     assert [name for name, _, _ in found] == ["t2"]
@@ -300,7 +300,7 @@ def test_a_turn_that_stands_in_the_window_is_not_recalled_again() -> None:
 
 def test_in_a_long_conversation_most_requests_begin_like_the_one_before() -> None:
     nodes = talk(200)
-    shown = [pack(AGENT, SOUL, nodes[: 2 * n], QUESTION, ()).history for n in range(201)]
+    shown = [Packer().pack(AGENT, SOUL, nodes[: 2 * n], QUESTION, ()).history for n in range(201)]
 
     slid = [later[: len(one)] != one for one, later in pairwise(shown)]
 
@@ -319,7 +319,7 @@ def test_the_next_request_begins_like_this_one_while_all_is_shown(
     def begins(count: int) -> tuple[Message, ...]:
         said = nodes[: count * exchange_size]
         besides = Besides(recalled=[a_fact(count)])
-        return pack(agent, SOUL, said, QUESTION, (), besides=besides).history
+        return Packer().pack(agent, SOUL, said, QUESTION, (), besides=besides).history
 
     shown = [begins(turns + n) for n in range(4)]
     slid = sum(later[: len(one)] != one for one, later in pairwise(shown))
@@ -339,7 +339,7 @@ def test_many_long_results_at_once_do_not_hide_what_was_said_with_them() -> None
     ]
     nodes = (question, call, *results, answer)
 
-    messages = pack(agent, SOUL, nodes, QUESTION, ()).messages
+    messages = Packer().pack(agent, SOUL, nodes, QUESTION, ()).messages
 
     assert messages[0] == question.message
     assert messages[-2] == answer.message
@@ -355,8 +355,10 @@ def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_ar
         for node in talk(5, result=1)
     )
 
-    context = pack(agent, SOUL, nodes, QUESTION, ())
-    roomy = pack(replace(agent, context=ContextRules(16_000, 12)), SOUL, nodes, QUESTION, ())
+    context = Packer().pack(agent, SOUL, nodes, QUESTION, ())
+    roomy = Packer().pack(
+        replace(agent, context=ContextRules(16_000, 12)), SOUL, nodes, QUESTION, ()
+    )
 
     def results(context: Context) -> list[str]:
         return [one.result.told for one in context.messages if one.result]
@@ -367,7 +369,7 @@ def test_old_results_are_cut_when_the_allowance_is_nearly_used_and_the_newest_ar
     assert "2208 characters left out" in results(context)[0]
     assert results(roomy) == [node.message.result.content for node in nodes if node.message.result]
     assert not roomy.is_crowded
-    assert pack(agent, SOUL, talk(12, size=800), QUESTION, ()).is_crowded
+    assert Packer().pack(agent, SOUL, talk(12, size=800), QUESTION, ()).is_crowded
 
 
 def calls_of(work: Callable[[], object]) -> int:
@@ -390,9 +392,10 @@ def test_packing_a_warm_session_costs_the_same_however_much_is_shown() -> None:
     agent = replace(AGENT, context=ContextRules(900_000, 1_000))
     short, long = Window(talk(20)), Window(talk(900))
     tools = (ToolSpec("echo", "Says it."), ToolSpec("time", "Tells it."))
+    packer = Packer()
 
     def packed(window: Window) -> Context:
-        return pack(agent, SOUL, window, QUESTION, tools)
+        return packer.pack(agent, SOUL, window, QUESTION, tools)
 
     packed(short)
 
