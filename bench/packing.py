@@ -38,6 +38,7 @@ from gateway.store.opening import open_store
 
 PACK_MS, AGAINST_SMALL, RSS_MB = 5.0, 1.5, 200.0
 SMALL, AT_ONCE, ROUNDS = 1_000, 1_000, 9
+PACKER = Packer()
 AGENT = AgentDef(AgentId("a"), "p", "m")
 
 
@@ -80,7 +81,7 @@ async def packed(stores: Stores, key: SessionKey, question: str) -> Context:
     remembrance = Remembrance(Recall(stores.facts), stores.facts)
     found = await remembrance.of(question, key, None, AGENT, episode.nodes)
     besides = Besides(episode.summary, found)
-    return Packer().pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)
+    return PACKER.pack(AGENT, None, episode.nodes, Message("user", question), (), besides=besides)
 
 
 async def measured(stores: Stores, cases: tuple[Case, ...]) -> Mapping[str, list[float]]:
