@@ -48,12 +48,13 @@ def lock_of(directory: Path) -> Path | None:
 
 
 def install(lock: Path, folder: Path, environment: dict[str, str]) -> None:
-    """What the lock file names, as it is there. From then on npm may fetch nothing."""
+    """Installs what the lock file names. From then on npm may read what packages there are, which it does
+    where its cache is empty, and install nothing."""
     for name in ("package.json", "package-lock.json"):
         shutil.copy(lock / name, folder)
     words = ("npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent")
     subprocess.run(words, cwd=folder, env=environment, check=True)
-    environment["npm_config_offline"] = "true"
+    environment["npm_config_dry_run"] = "true"
 
 
 def built_aside(directory: Path, env: Path | None) -> bytes:
