@@ -100,7 +100,7 @@ class ContextExplained(TypedDict):
 
 
 class Divergence(TypedDict):
-    """Where a run leaves its tape first, and what stands there in each."""
+    """Where a run leaves its journal first, and what stands there in each."""
 
     at: str
     recorded: object
