@@ -180,7 +180,7 @@ def spawn(config: Path, port: int = 0) -> Command:
         process = subprocess.Popen(
             [
                 sys.executable,
-                *("-c", "from exogate_launcher import main; main()"),
+                *("-c", "from gateway.launcher import main; main()"),
                 *("--config", str(config), "run", "--port", str(port)),
             ],
             cwd=ROOT,
