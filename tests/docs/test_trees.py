@@ -68,7 +68,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "trees.md").read_text(encoding="utf-8")
 TREES = re.findall(r"```clojure\n(.*?)```", PAGE, re.DOTALL)
 [POLICY] = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-LAUNCH = "from exogate_launcher import main; main()"
+LAUNCH = "from gateway.launcher import main; main()"
 TOML = re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)
 
 
