@@ -22,7 +22,7 @@ from gateway.host.keyfile import make_key
 from gateway.host.process import has_terminal, settle
 from gateway.store.opening import note_owner
 from gateway.store.rows import file_faults
-from gateway.web.server import ListenAddress, WebServer
+from gateway.web.wire.server import ListenAddress, WebServer
 
 log = logging.getLogger(__name__)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.api.errors import Forbidden
 from gateway.domain.budgets import NANO
 from gateway.domain.channels import DIRECTIONS, ChannelStatus
 from gateway.domain.mcp import Foreign
@@ -19,7 +20,6 @@ from gateway.sessions.intake import Front
 from gateway.web.asgi import principal_of
 from gateway.web.identity import may
 from gateway.web.published.operations import Answer, Described, Operation
-from gateway.web.refusals import Forbidden
 
 FORMAT = "text/plain; version=0.0.4; charset=utf-8"
 MOST_MODELS = 200  # users may choose models: their names must not make series without end

@@ -19,7 +19,7 @@ from gateway.domain.agents import Address
 from gateway.domain.channels import ChannelDef
 from gateway.domain.inbox import Inbound
 from gateway.domain.ports import FetchGrant
-from gateway.outbound.guard import open_guarded
+from gateway.outbound.client import open_guarded
 from tests.fakes.model import ScriptedModel, says
 from tests.fakes.store import open_memory
 from tests.fakes.writer import WritingAdapter

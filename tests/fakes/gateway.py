@@ -23,7 +23,7 @@ from gateway.domain.supervision import supervise
 from gateway.domain.version import VERSION
 from gateway.host.keyfile import make_key
 from gateway.sandbox.opening import PATIENCE_S
-from gateway.web.server import ListenAddress, WebServer
+from gateway.web.wire.server import ListenAddress, WebServer
 
 START_S = 20.0
 SOUL = "You answer tests."

@@ -6,6 +6,7 @@ import anyio
 import pytest
 from pydantic_core import to_json
 
+from gateway.api.errors import Forbidden, InvalidParams
 from gateway.domain.errors import BadSessionKey, Conflict, NotFound, NotOfProject
 from gateway.domain.ids import AgentId, NodeId, RunId, SessionKey
 from gateway.domain.messages import Message, Node
@@ -13,7 +14,6 @@ from gateway.domain.model import Hear, ModelReply, ModelRequest, TextDelta
 from gateway.domain.ports import Stores
 from gateway.web.identity import Principal
 from gateway.web.methods.chat import PAGE_CHARACTERS, REPLAYED_AT_ONCE, ChatMethods
-from gateway.web.refusals import Forbidden, InvalidParams
 from gateway.web.responses import failure_of
 from gateway.web.rpc import Method
 from tests.fakes.model import ScriptedModel, StallingModel, says
