@@ -136,7 +136,7 @@ async def opened(config: GatewayConfig, *, accept_loss: bool = False) -> AsyncIt
             group=group,
             lanes=Lanes(group, width=config.queue.max_running),
             bus=Bus(),
-            live=LiveRuns(to_json),
+            live={},
             estimates=Estimates(),
             queue=BudgetQueue(),
             refusals=Counter(),

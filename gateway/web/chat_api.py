@@ -133,7 +133,7 @@ class ChatApi:
             limits=given(body.limits),
         )
         reachable_route(self.front, principal, inbound)
-        return await self.front.reception.accept(inbound)
+        return await self.front.intake.accept(inbound)
 
     def _answer(
         self, accepted: Accepted, events: Sequence[Mapping[str, Any]], headers: Mapping[str, str]

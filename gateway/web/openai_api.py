@@ -198,7 +198,7 @@ class OpenAiApi:
             fingerprint=self.encode([asked.model, session, text]).decode(),
             requested_agent=asked.model,
         )
-        accepted = await self.front.reception.accept(inbound)
+        accepted = await self.front.intake.accept(inbound)
         run = await self.front.run(accepted.run_id)
         if isinstance(run, RunRecord) and not run.log:
             raise NotFound("the answer is older than [store] journal_days: it")

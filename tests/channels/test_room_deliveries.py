@@ -37,7 +37,7 @@ def a_room(stage: Stage, adapter: WritingAdapter) -> tuple[ChannelRoom, Health]:
         pass
 
     stores, clock = stage.stores, stage.clock
-    memos, accept = stores.channels, stage.front.reception.accept
+    memos, accept = stores.channels, stage.front.intake.accept
     intake = Intake(accept, stores.channels, memos, clock, lambda: None)
     health = Health(CHANNEL, "poll", clock, tell)
     way_in, poll = WayIn(CHANNEL, adapter, intake, scrub), Poll("poll", CallRecipe("http://x"))
