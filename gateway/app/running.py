@@ -20,8 +20,8 @@ from gateway.domain.supervision import supervise
 from gateway.host.keyfile import NAME as KEY
 from gateway.host.keyfile import make_key
 from gateway.host.process import has_terminal, settle
+from gateway.store.faults import file_faults
 from gateway.store.opening import note_owner
-from gateway.store.rows import file_faults
 from gateway.web.wire.server import ListenAddress, WebServer
 
 log = logging.getLogger(__name__)
