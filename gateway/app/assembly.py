@@ -567,7 +567,7 @@ def _means(
         channels=frozenset(one.name for one in config.channels),
         keeper=memory.keeper,
         said=memory.indexer.note,
-        recollection=TurnRecall(memory.remembrance, vaults),
+        recollection=TurnRecall(memory.recall, vaults),
         compact=compaction.consider,
     )
 

@@ -237,7 +237,7 @@ class TurnRecall:
             return listed, SWITCHED_OFF if self.remember else ""
         asked = (new.content, new.session_key, new.sender, agent, episode.nodes)
         found, missing = await self._found(
-            partial(self.remember.of, *asked, is_all=episode.is_all), new
+            partial(self.remember.for_turn, *asked, is_all=episode.is_all), new
         )
         return (*listed, *found), missing
 
