@@ -16,8 +16,9 @@ from gateway.cli.context import (
     surroundings,
 )
 from gateway.cli.ending import BAD_CONFIG
-from gateway.config.problems import Code, ConfigInvalid, Finding, Problem, nearest
+from gateway.config.problems import Code, ConfigInvalid, Finding, Problem
 from gateway.config.values import StartNotice
+from gateway.domain.text import nearest
 
 if TYPE_CHECKING:  # pydantic is slow to import, and `path` and `--help` do without it
     from gateway.config.effective import Row

@@ -18,8 +18,8 @@ from gateway.cli.plugin_granting import grant, install, revoke
 from gateway.cli.plugin_place import config_in_force
 from gateway.cli.plugin_scaffold import NoScaffold, made
 from gateway.cli.plugin_words import asked_lines, block, import_lines, shown, tool_line
-from gateway.config.problems import choose, quoted
 from gateway.domain.plugins import PluginDef
+from gateway.domain.text import choose, quoted
 from gateway.host.logs import logging_to
 
 

@@ -12,9 +12,9 @@ from gateway.cli.known import known
 from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.kinds import PluginName
 from gateway.config.plugins import BUNDLED
-from gateway.config.problems import choose, quoted
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, PluginDef, PluginKind
+from gateway.domain.text import choose, quoted
 
 ABOUT, WASM, CASES = "plugin.toml", "tool.wasm", "cases.json"
 _NAME: TypeAdapter[str] = TypeAdapter(PluginName)

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from gateway.config.environment import TOKEN
-from gateway.config.problems import Code, Finding, KeyPath, Report, choose, quoted
+from gateway.config.problems import Code, Finding, KeyPath, Report
 from gateway.config.schema import GatewaySection, TokenSection
 from gateway.config.secrets import SecretSource
 from gateway.config.values import GatewaySettings, Surroundings, TokenGrant
 from gateway.domain.ids import Secret
 from gateway.domain.model import is_loopback
+from gateway.domain.text import choose, quoted
 
 SCOPES = ("chat", "read", "admin", "impersonate", "metrics")
 LEAST_TOKEN = 16  # characters of the operator's, where others can reach the gateway

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from gateway.config.environment import DEMO, Choice, default_model
-from gateway.config.problems import Code, KeyPath, Report, choose, quoted
+from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.reaching import BindingSection, ProjectSection, SubagentSection
 from gateway.config.schema import (
     AgentSection,
@@ -34,6 +34,7 @@ from gateway.domain.agents import (
 )
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY
+from gateway.domain.text import choose, quoted
 
 AUTO_SHARE = 0.8  # of the model's window
 MOST_FALLBACKS = 5

@@ -8,10 +8,11 @@ from pydantic import BeforeValidator
 
 from gateway.config.environment import DEMO, Choice
 from gateway.config.kinds import Id, Section, key
-from gateway.config.problems import Code, Finding, KeyPath, Report, choose, quoted
+from gateway.config.problems import Code, Finding, KeyPath, Report
 from gateway.domain.agents import DELEGATE, AgentDef, SubagentDef
 from gateway.domain.budgets import NANO, Budgets, Limit
 from gateway.domain.model import ProviderDef
+from gateway.domain.text import choose, quoted
 
 DEMO_DAILY = 20_000
 DEMO_TURNS = 4  # older ones are recalled; so that a day is long enough to try things

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.config.given import Given
-from gateway.config.problems import Code, KeyPath, Report, choose, quoted
+from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.reaching import ChannelSection
 from gateway.config.values import BundledPlugin
 from gateway.domain.channels import ChannelDef, GroupRule
 from gateway.domain.plugins import PluginDef, PluginSecret
+from gateway.domain.text import choose, quoted
 
 ANYBODY = "*"
 OWN_SURFACES = ("websocket", "api")  # what sessions call the gateway's own doors

@@ -9,18 +9,9 @@ from pydantic import ValidationError
 
 from gateway.config.keys import described, field_at, keys_at, sections_with
 from gateway.config.masking import MASK, is_sensitive
-from gateway.config.problems import (
-    At,
-    Code,
-    Finding,
-    KeyPath,
-    choose,
-    dotted,
-    nearest,
-    printable,
-    quoted,
-)
+from gateway.config.problems import At, Code, Finding, KeyPath, dotted
 from gateway.config.schema import ConfigFile
+from gateway.domain.text import choose, nearest, printable, quoted
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails

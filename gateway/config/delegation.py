@@ -6,9 +6,10 @@ from typing import Annotated
 from pydantic import Field
 
 from gateway.config.kinds import Section, Text, key
-from gateway.config.problems import Code, Report, choose, quoted
+from gateway.config.problems import Code, Report
 from gateway.config.reaching import SubagentSection
 from gateway.domain.agents import RESULT, AgentDef, Delegation
+from gateway.domain.text import choose, quoted
 
 _DELEGATION = Delegation()
 Count = Annotated[int, Field(ge=0)]

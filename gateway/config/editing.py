@@ -17,11 +17,12 @@ from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.document import Document, parse, read_document
 from gateway.config.lists import line_end, longer, shorter
 from gateway.config.placing import Positions, Span, locate, masked, written
-from gateway.config.problems import KeyPath, choose, quoted
+from gateway.config.problems import KeyPath
 from gateway.config.reading import interpreted
 from gateway.config.values import GatewayConfig, Surroundings
 from gateway.domain.errors import GatewayError
 from gateway.domain.plugins import Capability, HttpGrant
+from gateway.domain.text import choose, quoted
 
 _BUDGETS = ("session", "daily", "monthly", "per_agent")
 OWNERS_ALONE = 0o600  # the mode of a new file

@@ -10,11 +10,12 @@ from datetime import date, time
 from gateway.config.capabilities import FORMS, BadCapability, parse_capability
 from gateway.config.kinds import PluginSecretSection
 from gateway.config.masking import looks_secret
-from gateway.config.problems import Code, KeyPath, Report, quoted
+from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.secrets import REFERENCE, SecretSource
 from gateway.domain.ids import Secret
 from gateway.domain.model import is_loopback
 from gateway.domain.plugins import HttpGrant, Origin, PluginDef, PluginSecret
+from gateway.domain.text import quoted
 
 LARGEST_CONFIG = 65_536  # bytes: it travels with every call
 DEEPEST_CONFIG = 16

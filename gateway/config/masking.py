@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterable
 
-from gateway.config.problems import KeyPath, printable
+from gateway.config.problems import KeyPath
+from gateway.domain.text import printable
 
 MASK = "***"
 WIDTH = 120  # of a source line as it is shown

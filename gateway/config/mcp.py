@@ -15,10 +15,11 @@ from gateway.config.kinds import (
 )
 from gateway.config.masking import looks_secret
 from gateway.config.mcp_serving import McpServeSection
-from gateway.config.problems import Code, KeyPath, Report, quoted
+from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.secrets import SecretSource
 from gateway.domain.ids import Secret
 from gateway.domain.mcp import DEPTH_HEADER, McpServerDef
+from gateway.domain.text import quoted
 
 _SERVER = McpServerDef("")
 _OURS = {

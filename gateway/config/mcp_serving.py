@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 
 from gateway.config.kinds import Section, Text, key
-from gateway.config.problems import Code, Report, choose, quoted
+from gateway.config.problems import Code, Report
 from gateway.domain.agents import OWN_TOOLS
 from gateway.domain.mcp import McpServing
+from gateway.domain.text import choose, quoted
 
 
 class McpServeSection(Section):

@@ -20,10 +20,10 @@ from gateway.config.problems import (
     KeyPath,
     Problem,
     dotted,
-    printable,
 )
 from gateway.config.secrets import REFERENCE
 from gateway.config.values import StartNotice
+from gateway.domain.text import printable
 
 DEEPEST = 32  # far deeper than any key of ours: paths below are not told apart
 KINDS: tuple[At, ...] = ("value", "key", "table")

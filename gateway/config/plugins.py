@@ -7,11 +7,12 @@ from pathlib import Path
 
 from gateway.config.capabilities import BadCapability, parse_capability
 from gateway.config.given import Given, said
-from gateway.config.problems import Code, KeyPath, Report, choose, quoted
+from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.schema import PluginSection
 from gateway.config.values import Surroundings
 from gateway.domain.agents import OWN_TOOLS
 from gateway.domain.plugins import Capability, PluginDef, PluginLimits
+from gateway.domain.text import choose, quoted
 
 BUNDLED = "bundled:"
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from enum import StrEnum
 from typing import Literal
 
 from gateway.config.values import StartNotice
 from gateway.domain.errors import GatewayError
+from gateway.domain.text import quoted
 
 KeyPath = tuple[str | int, ...]
 At = Literal["key", "value", "table"]  # what the caret points at
@@ -125,28 +125,3 @@ def dotted(path: KeyPath) -> str:
 def _part(part: str) -> str:
     is_bare = part.isascii() and part.replace("-", "").replace("_", "").isalnum()
     return part[:60] if is_bare else quoted(part)
-
-
-def quoted(text: str) -> str:
-    """A value inside a message: short, on one line, without control characters."""
-    return f'"{printable(text if len(text) <= 60 else f"{text[:57]}...")}"'
-
-
-def printable(text: str) -> str:
-    """One column a character."""
-    return "".join(c if c.isprintable() else " " if c == "\t" else "?" for c in text)
-
-
-def nearest(word: str, choices: Iterable[str]) -> str | None:
-    """The choice that was probably meant."""
-    by_lower = {choice.lower(): choice for choice in choices}
-    found = get_close_matches(word[:80].lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
-
-
-def choose(word: str, choices: Iterable[str]) -> str:
-    """The fix for a word that is not one of the choices."""
-    names = tuple(choices)
-    near = nearest(word, names)
-    meant = f'did you mean "{near}"? ' if near else ""
-    return f"{meant}choose one of: {', '.join(names)}" if names else f"{meant}none is defined"

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 from gateway.config.environment import DEMO, key_variables, value_of
 from gateway.config.masking import looks_secret
-from gateway.config.problems import Code, KeyPath, Report, quoted
+from gateway.config.problems import Code, KeyPath, Report
 from gateway.config.schema import ProviderSection
 from gateway.config.secrets import SecretSource
 from gateway.config.values import Known, Preset
 from gateway.domain.ids import Secret
 from gateway.domain.model import Price, ProviderDef, Wire
+from gateway.domain.text import quoted
 
 _AS_WRITTEN = ("connect_timeout_s", "idle_timeout_s", "max_retries", "tool_markup")
 

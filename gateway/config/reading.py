@@ -27,7 +27,7 @@ from gateway.config.given import Given
 from gateway.config.mcp import McpServers
 from gateway.config.mcp_serving import resolve_serving
 from gateway.config.plugins import BUNDLED, Plugins
-from gateway.config.problems import Code, KeyPath, Report, is_news, quoted
+from gateway.config.problems import Code, KeyPath, Report, is_news
 from gateway.config.providers import Providers
 from gateway.config.rules import RuleReader, check_agents
 from gateway.config.schema import ConfigFile
@@ -50,6 +50,7 @@ from gateway.domain.channels import ChannelDef
 from gateway.domain.events import RuleDef
 from gateway.domain.ids import AgentId
 from gateway.domain.mcp import FAMILY, McpNotInstalled
+from gateway.domain.text import quoted
 
 # What a variable's key has to belong to, and how that is called.
 _NEEDED = {

@@ -8,19 +8,11 @@ from typing import Any, get_args
 
 from gateway.config.checking import check
 from gateway.config.document import Document, read_document
-from gateway.config.problems import (
-    Code,
-    ConfigInvalid,
-    Finding,
-    KeyPath,
-    Report,
-    choose,
-    is_news,
-    quoted,
-)
+from gateway.config.problems import Code, ConfigInvalid, Finding, KeyPath, Report, is_news
 from gateway.config.schema import ActionSection, ConfigFile, RuleSection
 from gateway.config.values import RuleFolder
 from gateway.domain.events import Action, ActionKind, Batch, RefusedRules, RuleDef, RuleProblem
+from gateway.domain.text import choose, quoted
 
 KINDS: tuple[ActionKind, ...] = get_args(ActionKind)
 OPTIONS: Mapping[str, tuple[str, ...]] = {

@@ -4,9 +4,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gateway.config.agents import Agents
-from gateway.config.problems import Code, KeyPath, quoted
+from gateway.config.problems import Code, KeyPath
 from gateway.config.reaching import SubagentSection
 from gateway.domain.agents import DELEGATE, SubagentDef
+from gateway.domain.text import quoted
 
 
 def resolve_subagents(

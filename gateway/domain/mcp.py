@@ -26,7 +26,7 @@ class McpNotInstalled(GatewayError):
     def __init__(self) -> None:
         super().__init__(
             "MCP is configured, and not installed: pip install 'exogate[mcp]', "
-            "or in a checkout pip install -r requirements-mcp.lock"
+            "or in a checkout pip install -r locks/mcp.lock"
         )
 
 

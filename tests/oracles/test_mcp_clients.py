@@ -18,8 +18,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from oracles.conftest import NODE, Site, opened
 from tests.fakes.mcp_client import ERAS, mcp_client, names_of, text_of
+from tests.oracles.conftest import NODE, Site, opened
 
 PACKAGES = NODE.parents[1]
 CONFORMANCE = PACKAGES / "@modelcontextprotocol" / "conformance" / "dist" / "index.js"

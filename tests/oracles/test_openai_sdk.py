@@ -9,8 +9,8 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from oracles.conftest import NODE, OpenSite, Site, echo
 from tests.fakes.model_server import Asked, Reply
+from tests.oracles.conftest import NODE, OpenSite, Site, echo
 
 HERE = NODE.parents[2]
 HI = [{"role": "user", "content": "hi"}]

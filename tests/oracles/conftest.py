@@ -31,6 +31,16 @@ class Site:
     pid: int = 0
 
 
+@pytest.fixture(autouse=True)
+def tidy() -> None:
+    """Programs of others may leave tasks behind."""
+
+
+@pytest.fixture(autouse=True)
+def nothing_blocks_the_loop() -> None:
+    """Programs of others may block their own loops."""
+
+
 OpenSite = Callable[..., AbstractContextManager[Site]]
 
 

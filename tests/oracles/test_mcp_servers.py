@@ -16,9 +16,9 @@ import anyio
 import pytest
 
 from bench.process import tree
-from oracles.conftest import NODE, Site, opened
 from tests.fakes.client import Client, connected, post_chat
 from tests.fakes.model_server import Asked, Reply
+from tests.oracles.conftest import NODE, Site, opened
 
 SERVERS = NODE.parents[1] / "@modelcontextprotocol"
 EVERYTHING = SERVERS / "server-everything" / "dist" / "index.js"

@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-import exogate_client
-from exogate_client import Client, ConnectionLost, Failed, Refused, connect
+from gateway import client
+from gateway.client import Client, ConnectionLost, Failed, Refused, connect
 from tests.fakes.gateway import Setup, command, running
 from tests.fakes.model_server import Asked, Reply, scripted_server
 
@@ -179,7 +179,7 @@ async def test_where_nobody_listens_it_gives_up() -> None:
 
 
 def test_it_stays_small_and_asks_for_nothing_of_the_gateway() -> None:
-    text = Path(exogate_client.__file__).read_text(encoding="utf-8")
+    text = Path(client.__file__).read_text(encoding="utf-8")
     imports = re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)
 
     assert text.count("\n") < 200
@@ -217,19 +217,19 @@ print(anyio.run(main, None))
 def test_it_passes_strict_typing_in_the_project_of_a_user(
     tmp_path: Path, is_installed: bool
 ) -> None:
-    """As a copy beside the program, and as the stubs that the wheel has beside the module."""
+    """As a copy beside the program, and as the package that the wheel installs."""
     copy, python = tmp_path / "exogate_client.py", sys.executable
     if is_installed:
         venv.create(tmp_path / "venv")
         python = str(tmp_path / "venv" / "bin" / "python")
         (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
         (site / "others.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
-        (site / copy.name).write_bytes((ROOT / copy.name).read_bytes())
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
         placed = project["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
-        copy = site / placed[copy.name]
+        copy = site / placed["gateway/client.py"]
         copy.parent.mkdir()
-    copy.write_bytes((ROOT / "exogate_client.py").read_bytes())
+        (site / placed["gateway/py.typed"]).touch()
+    copy.write_bytes(Path(client.__file__).read_bytes())
     (tmp_path / "program.py").write_text(USER, encoding="utf-8")
 
     words = ["--strict", "--warn-unreachable", "--cache-dir", str(tmp_path / "cache")]

@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from oracles.conftest import NODE, Site
+from tests.oracles.conftest import NODE, Site
 
 HERE = NODE.parents[2]
 

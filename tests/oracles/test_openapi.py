@@ -12,8 +12,8 @@ from openapi_spec_validator import validate
 from schemathesis.config import SchemathesisConfig
 from schemathesis.engine import events, from_schema
 
-from oracles.conftest import Site, opened
 from tests.fakes.described import Document, closed
+from tests.oracles.conftest import Site, opened
 
 # A tool's result without its call, a last message that is not the user's: no schema can say that
 # these are no conversation.

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -21,6 +22,14 @@ def start(first_on_path: Path) -> subprocess.CompletedProcess[str]:
         cwd=first_on_path,
         timeout=30,
     )
+
+
+def test_it_is_installed_under_a_name_that_no_other_distribution_has() -> None:
+    spec = find_spec("exogate_launcher")
+
+    assert spec is not None
+    assert spec.origin is not None
+    assert Path(spec.origin).read_bytes() == (ROOT / "gateway" / "launcher.py").read_bytes()
 
 
 def test_our_own_package_is_started(tmp_path: Path) -> None:
