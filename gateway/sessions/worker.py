@@ -201,7 +201,7 @@ class TurnRecall:
         if self.remember is None or not agent.context.semantic:
             return listed, SWITCHED_OFF if self.remember else ""
         asked = (new.content, key, new.sender, agent, episode.nodes)
-        look = partial(self.remember.of, *asked, is_all=episode.is_all)
+        look = partial(self.remember.for_turn, *asked, is_all=episode.is_all)
         found, missing = await _found(look, new)
         return (*listed, *found), missing
 
