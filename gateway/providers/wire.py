@@ -552,7 +552,8 @@ class ReplyReader(ABC):
             calls = self._finished_calls(finish, text)
             opaque = self.extras(calls)
         extras = Extras(self.provider, json_bytes(opaque).decode()) if opaque else None
-        self.grow(len(extras.json) if extras else 0)  # it is sent again with every request
+        if extras:
+            self.grow(len(extras.json))  # it is sent again with every request
         if finish in {"stop", "tool_calls"}:  # some servers say "stop" all the same
             finish = "tool_calls" if calls else "stop"
         return ModelReply(
