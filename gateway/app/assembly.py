@@ -14,9 +14,9 @@ from anyio import to_thread
 from anyio.abc import TaskGroup
 from pydantic_core import from_json, to_json
 
+from gateway.agent.driver import Runner
 from gateway.agent.effects import Gate
 from gateway.agent.leaves import Plans
-from gateway.agent.runner import Runner
 from gateway.agent.subagents import Delegating, Subagents
 from gateway.app.background import Rulebook, sweep
 from gateway.app.generation import Generation, build, usual_agent

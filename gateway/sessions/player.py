@@ -14,7 +14,8 @@ from typing import NoReturn
 import anyio
 from anyio.lowlevel import checkpoint
 
-from gateway.agent.effects import Gate, Job, RunControl, Steered, TurnEvent
+from gateway.agent.driver import RunControl
+from gateway.agent.effects import Gate, Job, Steered, TurnEvent
 from gateway.agent.journal import EventQueue, RunJournal, reply_from, result_from, spent_from
 from gateway.domain.agents import AgentDef
 from gateway.domain.budgets import Amount, BudgetExceeded, Scope, Tally
@@ -98,6 +99,8 @@ class ReplayedClock:
 class Player(RunJournal):
     """The journal of a run that is replayed. `part` is told where the run leaves the record, or what
     is wrong with it; the replay ends there."""
+
+    is_played = True
 
     def __init__(self, attempt: Attempt, control: RunControl, part: Part, soul: str) -> None:
         self.played = ReplayedClock()

@@ -8,9 +8,9 @@ from typing import Any
 
 import anyio
 
-from gateway.agent.effects import Gate, RunControl
+from gateway.agent.driver import RunControl, Runner
+from gateway.agent.effects import Gate
 from gateway.agent.journal import RunJournal, result_from
-from gateway.agent.runner import Runner
 from gateway.control.notices import Bus
 from gateway.control.rules import RuleSet
 from gateway.domain.agents import AgentDef, ContextRules

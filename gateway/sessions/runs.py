@@ -9,7 +9,8 @@ from typing import Any
 
 import anyio
 
-from gateway.agent.effects import Moment, RunControl
+from gateway.agent.driver import RunControl
+from gateway.agent.effects import Moment
 from gateway.agent.journal import RunJournal
 from gateway.domain.errors import Busy
 from gateway.domain.ids import RunId, SessionKey
