@@ -133,7 +133,7 @@ class Whole:
         self._count += 1
         address = Address("websocket", "bench", f"peer{self._count}")
         inbound = Inbound(address, QUESTION, requested_agent=agent)
-        run = self._front.live.find((await self._front.reception.accept(inbound)).run_id)
+        run = self._front.live.get((await self._front.intake.accept(inbound)).run_id)
         assert run is not None
         ended, told = anyio.Event(), bytearray()
 
@@ -162,7 +162,7 @@ def configured(store: str, model_port: int, home: Path) -> GatewayConfig:
 @asynccontextmanager
 async def whole(config: GatewayConfig) -> AsyncIterator[Whole]:
     async with assembled(config, version="bench") as rooms:
-        rooms.core.front.reception.open()
+        rooms.core.front.intake.open()
         yield Whole(rooms)
 
 

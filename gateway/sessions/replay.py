@@ -23,11 +23,11 @@ from gateway.domain.messages import ToolCall, ToolResult
 from gateway.domain.model import Hear, ModelReply, ModelRequest
 from gateway.domain.ports import Decode, Encode, Inbox, Model, SessionStore, ToolScope
 from gateway.memory.episodes import Episode
-from gateway.sessions.journal import Difference, apart, last_attempt
+from gateway.sessions.journal import Difference, apart, last_attempt, read_in
 from gateway.sessions.lanes import QueuedMessage, TurnBatch
 from gateway.sessions.player import Player, Reel, ReplayedGate, ReplayedModel
-from gateway.sessions.runs import LiveRun, LiveRuns
-from gateway.sessions.worker import Worker, WorkerDeps, read_in
+from gateway.sessions.runs import LiveRun
+from gateway.sessions.worker import RunWorker
 
 LONGEST_S = 60.0
 _SHOWN = 500  # bytes of an event
@@ -48,7 +48,7 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class Replayer:
-    means: WorkerDeps
+    worker: RunWorker
     runs: Inbox
     transcript: SessionStore
     wired: Wired
@@ -60,21 +60,21 @@ class Replayer:
         attempt = await self.attempt(record)
         batch = await self.batch(record, attempt)
         episode = await self.episode(batch)
-        means, new, run = self.means, record.entry.new, batch.run
-        agent, runner = means.agents.get(new.session_key.agent), self.means.runner
-        soul = means.souls.of(new.session_key.agent)
+        worker, new, run = self.worker, record.entry.new, batch.run
+        agent, runner = worker.agents.get(new.session_key.agent), worker.runner
+        soul = worker.souls.of(new.session_key.agent)
         scope = anyio.CancelScope(deadline=anyio.current_time() + LONGEST_S)
         parting = _Parting(record, scope)
         player = Player(attempt, run.control, parting, soul.loaded_from if soul else "none")
         run.listen(lambda event, _last: parting.hear(event))
         model = ReplayedModel(player, self.wired)
         played = replace(runner, model=model, gate=ReplayedGate(player, runner.gate))
-        work = Worker(self._aside(played), LiveRuns(means.encode))
+        alone = self._alone(played)
         if agent is not None:
             await runner.gate.prepare(agent)  # so that what is offered today can be offered
         run.start(record.entry.attempts, player.moment())
         with scope:
-            end = await work.end_of(batch, agent, episode, player, read_in(attempt))
+            end = await alone.end_of(batch, agent, episode, player, read_in(attempt))
             run.seal(end.terminal)
             parting.end(run.events)
         run.release()
@@ -91,18 +91,18 @@ class Replayer:
         attempt = await self.attempt(record)
         batch = await self.batch(record, attempt)
         episode = await self.episode(batch)
-        means, new, run = self.means, record.entry.new, batch.run
-        agent, runner = means.agents.get(new.session_key.agent), self.means.runner
+        worker, new, run = self.worker, record.entry.new, batch.run
+        agent, runner = worker.agents.get(new.session_key.agent), worker.runner
         if agent is None:
             raise NotFound(f"agent {new.session_key.agent!r}")
         asked = _Counted(runner.model)
-        gate = KnownResults(attempt, run.control, runner.gate, means.encode, means.decode)
-        work = Worker(self._aside(replace(runner, model=asked, gate=gate)), LiveRuns(means.encode))
-        journal = RunJournal(means.clock)
+        gate = KnownResults(attempt, run.control, runner.gate, worker.encode, worker.decode)
+        alone = self._alone(replace(runner, model=asked, gate=gate))
+        journal = RunJournal(worker.clock)
         lacking = tuple(await runner.gate.prepare(agent))
         run.start(1, journal.moment())
         other, read = self._with_model(agent, model), replace(read_in(attempt), lacking=lacking)
-        end = await work.end_of(batch, other, episode, journal, read)
+        end = await alone.end_of(batch, other, episode, journal, read)
         run.seal(end.terminal)
         run.release()
         if asked.refusal is not None:
@@ -110,7 +110,7 @@ class Replayer:
         steps = [_steps(one, gate) for one in (record.log.split(b"\n"), run.events)]
         return Replayed(_parting(*steps), len(run.events), asked.calls, end.text, end.usage.total)
 
-    def _aside(self, runner: Runner) -> WorkerDeps:
+    def _alone(self, runner: Runner) -> RunWorker:
         """Everything for a run that leaves nothing to anybody: subscribers have heard of it, and
         failures of rules count nowhere else."""
 
@@ -120,7 +120,7 @@ class Replayer:
 
         bus = Bus()
         alone = replace(runner, rules=rules, publish=bus.publish, hears=bus.hears)
-        return replace(self.means, runner=alone)
+        return replace(self.worker, runner=alone)
 
     def _with_model(self, agent: AgentDef, model: str) -> AgentDef:
         """The agent with another model: of another provider if its name stands in front of a `/`."""
@@ -135,13 +135,13 @@ class Replayer:
             raise Conflict("the run has not ended yet")
         if record.outcome == "merged":
             raise Conflict("another run answered it: its last event names that one")
-        parts = await self.means.journal.read(run_id)
+        parts = await self.worker.journal.read(run_id)
         if not parts:
             if record.log:
                 told = "an earlier version recorded this run, and this one cannot replay it"
                 raise JournalUnreadable(told)
             raise NotFound(f"the recording of run {run_id[:64]!r}, which is kept for journal_days,")
-        attempt = await last_attempt(parts, self.means.decode)
+        attempt = await last_attempt(parts, self.worker.decode)
         if attempt.is_cut:
             most = MOST_BYTES // 1024 // 1024
             raise JournalUnreadable(f"the run was told more than the {most} MiB that are recorded")
@@ -161,20 +161,20 @@ class Replayer:
 
     def _as_waiting(self, record: RunRecord) -> QueuedMessage:
         new = record.entry.new
-        run = LiveRun(new.run_id, new.session_key, self.means.encode, new.accepted_at)
-        return QueuedMessage(record.entry, run, lambda: None, ((), ""))
+        run = LiveRun(new.run_id, new.session_key, self.worker.encode, new.accepted_at)
+        return QueuedMessage(record.entry, run)
 
     async def episode(self, batch: TurnBatch) -> Episode:
         """The conversation as far as it had come."""
-        means, new = self.means, batch.asked[0].entry.new
+        worker, new = self.worker, batch.asked[0].entry.new
         question = await self.transcript.node(new.session_key, NodeId(new.message_id))
         if question is None:
             raise NotFound(f"the question of run {new.run_id[:64]!r}")
         if question.parent_id is None:
             return Episode(None)
-        agent = means.agents.get(new.session_key.agent)
+        agent = worker.agents.get(new.session_key.agent)
         rules = agent.context if agent else ContextRules()
-        return await means.episodes.recall(new.session_key, rules, upto=question.parent_id)
+        return await worker.episodes.recall(new.session_key, rules, upto=question.parent_id)
 
 
 class _Parting:

@@ -37,9 +37,8 @@ from gateway.domain.budgets import (
 )
 from gateway.domain.errors import GatewayError
 from gateway.domain.ids import EPOCH, MICROSECOND, RunId, SessionKey, to_micros, to_time
-from gateway.store.reader import Readers, SqliteStore
-from gateway.store.rows import require_text
-from gateway.store.writer import RESERVATION, Operation, Pen, Writer
+from gateway.store.faults import require_text
+from gateway.store.writer import RESERVATION, Operation, Pen, Readers, SqliteStore, Writer
 
 log = logging.getLogger(__name__)
 

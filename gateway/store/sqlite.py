@@ -15,28 +15,15 @@ from gateway.domain.errors import StoreRefused
 from gateway.domain.ids import AgentId, to_micros
 from gateway.domain.ports import Clock, Stores
 from gateway.store.audit import SqliteAudit
-from gateway.store.channels import SqliteChannels, SqlitePairings
-from gateway.store.conversations import (
-    SqliteConversations,
-    SqliteSessions,
-    SqliteSummaries,
-    SqliteTranscript,
-)
-from gateway.store.data_dir import Held, Mark, require_all
-from gateway.store.erasure import SqliteErasures, SqliteOriginals, sweep_originals
+from gateway.store.channels import SqliteChannels
+from gateway.store.conversations import SqliteSessionStore
+from gateway.store.erasure import SqliteOriginals, sweep_originals
 from gateway.store.fact_search import SqliteFacts
-from gateway.store.inbox import (
-    SqliteEntries,
-    SqliteMessages,
-    SqliteNotices,
-    SqliteRuleStates,
-    SqliteRuns,
-)
+from gateway.store.faults import at_opening, damaged, file_faults
+from gateway.store.inbox import SqliteInbox, SqliteJournal
 from gateway.store.ledger import SqliteLedger, SqliteReservations
 from gateway.store.outbox import SqliteOutbox
-from gateway.store.plugins import SqlitePlugins, SqliteSettings
-from gateway.store.reader import Readers, open_to_read
-from gateway.store.rows import at_opening, damaged, file_faults
+from gateway.store.plugins import SqlitePlugins
 from gateway.store.tables import (
     VERSION,
     columns_of,
@@ -46,7 +33,7 @@ from gateway.store.tables import (
     version_of,
 )
 from gateway.store.turns import SqliteHearing, SqliteTurns
-from gateway.store.writer import Commits, Pen, Writer
+from gateway.store.writer import Commits, Held, Mark, Pen, Readers, Writer, open_to_read
 
 
 class SqliteCare:
@@ -95,7 +82,10 @@ def _sweep(before: int, limit: int, pen: Pen) -> int:
 
 
 def _expire(agent: AgentId, before: int, limit: int, pen: Pen) -> int:
-    return pen.db.execute(_EXPIRE, (agent, before, max(0, limit))).rowcount
+    expired = pen.db.execute(_EXPIRE, (agent, before, max(0, limit))).rowcount
+    if expired:
+        pen.refresh()  # it remembers which sessions are closed
+    return expired
 
 
 _EXPIRE = """
@@ -153,31 +143,8 @@ async def open_sqlite(
             await to_thread.run_sync(opened.close)
 
 
-class SqliteInbox(SqliteMessages, SqliteRuns):
-    """Implements the port Inbox."""
-
-
-class SqliteJournal(SqliteEntries, SqliteNotices, SqliteRuleStates):
-    """Implements the port Journal."""
-
-
-class SqliteSessionStore(
-    SqliteSessions,
-    SqliteTranscript,
-    SqliteSummaries,
-    SqliteConversations,
-    SqliteErasures,
-    SqliteSettings,
-):
-    """Implements the port SessionStore."""
-
-
 class SqliteFactStore(SqliteFacts, SqliteHearing, SqliteTurns):
     """Implements the port FactStore."""
-
-
-class SqliteChannelStore(SqliteChannels, SqlitePairings):
-    """Implements the port ChannelStore."""
 
 
 class SqliteToolStore(SqlitePlugins, SqliteOriginals):
@@ -195,7 +162,7 @@ def stores_over(writer: Writer, readers: Readers, pen: Pen, clock: Clock) -> Sto
         ledger,
         SqliteAudit(writer, readers, pen),
         SqliteOutbox(writer, readers, pen),
-        SqliteChannelStore(writer, readers, pen),
+        SqliteChannels(writer, readers, pen),
         SqliteToolStore(writer, readers, pen),
         SqliteCare(writer, readers, clock, ledger),
     )
@@ -241,6 +208,18 @@ def _require_library() -> None:
                 "this Python's SQLite was built without FTS5, which the embedded store needs: "
                 "use another Python"
             )
+
+
+def require_all(held: Held, mark: Held, where: str) -> None:
+    """Raises StoreRefused if the database is behind what was acknowledged."""
+    if held.accepted >= mark.accepted and held.commits >= mark.commits:
+        return
+    messages = max(0, mark.accepted - held.accepted)
+    commits = max(0, mark.commits - held.commits)
+    raise StoreRefused(
+        f"{where} misses {messages} accepted messages and {commits} commits that were "
+        "acknowledged: restore the newest backup, or start with --accept-loss to go on without them"
+    )
 
 
 def _tell_loss(held: Held, marked: Held) -> None:

@@ -21,10 +21,10 @@ from gateway.domain.facts import (
 )
 from gateway.domain.ids import NodeId, SessionKey, to_time
 from gateway.store.facts import Names, anything_forgotten, is_forgotten, names_of
+from gateway.store.faults import require_text
 from gateway.store.pruning import Fork, spans_to
-from gateway.store.reader import Readers, SqliteStore
-from gateway.store.rows import place_of, require_text, seq_of
-from gateway.store.writer import Pen, Writer
+from gateway.store.rows import place_of, seq_of
+from gateway.store.writer import Pen, Readers, SqliteStore, Writer
 
 SHOWN_CHARS = 4000  # of a message that is found
 INDEXED_CHARS = 32_768  # of a message; what comes later in it is not found

@@ -14,8 +14,8 @@ from gateway.domain.facts import Claim, Erasure, FoundTurns, SaidSource, Trail
 from gateway.domain.ids import NodeId, SessionKey
 from gateway.domain.messages import Message, ToolResult
 from gateway.domain.ports import Stores
+from gateway.store.faults import TextRefused
 from gateway.store.opening import open_store
-from gateway.store.rows import TextRefused
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import NOON, an_ending, an_entry, an_exchange, session_key
 

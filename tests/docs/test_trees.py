@@ -257,7 +257,7 @@ def test_the_bounds_are_those_of_the_code() -> None:
 async def test_every_field_of_a_run_that_only_a_turn_knows_is_documented_and_no_other() -> None:
     async with open_memory() as stores, staged(ScriptedModel(says("hi")), stores) as stage:
         run_id = await stage.say("hello")
-        run = stage.front.live.find(run_id)
+        run = stage.front.live.get(run_id)
         assert run is not None
         before = run.summary(stage.clock)
         await stage.until_idle()

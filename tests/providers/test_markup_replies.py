@@ -14,7 +14,7 @@ from gateway.domain.ids import AgentId, RunId, SessionKey
 from gateway.domain.messages import Message, ToolCall, ToolResult
 from gateway.domain.model import ModelRequest, ToolMarkup, Wire
 from gateway.domain.ports import ToolScope
-from gateway.outbound.client import open_outbound
+from gateway.outbound.connection import open_outbound
 from gateway.providers.client import ProviderClient
 from gateway.providers.markup import Recovery
 from gateway.providers.reply import RECOVERED_AT_ONCE, STEP_COST

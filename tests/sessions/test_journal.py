@@ -17,7 +17,8 @@ from gateway.domain.journal import MOST_BYTES, Attempt, JournalUnreadable, attem
 from gateway.domain.messages import ToolCall, ToolResult, Usage
 from gateway.domain.model import ModelReply
 from gateway.domain.ports import Journal
-from gateway.sessions.journal import RecordedJournal, earlier_attempts, last_attempt
+from gateway.sessions.journal import earlier_attempts, last_attempt
+from gateway.sessions.runs import RecordedJournal
 from tests.fakes.clock import FakeClock
 from tests.fakes.journal import FakeJournal
 from tests.fakes.ports import PartOfJournal

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 from gateway.domain.facts import FoundTurns, Trail
 from gateway.store.opening import open_store
-from gateway.store.reader import open_to_read
 from gateway.store.tables import migrate
 from gateway.store.turns import PAGE_BYTES, SqliteTurns, trail_of
-from gateway.store.writer import Pen, Writer
+from gateway.store.writer import Pen, Writer, open_to_read
 from tests.conformance.test_turns import HERE, THERE, found_by, index, say
 from tests.fakes.clock import FakeClock
 from tests.fakes.store import InlineReaders
